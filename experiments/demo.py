@@ -20,7 +20,7 @@ from fedmf.mechanisms.error import rmse
 from fedmf.privacy.learning_rate import SLOPE
 from fedmf.reports import write_report
 from fedmf.reports.canvas import INK, canvas
-from fedmf.reports.groups import Group, group_runs
+from fedmf.reports.groups import RunGroup, group_runs
 from fedmf.reports.text import aligned
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -193,7 +193,7 @@ def demo_picture(runs: Sequence[Run]) -> bytes:
     return png.getvalue()
 
 
-def _draw(ax: Axes, row: int, group: Group) -> None:
+def _draw(ax: Axes, row: int, group: RunGroup) -> None:
     values = [100 * validation_of(run) for run in group.runs]
     mean = sum(values) / len(values)
     ax.barh(row, mean, height=0.6, color=group.color)

@@ -10,7 +10,8 @@ Importing this package does not import TensorFlow; `from fedmf import federated`
 from typing import TYPE_CHECKING, Any
 
 from fedmf import partition as partition
-from fedmf.audits.guarantee import Audit, audit_ledger, audit_log
+from fedmf.audits.audit import Audit
+from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.audits.log import LogForm
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp

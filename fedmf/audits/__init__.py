@@ -1,1 +1,1 @@
-"""What was guaranteed after the fact: of a ledger, a log, a run folder, and of released noise."""
+"""Audits: the guarantee of an observed participation, tests of released noise, empirical bounds."""

@@ -1,11 +1,10 @@
-"""What the noise of a plan guarantees clients to whom the run was so sensitive, and those that
-broke the plan.
+"""Guarantees of the clients of a record: those that follow the plan, and those that do not.
 
-And what every single client of a record cost, block by block, and which of them broke the plan.
+A `Tally` goes through the clients of a record block by block. It computes the sensitivity of the
+run to each client's own rounds, and counts the clients whose rounds the plan does not allow.
 
-A guarantee is for each client by itself, and follows from the client's own rounds. One that breaks
-the plan pays with its own guarantee; the guarantees of the others stay what their own
-rounds make them.
+A guarantee holds for each client by itself and follows from the client's own rounds. Non-compliant
+clients affect only their own guarantee.
 """
 
 import dataclasses
@@ -28,12 +27,11 @@ from fedmf.privacy.rounding import finite
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Achieved:
-    """What the noise of a plan guarantees clients to whom the run was so sensitive; without
-    amplification by sampling.
+    """Guarantee of a plan's noise at an observed sensitivity, without amplification by sampling.
 
     Attributes:
       planned: the plan.
-      sensitivity: for unit clip norm: exact, or an upper bound.
+      sensitivity: of the run to its clients, for clip norm 1: exact, or an upper bound.
     """
 
     planned: Plan
@@ -41,9 +39,7 @@ class Achieved:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The plan without sampling, with the noise multiplier that the noise has
-        for these clients.
-        """
+        """The plan without sampling, with the noise multiplier at the observed sensitivity."""
         multiplier = self.planned.noise_multiplier * (
             self.planned.sensitivity.value / self.sensitivity.value
         )
@@ -53,17 +49,17 @@ class Achieved:
 
     @property
     def noise_multiplier(self) -> float:
-        """Of the run, of updates and bits together."""
+        """Noise multiplier of the run, for updates and bits together."""
         return self.plan.noise_multiplier
 
     @property
     def epsilon(self) -> float:
-        """At the plan's delta, whoever knows who was drawn."""
+        """Epsilon at the plan's delta, also if the cohorts are known."""
         return unamplified_epsilon(self.plan)
 
     @property
     def rho(self) -> float:
-        """zCDP."""
+        """Rho of zero-concentrated differential privacy."""
         return self.plan.rho
 
     def values(self) -> dict[str, Any]:
@@ -78,13 +74,13 @@ class Achieved:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Offender:
-    """A client that broke the plan.
+class NoncompliantClient:
+    """Client whose rounds the plan does not allow.
 
     Attributes:
-      client: as the record names it.
-      rounds: in which it took part, numbered as the record does.
-      achieved: what its own rounds leave it.
+      client: its id in the record.
+      rounds: in which it took part, numbered as in the record.
+      achieved: the guarantee that follows from these rounds.
     """
 
     client: int | str
@@ -92,7 +88,7 @@ class Offender:
     achieved: Achieved
 
     def values(self) -> dict[str, Any]:
-        """In plain JSON types; an infinite epsilon is null."""
+        """Returns the attributes in plain JSON types; an infinite epsilon is null."""
         achieved = self.achieved
         return {
             "client": self.client,
@@ -104,120 +100,155 @@ class Offender:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Offenders:
-    """The clients that broke the plan.
+class NoncompliantClients:
+    """Clients whose rounds the plan does not allow, and the guarantee of all others.
 
     Attributes:
-      clients: how many.
-      first: at most ten, those with the weakest guarantees first.
-      others: the guarantee of all other clients; None where there are none.
+      clients: number of them.
+      first: at most ten of them, those with the weakest guarantees first.
+      others: the guarantee of all other clients; None if there are none.
     """
 
     clients: int
-    first: tuple[Offender, ...]
+    first: tuple[NoncompliantClient, ...]
     others: Achieved | None
 
     def values(self) -> dict[str, Any]:
-        """In plain JSON types; an infinite epsilon is null."""
-        others = self.others
+        """Returns the attributes in plain JSON types; an infinite epsilon is null."""
+        guarantee_of_others = None
+        if self.others is not None:
+            guarantee_of_others = {
+                "epsilon": finite(self.others.epsilon),
+                "rho": finite(self.others.rho),
+            }
         return {
             "clients": self.clients,
-            "first": [offender.values() for offender in self.first],
-            "others": None
-            if others is None
-            else {"epsilon": finite(others.epsilon), "rho": finite(others.rho)},
+            "first": [client.values() for client in self.first],
+            "others": guarantee_of_others,
         }
 
 
-MOST_NAMED = 10
-_ROUNDING = 1e-9
+MAX_LISTED_CLIENTS = 10
+_ROUNDING_ERROR = 1e-9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CostlyClient:
+    """Non-compliant client to which the run is most sensitive.
+
+    Attributes:
+      row: index of the client's first row in the record, which is sorted by client and round.
+      rounds: increasing, int64 (k,).
+      squared_sensitivity: of the run to the client, or an upper bound.
+    """
+
+    row: int
+    rounds: np.ndarray
+    squared_sensitivity: float
 
 
 class Tally:
-    """What clients cost whose rounds are `counted`.
+    """Sensitivities of a run to the clients that pass through `counted`.
 
     Args:
-      plan: what they are held against.
-      besides: later rounds without a record. A client is counted in all of them once some client
-        broke the plan.
+      plan: the allowed participation, and the mechanism.
+      unrecorded: later rounds without a record. Every client counts in all of them once some client
+        has broken the plan.
+
+    Attributes:
+      num_noncompliant: number of clients whose rounds the plan does not allow.
+      max_spent: of a participation budget, the largest sensitivity to one client.
+      clients_by_spending: of a participation budget, range of the spending -> number of clients.
     """
 
-    def __init__(self, plan: Plan, besides: Sequence[int] = ()) -> None:
+    def __init__(self, plan: Plan, unrecorded: Sequence[int] = ()) -> None:
         self.plan = plan
-        self.besides = besides
-        p = plan.participation
-        self._own = OwnRounds(plan.mechanism, besides, by_counts=not p.needs_encoder)
-        self._kept = Largest(self._own)
-        self._broke = Largest(self._own)
-        self._rows = 0
-        self._named = list[tuple[float, int, np.ndarray]]()
-        self.offenders = 0
-        self.most_spent = 0.0  # the root of the largest sum of |X_st|
-        self.spent: dict[str, int] = (
-            {} if p.budget is None else spending_histogram(p.budget, np.zeros(0))
+        self.unrecorded = unrecorded
+        participation = plan.participation
+        self._own_rounds = OwnRounds(
+            plan.mechanism, unrecorded, by_counts=not participation.needs_encoder
         )
+        self._largest_compliant = Largest(self._own_rounds)
+        self._largest_noncompliant = Largest(self._own_rounds)
+        self._num_rows = 0
+        self._costly_clients = list[CostlyClient]()
+        self.num_noncompliant = 0
+        self.max_spent = 0.0
+        self.clients_by_spending: dict[str, int] = {}
+        if participation.budget is not None:
+            self.clients_by_spending = spending_histogram(participation.budget, np.zeros(0))
 
     def counted(self, blocks: Iterable[ClientRounds]) -> Iterator[ClientRounds]:
-        """The blocks, counted on the way."""
+        """Yields the blocks of clients, and counts each of them."""
         for clients in blocks:
             self._count(clients)
-            self._rows += len(clients.rounds)
+            self._num_rows += len(clients.rounds)
             yield clients
 
     def _count(self, clients: ClientRounds) -> None:
-        own = self._own.squared(clients)
-        p = self.plan.participation
-        kept = p.allows_each(clients, spent_squared=own)
-        if p.budget is not None:
-            for share, count in spending_histogram(p.budget, own).items():
-                self.spent[share] += count
-            self.most_spent = max(self.most_spent, float(np.sqrt(own.max(initial=0.0))))
-        squared = self._own.squared_with_besides(clients, own)
-        self._kept.add(clients, squared, kept)
-        broke = np.flatnonzero(~kept)
-        if not len(broke):
+        """Adds the clients of one block."""
+        squared = self._own_rounds.squared(clients)
+        participation = self.plan.participation
+        is_compliant = participation.allows_each(clients, spent_squared=squared)
+        if participation.budget is not None:
+            for spending, count in spending_histogram(participation.budget, squared).items():
+                self.clients_by_spending[spending] += count
+            self.max_spent = max(self.max_spent, float(np.sqrt(squared.max(initial=0.0))))
+        squared = self._own_rounds.squared_with_besides(clients, squared)
+        self._largest_compliant.add(clients, squared, is_compliant)
+        noncompliant = np.flatnonzero(~is_compliant)
+        if not len(noncompliant):
             return
-        self._broke.add(clients, squared, ~kept)
-        self.offenders += len(broke)
-        dearest = broke[np.argsort(-squared[broke], kind="stable")[:MOST_NAMED]]
-        self._named += [
-            (-float(squared[i]), self._rows + int(clients.starts[i]), clients.of(i).copy())
-            for i in dearest.tolist()
-        ]
-        self._named = sorted(self._named, key=lambda found: found[:2])[:MOST_NAMED]
+        self._largest_noncompliant.add(clients, squared, ~is_compliant)
+        self.num_noncompliant += len(noncompliant)
+        by_cost = np.argsort(-squared[noncompliant], kind="stable")
+        for i in noncompliant[by_cost[:MAX_LISTED_CLIENTS]].tolist():
+            self._costly_clients.append(
+                CostlyClient(
+                    row=self._num_rows + int(clients.starts[i]),
+                    rounds=clients.of(i).copy(),
+                    squared_sensitivity=float(squared[i]),
+                )
+            )
+        self._costly_clients.sort(key=lambda client: (-client.squared_sensitivity, client.row))
+        del self._costly_clients[MAX_LISTED_CLIENTS:]
 
-    def kept(self) -> Sensitivity | None:
-        """The largest sensitivity to any client that kept to the plan; None where nobody did, and
-        no round is without a record.
+    def compliant_sensitivity(self) -> Sensitivity | None:
+        """Returns the largest sensitivity of the run to a client that followed the plan.
+
+        It is None if there was no such client, and every round has a record.
         """
         planned = self.plan.sensitivity
-        if not self.offenders and self.besides:
+        if not self.num_noncompliant and self.unrecorded:
             return planned
-        if self._kept.squared < 0:
-            # Others may have come in the rounds without a record: no more than the dearest
-            # offender, who counts in all of them.
-            return self._broke.sensitivity() if self.besides else None
-        own = self._kept.sensitivity()
-        # Bounds of single sets of rounds, and rounding in another way of computing, must not deny
-        # what the plan covers.
-        return own if self.besides or own.value < planned.value * (1 - _ROUNDING) else planned
+        if self._largest_compliant.squared < 0:
+            # Further clients may have taken part in the unrecorded rounds alone. The run is at most
+            # as sensitive to them as to a non-compliant client, who counts in all these rounds.
+            if not self.unrecorded:
+                return None
+            return self._largest_noncompliant.sensitivity()
+        observed = self._largest_compliant.sensitivity()
+        # Bounds for single sets of rounds and rounding may exceed the planned sensitivity slightly,
+        # which covers every client that followed the plan.
+        if self.unrecorded or observed.value < planned.value * (1 - _ROUNDING_ERROR):
+            return observed
+        return planned
 
-    def broke(self) -> Sensitivity | None:
-        """The largest sensitivity to any client that broke the plan; None where nobody did."""
-        return self._broke.sensitivity() if self.offenders else None
+    def noncompliant_sensitivity(self) -> Sensitivity | None:
+        """Returns the largest sensitivity to a non-compliant client; None if there is none."""
+        if not self.num_noncompliant:
+            return None
+        return self._largest_noncompliant.sensitivity()
 
-    def named(self) -> list[tuple[int, np.ndarray, Sensitivity]]:
-        """At most ten clients that broke the plan: those who cost most, the dearest first.
-
-        Of each the place of its first round among the rows of the record, client after client; its
-        rounds, increasing, ints (k,); and the sensitivity to it.
-        """
-        named = [(row, t, self._own.of(t)) for _, row, t in self._named]
-        return sorted(named, key=lambda client: -client[2].value)
+    def costly_clients(self) -> list[tuple[CostlyClient, Sensitivity]]:
+        """Returns at most ten non-compliant clients, those with the largest sensitivities first."""
+        sensitivities = [self._own_rounds.of(client.rounds) for client in self._costly_clients]
+        clients = zip(self._costly_clients, sensitivities, strict=True)
+        return sorted(clients, key=lambda client: -client[1].value)
 
 
 def later_rounds(unrecorded: Any) -> Sequence[int]:
-    """Returns the argument of this name, checked: numbers of rounds."""
+    """Checks and returns the argument `unrecorded`, a sequence of round numbers."""
     hint = "give the numbers of rounds, in a list"
     if isinstance(unrecorded, range):
         return unrecorded
@@ -227,29 +258,34 @@ def later_rounds(unrecorded: Any) -> Sequence[int]:
 
 
 def unrecorded_sentence(tally: Tally, hint: str) -> str | None:
-    """Returns a sentence on what rounds without a record are counted as, which ends with `hint`, or
-    None where there are none.
+    """Returns a sentence on how the unrecorded rounds are accounted; None if there are none.
+
+    Args:
+      tally: of the recorded rounds.
+      hint: the end of the sentence, which says what to do.
     """
-    rounds = tally.besides
+    rounds = tally.unrecorded
     if not rounds:
         return None
-    assumed = "as much as the plan allows"
-    if tally.offenders:
-        assumed = (
+    assumption = "as much as the plan allows"
+    if tally.num_noncompliant:
+        assumption = (
             "as if every client had taken part in all of them, since the "
             "recorded ones break the plan"
         )
-    be, count = ("is", "counts") if len(rounds) == 1 else ("are", "count")
-    return (
-        f"{named(rounds)} {be} not in the record of participations, and {count} {assumed}: {hint}"
-    )
+    verbs = "are not in the record of participations, and count"
+    if len(rounds) == 1:
+        verbs = "is not in the record of participations, and counts"
+    return f"{rounds_in_words(rounds)} {verbs} {assumption}: {hint}"
 
 
-def named(rounds: Sequence[int]) -> str:
-    """Returns increasing rounds in words."""
+def rounds_in_words(rounds: Sequence[int]) -> str:
+    """Returns increasing round numbers in words, such as "rounds 3 to 7"."""
     first = rounds[0]
     last = rounds[-1]
     if first == last:
         return f"round {first}"
-    some = "" if last - first < len(rounds) else f"{len(rounds)} of the "
-    return f"{some}rounds {first} to {last}"
+    interval = f"rounds {first} to {last}"
+    if last - first < len(rounds):
+        return interval
+    return f"{len(rounds)} of the {interval}"

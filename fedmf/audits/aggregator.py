@@ -1,9 +1,9 @@
-"""Auditor of aggregators of any origin: tests of a function of updates, as a black box.
+"""Auditor that tests any aggregator, as a black box, against a claimed noise multiplier.
 
-Noise is sampled on updates of zeros. Then a movement is a projection of releases onto the
-direction that was sent, whose noise is known. What contradicts the claim fails; what costs only
-utility is a remark. P-values are exact or upper bounds, to first order in 1 / entries where a scale
-of the noise is estimated.
+The noise is sampled on updates of zeros. A movement is then the projection of releases onto the
+direction of the updates, along which the noise is known. A test fails if its result contradicts the
+claim; a deviation that costs only utility is reported as a remark. P-values are exact or upper
+bounds, to first order in 1 / entries where a scale of the noise is estimated.
 """
 
 from fedmf.audits import aggregator_noise_tests as noise_tests
@@ -16,8 +16,10 @@ from fedmf.audits.aggregator_claim import (
     AggregatorClaim,
     Outcomes,
 )
-from fedmf.audits.aggregator_inputs import INSIDE, Inputs
-from fedmf.audits.aggregator_movement import Measurements, MovementTests, NotFinite
+from fedmf.audits.aggregator_dependence import check_dependence
+from fedmf.audits.aggregator_inputs import INSIDE_NORM, Inputs
+from fedmf.audits.aggregator_movement import Measurements, NotFiniteReleaseError
+from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_noise import (
     NoiseSample,
     fit_noise,
@@ -30,10 +32,10 @@ from fedmf.numpy_errors import with_numpy_defaults
 
 __all__ = ["AggregatorClaim", "Maker", "audit_aggregator"]
 
-# A bound beyond this one says that nothing that clients send moves the releases.
-_MOST_MULTIPLIER = 1e12
-# An audit that passes bounds the noise multiplier by this share of the claim or more.
-_LEAST_PASSED = 0.9
+# The bound is infinite if no update moves a release; JSON then holds this finite number.
+_MAX_NOISE_MULTIPLIER = 1e12
+# If all tests pass, the bound on the noise multiplier is at least this fraction of the claim.
+_MIN_FRACTION_IF_PASSED = 0.9
 
 
 @with_numpy_defaults
@@ -41,11 +43,15 @@ def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
     """Tests a function of updates against a claim, and bounds its noise multiplier from above.
 
     Args:
-      make: called for each run; returns the function, in the state of a start of the program.
-      claim: what the function is held against.
+      make: returns the function in its initial state; called at the start of each run.
+      claim: the claimed noise multiplier, and settings of the tests.
+
+    Returns:
+      The outcome of each test, and the bound with the epsilon that it implies.
 
     Raises:
-      ValueError: the function does not work on updates within the clip norm, or gives no aggregate.
+      ValueError: the function fails on updates within the clip norm, or does not return an
+        aggregate of them.
 
     Example:
       >>> import numpy as np
@@ -64,22 +70,22 @@ def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
     outcomes = Outcomes(claim)
     runs = AggregatorRuns(make, claim, rounds_seen(claim))
     sample = sample_noise(runs, claim)
-    noise_tests.judge_zeros(sample, claim, outcomes)
-    noise_tests.judge_rounds(claim, outcomes)
-    multiplier = 0.0
-    if sample.finite:
-        multiplier = _tested(runs, sample, claim, outcomes)
+    noise_tests.check_zeros(sample, claim, outcomes)
+    noise_tests.check_rounds(claim, outcomes)
+    multiplier_bound = 0.0
+    if sample.is_finite:
+        multiplier_bound = _bound_noise_multiplier(runs, sample, claim, outcomes)
     if all(outcome.passed is not False for outcome in outcomes.by_name.values()):
         # A bound far below the claim needs evidence that fails a test.
-        multiplier = max(multiplier, _LEAST_PASSED * claim.multiplier())
-    for name in NOISE_TESTS + MOVEMENT_TESTS:
-        if name not in outcomes.by_name:
-            outcomes.skip(name, "Not made: a release was not a number.")
-    epsilon_round, epsilon_run = claim.epsilons(multiplier)
+        multiplier_bound = max(multiplier_bound, _MIN_FRACTION_IF_PASSED * claim.multiplier())
+    for test_name in NOISE_TESTS + MOVEMENT_TESTS:
+        if test_name not in outcomes.by_name:
+            outcomes.skip(test_name, "Not made: a release was not a number.")
+    epsilon_round, epsilon_run = claim.epsilons(multiplier_bound)
     return AggregatorAudit(
         tests=tuple(outcomes.by_name[name] for name in TEST_NAMES),
         noise_multiplier=claim.multiplier(),
-        noise_multiplier_most=multiplier,
+        noise_multiplier_most=multiplier_bound,
         epsilon_round=epsilon_round,
         epsilon_run=epsilon_run,
         rounds_seen=rounds_seen(claim),
@@ -90,35 +96,35 @@ def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
     )
 
 
-def _tested(
+def _bound_noise_multiplier(
     runs: AggregatorRuns, sample: NoiseSample, claim: AggregatorClaim, outcomes: Outcomes
 ) -> float:
-    """Makes all tests on finite noise, and returns the upper bound on the noise multiplier."""
-    noise = fit_noise(sample, claim)
-    noise_tests.judge_tails(sample, noise, outcomes)
-    noise_tests.judge_dependence(sample, noise, claim, outcomes)
-    inputs = Inputs(claim, sample.sent)
-    tests = MovementTests(Measurements(runs, inputs, noise, outcomes), inputs)
-    _check_inside(tests)
+    """Runs all tests on finite noise and returns an upper bound on the noise multiplier."""
+    noise_model = fit_noise(sample, claim)
+    noise_tests.check_tails(sample, noise_model, outcomes)
+    check_dependence(sample, noise_model, claim, outcomes)
+    inputs = Inputs(claim, sample.update)
+    tests = MovementTests(Measurements(runs, inputs, noise_model, outcomes), inputs)
+    _check_function_works(tests)
     aggregator_special.find_smaller_arrays(tests)
-    tests.make(aggregator_special.TESTS)
-    noise_tests.judge_size(sample, noise, claim, outcomes, tests.smaller_arrays)
-    if tests.broken:
+    tests.run(aggregator_special.TESTS)
+    noise_tests.check_size(sample, noise_model, claim, outcomes, tests.smaller_arrays)
+    if tests.has_nonfinite_release:
         return 0.0
-    share = noise_tests.smallest_share(sample, noise, claim, outcomes)
-    share *= noise.movement_std / noise.required_std
-    return min(claim.multiplier() / tests.most_moved * share, _MOST_MULTIPLIER)
+    noise_ratio = noise_tests.smallest_noise_ratio(sample, noise_model, claim, outcomes)
+    noise_ratio *= noise_model.movement_std / noise_model.required_std
+    return min(claim.multiplier() / tests.max_movement * noise_ratio, _MAX_NOISE_MULTIPLIER)
 
 
-def _check_inside(tests: MovementTests) -> None:
-    """Raises a ValueError if the function does not work on updates within the clip norm."""
+def _check_function_works(tests: MovementTests) -> None:
+    """Raises a ValueError if the function fails on updates within the clip norm."""
     inputs = tests.inputs
-    update = inputs.sent(INSIDE, inputs.flat)
+    update = inputs.update(INSIDE_NORM, inputs.all_entries)
     advice = "updates within the clip norm: make it work on them first"
     try:
-        tests.measurements.release([update] * inputs.clients)
-    except NotFinite as error:
-        raise ValueError(f"the function gave what is no number for {advice}") from error
+        tests.measurements.release([update] * inputs.num_clients)
+    except NotFiniteReleaseError as error:
+        raise ValueError(f"the function gave NaN or an infinity for {advice}") from error
     except WrongResult:
         raise
     except Exception as error:

@@ -1,8 +1,8 @@
-"""Claims about an aggregator of any origin, and the results of testing them.
+"""Claims about an aggregator, and the results of testing them.
 
-All is in one unit: the most that one client may move a release, clip_norm (of a sum) or
-clip_norm / clients (of a mean). There the noise of a claim has standard deviation noise_multiplier,
-and one client moves the release by 1.
+Releases are measured in units of the sensitivity: clip_norm for a sum, clip_norm / clients for a
+mean. In these units one client moves the release by at most 1, and the claimed noise has standard
+deviation noise_multiplier.
 """
 
 import dataclasses
@@ -16,33 +16,40 @@ from fedmf.audits.noise import FALSE_POSITIVE_RATE
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.rounding import finite
 
-# Tests of the noise, on updates of zeros.
+# Tests of the noise: all updates are zero.
 NOISE_TESTS = ("zeros", "noise", "rounds", "tails", "dependence", "start")
-# Tests of what clients move.
+# Tests of movements: how far the updates of clients move a release.
 MOVEMENT_TESTS = tuple(
     "norms patterns types one order cohort weights sums not-finite dropout releases "
     "noise-with-data".split()
 )
 TEST_NAMES = NOISE_TESTS + MOVEMENT_TESTS
-# Chance, at most, to miss a departure that a test is said to see.
+# False-negative rate of a test for a deviation of the size that its outcome gives as `sees`.
 MISS_RATE = 1e-6
-_LEAST_ENTRIES = 256
+_MIN_ENTRIES = 256
 _MAX_CLIENTS = 1_000_000
 
 
-def _shapes(name: str, value: Any) -> str:
-    hint = 'write them as "784x10,10"'
-    parts = fields.text(None, "").metadata["check"](name, value).split(",")
-    if not all(size.isdecimal() and int(size) for part in parts for size in part.split("x")):
-        raise ValueError(f"{name}={value!r} are no shapes of arrays: {hint}")
-    return ",".join(parts)
+def _is_shape(text: str) -> bool:
+    """Returns whether a text is a shape such as "784x10": positive sizes, joined by x."""
+    return all(size.isdecimal() and int(size) for size in text.split("x"))
 
 
-def _clients(name: str, value: Any) -> int:
+def _checked_shapes(name: str, value: Any) -> str:
+    """Checks and returns the shapes of an update's arrays, as "784x10,10"."""
+    array_shapes = fields.text(None, "").metadata["check"](name, value).split(",")
+    if not all(map(_is_shape, array_shapes)):
+        raise ValueError(f'{name}={value!r} are no shapes of arrays: write them as "784x10,10"')
+    return ",".join(array_shapes)
+
+
+def _checked_clients(name: str, value: Any) -> int:
+    """Checks and returns the number of clients of a round."""
     return checks.integer(name, value, low=2, high=_MAX_CLIENTS, hint="one of two may drop out")
 
 
-def _left_out(name: str, value: Any) -> str:
+def _checked_test_names(name: str, value: Any) -> str:
+    """Checks and returns the names of movement tests, joined by commas."""
     for test_name in str(value).split(","):
         checks.one_of(name, test_name, MOVEMENT_TESTS)
     return str(value)
@@ -53,20 +60,23 @@ class AggregatorClaim(fields.Checked):
     """Claim about an aggregator, and settings of the tests.
 
     Attributes:
-      noise_multiplier: standard deviation of a round's noise, in the most that a client may move
-        it; with correlated noise that of all rounds together, of the whole run's sensitivity.
-        None computes it from epsilon.
+      noise_multiplier: standard deviation of a round's noise divided by the sensitivity of one
+        round; with correlated noise, that of the whole run. None computes it from epsilon.
     """
 
-    rounds: int = fields.whole_number(8, "Of a run. After so many the function is made anew.")
-    clients: int = fields.option(10, "Updates of a round, and what a mean is divided by.", _clients)
-    releases: str = fields.choice("mean", "What comes out.", lambda: ("mean", "sum"))
+    rounds: int = fields.whole_number(8, "Rounds of a run; then the function starts again.")
+    clients: int = fields.option(
+        10, "Updates of a round; a mean is divided by this number.", _checked_clients
+    )
+    releases: str = fields.choice(
+        "mean", "Aggregate that the function returns.", lambda: ("mean", "sum")
+    )
     clip_norm: float = fields.positive_float(1.0, "L2 bound on a client's update.")
     epsilon: float | None = fields.positive_float(
-        None, "Claimed of all rounds, each with every client; or give noise_multiplier."
+        None, "Claimed for all rounds, with every client in each; or give noise_multiplier."
     )
     noise_multiplier: float | None = fields.positive_float(
-        None, "Claimed: noise of a sum's entry, in clip norms. Replaces epsilon."
+        None, "Claimed standard deviation of the noise of a sum, in clip norms. Replaces epsilon."
     )
     delta: float = fields.positive_float(1e-6, "Failure probability.", below=1)
     noise: str = fields.choice(
@@ -78,28 +88,34 @@ class AggregatorClaim(fields.Checked):
     min_sep: int | None = fields.whole_number(
         None, "With correlated noise: rounds from one participation of a client to its next."
     )
-    shapes: str = fields.option("100x100,100x100,1000,1", "Of an update's arrays.", _shapes)
+    shapes: str = fields.option(
+        "100x100,100x100,1000,1", "Shapes of an update's arrays.", _checked_shapes
+    )
     leave_out: str | None = fields.option(
-        None, "Tests that are left out, as one,weights.", _left_out
+        None, "Movement tests that are skipped, as one,weights.", _checked_test_names
     )
-    seed: int = fields.seed(1, "Of the updates that are sent.")
+    seed: int = fields.seed(1, "Seed of the updates.")
     false_positive_rate: float = fields.positive_float(
-        FALSE_POSITIVE_RATE, "Chance, at most, that an honest function fails any test.", below=1
+        FALSE_POSITIVE_RATE,
+        "Largest chance that a function that satisfies the claim fails any test.",
+        below=1,
     )
-    confidence: float = fields.positive_float(0.99, "Of what is allowed at most.", below=1)
+    confidence: float = fields.positive_float(
+        0.99, "Confidence of the bound on the noise multiplier.", below=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ValueError(
                 f"epsilon={self.epsilon} and noise_multiplier={self.noise_multiplier}: give one of "
-                "the two, it is what is held against the function"
+                "the two, as the claim to test"
             )
         fields.require(self, "min_sep", needs="correlated noise", present=self.correlated)
-        if sum(self.sizes) < _LEAST_ENTRIES:
+        if sum(self.sizes) < _MIN_ENTRIES:
             raise ValueError(
                 f"shapes={self.shapes!r} have {sum(self.sizes)} entries, each a sample of the "
-                f"noise: give at least {_LEAST_ENTRIES}"
+                f"noise: give at least {_MIN_ENTRIES}"
             )
 
     @property
@@ -110,33 +126,37 @@ class AggregatorClaim(fields.Checked):
     @functools.cached_property
     def arrays(self) -> list[tuple[int, ...]]:
         """Shapes of an update's arrays."""
-        return [tuple(map(int, part.split("x"))) for part in self.shapes.split(",")]
+        return [tuple(map(int, shape.split("x"))) for shape in self.shapes.split(",")]
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """Entries of each array."""
+        """Number of entries of each array."""
         return [math.prod(shape) for shape in self.arrays]
 
     @property
     def unit(self) -> float:
-        """The most that a client may move a release."""
-        return self.clip_norm / (self.clients if self.releases == "mean" else 1)
+        """Sensitivity of a release: the largest movement by one client within the clip norm."""
+        if self.releases == "mean":
+            return self.clip_norm / self.clients
+        return self.clip_norm
 
     def multiplier(self) -> float:
-        """Returns the noise multiplier that is claimed."""
+        """Returns the claimed noise multiplier."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
-        times = 1 if self.correlated else self.rounds
-        return _noise_multiplier(self.epsilon or 0, self.delta) * math.sqrt(times)
+        num_releases = 1 if self.correlated else self.rounds
+        return _noise_multiplier(self.epsilon or 0, self.delta) * math.sqrt(num_releases)
 
     def epsilons(self, multiplier: float) -> tuple[float, float]:
-        """Computes epsilon of one round, and of all rounds with every client in each; with
-        correlated noise both are of a run.
+        """Computes the epsilon of one round and of all rounds, with every client in each.
+
+        With correlated noise both are the epsilon of a run.
         """
         num_releases = 1 if self.correlated else self.rounds
         return self._epsilon(multiplier, 1), self._epsilon(multiplier, num_releases)
 
     def _epsilon(self, multiplier: float, num_releases: int) -> float:
+        """Returns the epsilon of several releases at a noise multiplier; infinite at about 0."""
         if multiplier <= 1e-9:
             return math.inf
         return exact_gaussian_epsilon(multiplier / math.sqrt(num_releases), self.delta)
@@ -148,12 +168,13 @@ class Outcome:
 
     Attributes:
       name: one of `TEST_NAMES`.
-      passed: None where the test was not made.
-      verdict: what was sent, seen and claimed; of a failure the mistake that does this, of a
-        passed test a remark on what costs only utility.
-      p_value: under the claim; None where the test was not made.
-      sees: the least factor by which noise or a movement is off that the test's sharpest input
-        misses once in a million times at most; None where that is no question of chance.
+      passed: whether the result agrees with the claim; None if the test was skipped.
+      verdict: the updates, the result and the claim in words; if the test failed, the likely
+        mistake, and if it passed, a remark on a loss of utility.
+      p_value: under the claim; None if the test was skipped.
+      sees: the smallest factor between the true noise or movement and the claimed one that the
+        test's most powerful input misses with chance `MISS_RATE` at most; None if the result does
+        not depend on chance.
     """
 
     name: str
@@ -165,19 +186,21 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregatorAudit:
-    """All tests, and the empirical bound on the guarantee.
+    """Outcomes of all tests, and the empirical bound on the guarantee.
 
     Attributes:
-      tests: in the order of `TEST_NAMES`.
-      noise_multiplier: claimed.
-      noise_multiplier_most: the largest that the tests allow, at the claim's confidence; 0 for
-        none at all.
-      epsilon_round, epsilon_run: of noise_multiplier_most, at least; infinite for 0.
-      rounds_seen: of a run, from its start; a claim of correlated noise over more rounds fails.
-      participations_seen: of one client in them, which the noise multiplier is about: 1 where
-        noise is independent.
-      calls: of the function.
-      confidence, false_positive_rate: of the claim.
+      tests: one outcome for each of `TEST_NAMES`, in that order.
+      noise_multiplier: the claimed one.
+      noise_multiplier_most: upper bound on the noise multiplier, at the claim's confidence; 0 if
+        the function guarantees nothing.
+      epsilon_round, epsilon_run: lower bounds on epsilon that follow from noise_multiplier_most;
+        infinite if it is 0.
+      rounds_seen: number of sampled rounds, from the start of a run; a claim of correlated noise
+        over more rounds fails.
+      participations_seen: participations of one client in these rounds, for which the noise
+        multiplier is stated; 1 if the noise is independent.
+      calls: number of calls of the function.
+      confidence, false_positive_rate: those of the claim.
     """
 
     tests: tuple[Outcome, ...]
@@ -202,7 +225,7 @@ class AggregatorAudit:
         return tuple(test.name for test in self.tests if test.passed is False)
 
     def values(self) -> dict[str, Any]:
-        """Returns all of it as JSON has it: an infinite epsilon is null."""
+        """Returns all attributes in plain JSON types; an infinite epsilon is null."""
         values = {"passed": self.passed} | dataclasses.asdict(self)
         return values | {name: finite(values[name]) for name in ("epsilon_round", "epsilon_run")}
 
@@ -211,9 +234,10 @@ class Outcomes:
     """Outcomes of the tests so far.
 
     Attributes:
-      by_name: name -> outcome.
-      threshold: the p-value below which a test fails: tests share the rate of false positives.
-      error: chance that the bounds of one test are wrong.
+      by_name: test name -> outcome.
+      threshold: p-value below which a test fails: the false-positive rate divided by the number of
+        tests.
+      error: chance that a bound of one test is wrong.
     """
 
     def __init__(self, claim: AggregatorClaim) -> None:
@@ -231,59 +255,76 @@ class Outcomes:
         remark: str = "",
         sees: float | None = None,
     ) -> None:
-        """Adds a test's outcome; the mistake is told where it fails, the remark where it passes."""
+        """Adds the outcome of a test, with the mistake if it failed and else with the remark."""
         # A p-value that is not a number contradicts the claim.
         passed = bool(p_value >= self.threshold)
-        addition = remark if passed else mistake
+        comment = remark if passed else mistake
+        reported_p_value = 0.0
+        if p_value >= 0:
+            reported_p_value = min(float(p_value), 1.0)
         self.by_name[name] = Outcome(
             name=name,
             passed=passed,
-            verdict=f"{verdict} {addition}".strip(),
-            p_value=min(float(p_value), 1.0) if p_value >= 0 else 0.0,
+            verdict=f"{verdict} {comment}".strip(),
+            p_value=reported_p_value,
             sees=sees,
         )
 
     def skip(self, name: str, verdict: str) -> None:
-        """Adds a test that was not made."""
+        """Adds the outcome of a test that was skipped."""
         self.by_name[name] = Outcome(name=name, passed=None, verdict=verdict)
 
     def failed(self, name: str) -> bool:
-        """Returns whether this test was made and failed."""
+        """Returns whether a test has failed."""
         return name in self.by_name and self.by_name[name].passed is False
 
     def deviations(self, num_tests: int = 1) -> float:
-        """Computes how many standard deviations beyond the claim one of so many measurements is
-        where it contradicts the claim.
+        """Computes the deviation from the claim, in standard deviations, that fails a measurement.
+
+        Args:
+          num_tests: number of measurements over which the test's error rate is divided.
         """
         return _upper_quantile(self.threshold / num_tests / 2)
 
     def reach(self, num_tests: int = 1) -> float:
-        """Computes how many standard deviations beyond the claim a departure is that one of so many
-        measurements misses at `MISS_RATE`.
+        """Computes the deviation, in standard deviations, that a measurement misses at `MISS_RATE`.
+
+        Args:
+          num_tests: number of measurements over which the test's error rate is divided.
         """
         return self.deviations(num_tests) + _upper_quantile(MISS_RATE)
 
     def width(self, num_tests: int = 1) -> float:
-        """Computes how many standard deviations a bound allows for, one of so many."""
+        """Computes the half-width of a confidence interval, in standard deviations.
+
+        Args:
+          num_tests: number of intervals over which the chance of an error is divided.
+        """
         return _upper_quantile(self.error / num_tests / 2)
 
 
 @functools.cache
 def _noise_multiplier(epsilon: float, delta: float) -> float:
-    """Returns the noise multiplier of one release; every test asks for it."""
+    """Computes the noise multiplier of one release; cached, since every test uses it."""
     return gaussian_noise_multiplier(epsilon, delta)
 
 
 def _upper_quantile(chance: float) -> float:
-    """Returns what a standard normal variable exceeds with this chance."""
+    """Returns the value that a standard normal variable exceeds with this chance."""
     import scipy.special
 
     return -float(scipy.special.ndtri(chance))
 
 
-def nearest(ratio: float, error: float, mistakes: Mapping[Any, str]) -> str:
-    """Returns the mistake that makes this ratio, within 5% and the error; else an empty text."""
-    predicted = min(mistakes, key=lambda key: abs(ratio - key), default=None)
-    if predicted is None or abs(ratio - predicted) > 0.05 * predicted + error:
+def nearest_mistake(ratio: float, error: float, mistakes: Mapping[float, str]) -> str:
+    """Returns the mistake that explains a ratio within 5% and the error; else an empty text.
+
+    Args:
+      ratio: measured factor between the noise or movement and the claimed one.
+      error: of the measurement.
+      mistakes: the factor that each mistake causes -> the mistake in words.
+    """
+    nearest_ratio = min(mistakes, key=lambda predicted: abs(ratio - predicted), default=None)
+    if nearest_ratio is None or abs(ratio - nearest_ratio) > 0.05 * nearest_ratio + error:
         return ""
-    return mistakes[predicted]
+    return mistakes[nearest_ratio]

@@ -1,208 +1,300 @@
-"""Tests of what clients move: a projection of releases along what was sent, whose noise is known.
+"""Movements: projections of releases onto the updates, along which the noise is known.
 
 One client may move a release by w, with |w| / (standard deviation of the noise along w) at most
-1 / noise_multiplier. A projection along any direction bounds that from below, by Cauchy and
-Schwarz, also where arrays have noise of their own. A movement is given in parts of the most that
-one client may move: above 1 it contradicts the claim; below, it costs only utility.
+1 / noise_multiplier. By the Cauchy-Schwarz inequality a projection onto any direction is a lower
+bound on this ratio, also if the noise of each array has its own scale. A movement is given relative
+to the largest movement by one client that the claim allows: above 1 it contradicts the claim; below
+1 it costs only utility.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from fedmf.audits.aggregator_claim import MOVEMENT_TESTS, Outcomes, nearest
-from fedmf.audits.aggregator_inputs import Inputs, Scenario, Updates
+from fedmf.audits.aggregator_claim import Outcomes
+from fedmf.audits.aggregator_inputs import Direction, Inputs, Scenario, Updates
 from fedmf.audits.aggregator_noise import NoiseModel
-from fedmf.audits.aggregator_runs import AggregatorRuns, WrongResult
+from fedmf.audits.aggregator_runs import AggregatorRuns
 
 # Relative error of a movement in float32, of a million entries.
-_ROUNDING = 1e-4
+_FLOAT32_ERROR = 1e-4
 # Entries that all clients together send in one scenario, at most.
-_MOST_SENT = 1e8
-# Standard deviations of an estimate within which a movement is that of a known mistake.
-_NEAR = 4.0
+_MAX_SENT_ENTRIES = 1e8
 
 
-class NotFinite(ArithmeticError):
-    """The function gave what is no number."""
+class NotFiniteReleaseError(ArithmeticError):
+    """The function released NaN or an infinity."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Movement of a release along the vectors of a direction.
+    """Movement of a release along the unit vectors of a direction, in standard deviations.
 
     Attributes:
-      white: (owners,), in standard deviations of the noise.
-      spread: standard deviation of each.
-      relative: relative standard error of the standard deviation of the noise, (owners,).
-      gains: (owners,), of a movement by 1 unit in `white`.
-      in_parts: (parts, owners), the same as white of some rounds of a run, where that was measured.
-      part_spreads: (parts,), standard deviation of each.
-      part_names: (parts,), the rounds in words.
-      squares, degrees: of the noise that is left beside the movement, scaled to 1, and its degrees
-        of freedom; 0 where that was not measured.
-      squares_along, degrees_along: the same of the noise along the movement, of one owner.
+      movement: (owners,), in standard deviations of the noise.
+      std: standard deviation of each entry of `movement`.
+      relative_error: (owners,), relative standard error of the estimated scale of the noise.
+      gains: (owners,), value of `movement` for a release that moves by 1.
+      by_period: (periods, owners), movement in some rounds of a run alone, if it was measured.
+      period_stds: (periods,), standard deviation of each.
+      period_names: (periods,), the rounds in words.
+      residual_squares, residual_degrees: sum of squares of the noise beside the movement, scaled to
+        variance 1, and its degrees of freedom; 0 if they were not measured.
+      along_squares, along_degrees: the same for the noise along the movement, for a direction of
+        one unit vector.
     """
 
-    white: np.ndarray
-    spread: float
-    relative: np.ndarray
+    movement: np.ndarray
+    std: float
+    relative_error: np.ndarray
     gains: np.ndarray
-    in_parts: np.ndarray
-    part_spreads: np.ndarray
-    part_names: tuple[str, ...]
-    squares: float = 0.0
-    degrees: int = 0
-    squares_along: float = 0.0
-    degrees_along: int = 0
+    by_period: np.ndarray
+    period_stds: np.ndarray
+    period_names: tuple[str, ...]
+    residual_squares: float = 0.0
+    residual_degrees: int = 0
+    along_squares: float = 0.0
+    along_degrees: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Movement:
-    """A movement held against the claim.
+    """Movement compared with the claim.
 
     Attributes:
-      scenario: that was sent.
-      size: in parts of what is allowed.
-      spread: its standard deviation if it is 1.
-      spread_here: its standard deviation as it is.
-      p_value: of at most what is allowed.
+      scenario: the updates that were sent.
+      size: the movement relative to the allowed one.
+      std_at_claim: standard deviation of `size` if the true value is 1.
+      std: standard deviation of `size`.
+      p_value: under the claim, which allows a size of at most 1.
     """
 
     scenario: Scenario
     size: float
-    spread: float
-    spread_here: float
+    std_at_claim: float
+    std: float
     p_value: float
 
 
+class BaselineEstimates:
+    """Estimates of baseline scenarios, each measured once."""
+
+    def __init__(self) -> None:
+        # Scenarios hold arrays and are not hashable: they are compared by identity.
+        self._measured: list[tuple[Scenario, Estimate]] = []
+
+    def get(self, scenario: Scenario, measure: Callable[[Scenario], Estimate]) -> Estimate:
+        """Returns the estimate of a scenario, and measures it on the first call."""
+        for measured_scenario, estimate in self._measured:
+            if measured_scenario is scenario:
+                return estimate
+        estimate = measure(scenario)
+        self._measured.append((scenario, estimate))
+        return estimate
+
+
+class _Projection:
+    """Projection of releases onto the unit vectors of a direction, weighted by the noise.
+
+    Attributes:
+      is_owned: (entries,), whether an entry belongs to a unit vector.
+      owner: (owned entries,), the index of that vector.
+      num_owners: number of unit vectors.
+      white_vector: (entries,), the direction in standard deviations of the noise.
+      gains: (owners,), norm of each unit vector in standard deviations of the noise.
+    """
+
+    def __init__(self, direction: Direction, entry_std: np.ndarray) -> None:
+        self.is_owned = direction.owner >= 0
+        self.owner = direction.owner[self.is_owned]
+        self.num_owners = direction.count
+        self.white_vector = direction.vector / entry_std
+        self._entry_weights = self.white_vector / entry_std
+        self.gains = np.sqrt(self._sum_by_owner(self.white_vector**2))
+
+    def __call__(self, release: np.ndarray) -> np.ndarray:
+        """Returns the inner product of a release with each weighted vector, (owners,)."""
+        return self._sum_by_owner(release * self._entry_weights)
+
+    def _sum_by_owner(self, entries: np.ndarray) -> np.ndarray:
+        """Returns the sum of the entries of each unit vector, (owners,)."""
+        return np.bincount(self.owner, entries[self.is_owned], minlength=self.num_owners)
+
+
+@dataclasses.dataclass(kw_only=True)
+class _MeasuredRounds:
+    """Sums over the rounds of one measurement.
+
+    Attributes:
+      by_block: (blocks, owners), the estimated movement of each block of rounds.
+      period_sums: (periods, owners), sums of the movements in the rounds of a period.
+      period_counts: (periods,), number of these rounds.
+      residual_squares: sum of squares of the noise beside the movement.
+    """
+
+    by_block: np.ndarray
+    period_sums: np.ndarray
+    period_counts: np.ndarray
+    residual_squares: float = 0.0
+
+
 class Measurements:
-    """Movements of releases, measured with as many calls as their noise asks for."""
+    """Movements of releases, each measured with as many calls as its noise requires."""
 
     def __init__(
-        self, runs: AggregatorRuns, inputs: Inputs, noise: NoiseModel, outcomes: Outcomes
+        self, runs: AggregatorRuns, inputs: Inputs, noise_model: NoiseModel, outcomes: Outcomes
     ) -> None:
-        claim = inputs.claim
         self.runs = runs
-        self.claim = claim
-        self.noise = noise
+        self.claim = inputs.claim
+        self.noise_model = noise_model
         self.outcomes = outcomes
         self.array_of = inputs.array_of
         self.signs = inputs.signs
-        runs.length = len(noise.round_scale)
+        self._num_arrays = inputs.num_arrays
+        runs.length = len(noise_model.round_scale)
         runs.start()
 
-    def weights(self, scenario: Scenario) -> tuple[np.ndarray, float]:
-        """Returns weights of the rounds of a block, for the best estimate of the movement in the
-        measured rounds of each cycle, and the variance of that estimate.
+    def allowed_deviation(self, num_clients: float) -> float:
+        """Returns the largest movement by clients under the claim, in standard deviations."""
+        return num_clients / self.noise_model.movement_std
+
+    def measure(self, scenario: Scenario, *, with_residual: bool = False) -> Estimate:
+        """Measures the movement of a scenario.
+
+        Args:
+          scenario: the updates to send.
+          with_residual: whether the noise beside the movement is measured as well.
+
+        Raises:
+          NotFiniteReleaseError: a release holds NaN or an infinity.
+          Exception: an error of the function, which refuses the updates.
         """
-        before = scenario.rounds_before
-        cycle = before + scenario.rounds_measured
-        block = max(self.noise.block, cycle)
-        covariance = np.eye(block)
-        if self.noise.block > 1:
-            covariance = self.noise.covariance
-        design = np.zeros((block, before + 1))
-        for t in range(block):
-            design[t, min(t % cycle, before)] = 1
+        round_weights, variance = self._round_weights(scenario)
+        num_blocks = self._num_blocks(scenario, variance)
+        projection = _Projection(scenario.direction, self.noise_model.entry_std)
+        rounds = self._measure_rounds(
+            scenario, projection, round_weights, num_blocks, with_residual=with_residual
+        )
+        residual_degrees = 0
+        if with_residual:
+            num_free_entries = len(self.array_of) - self._num_arrays
+            residual_degrees = num_blocks * len(round_weights) * num_free_entries
+        movement = rounds.by_block.mean(axis=0)
+        # Correlated noise is whitened over blocks: a period of a run has no estimate of its own.
+        is_measured = (rounds.period_counts > 0) & (self.noise_model.block == 1)
+        period_counts = rounds.period_counts[is_measured]
+        return Estimate(
+            movement=movement,
+            std=math.sqrt(variance / num_blocks),
+            relative_error=self._relative_error(projection),
+            gains=projection.gains,
+            by_period=rounds.period_sums[is_measured] / period_counts[:, None],
+            period_stds=1 / np.sqrt(period_counts),
+            period_names=tuple(itertools.compress(self._periods(), is_measured)),
+            residual_squares=rounds.residual_squares,
+            residual_degrees=residual_degrees,
+            along_squares=float(((rounds.by_block - movement) ** 2).sum()) / variance,
+            along_degrees=num_blocks - 1,
+        )
+
+    def _round_weights(self, scenario: Scenario) -> tuple[np.ndarray, float]:
+        """Returns the weights of a block's rounds and the variance of the weighted sum.
+
+        The sum is the best linear unbiased estimate of the movement in the measured rounds of each
+        cycle of earlier and measured rounds.
+        """
+        num_earlier = scenario.num_earlier_rounds
+        cycle_length = num_earlier + scenario.num_measured_rounds
+        block_length = max(self.noise_model.block, cycle_length)
+        covariance = np.eye(block_length)
+        if self.noise_model.block > 1:
+            covariance = self.noise_model.covariance
+        design = np.zeros((block_length, num_earlier + 1))
+        for t in range(block_length):
+            design[t, min(t % cycle_length, num_earlier)] = 1
         precision = np.linalg.inv(covariance)
         variance = np.linalg.inv(design.T @ precision @ design)
         return (variance @ design.T @ precision)[-1], float(variance[-1, -1])
 
-    def allowed(self, clients: float) -> float:
-        """Returns what so many clients may move a release, in standard deviations of its noise."""
-        return clients / self.noise.movement_std
-
-    def calls(self, scenario: Scenario, variance: float) -> int:
-        """Returns the blocks of calls that show the scenario's excess."""
-        target = scenario.excess * self.allowed(scenario.clients) / self.outcomes.reach(8)
-        if scenario.beside is not None:
-            target /= math.sqrt(2)
-        if scenario.in_parts:
-            target /= math.sqrt(2)
-        cycle = scenario.rounds_before + scenario.rounds_measured
-        block = max(self.noise.block, cycle)
-        affordable = _MOST_SENT / (self.claim.clients * len(self.array_of) * block)
-        most = min(scenario.most_calls / block, affordable)
-        least = 1.0
-        if scenario.in_parts:
-            least = min(self.runs.length / block, most)
-        return max(1, math.ceil(max(least, min(variance / target**2, most))))
-
-    def measure(self, scenario: Scenario, *, beside_noise: bool = False) -> Estimate:
-        """Measures the movement of a scenario.
-
-        Args:
-          scenario: what is sent.
-          beside_noise: whether the noise that is left is measured as well.
-
-        Raises:
-          NotFinite: a release is no number.
-          Exception: of the function, which refuses the updates.
-        """
-        steps: list[Updates] = [scenario.updates] * scenario.rounds_measured
-        if scenario.before is not None:
-            steps = [scenario.before] * scenario.rounds_before + steps
-        weights, variance = self.weights(scenario)
-        num_blocks = self.calls(scenario, variance)
-        direction = scenario.direction
-        white_vector = direction.vector / self.noise.entry_std
-        used = direction.owner >= 0
-        owner = direction.owner[used]
-        gains = np.sqrt(np.bincount(owner, white_vector[used] ** 2, minlength=direction.count))
-        projection = white_vector / self.noise.entry_std
-        updates_by_step = {step: step() for step in dict.fromkeys(steps)}
-        sent = [updates_by_step[step] for step in steps]
-        parts = self._parts()
-        in_parts = np.zeros((len(parts), direction.count))
-        num_in_parts = np.zeros(len(parts))
-        squares = 0.0
-        by_block = np.zeros((num_blocks, direction.count))
-        # Rounds of another scenario may count again, as in an average over rounds.
-        self.runs.start()
-        for number in range(num_blocks):
-            if number and (self.noise.block > 1 or scenario.before is not None):
-                self.runs.start()
-            rows = []
-            for t in range(len(weights)):
-                row = self.release(sent[t % len(sent)], scenario.examples)
-                along = np.bincount(owner, (row * projection)[used], minlength=direction.count)
-                by_block[number] += weights[t] * along / gains
-                if scenario.in_parts:
-                    is_inside = np.array([self.runs.round in part for part in parts.values()])
-                    in_parts += is_inside[:, None] * along / gains
-                    num_in_parts += is_inside
-                if beside_noise:
-                    rows.append(row / self.noise.entry_std)
-            if beside_noise:
-                squares += self._left(np.array(rows))
-        degrees = num_blocks * len(weights) * (len(self.array_of) - self.claim_arrays)
-        white = by_block.mean(axis=0)
-        is_measured = (num_in_parts > 0) & (self.noise.block == 1)
-        names = itertools.compress(parts, is_measured)
-        share = np.zeros((direction.count, self.claim_arrays))
-        np.add.at(share, (owner, self.array_of[used]), white_vector[used] ** 2)
-        share /= gains[:, None] ** 2
-        relative = np.sqrt((share**2 / (2 * self.noise.array_samples)).sum(axis=1))
-        return Estimate(
-            white=white,
-            spread=math.sqrt(variance / num_blocks),
-            relative=np.hypot(relative, self.noise.multiplier_error),
-            gains=gains,
-            in_parts=in_parts[is_measured] / num_in_parts[is_measured, None],
-            part_spreads=1 / np.sqrt(num_in_parts[is_measured]),
-            part_names=tuple(names),
-            squares=squares,
-            degrees=degrees if beside_noise else 0,
-            squares_along=float(((by_block - white) ** 2).sum()) / variance,
-            degrees_along=num_blocks - 1,
+    def _num_blocks(self, scenario: Scenario, variance: float) -> int:
+        """Returns the number of blocks of rounds that detect the scenario's excess."""
+        detectable_deviation = (
+            scenario.detectable_excess
+            * self.allowed_deviation(scenario.allowed_movement)
+            / self.outcomes.reach(8)
         )
+        if scenario.baseline is not None:
+            detectable_deviation /= math.sqrt(2)
+        if scenario.by_period:
+            detectable_deviation /= math.sqrt(2)
+        cycle_length = scenario.num_earlier_rounds + scenario.num_measured_rounds
+        block_length = max(self.noise_model.block, cycle_length)
+        entries_per_block = self.claim.clients * len(self.array_of) * block_length
+        max_blocks = min(scenario.max_calls / block_length, _MAX_SENT_ENTRIES / entries_per_block)
+        min_blocks = 1.0
+        if scenario.by_period:
+            min_blocks = min(self.runs.length / block_length, max_blocks)
+        num_blocks = min(variance / detectable_deviation**2, max_blocks)
+        return max(1, math.ceil(max(min_blocks, num_blocks)))
 
-    def _parts(self) -> dict[str, range]:
-        """Returns rounds of a run, numbered from 1, in which a movement is measured by itself."""
+    def _measure_rounds(
+        self,
+        scenario: Scenario,
+        projection: _Projection,
+        round_weights: np.ndarray,
+        num_blocks: int,
+        *,
+        with_residual: bool,
+    ) -> _MeasuredRounds:
+        """Calls the function on a scenario's updates and projects its releases."""
+        cycle: list[Updates] = [scenario.updates] * scenario.num_measured_rounds
+        if scenario.earlier_updates is not None:
+            cycle = [scenario.earlier_updates] * scenario.num_earlier_rounds + cycle
+        updates_by_maker = {maker: maker() for maker in dict.fromkeys(cycle)}
+        cycle_updates = [updates_by_maker[maker] for maker in cycle]
+        periods = self._periods()
+        sums = _MeasuredRounds(
+            by_block=np.zeros((num_blocks, projection.num_owners)),
+            period_sums=np.zeros((len(periods), projection.num_owners)),
+            period_counts=np.zeros(len(periods)),
+        )
+        # A function that averages over rounds would count rounds of an earlier scenario again.
+        self.runs.start()
+        for block_index in range(num_blocks):
+            needs_start = self.noise_model.block > 1 or scenario.earlier_updates is not None
+            if block_index and needs_start:
+                self.runs.start()
+            white_rows = []
+            for t in range(len(round_weights)):
+                row = self.release(cycle_updates[t % len(cycle_updates)], scenario.examples)
+                row_movement = projection(row)
+                sums.by_block[block_index] += round_weights[t] * row_movement / projection.gains
+                if scenario.by_period:
+                    is_inside = np.array([self.runs.round in rounds for rounds in periods.values()])
+                    sums.period_sums += is_inside[:, None] * row_movement / projection.gains
+                    sums.period_counts += is_inside
+                if with_residual:
+                    white_rows.append(row / self.noise_model.entry_std)
+            if with_residual:
+                sums.residual_squares += self._residual_squares(np.array(white_rows))
+        return sums
+
+    def _relative_error(self, projection: _Projection) -> np.ndarray:
+        """Returns the relative standard error of the noise along each unit vector, (owners,)."""
+        weight_by_array = np.zeros((projection.num_owners, self._num_arrays))
+        owned_squares = projection.white_vector[projection.is_owned] ** 2
+        owned_arrays = self.array_of[projection.is_owned]
+        np.add.at(weight_by_array, (projection.owner, owned_arrays), owned_squares)
+        weight_by_array /= projection.gains[:, None] ** 2
+        array_samples = self.noise_model.array_samples
+        relative_error = np.sqrt((weight_by_array**2 / (2 * array_samples)).sum(axis=1))
+        return np.hypot(relative_error, self.noise_model.multiplier_error)
+
+    def _periods(self) -> dict[str, range]:
+        """Returns the periods of a run in which movements are tested, rounds numbered from 1."""
         length = self.runs.length
         return {
             "the first rounds": range(1, max(1, length // 4) + 1),
@@ -210,207 +302,87 @@ class Measurements:
             "the last rounds": range(3 * length // 4 + 1, length + 1),
         }
 
-    @property
-    def claim_arrays(self) -> int:
-        """Number of arrays of an update."""
-        return len(self.claim.sizes)
-
     def release(
         self, updates: list[np.ndarray], examples: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Returns a release, scaled for the noise of its round.
+        """Calls the function and returns its release, divided by the noise scale of its round.
 
         Raises:
-          NotFinite: it is no number.
+          NotFiniteReleaseError: the release holds NaN or an infinity.
         """
         row = self.runs.release(updates, examples)
         if not np.isfinite(row).all():
-            raise NotFinite("the release is not a number")
-        return row / self.noise.round_scale[self.runs.round - 1]
+            raise NotFiniteReleaseError("the release is not a number")
+        return row / self.noise_model.round_scale[self.runs.round - 1]
 
-    def _left(self, rows: np.ndarray) -> float:
-        """Returns the sum of squares of white noise beside the movement of each array."""
-        factor = np.linalg.inv(np.linalg.cholesky(self.noise.covariance))
-        if self.noise.block > 1:
-            rows = factor @ rows
-        total = float((rows**2).sum())
+    def _residual_squares(self, rows: np.ndarray) -> float:
+        """Returns the sum of squares of the whitened noise beside the movement of each array."""
+        whitener = np.linalg.inv(np.linalg.cholesky(self.noise_model.covariance))
+        if self.noise_model.block > 1:
+            rows = whitener @ rows
+        total_squares = float((rows**2).sum())
         starts = np.cumsum([0, *self.claim.sizes[:-1]])
-        along = np.add.reduceat(rows * self.signs, starts, axis=1) / np.sqrt(self.claim.sizes)
-        return max(total - float((along**2).sum()), 0.0)
+        array_sums = np.add.reduceat(rows * self.signs, starts, axis=1)
+        array_movements = array_sums / np.sqrt(self.claim.sizes)
+        return max(total_squares - float((array_movements**2).sum()), 0.0)
 
     def movements(
-        self, scenario: Scenario, num_tests: int, beside: dict[int, Estimate]
+        self, scenario: Scenario, num_tests: int, baselines: BaselineEstimates
     ) -> Iterator[Movement]:
-        """Yields the movement along each vector of a scenario, held against the claim.
+        """Yields the movement along each unit vector of a scenario, compared with the claim.
 
         Args:
-          scenario: what is sent.
-          num_tests: that share the test's rate of false positives.
-          beside: estimates of scenarios that are subtracted, measured once.
+          scenario: the updates to send.
+          num_tests: number of movements over which the test's error rate is divided.
+          baselines: estimates of the scenarios that are subtracted.
         """
         estimate = self.measure(scenario)
-        white = estimate.white
-        spread = estimate.spread
-        if scenario.beside is not None:
-            key = id(scenario.beside)
-            if key not in beside:
-                beside[key] = self.measure(scenario.beside)
-            white = white - beside[key].white
-            spread = math.hypot(spread, beside[key].spread)
-        groups = [(scenario, white, spread)]
-        for name, values, part_spread in zip(
-            estimate.part_names, estimate.in_parts, estimate.part_spreads, strict=True
+        movement = estimate.movement
+        std = estimate.std
+        if scenario.baseline is not None:
+            baseline = baselines.get(scenario.baseline, self.measure)
+            movement = movement - baseline.movement
+            std = math.hypot(std, baseline.std)
+        groups = [(scenario, movement, std)]
+        for period_name, period_movement, period_std in zip(
+            estimate.period_names, estimate.by_period, estimate.period_stds, strict=True
         ):
-            part = dataclasses.replace(scenario, sent=f"{scenario.sent}, in {name}")
-            groups.append((part, values, float(part_spread)))
-        for group, values, group_spread in groups:
-            for value, relative in zip(np.abs(values), estimate.relative, strict=True):
-                yield self.against_claim(
-                    group,
-                    float(value),
-                    group_spread,
-                    float(relative),
-                    num_tests * len(white) * len(groups),
+            description = f"{scenario.description}, in {period_name}"
+            period_scenario = dataclasses.replace(scenario, description=description)
+            groups.append((period_scenario, period_movement, float(period_std)))
+        num_comparisons = num_tests * len(movement) * len(groups)
+        for group_scenario, group_movement, group_std in groups:
+            for value, relative_error in zip(
+                np.abs(group_movement), estimate.relative_error, strict=True
+            ):
+                yield self.compare_with_claim(
+                    group_scenario, float(value), group_std, float(relative_error), num_comparisons
                 )
 
-    def against_claim(
-        self, scenario: Scenario, white: float, spread: float, relative: float, num_tests: int
+    def compare_with_claim(
+        self,
+        scenario: Scenario,
+        movement: float,
+        std: float,
+        relative_error: float,
+        num_comparisons: int,
     ) -> Movement:
-        """Returns a movement held against what the scenario's clients may move."""
+        """Compares a movement, in standard deviations of the noise, with the allowed one."""
         import scipy.special
 
-        most = self.allowed(scenario.clients)
-        size = white / most
-        spread_of_one = math.hypot(spread / most, relative)
-        degrees = 1 / (2 * relative**2) if relative > 0 else math.inf
-        excess = (size - 1 - _ROUNDING) / spread_of_one
-        # Two-sided: a client may move a release either way.
-        p_value = 2 * num_tests * float(scipy.special.stdtr(max(degrees, 1.0), -excess))
+        allowed_deviation = self.allowed_deviation(scenario.allowed_movement)
+        size = movement / allowed_deviation
+        std_at_claim = math.hypot(std / allowed_deviation, relative_error)
+        degrees = math.inf
+        if relative_error > 0:
+            degrees = 1 / (2 * relative_error**2)
+        excess = (size - 1 - _FLOAT32_ERROR) / std_at_claim
+        # The p-value is two-sided, since a client may move a release in either direction.
+        tail = float(scipy.special.stdtr(max(degrees, 1.0), -excess))
         return Movement(
             scenario=scenario,
             size=size,
-            spread=spread_of_one,
-            spread_here=math.hypot(spread / most, size * relative),
-            p_value=p_value,
+            std_at_claim=std_at_claim,
+            std=math.hypot(std / allowed_deviation, size * relative_error),
+            p_value=2 * num_comparisons * tail,
         )
-
-
-class MovementTests:
-    """All tests of movement, and the bounds that follow from them.
-
-    Attributes:
-      most_moved: lower bound on what one client moves, in parts of what is allowed; as is claimed,
-        but for the error of the noise, until a movement is measured.
-      broken: whether some release was no number.
-      smaller_arrays: arrays that one client moves by less than the claim allows.
-    """
-
-    def __init__(self, measurements: Measurements, inputs: Inputs) -> None:
-        self.measurements = measurements
-        self.inputs = inputs
-        self.claim = measurements.claim
-        self.outcomes = measurements.outcomes
-        noise = measurements.noise
-        error = math.sqrt(1 / (2 * float(noise.array_samples.sum())))
-        error = math.hypot(error, noise.multiplier_error)
-        self.most_moved = 1 - self.outcomes.width() * error
-        self._is_measured = False
-        self.broken = False
-        self.smaller_arrays: list[int] = []
-        self._left_out = (self.claim.leave_out or "").split(",")
-
-    def make(self, special_tests: "Mapping[str, SpecialTest]") -> None:
-        """Makes all tests that are not left out.
-
-        Args:
-          special_tests: those that are more than rows of the table.
-        """
-        rows = list(self.inputs.scenarios())
-        for test in dict.fromkeys(row.test for row in rows):
-            if test not in self._left_out:
-                self._test(test, [row for row in rows if row.test == test])
-        for name, special in special_tests.items():
-            if name in self._left_out:
-                continue
-            try:
-                special(self)
-            except NotFinite:
-                self.not_finite(name, "Updates of numbers")
-        for name in MOVEMENT_TESTS:
-            if name not in self.outcomes.by_name:
-                self.outcomes.skip(name, "Not made.")
-
-    def _test(self, name: str, rows: list[Scenario]) -> None:
-        if name == "weights" and not self.measurements.runs.takes_examples:
-            self.outcomes.skip(name, "Not made: the function has no parameter `examples`.")
-            return
-        num_tests = sum(row.direction.count for row in rows)
-        beside: dict[int, Estimate] = {}
-        movements = []
-        refused = []
-        for row in rows:
-            try:
-                movements += list(self.measurements.movements(row, num_tests, beside))
-            except WrongResult:
-                raise
-            except NotFinite:
-                self.not_finite(name, row.sent)
-                return
-            except Exception as error:
-                # A refusal is as good as a clip; what the function remembers of it is not.
-                refused.append(type(error).__name__)
-                self.measurements.runs.start()
-        self.conclude(name, movements, refused)
-
-    def not_finite(self, name: str, sent: str) -> None:
-        """Adds the failure of a test in which a release was no number."""
-        self.broken = True
-        self.measurements.runs.start()
-        self.outcomes.add(
-            name,
-            0.0,
-            f"{sent}: a release that is not a number; claimed are numbers.",
-            mistake="A norm that overflows or a division by 0 does this.",
-        )
-
-    def conclude(
-        self, name: str, movements: list[Movement], refused: list[str], remark: str = ""
-    ) -> None:
-        """Adds the outcome of a test from its movements."""
-        if not movements:
-            words = f"The function refused all updates ({', '.join(sorted(set(refused)))})."
-            self.outcomes.add(name, 1.0, words)
-            return
-        if not self._is_measured:
-            self._is_measured = True
-            self.most_moved = 1e-9
-        width = self.outcomes.width(len(movements))
-        for movement in movements:
-            least = movement.size - width * movement.spread_here
-            self.most_moved = max(self.most_moved, least)
-        worst = min(movements, key=lambda movement: (movement.p_value, -movement.size))
-        self.outcomes.add(
-            name,
-            worst.p_value,
-            f"{worst.scenario.sent}: {self._moved(worst)}.",
-            mistake=self._mistake(worst),
-            remark=remark,
-            sees=1 + self.outcomes.reach(len(movements)) * min(m.spread for m in movements),
-        )
-
-    def _moved(self, movement: Movement) -> str:
-        """Returns in words what one client moves, beside the claim."""
-        noise = self.measurements.noise
-        unit = self.claim.unit * noise.overall_std / noise.movement_std
-        return (
-            f"one client moves the {self.claim.releases} by {movement.size * unit:.4g}; claimed "
-            f"is {unit:.4g} at most, for noise of this size"
-        )
-
-    def _mistake(self, movement: Movement) -> str:
-        scenario = movement.scenario
-        known = nearest(movement.size, _NEAR * movement.spread, scenario.mistakes)
-        return known or scenario.mistake
-
-
-SpecialTest = Callable[[MovementTests], None]

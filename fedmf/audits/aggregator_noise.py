@@ -1,9 +1,9 @@
-"""Noise of an aggregator, sampled on updates of zeros.
+"""Noise of an aggregator, sampled on updates of zeros, and its estimated scale.
 
-`sample_noise` calls the function and `NoiseModel` holds the scale of the noise in every array and
-round, by which the other tests measure movements. With noise that may be correlated over rounds,
-the covariance of the rounds is estimated from all entries, which are independent samples of it:
-p-values are then exact to first order in 1 / entries.
+`sample_noise` calls the function. `fit_noise` estimates the scale of the noise in every array and
+round, which the movement tests use. For noise that may be correlated over rounds, the covariance
+of the rounds is estimated from all entries, which are independent samples of it: p-values are then
+exact to first order in 1 / entries.
 """
 
 import dataclasses
@@ -17,38 +17,45 @@ from fedmf.audits.aggregator_runs import AggregatorRuns, WrongResult
 from fedmf.audits.distinguishing import worst_contributions
 from fedmf.participation.schema import Participation
 
-# Noise that ends here must be seen, and so many tests share the rate of false positives for that.
-SEEN_CUT, _TAIL_TESTS = 4.0, 16
-# More entries than that takes: the scale of the noise of a small array is off by 1% at times, and
-# an end that is 1% farther away takes a fifth more.
-_ROOM_FOR_SCALE = 1.2
+# Noise that is cut off at this many standard deviations must be detected.
+DETECTED_CUT = 4.0
+# Tests over which the error rate for this is divided.
+_NUM_TAIL_TESTS = 16
+# Factor on the number of entries: the estimated scale of a small array is off by up to 1%, and a
+# cut that is 1% farther away needs a fifth more entries.
+_SCALE_MARGIN = 1.2
 # Rounds of a run in which correlated noise is whitened and movements are measured.
-MOST_BLOCK = 8
-# Entries that all clients together send for the noise, and rounds of a run, at most.
-_MOST_SENT, _MOST_ROUNDS = 1e9, 4096
-# Entries of noise that are held whole, and of the columns that are held of every round.
-_MOST_WHOLE, _MOST_IN_COLUMNS, _MOST_COLUMNS = 2**21, 2**23, 4096
-# Samples of the covariance of a whole run, beyond its rounds.
-_MORE_SAMPLES = 8192
-_LEAST_STD = 1e-9
-# Rounds whose noise differs with a smaller p-value are scaled one by one.
-_SAME_SCALE = 1e-3
+MAX_BLOCK_ROUNDS = 8
+# Entries that all clients together send for the noise, at most.
+_MAX_SENT_ENTRIES = 1e9
+# Rounds of a run that are sampled, at most.
+_MAX_SAMPLED_ROUNDS = 4096
+# Entries of the rounds that are stored whole, over all runs.
+_MAX_WHOLE_ENTRIES = 2**21
+# Entries of the columns that are stored for every round, and number of these columns.
+_MAX_COLUMN_ENTRIES = 2**23
+_MAX_COLUMNS = 4096
+# Samples of the covariance of a whole run, beyond the number of its rounds.
+_EXTRA_COVARIANCE_SAMPLES = 8192
+_MIN_STD = 1e-9
+# Each round gets a scale of its own if the scales differ with a smaller p-value.
+_SAME_SCALE_P_VALUE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseSample:
-    """Releases of updates of zeros, in units.
+    """Releases of updates of zeros, in units of the sensitivity.
 
     Attributes:
-      whole: one array a run, (rounds held whole, entries).
-      columns: places of the entries that are held of all rounds.
-      in_columns: one array a run, (rounds, columns).
-      squares: (all rounds of all runs, arrays), sums of squares.
-      round_of: (all rounds of all runs,), the round in its run.
+      whole: one array for each run, (rounds stored whole, entries).
+      columns: indices of the entries that are stored for all rounds.
+      in_columns: one array for each run, (rounds, columns).
+      squares: (rounds of all runs, arrays), sums of squares.
+      round_of: (rounds of all runs,), index of the round in its run.
       entry_squares: (entries,), sums of squares over all rounds.
-      sent: the update, small where the function raises an error on zeros.
-      raised: an error on updates of zeros, or an empty text.
-      finite: whether all are numbers.
+      update: the update of each client; a small one if the function raises an error on zeros.
+      raised: the error on updates of zeros in words, or an empty text.
+      is_finite: whether all releases are finite.
     """
 
     whole: list[np.ndarray]
@@ -57,27 +64,29 @@ class NoiseSample:
     squares: np.ndarray
     round_of: np.ndarray
     entry_squares: np.ndarray
-    sent: np.ndarray
+    update: np.ndarray
     raised: str
-    finite: bool
+    is_finite: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseModel:
-    """Scale of the noise, in units.
+    """Estimated scale of the noise, in units of the sensitivity.
 
     Attributes:
-      array_std: (arrays,), of noise whose rounds are white and of equal scale.
-      array_samples: (arrays,), entries from which that is estimated.
+      array_std: (arrays,), standard deviation in each array, of noise whitened over rounds and
+        scaled equally in all of them.
+      array_samples: (arrays,), number of entries from which it is estimated.
       entry_std: (entries,), the same for each entry.
-      round_scale: (rounds of a run,), factor of the noise of a round; 1 where noise is correlated.
-      covariance: (block, block), of the rounds of a block of correlated noise, with mean variance
-        1; (1, 1) where noise is independent.
-      multiplier: noise multiplier of a run, of noise with standard deviation 1; 1 where noise is
-        independent.
-      multiplier_error: relative standard error of it.
-      required_std: of an entry of an array that one client moves by 1, as is claimed.
-      run_p_value: of the multiplier of the run, under the claim; 1 where noise is independent.
+      round_scale: (rounds of a run,), factor of the noise of each round; 1 for correlated noise.
+      covariance: (block, block), covariance of the rounds of a block of correlated noise, with mean
+        variance 1; (1, 1) for independent noise.
+      multiplier: noise multiplier of a run whose noise has standard deviation 1; 1 for independent
+        noise.
+      multiplier_error: relative standard error of `multiplier`.
+      required_std: standard deviation of an entry under the claim, in an array that one client
+        moves by 1.
+      run_p_value: p-value of the run's multiplier under the claim; 1 for independent noise.
     """
 
     array_std: np.ndarray
@@ -92,7 +101,7 @@ class NoiseModel:
 
     @property
     def block(self) -> int:
-        """Rounds of a block."""
+        """Number of rounds of a block."""
         return len(self.covariance)
 
     @property
@@ -102,80 +111,117 @@ class NoiseModel:
 
     @property
     def movement_std(self) -> float:
-        """The standard deviation in which movements are measured: noise that is smaller than
-        claimed fails one test, and not those of movement as well.
+        """Standard deviation that movements are compared with.
+
+        It is at most that of the actual noise, so that noise that is smaller than claimed fails one
+        test and not all movement tests as well.
         """
         return min(self.required_std, self.overall_std)
 
     @property
     def exists(self) -> bool:
-        """Whether there is noise at all."""
-        return bool((self.array_std > _LEAST_STD).any())
+        """Whether any array has noise."""
+        return bool((self.array_std > _MIN_STD).any())
 
 
 def block_length(claim: AggregatorClaim) -> int:
-    """Returns the rounds in which movements are measured together."""
-    return min(claim.rounds, MOST_BLOCK) if claim.correlated else 1
+    """Returns the number of rounds whose noise is whitened together."""
+    if not claim.correlated:
+        return 1
+    return min(claim.rounds, MAX_BLOCK_ROUNDS)
 
 
 def rounds_seen(claim: AggregatorClaim) -> int:
-    """Returns how many rounds of a run are sampled."""
-    affordable = _MOST_SENT / (2 * claim.clients * sum(claim.sizes))
-    return int(min(claim.rounds, _MOST_ROUNDS, max(affordable, MOST_BLOCK)))
+    """Returns the number of rounds of a run that are sampled."""
+    affordable_rounds = _MAX_SENT_ENTRIES / (2 * claim.clients * sum(claim.sizes))
+    return int(min(claim.rounds, _MAX_SAMPLED_ROUNDS, max(affordable_rounds, MAX_BLOCK_ROUNDS)))
 
 
 def participations_seen(claim: AggregatorClaim) -> int:
-    """Returns how often one client takes part in the rounds that are sampled, as is claimed."""
+    """Returns the number of participations of one client in the sampled rounds, as claimed."""
     if claim.min_sep is None:
         return 1
     return math.ceil(rounds_seen(claim) / claim.min_sep)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _SamplingPlan:
+    """Rounds to sample, and entries of them to store.
+
+    Attributes:
+      run_lengths: number of rounds of each run.
+      num_columns: number of entries that are stored for all rounds.
+      num_whole_rounds: number of rounds at the start of a run that are stored whole.
+    """
+
+    run_lengths: list[int]
+    num_columns: int
+    num_whole_rounds: int
+
+
+def _sampling_plan(claim: AggregatorClaim) -> _SamplingPlan:
+    """Returns at least two runs, with enough entries to detect noise that is cut off."""
+    num_entries = sum(claim.sizes)
+    num_rounds = rounds_seen(claim)
+    threshold = claim.false_positive_rate / len(TEST_NAMES) / _NUM_TAIL_TESTS
+    min_samples = _SCALE_MARGIN * tails.entries_to_see(DETECTED_CUT, threshold=threshold)
+    min_rounds = math.ceil(min_samples / num_entries)
+    affordable_columns = max(256, _MAX_COLUMN_ENTRIES // (2 * num_rounds))
+    num_columns = min(num_entries, _MAX_COLUMNS, affordable_columns)
+    if not claim.correlated:
+        num_runs = max(2, math.ceil(min_rounds / num_rounds))
+        return _SamplingPlan(
+            run_lengths=[num_rounds] * num_runs,
+            num_columns=num_columns,
+            num_whole_rounds=max(4, _MAX_WHOLE_ENTRIES // (num_runs * num_entries)),
+        )
+    block = block_length(claim)
+    num_columns = min(num_entries, max(num_columns, num_rounds))
+    min_covariance_samples = 2 * num_rounds + _EXTRA_COVARIANCE_SAMPLES
+    num_whole_runs = max(2, math.ceil(min_covariance_samples / num_columns))
+    num_short_runs = math.ceil(min_rounds / block) - num_whole_runs
+    return _SamplingPlan(
+        run_lengths=[num_rounds] * num_whole_runs + [block] * num_short_runs,
+        num_columns=num_columns,
+        num_whole_rounds=block,
+    )
 
 
 def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
     """Calls the function on updates of zeros, in at least two runs.
 
     Raises:
-      WrongResult, ValueError: the function gives no aggregate of zeros, nor of small updates.
+      WrongResult, ValueError: the function returns no aggregate of zeros, nor of small updates.
     """
     num_entries = sum(claim.sizes)
-    sent, raised = _probe(runs, claim, num_entries)
-    length = rounds_seen(claim)
-    threshold = claim.false_positive_rate / len(TEST_NAMES) / _TAIL_TESTS
-    needed = _ROOM_FOR_SCALE * tails.entries_to_see(SEEN_CUT, threshold=threshold)
-    num_rounds = math.ceil(needed / num_entries)
-    num_columns = min(num_entries, _MOST_COLUMNS, max(256, _MOST_IN_COLUMNS // (2 * length)))
-    if claim.correlated:
-        block = block_length(claim)
-        num_columns = min(num_entries, max(num_columns, length))
-        num_whole_runs = max(2, math.ceil((2 * length + _MORE_SAMPLES) / num_columns))
-        lengths = [length] * num_whole_runs
-        lengths += [block] * (math.ceil(num_rounds / block) - num_whole_runs)
-        held_whole = block
-    else:
-        lengths = [length] * max(2, math.ceil(num_rounds / length))
-        held_whole = max(4, _MOST_WHOLE // (len(lengths) * num_entries))
+    update, raised = _working_update(runs, claim, num_entries)
+    updates = [update] * claim.clients
+    plan = _sampling_plan(claim)
     rng = np.random.default_rng(claim.seed)
-    columns = np.sort(rng.choice(num_entries, num_columns, replace=False))
+    columns = np.sort(rng.choice(num_entries, plan.num_columns, replace=False))
     starts = np.cumsum([0, *claim.sizes[:-1]])
-    whole, in_columns, squares, round_of = [], [], [], []
+    whole = []
+    in_columns = []
+    squares = []
+    round_of = []
     entry_squares = np.zeros(num_entries)
-    finite = True
-    for run_length in lengths:
+    is_finite = True
+    for run_length in plan.run_lengths:
         runs.start()
-        held = np.empty((min(held_whole, run_length), num_entries))
-        rows = np.empty((run_length, num_columns))
+        whole_rows = np.empty((min(plan.num_whole_rounds, run_length), num_entries))
+        column_rows = np.empty((run_length, plan.num_columns))
         for t in range(run_length):
-            row = runs.release(sent)
-            finite = finite and bool(np.isfinite(row).all())
-            rows[t] = row[columns]
-            if t < len(held):
-                held[t] = row
+            row = runs.release(updates)
+            is_finite = is_finite and bool(np.isfinite(row).all())
+            column_rows[t] = row[columns]
+            if t < len(whole_rows):
+                whole_rows[t] = row
             entry_squares += row**2
             squares.append(np.add.reduceat(row**2, starts))
             round_of.append(t)
-        whole.append(held)
-        in_columns.append(rows)
-        if not finite:
+        whole.append(whole_rows)
+        in_columns.append(column_rows)
+        if not is_finite:
             break
     return NoiseSample(
         whole=whole,
@@ -184,36 +230,40 @@ def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
         squares=np.array(squares),
         round_of=np.array(round_of),
         entry_squares=entry_squares,
-        sent=sent[0],
+        update=update,
         raised=raised,
-        finite=finite,
+        is_finite=is_finite,
     )
 
 
-def _probe(
+def _working_update(
     runs: AggregatorRuns, claim: AggregatorClaim, num_entries: int
-) -> tuple[list[np.ndarray], str]:
-    """Returns updates of zeros, or small ones if the function raises an error on zeros."""
-    zeros = np.zeros(num_entries, np.float32)
+) -> tuple[np.ndarray, str]:
+    """Returns an update on which the function works, and its error on zeros in words.
+
+    It is an update of zeros, or a small one if the function raises an error on zeros.
+    """
+    zero_update = np.zeros(num_entries, np.float32)
     try:
-        runs.release([zeros] * claim.clients)
+        runs.release([zero_update] * claim.clients)
     except WrongResult:
         raise
-    except Exception as error:
+    except Exception as zero_error:
         runs.start()
-        small = zeros + np.float32(1e-6 * claim.clip_norm / math.sqrt(num_entries))
-        raised = f"raised {type(error).__name__}"
+        small_entry = np.float32(1e-6 * claim.clip_norm / math.sqrt(num_entries))
+        small_update = zero_update + small_entry
+        raised = f"raised {type(zero_error).__name__}"
         try:
-            runs.release([small] * claim.clients)
+            runs.release([small_update] * claim.clients)
         except WrongResult:
             raise
-        except Exception as second:
+        except Exception as error:
             raise ValueError(
-                f"the function raised {type(second).__name__} ({second}) on updates within the "
+                f"the function raised {type(error).__name__} ({error}) on updates within the "
                 "clip norm: make it work on them first"
-            ) from second
-        return [small] * claim.clients, raised
-    return [zeros] * claim.clients, ""
+            ) from error
+        return small_update, raised
+    return zero_update, ""
 
 
 def fit_noise(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
@@ -223,7 +273,7 @@ def fit_noise(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
         return _fit_correlated(sample, claim)
     num_rows = len(sample.squares)
     array_std = np.sqrt(sample.squares.sum(axis=0) / (sizes * num_rows))
-    array_std = np.maximum(array_std, _LEAST_STD)
+    array_std = np.maximum(array_std, _MIN_STD)
     return NoiseModel(
         array_std=array_std,
         array_samples=sizes * num_rows,
@@ -235,21 +285,22 @@ def fit_noise(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
 
 
 def _round_scales(sample: NoiseSample, array_std: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns a factor for each round: 1 for all, unless their noise differs."""
+    """Returns a factor of the noise of each round: 1 for all, unless the rounds differ."""
     from scipy import stats
 
-    length = int(sample.round_of.max()) + 1
-    by_row = (sample.squares / array_std**2).sum(axis=1)
-    sums = np.bincount(sample.round_of, by_row, minlength=length)
-    degrees = np.bincount(sample.round_of, minlength=length) * int(sizes.sum())
-    smaller = stats.chi2.cdf(sums, degrees)
-    larger = stats.chi2.sf(sums, degrees)
-    if 2 * length * min(smaller.min(), larger.min()) >= _SAME_SCALE:
-        return np.ones(length)
-    return np.maximum(np.sqrt(sums / degrees), _LEAST_STD)
+    num_rounds = int(sample.round_of.max()) + 1
+    row_squares = (sample.squares / array_std**2).sum(axis=1)
+    round_squares = np.bincount(sample.round_of, row_squares, minlength=num_rounds)
+    degrees = np.bincount(sample.round_of, minlength=num_rounds) * int(sizes.sum())
+    smaller = stats.chi2.cdf(round_squares, degrees)
+    larger = stats.chi2.sf(round_squares, degrees)
+    if 2 * num_rounds * min(smaller.min(), larger.min()) >= _SAME_SCALE_P_VALUE:
+        return np.ones(num_rounds)
+    return np.maximum(np.sqrt(round_squares / degrees), _MIN_STD)
 
 
 def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
+    """Estimates the scale of noise that is correlated over rounds, and the run's multiplier."""
     from scipy import stats
 
     sizes = np.array(claim.sizes)
@@ -258,22 +309,24 @@ def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
     in_block = sample.round_of < block
     num_rows = int(in_block.sum())
     array_std = np.sqrt(sample.squares[in_block].sum(axis=0) / (sizes * num_rows))
-    array_std = np.maximum(array_std, _LEAST_STD)
+    array_std = np.maximum(array_std, _MIN_STD)
     entry_std = np.repeat(array_std, sizes)
     blocks = blocks / np.tile(entry_std, len(sample.whole))
     covariance = _nonsingular(blocks @ blocks.T / num_samples)
-    length = rounds_seen(claim)
-    whole_runs = [rows for rows in sample.in_columns if len(rows) == length]
-    rows = np.concatenate(whole_runs, axis=1) / np.tile(entry_std[sample.columns], len(whole_runs))
+    num_rounds = rounds_seen(claim)
+    whole_runs = [run for run in sample.in_columns if len(run) == num_rounds]
+    column_std = entry_std[sample.columns]
+    rows = np.concatenate(whole_runs, axis=1) / np.tile(column_std, len(whole_runs))
     half = rows.shape[1] // 2
-    # The worst participation is chosen on one half of the samples and measured on the other.
+    # The worst participation is selected on one half of the samples and measured on the other.
     participation = Participation(
-        rounds=length, schema="min_sep", min_sep=min(claim.min_sep or length, length)
+        rounds=num_rounds, schema="min_sep", min_sep=min(claim.min_sep or num_rounds, num_rounds)
     )
     worst = worst_contributions(_precision(rows[:, :half]), participation)
-    degrees = rows.shape[1] - half - length + 1
+    num_measured = rows.shape[1] - half
+    degrees = num_measured - num_rounds + 1
     # 1 / u' G^-1 u is chi-squared about 1 / u' Sigma^-1 u (Muirhead 1982, Theorem 3.2.12).
-    unexplained = (rows.shape[1] - half) / float(worst @ _precision(rows[:, half:]) @ worst)
+    unexplained = num_measured / float(worst @ _precision(rows[:, half:]) @ worst)
     multiplier = math.sqrt(unexplained / degrees)
     claimed_variance = claim.multiplier() ** 2 / float((entry_std**2).mean())
     p_value = float(stats.chi2.cdf(unexplained / claimed_variance, degrees))
@@ -283,33 +336,39 @@ def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
         entry_std=entry_std,
         round_scale=np.ones(block),
         covariance=covariance,
-        multiplier=max(multiplier, _LEAST_STD),
+        multiplier=max(multiplier, _MIN_STD),
         multiplier_error=math.sqrt(1 / (2 * degrees)),
-        required_std=claim.multiplier() / max(multiplier, _LEAST_STD),
+        required_std=claim.multiplier() / max(multiplier, _MIN_STD),
         run_p_value=p_value,
     )
 
 
 def _nonsingular(covariance: np.ndarray) -> np.ndarray:
-    return covariance + 1e-12 * (np.trace(covariance) / len(covariance) + 1e-12) * np.eye(
-        len(covariance)
-    )
+    """Returns a covariance matrix with a small multiple of the identity added."""
+    mean_variance = np.trace(covariance) / len(covariance)
+    return covariance + 1e-12 * (mean_variance + 1e-12) * np.eye(len(covariance))
 
 
 def _precision(rows: np.ndarray) -> np.ndarray:
+    """Returns the inverse of the empirical covariance of rows."""
     return np.linalg.inv(_nonsingular(rows @ rows.T / rows.shape[1]))
 
 
 def white_rows(sample: NoiseSample, model: NoiseModel, *, whole: bool) -> list[np.ndarray]:
-    """Returns the noise of each run, scaled to standard deviation 1 and white over rounds.
+    """Returns the noise of each run, whitened over rounds and scaled to standard deviation 1.
 
     Args:
-      whole: all entries of the rounds that are held whole, or the held columns of all rounds; of
-        correlated noise those of the first block.
+      sample: the noise.
+      model: its estimated scale.
+      whole: whether to return all entries of the rounds that are stored whole, or the stored
+        columns of all rounds; of correlated noise, only the first block of rounds is returned.
     """
-    std = model.entry_std if whole else model.entry_std[sample.columns]
-    runs = sample.whole if whole else sample.in_columns
+    std = model.entry_std
+    runs = sample.whole
+    if not whole:
+        std = model.entry_std[sample.columns]
+        runs = sample.in_columns
     if model.block == 1:
         return [rows / std / model.round_scale[: len(rows), None] for rows in runs]
-    factor = np.linalg.inv(np.linalg.cholesky(model.covariance))
-    return [factor @ (rows[: model.block] / std) for rows in runs]
+    whitener = np.linalg.inv(np.linalg.cholesky(model.covariance))
+    return [whitener @ (rows[: model.block] / std) for rows in runs]

@@ -1,156 +1,200 @@
-"""Test of entries that are no numbers, and of entries whose squares overflow, of an aggregator."""
+"""Movement test of updates that hold NaN, infinities, or entries whose squares overflow."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from fedmf.audits.aggregator_inputs import INSIDE
-from fedmf.audits.aggregator_movement import MovementTests, NotFinite
+from fedmf.audits.aggregator_inputs import INSIDE_NORM
+from fedmf.audits.aggregator_movement import NotFiniteReleaseError
+from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 
-# Arrays whose entries that are no numbers are tried at three places each; of more, in the middle.
-_FEW_ARRAYS, _MOST_ARRAYS = 8, 64
-# Arrays with such an entry beside a huge one.
-_ARRAYS_BESIDE_HUGE = 4
-# Inputs with entries that are no numbers; fewer are sent. After so many of them updates within the
-# clip norm show whether the function remembers one.
-_MOST_INPUTS, _INPUTS_TOGETHER = 200, 4
+# Up to this many arrays, three entries of each are replaced by a value that is not finite.
+_MAX_ARRAYS_WITH_THREE_ENTRIES = 8
+# Arrays whose middle entry is replaced, if there are more.
+_MAX_ARRAYS_WITH_ONE_ENTRY = 64
+# Arrays in which such an entry is sent beside a huge one.
+_MAX_ARRAYS_BESIDE_HUGE = 4
+# An upper bound on the number of inputs, over which the error rate is divided.
+_MAX_INPUTS = 200
+# After this many inputs, updates within the clip norm show whether the function remembers them.
+_INPUTS_BETWEEN_CHECKS = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _NotFiniteInput:
+    """Update that is not finite, or whose norm overflows or underflows.
+
+    Attributes:
+      description: the update in words.
+      update: (entries,), of any floating-point dtype.
+      client_index: the client that sends it.
+    """
+
+    description: str
+    update: np.ndarray
+    client_index: int = 0
 
 
 def send_non_numbers(tests: MovementTests) -> None:
-    """Tests that NaN, infinities and squares that overflow do not pass, in any array."""
+    """Tests that NaN, infinities and entries whose squares overflow are zeroed or refused."""
     measurements = tests.measurements
     inputs = tests.inputs
-    inside = inputs.sent(INSIDE, inputs.flat)
-    passed = []
-    largest_chance = 1.0
+    inside_update = inputs.update(INSIDE_NORM, inputs.all_entries)
+    released_inputs = []
+    smallest_p_value = 1.0
     num_inputs = 0
-    for words, update, place in _non_numbers(tests, inside):
+    for bad_input in _bad_inputs(tests, inside_update):
         num_inputs += 1
+        updates = inputs.from_one(bad_input.update, inside_update, bad_input.client_index)
         p_value = 1.0
         try:
-            row = measurements.release(inputs.first(update, inside, place)())
-            p_value = _unlike_others(tests, row)
+            row = measurements.release(updates())
+            p_value = _outlier_p_value(tests, row)
         except WrongResult:
             raise
-        except NotFinite:
+        except NotFiniteReleaseError:
             p_value = 0.0
-        except Exception:  # a refusal is as good as a zero
+        except Exception:  # A function that refuses the update protects as well as a zero.
             measurements.runs.start()
             continue
-        largest_chance = min(largest_chance, p_value)
-        if p_value * _MOST_INPUTS < tests.outcomes.threshold:
-            passed.append(words)
+        smallest_p_value = min(smallest_p_value, p_value)
+        if p_value * _MAX_INPUTS < tests.outcomes.threshold:
+            released_inputs.append(bad_input.description)
             measurements.runs.start()
             continue
-        if num_inputs % _INPUTS_TOGETHER:
-            continue
-        try:
-            measurements.release(inputs.everyone(inside)())
-        except NotFinite:
-            passed.append(f"{words} and others in rounds before")
-            largest_chance = 0.0
-            measurements.runs.start()
-        except WrongResult:
-            raise
-        except Exception:
-            measurements.runs.start()
-    tests.broken |= largest_chance == 0
-    seen = "nothing of them came out"
-    if passed:
-        seen = f"they passed into the release ({'; '.join(passed[:3])})"
+        if num_inputs % _INPUTS_BETWEEN_CHECKS == 0 and _is_remembered(tests, inside_update):
+            released_inputs.append(f"{bad_input.description} and others in rounds before")
+            smallest_p_value = 0.0
+    tests.has_nonfinite_release |= smallest_p_value == 0
+    result_in_words = "nothing of them came out"
+    if released_inputs:
+        result_in_words = f"they passed into the release ({'; '.join(released_inputs[:3])})"
     tests.outcomes.add(
         "not-finite",
-        min(1.0, num_inputs * largest_chance),
-        f"{num_inputs} updates with NaN, infinities, or entries whose squares overflow: {seen}; "
-        "claimed is a clip.",
+        min(1.0, num_inputs * smallest_p_value),
+        f"{num_inputs} updates with NaN, infinities, or entries whose squares overflow: "
+        f"{result_in_words}; claimed is a clip.",
         mistake="clip_norm / norm is no clip for them: such a release tells for certain that this "
         "client is there. Count an update whose norm is not finite as zero.",
     )
 
 
-def _non_numbers(tests: MovementTests, inside: np.ndarray) -> Iterator[tuple[str, np.ndarray, int]]:
-    """Yields words, an update with an entry that is no number, and its client."""
+def _is_remembered(tests: MovementTests, inside_update: np.ndarray) -> bool:
+    """Returns whether a release of finite updates is not finite after earlier bad inputs."""
+    runs = tests.measurements.runs
+    try:
+        tests.measurements.release(tests.inputs.from_all(inside_update)())
+    except NotFiniteReleaseError:
+        runs.start()
+        return True
+    except WrongResult:
+        raise
+    except Exception:  # A function that refuses finite updates now releases nothing of the others.
+        runs.start()
+    return False
+
+
+def _bad_inputs(tests: MovementTests, inside_update: np.ndarray) -> Iterator[_NotFiniteInput]:
+    """Yields all inputs of the test."""
     inputs = tests.inputs
     sizes = np.array(tests.claim.sizes)
-    shares: tuple[float, ...]
+    positions: tuple[float, ...]
     values: tuple[float, ...]
-    if inputs.num_arrays <= _FEW_ARRAYS:
+    if inputs.num_arrays <= _MAX_ARRAYS_WITH_THREE_ENTRIES:
         arrays = np.arange(inputs.num_arrays)
-        shares = (0.0, 0.5, 1.0)
+        positions = (0.0, 0.5, 1.0)
         values = (math.nan, math.inf, -math.inf, 1e30)
     else:
-        most = min(inputs.num_arrays, _MOST_ARRAYS)
-        arrays = np.unique(np.linspace(0, inputs.num_arrays - 1, most).astype(int))
-        shares = (0.5,)
+        num_tested = min(inputs.num_arrays, _MAX_ARRAYS_WITH_ONE_ENTRY)
+        arrays = np.unique(np.linspace(0, inputs.num_arrays - 1, num_tested).astype(int))
+        positions = (0.5,)
         values = (math.nan, math.inf)
     for array in arrays:
-        places = {int(inputs.starts[array] + share * (sizes[array] - 1)) for share in shares}
-        for place, value in itertools.product(sorted(places), values):
-            update = inside.copy()
-            update[place] = value
-            yield f"{value:g} in array {array + 1}", update, 0
-    yield from _beside_huge(tests, inside, arrays)
+        offsets = [position * (sizes[array] - 1) for position in positions]
+        entries = {int(inputs.starts[array] + offset) for offset in offsets}
+        for entry, value in itertools.product(sorted(entries), values):
+            update = inside_update.copy()
+            update[entry] = value
+            yield _NotFiniteInput(description=f"{value:g} in array {array + 1}", update=update)
+    yield from _bad_inputs_beside_huge(tests, inside_update, arrays)
     for value in (math.nan, math.inf, 1e25):
-        yield f"{value:g} in all entries", np.full_like(inside, value), 0
-        yield f"{value:g} in all entries", np.full_like(inside, value), inputs.clients - 1
-    both = inside.copy()
-    both[0] = math.inf
-    both[-1] = -math.inf
-    yield "both infinities", both, 0
+        for client_index in (0, inputs.num_clients - 1):
+            yield _NotFiniteInput(
+                description=f"{value:g} in all entries",
+                update=np.full_like(inside_update, value),
+                client_index=client_index,
+            )
+    update = inside_update.copy()
+    update[0] = math.inf
+    update[-1] = -math.inf
+    yield _NotFiniteInput(description="both infinities", update=update)
     for value in (math.nan, math.inf, 1e200):
-        double = inside.astype(np.float64)
-        double[-1] = value
-        yield f"{value:g} of float64", double, 0
-    # Squares that vanish: the norm is 0, and the update is not.
-    yield "1e-30 in all entries", np.full_like(inside, 1e-30), 0
-    yield "1e-200 of float64 in all entries", np.full(len(inside), 1e-200), 0
+        double_update = inside_update.astype(np.float64)
+        double_update[-1] = value
+        yield _NotFiniteInput(description=f"{value:g} of float64", update=double_update)
+    # The squares of these entries underflow: the computed norm of the update is 0.
+    yield _NotFiniteInput(
+        description="1e-30 in all entries", update=np.full_like(inside_update, 1e-30)
+    )
+    yield _NotFiniteInput(
+        description="1e-200 of float64 in all entries",
+        update=np.full(len(inside_update), 1e-200),
+    )
 
 
-def _beside_huge(
-    tests: MovementTests, inside: np.ndarray, arrays: np.ndarray
-) -> Iterator[tuple[str, np.ndarray, int]]:
-    """Yields updates with an entry that is no number and a huge one, in one array or in two.
+def _bad_inputs_beside_huge(
+    tests: MovementTests, inside_update: np.ndarray, arrays: np.ndarray
+) -> Iterator[_NotFiniteInput]:
+    """Yields updates with an entry that is not finite and a huge one, in one array or in two.
 
-    A norm that such an entry makes no number, and an entry that is then replaced by a number, let
-    the huge entry pass.
+    The first entry makes the norm NaN, so that a clip factor has no effect. If the function then
+    replaces the first entry by a number, the huge entry stays.
     """
     inputs = tests.inputs
     sizes = np.array(tests.claim.sizes)
     huge_entry = np.float32(1e6 * tests.claim.clip_norm)
-    most = min(_ARRAYS_BESIDE_HUGE, len(arrays))
-    few = np.unique(arrays[np.linspace(0, len(arrays) - 1, most).astype(int)])
-    for array, value in itertools.product(few, (math.nan, math.inf, -math.inf)):
-        first = int(inputs.starts[array])
-        last = first + int(sizes[array]) - 1
-        places = {last, (last + 1) % inputs.num_entries} - {first}
-        for place, huge in itertools.product(sorted(places), (huge_entry, 1e38)):
-            update = inside.copy()
-            update[first] = value
-            update[place] = huge
-            yield f"{value:g} in array {array + 1} beside an entry of {huge:.3g}", update, 0
+    num_tested = min(_MAX_ARRAYS_BESIDE_HUGE, len(arrays))
+    tested_arrays = np.unique(arrays[np.linspace(0, len(arrays) - 1, num_tested).astype(int)])
+    for array, value in itertools.product(tested_arrays, (math.nan, math.inf, -math.inf)):
+        first_entry = int(inputs.starts[array])
+        last_entry = first_entry + int(sizes[array]) - 1
+        huge_entries = {last_entry, (last_entry + 1) % inputs.num_entries} - {first_entry}
+        for entry, huge_value in itertools.product(sorted(huge_entries), (huge_entry, 1e38)):
+            update = inside_update.copy()
+            update[first_entry] = value
+            update[entry] = huge_value
+            yield _NotFiniteInput(
+                description=f"{value:g} in array {array + 1} beside an entry of {huge_value:.3g}",
+                update=update,
+            )
 
 
-def _unlike_others(tests: MovementTests, row: np.ndarray) -> float:
-    """Returns an upper bound on the chance of the release's largest entry beside the others'."""
+def _outlier_p_value(tests: MovementTests, row: np.ndarray) -> float:
+    """Returns an upper bound on the p-value of a release's largest entry.
+
+    The movement by all clients is estimated for each array by the mean of its entries.
+    """
     from scipy import stats
 
     measurements = tests.measurements
-    noise = measurements.noise
-    white = row / noise.entry_std
-    if noise.block > 1:
-        white /= math.sqrt(float(np.diagonal(noise.covariance).max()))
-        if measurements.runs.round > noise.block:
+    noise_model = measurements.noise_model
+    white_row = row / noise_model.entry_std
+    if noise_model.block > 1:
+        white_row /= math.sqrt(float(np.diagonal(noise_model.covariance).max()))
+        if measurements.runs.round > noise_model.block:
             return 1.0
-    starts = tests.inputs.starts
+    array_of = tests.inputs.array_of
     signs = tests.inputs.signs
     sizes = np.array(tests.claim.sizes)
-    # The clients' common movement is that of the mean, or all of an array of one entry.
-    means = np.add.reduceat(white * signs, starts) / sizes * (sizes > 1)
-    white = np.abs(white - signs * means[tests.inputs.array_of])
-    white -= measurements.allowed(tests.claim.clients) * (sizes == 1)[tests.inputs.array_of]
-    # One client may move an entry by so many standard deviations.
-    excess = float(white.max()) * (1 - 1e-3) - 2 * measurements.allowed(1)
-    return min(1.0, 2 * len(white) * float(stats.norm.sf(excess)))
+    # In an array of one entry, the movement cannot be estimated: its largest value is subtracted.
+    array_sums = np.add.reduceat(white_row * signs, tests.inputs.starts)
+    array_means = array_sums / sizes * (sizes > 1)
+    deviations = np.abs(white_row - signs * array_means[array_of])
+    deviations -= measurements.allowed_deviation(tests.claim.clients) * (sizes == 1)[array_of]
+    # One client may move an entry by this much under the claim.
+    largest_excess = float(deviations.max()) * (1 - 1e-3) - 2 * measurements.allowed_deviation(1)
+    return min(1.0, 2 * len(white_row) * float(stats.norm.sf(largest_excess)))

@@ -1,4 +1,4 @@
-"""Runs of a function that aggregates updates, as the auditor of aggregators calls it."""
+"""Runs of the audited function, and checks of the arrays that it returns."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -8,26 +8,28 @@ import numpy as np
 
 from fedmf.audits.aggregator_claim import AggregatorClaim
 
-# Makes the function for one run: updates, each a list of arrays -> arrays. A function with a
-# parameter `examples` is told how many examples each client has.
+# Returns the function of one run, which maps updates, each a list of arrays, to a list of arrays. A
+# function with a parameter `examples` is passed each client's number of examples as well.
 Maker = Callable[[], Callable[..., Any]]
 
-# Examples of a client, unless a test sends other numbers.
+# Examples of each client, unless a test passes other numbers.
 NUM_EXAMPLES = 10
 
 
 class WrongResult(ValueError):
-    """The function works, and what it gives is no aggregate."""
+    """The function returned something that is not an aggregate of the updates."""
 
 
 class AggregatorRuns:
-    """Calls of the function in runs of a fixed number of rounds; a release is a vector in units.
+    """Calls of the function, in runs of a fixed number of rounds.
+
+    A release is one vector, in units of the claimed sensitivity.
 
     Attributes:
-      calls: of the function so far.
-      round: of the next release in its run.
-      length: rounds of a run; then the function is made anew.
-      takes_examples: whether the function is told how many examples each client has.
+      calls: number of calls so far.
+      round: index of the next release in its run.
+      length: number of rounds after which a new run starts.
+      takes_examples: whether the function has a parameter for the clients' numbers of examples.
     """
 
     def __init__(self, make: Maker, claim: AggregatorClaim, length: int) -> None:
@@ -41,7 +43,7 @@ class AggregatorRuns:
         self.start()
 
     def start(self) -> None:
-        """Begins a run, in the state of a start of the program."""
+        """Starts a run with a new function in its initial state."""
         self._function = self._make()
         self.round = 0
         try:
@@ -49,50 +51,53 @@ class AggregatorRuns:
         except (TypeError, ValueError):  # a builtin
             parameter = None
         self.takes_examples = parameter is not None
-        self._by_place = parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY
+        self._is_positional = parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY
 
     def release(
         self, updates: Sequence[np.ndarray], examples: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Returns the release of one round.
+        """Calls the function for one round and returns its release.
 
         Args:
-          updates: one vector a client, of any dtype; the function gets copies.
-          examples: of each client; None for the same number of all.
+          updates: one vector for each client, of any dtype; the function gets copies.
+          examples: number of examples of each client; None for the same number for all.
 
         Raises:
-          WrongResult: the function gives no aggregate of the updates.
+          WrongResult: the function does not return an aggregate of the updates.
         """
         if self.round == self.length:
             self.start()
         self.round += 1
         self.calls += 1
-        places = list(zip(self._slices, self._shapes, strict=True))
-        arrays = [
-            [vector[place].reshape(shape) for place, shape in places]
-            for vector in map(np.copy, updates)
-        ]
-        return self.call(arrays, examples)
+        return self.call([self._arrays_of(np.copy(update)) for update in updates], examples)
+
+    def _arrays_of(self, vector: np.ndarray) -> list[np.ndarray]:
+        """Returns the arrays of an update as views of its vector."""
+        slices_and_shapes = zip(self._slices, self._shapes, strict=True)
+        return [vector[entries].reshape(shape) for entries, shape in slices_and_shapes]
 
     def call(
         self, arrays: list[list[np.ndarray]], examples: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Returns the function's result for lists of arrays as a vector in units."""
-        # Updates whose squares overflow are sent on purpose.
+        """Calls the function with lists of arrays and returns its release as a vector."""
+        # Some tests send updates whose squares overflow.
         with np.errstate(all="ignore"):
             result = self._result(arrays, examples)
         aggregate = self._checked(result)
         return np.concatenate([array.ravel() for array in aggregate]) / self._claim.unit
 
-    def _result(self, arrays: list[list[np.ndarray]], examples: Sequence[int] | None) -> Any:
+    def _result(self, arrays: list[list[np.ndarray]], examples: Sequence[int] | None) -> object:
+        """Calls the function, with the numbers of examples if it takes them."""
         if not self.takes_examples:
             return self._function(arrays)
-        counts = [NUM_EXAMPLES] * len(arrays) if examples is None else list(examples)
-        if self._by_place:
-            return self._function(arrays, counts)
-        return self._function(arrays, examples=counts)
+        if examples is None:
+            examples = [NUM_EXAMPLES] * len(arrays)
+        if self._is_positional:
+            return self._function(arrays, list(examples))
+        return self._function(arrays, examples=list(examples))
 
-    def _checked(self, result: Any) -> list[np.ndarray]:
+    def _checked(self, result: object) -> list[np.ndarray]:
+        """Returns the result as float64 arrays, or raises a WrongResult."""
         advice = "it must return the aggregate itself, a list of arrays"
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):

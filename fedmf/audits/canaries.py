@@ -1,21 +1,21 @@
-"""A lower bound on epsilon from one run: how many coins of canaries its releases betray.
+"""Empirical lower bounds on epsilon from the canaries of one run.
 
-Each of m canaries is in the run or out of it by a fair coin; an out-canary's updates are zero, as
-in the zero-out relation. Whatever scores are computed from what was released, with anything known
-but the coins and the noise, few guesses can be right:
+Each of m canaries is included in the run by a fair coin; the updates of the others are zero, as in
+the zero-out relation. An attacker computes a score of each canary from the releases and guesses the
+coins. A guarantee bounds the number of correct guesses, whatever the attacker knows besides:
 
-- of an (epsilon, delta) mechanism, r guesses are v times right with probability at most `p_value`
-  (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Sec. 5);
-- of a mechanism that is no easier to tell than Normal(0, 1) from Normal(mu, 1), the bound is
-  sharper (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235). A run without sampling claims
-  that, with mu = 1 / noise_multiplier;
-- where the scores are moreover normal, as sums of Gaussian noise along random directions are
-  (Andrew et al. 2024, arXiv 2302.03098), the difference of their means is what tells most.
+- for an (epsilon, delta)-DP mechanism, `p_value` bounds the chance of v correct ones among r
+  guesses (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, Sec. 5);
+- for a mu-Gaussian-DP mechanism, whose releases are no easier to distinguish than Normal(0, 1) and
+  Normal(mu, 1), the bound is sharper (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235). A
+  run without sampling claims this, with mu = 1 / noise_multiplier;
+- if the scores are normal as well, as sums of Gaussian noise along random directions are (Andrew et
+  al. 2024, arXiv 2302.03098), the difference of their means gives the sharpest bound.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -26,87 +26,100 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import Plan, unamplified_epsilon
 
-# Entries of columns that are filtered at a time.
-_FILTERED_ENTRIES = 2**20
+# Entries of the columns that one convolution filters.
+_MAX_FILTERED_ENTRIES = 2**20
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """The chance, at most, of so many correct guesses under (epsilon, delta)-DP.
+    """Returns an upper bound on the chance of the correct guesses under (epsilon, delta)-DP.
 
-    Pr[W >= v] + 2 m delta max_i (Pr[v > W >= v - i] / i) for v correct ones, where W is binomial of
-    the guesses with probability e^epsilon / (1 + e^epsilon).
+    For v correct guesses it is Pr[W >= v] + 2 m delta max_i (Pr[v > W >= v - i] / i), where W is
+    binomial with the number of guesses and probability e^epsilon / (1 + e^epsilon).
 
     >>> round(p_value(100, 10, 10, 0.0, 0.0) * 2**10, 9)
     1.0
     """
     from scipy import special
 
-    right = special.expit(epsilon)
+    chance_correct = special.expit(epsilon)
     i = np.arange(1, correct + 1)
     # bdtrc(k, r, p) = Pr[W > k].
-    tail = float(special.bdtrc(correct - 1, guesses, right)) if correct else 1.0
-    tails = np.where(
-        i < correct, special.bdtrc(np.maximum(correct - 1 - i, 0), guesses, right), 1.0
-    )
+    tail = 1.0
+    if correct:
+        tail = float(special.bdtrc(correct - 1, guesses, chance_correct))
+    fewer_correct = np.maximum(correct - 1 - i, 0)
+    tails = np.where(i < correct, special.bdtrc(fewer_correct, guesses, chance_correct), 1.0)
     return min(1.0, tail + 2 * canaries * delta * float(np.max((tails - tail) / i, initial=0.0)))
 
 
 def gaussian_refuted(
     canaries: int, guesses: int, correct: int, mu: float, significance: float
 ) -> bool:
-    """Whether so many correct guesses have a chance below `significance` under mu-Gaussian DP: the
-    recursion of arXiv 2410.22235.
+    """Returns whether the correct guesses have a chance below `significance` under mu-Gaussian DP.
+
+    This is the recursion of arXiv 2410.22235, in its notation.
     """
     from scipy import special
 
     r = significance * correct / canaries
     h = significance * (guesses - correct) / canaries
     for i in range(correct - 1, -1, -1):
-        higher = max(h, float(special.ndtr(special.ndtri(r) - mu)))
-        if higher == h or r + h > guesses / canaries:
+        next_h = max(h, float(special.ndtr(special.ndtri(r) - mu)))
+        if next_h == h or r + h > guesses / canaries:
             break
-        r, h = min(1.0, r + i / (guesses - i) * (higher - h)), higher
+        r = min(1.0, r + i / (guesses - i) * (next_h - h))
+        h = next_h
     return r + h > guesses / canaries
 
 
 def epsilon_bound(
     scores: np.ndarray, included: np.ndarray, delta: float, significance: float
 ) -> float:
-    """The largest epsilon that the coins refute together with `delta`; 0 where they refute none.
+    """Returns the largest epsilon that the coins refute for this delta; 0 if they refute none.
 
     Args:
-      scores: float64 (canaries,), larger for canaries that seem to be in.
+      scores: float64 (canaries,), larger for canaries that seem to be included.
       included: bool (canaries,), the coins.
       delta: of the claim.
-      significance: chance, at most, that the bound is above an epsilon that holds.
+      significance: largest chance that the bound exceeds a valid epsilon.
     """
     m = len(included)
-    counts, each = _counts(scores, included, significance)
-    return _largest(
-        lambda epsilon: any(p_value(m, r, v, epsilon, delta) <= each for r, v in counts)
+    guess_counts = _guess_counts(scores, included, significance)
+    level = significance / max(1, len(guess_counts))
+    return _largest_refuted(
+        lambda epsilon: any(
+            p_value(m, count.guesses, count.correct, epsilon, delta) <= level
+            for count in guess_counts
+        )
     )
 
 
 def gaussian_epsilon_bound(
     scores: np.ndarray, included: np.ndarray, delta: float, significance: float
 ) -> float:
-    """`epsilon_bound` for a mechanism that claims to be Gaussian: epsilon at `delta` of the largest
-    mu that the coins refute.
+    """Returns the epsilon of the largest mu that the coins refute, for a Gaussian mechanism.
+
+    The arguments are those of `epsilon_bound`.
     """
     m = len(included)
-    counts, each = _counts(scores, included, significance)
-    mu = _largest(lambda mu: any(gaussian_refuted(m, r, v, mu, each) for r, v in counts))
+    guess_counts = _guess_counts(scores, included, significance)
+    level = significance / max(1, len(guess_counts))
+    mu = _largest_refuted(
+        lambda mu: any(
+            gaussian_refuted(m, count.guesses, count.correct, mu, level) for count in guess_counts
+        )
+    )
     return gaussian_epsilon(1 / mu, delta) if mu else 0.0
 
 
 def normal_epsilon_bound(
     scores: np.ndarray, included: np.ndarray, delta: float, significance: float
 ) -> float:
-    """`epsilon_bound` for normal scores of one spread: epsilon at `delta` of the least ratio of
-    signal and spread that they leave.
+    """Returns the epsilon of a lower bound on the signal-to-noise ratio of normal scores.
 
-    Student's t of the difference of the means has its non-central distribution. Where the signal
-    varies among canaries the mean one counts.
+    The difference of the means, divided by its standard error, has a non-central t distribution if
+    the scores have equal variances. If the signal differs between canaries, the bound is on its
+    mean. The arguments are those of `epsilon_bound`.
     """
     from scipy import special
 
@@ -119,13 +132,13 @@ def normal_epsilon_bound(
     squares = float(((present - present.mean()) ** 2).sum() + ((absent - absent.mean()) ** 2).sum())
     if squares == 0:
         return math.inf if signal > 0 else 0.0
-    width = math.sqrt(1 / len(present) + 1 / len(absent))
-    t = signal / (width * math.sqrt(squares / degrees))
-    mu = width * float(special.nctdtrinc(degrees, 1 - significance, t))
+    relative_error = math.sqrt(1 / len(present) + 1 / len(absent))
+    t = signal / (relative_error * math.sqrt(squares / degrees))
+    mu = relative_error * float(special.nctdtrinc(degrees, 1 - significance, t))
     return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
 
 
-# What a bound assumes -> the bound.
+# Assumption on the mechanism -> function that computes the bound.
 BOUNDS = {
     "nothing": epsilon_bound,
     "Gaussian mechanism": gaussian_epsilon_bound,
@@ -133,78 +146,87 @@ BOUNDS = {
 }
 
 
-def _counts(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _GuessCount:
+    """Number of guesses, and of the correct ones among them."""
+
+    guesses: int
+    correct: int
+
+
+def _guess_counts(
     scores: np.ndarray, included: np.ndarray, significance: float
-) -> tuple[list[tuple[int, int]], float]:
-    """(guesses, correct ones) for some numbers of guesses, and the significance of each
-    of them (Bonferroni).
+) -> list[_GuessCount]:
+    """Returns the correct guesses for several numbers of guesses.
 
-    As many highest scores are guessed in as lowest out. The numbers do not depend on the coins: to
-    choose them by what was right would void the correction.
+    One half of the guesses is that the canaries with the highest scores are included, the other
+    half that those with the lowest are not. Half of the canaries, a quarter and so on are guessed
+    on each side, while correct guesses alone could refute epsilon = 0. These numbers do not depend
+    on the coins, so that Bonferroni's correction is valid.
     """
-    order = included[np.argsort(scores, kind="stable")]
-    sides = list(_sides(len(order), significance))
-    counts = [(2 * k, int((~order[:k]).sum() + order[-k:].sum())) for k in sides]
-    return counts, significance / max(1, len(sides))
-
-
-def _sides(canaries: int, significance: float) -> Iterator[int]:
-    """Half of the canaries, a quarter and so on, as long as guesses that are all right could refute
-    epsilon = 0.
-    """
-    k = canaries // 2
+    coins_by_score = included[np.argsort(scores, kind="stable")]
+    guess_counts = []
+    k = len(coins_by_score) // 2
     while k and 2.0 ** (-2 * k) <= significance:
-        yield k
+        num_correct = int((~coins_by_score[:k]).sum() + coins_by_score[-k:].sum())
+        guess_counts.append(_GuessCount(guesses=2 * k, correct=num_correct))
         k //= 2
+    return guess_counts
 
 
-def _largest(refuted: Callable[[float], bool]) -> float:
-    """The largest number that is refuted, to 1e-9 of it or of 1 and not above it; refuted means
-    that all smaller ones are as well.
+def _largest_refuted(is_refuted: Callable[[float], bool]) -> float:
+    """Returns the largest value that is refuted, from below and to a relative error of 1e-9.
+
+    All values below a refuted one are refuted. The result is 0 if none is.
     """
-    if not refuted(0.0):
+    if not is_refuted(0.0):
         return 0.0
     low = 0.0
     high = 1.0
-    while refuted(high):
-        low, high = high, 2 * high
+    while is_refuted(high):
+        low = high
+        high = 2 * high
     while high - low > 1e-9 * max(1.0, high):
         middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
+        if is_refuted(middle):
+            low = middle
+        else:
+            high = middle
     return low
 
 
 def release_scores(
     mechanism: Mechanism, rounds: np.ndarray, projections: np.ndarray, clip_norm: float
 ) -> np.ndarray:
-    """Returns how much likelier the releases are with each canary than without, up to a positive
-    factor: a matched filter.
+    """Returns the log-likelihood ratio of each canary, in or out, up to a positive factor.
 
-    In coordinates in which the noise of the rounds is white by the mechanism, N N^T = L L^T, canary
-    j is in with mean a_j = L^-1 x_j, and <a_j, S^-1 (L^-1 y_j - a_j / 2)> is its log-likelihood
-    ratio for noise of covariance S. By the claim S is the identity. Here it is what the canaries'
-    own projections show, shrunk to the identity the more the fewer canaries there are: noise that
-    does not vary as claimed helps to tell.
+    In coordinates in which the noise is white according to the mechanism, N N^T = L L^T, an
+    included canary j adds a_j = L^-1 x_j, and <a_j, S^-1 (L^-1 y_j - a_j / 2)> is its
+    log-likelihood ratio for noise of covariance S. The claim is that S is the identity. S is
+    estimated from the projections here, with shrinkage towards the identity for few canaries, so
+    that noise with another covariance than claimed makes the scores more accurate.
 
     Args:
       mechanism: with N, (n, m).
-      rounds: bool (n, canaries), who took part in which round.
-      projections: float64 (n, canaries): the released sum of round t along
-        the direction of canary j.
-      clip_norm: length of a canary's update.
+      rounds: bool (n, canaries), the rounds in which each canary took part.
+      projections: float64 (n, canaries), the released sum of each round along the direction of each
+        canary.
+      clip_norm: norm of a canary's update.
 
     Raises:
       ValueError: N would have to be formed, and does not fit into memory.
     """
-    white = _whitener(mechanism)
-    a = clip_norm * white(rounds.astype(np.float64))
-    y = white(projections)
-    return (a * _over_covariance(y, y - a / 2)).sum(axis=0)
+    whiten_columns = _whitener(mechanism)
+    a = clip_norm * whiten_columns(rounds.astype(np.float64))
+    y = whiten_columns(projections)
+    return (a * _solve_covariance(y, y - a / 2)).sum(axis=0)
 
 
 def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the function that multiplies columns by L^-1: by C where that is square, lower
-    triangular and given by few numbers, as L is then N up to the signs of its columns.
+    """Returns the function that multiplies columns by L^-1.
+
+    For Toeplitz and banded mechanisms it multiplies by C, since L then equals N = C^-1 up to the
+    signs of its columns.
     """
     import scipy.linalg
     import scipy.signal
@@ -215,27 +237,30 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
     if coefficients is not None:
 
         def filtered(columns: np.ndarray) -> np.ndarray:
-            # Some columns at a time: the transforms of all would take several times their memory.
-            width = max(1, _FILTERED_ENTRIES // n)
+            """Multiplies columns by C, in batches whose Fourier transforms fit into memory."""
+            batch_width = max(1, _MAX_FILTERED_ENTRIES // n)
+            starts = range(0, columns.shape[1], batch_width)
+            batches = [columns[:, start : start + batch_width] for start in starts]
             products = [
-                scipy.signal.oaconvolve(coefficients[:, None], columns[:, i : i + width], axes=0)
-                for i in range(0, columns.shape[1], width)
+                scipy.signal.oaconvolve(coefficients[:, None], batch, axes=0) for batch in batches
             ]
             return np.hstack([product[:n] for product in products])
 
         return filtered
     if rows is not None:
         return lambda columns: checks.banded_times(rows, columns)
-    # N with twice as many sources as rounds, its QR factors, and L.
+    # Memory of N with twice as many sources as rounds, its QR factors, and L.
     hint = "audit the canaries of a run with fewer rounds"
     checks.fits_in_memory("the audit of these canaries", (n, n), copies=6, hint=hint)
     L = causal_factor(mechanism.noising())
     return lambda columns: scipy.linalg.solve_triangular(L, columns, lower=True, check_finite=False)
 
 
-def _over_covariance(y: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Returns S^-1 times the columns, S = y y^T / m + c I of m columns y, c their mean square over
-    m: what is inverted is as large as y is narrow or short, whichever is less.
+def _solve_covariance(y: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Returns S^-1 times the columns, where S = y y^T / m + c I for the m columns of y.
+
+    The shrinkage c is the sum of squares of y divided by m^2. By the Woodbury identity the matrix
+    that is inverted has the smaller dimension of y.
     """
     import scipy.linalg
 
@@ -250,14 +275,14 @@ def _over_covariance(y: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryBound:
-    """What one score proves.
+    """Lower bound on epsilon that one score proves.
 
     Attributes:
       score: "all releases" or "final model".
       assumes: a key of `BOUNDS`.
-      epsilon_lower: at the plan's delta.
-      epsilon_claimed: what the plan claims of somebody who knows what the score uses; infinite
-        without noise.
+      epsilon_lower: the bound, at the plan's delta.
+      epsilon_claimed: the plan's epsilon for an attacker with the knowledge that the score uses;
+        infinite without noise.
     """
 
     score: str
@@ -268,13 +293,13 @@ class CanaryBound:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryAudit:
-    """What the canaries of one run prove, beside its claim.
+    """Lower bounds on epsilon from the canaries of one run, beside the claim.
 
     Attributes:
-      canaries, included: how many there were, and how many of them were in.
-      took_part: how many were in some cohort, in or out.
+      canaries, included: number of canaries, and of the included ones among them.
+      took_part: number of canaries that were in any cohort, included or not.
       delta: of the plan.
-      confidence: with which all the bounds hold together.
+      confidence: of all bounds together.
       bounds: one for each score and assumption.
     """
 
@@ -287,19 +312,19 @@ class CanaryAudit:
 
     @property
     def exceeded(self) -> tuple[CanaryBound, ...]:
-        """Bounds above what is claimed: with the confidence, the claim does not hold."""
+        """Bounds above the claimed epsilon, which refute the claim."""
         return tuple(bound for bound in self.bounds if bound.epsilon_lower > bound.epsilon_claimed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryEvidence:
-    """What a run kept of its canaries; secret, as it tells the coins.
+    """Coins of a run's canaries, and the releases along their directions. It is secret.
 
     Attributes:
       included: bool (canaries,), the coins.
-      rounds: bool (n, canaries), who took part in which round, in or out.
+      rounds: bool (n, canaries), the rounds in which each canary took part, included or not.
       releases: float64 (n, canaries), the released sum of each round along each canary's direction.
-      model: float64 (canaries,), how far the final model moved along it.
+      model: float64 (canaries,), the movement of the final model along each direction.
     """
 
     included: np.ndarray
@@ -308,14 +333,15 @@ class CanaryEvidence:
     model: np.ndarray
 
     def check_finite(self) -> None:
-        """Refuses releases and models that are not finite: they are ordered like numbers, and would
-        count as guesses.
+        """Raises a ValueError if a release or the model is not finite.
+
+        Scores that are not finite would be sorted like numbers and count as guesses.
         """
-        wrong = [*np.argwhere(~np.isfinite(self.releases))]
-        if wrong:
-            t, canary = wrong[0]
+        not_finite = [*np.argwhere(~np.isfinite(self.releases))]
+        if not_finite:
+            t, canary = not_finite[0]
             raise ValueError(
-                f"{len(wrong)} releases along canaries are not finite, the first in round {t} "
+                f"{len(not_finite)} releases along canaries are not finite, the first in round {t} "
                 f"along canary {canary}: {self.releases[t, canary]}; the run has diverged, and its "
                 "canaries prove nothing: audit a run that has not"
             )
@@ -331,22 +357,20 @@ class CanaryEvidence:
 def audit_canaries(
     plan: Plan, evidence: CanaryEvidence, *, confidence: float = 0.95
 ) -> CanaryAudit:
-    """Lower bounds on epsilon from all releases and from the final model,
-    beside the claim of `plan`.
+    """Computes lower bounds on epsilon from all releases and from the final model of a run.
 
-    The score of all releases uses the rounds of a canary. It is held against the epsilon that does
-    not rest on the secrecy of who is drawn, and so are bounds that assume a Gaussian mechanism.
-    Canaries that never took part say nothing; they are left out, but not where it is a secret that
-    they did not.
+    The score of all releases uses the rounds of a canary, and is compared with the epsilon for
+    known cohorts; so are the bounds that assume a Gaussian mechanism. Canaries that never took part
+    are excluded, unless their absence is part of what amplification by sampling protects.
 
     Args:
-      plan: what the run was planned with; not a simulation of a larger cohort.
+      plan: of the run; not a simulation of a larger cohort.
       evidence: of the run.
-      confidence: with which all bounds hold together (Bonferroni), in (0, 1).
+      confidence: of all bounds together (Bonferroni), in (0, 1).
 
     Raises:
-      TypeError, ValueError: a confidence out of range; a plan that simulates, as its claim is not
-        about the noise of the run; or releases that are not finite, from which nothing follows.
+      TypeError, ValueError: a confidence out of range, a plan that simulates a larger cohort, whose
+        claim is not about the noise of the run, or releases that are not finite.
     """
     error = 1 - checks.positive("confidence", confidence, "use a number such as 0.95", below=1)
     if plan.simulation is not None:
@@ -356,7 +380,9 @@ def audit_canaries(
         )
     evidence.check_finite()
     took_part = evidence.rounds.any(axis=0)
-    kept = took_part if plan.sampling is None else np.ones_like(took_part)
+    is_counted = took_part
+    if plan.sampling is not None:
+        is_counted = np.ones_like(took_part)
     scores = {
         "all releases": release_scores(
             plan.mechanism, evidence.rounds, evidence.releases, plan.clip_norm
@@ -364,17 +390,25 @@ def audit_canaries(
         "final model": evidence.model,
     }
     bounds = []
-    for score, values in scores.items():
-        for assumes, bound in BOUNDS.items():
-            secret = score == "final model" and assumes == "nothing"
-            of = kept if secret else took_part
-            lower = bound(
-                values[of], evidence.included[of], plan.delta, error / (len(scores) * len(BOUNDS))
+    significance = error / (len(scores) * len(BOUNDS))
+    for score_name, canary_scores in scores.items():
+        for assumption, compute_bound in BOUNDS.items():
+            # Only this bound is valid for secret cohorts, on which amplification rests.
+            is_amplified = score_name == "final model" and assumption == "nothing"
+            selected = took_part
+            epsilon_claimed = unamplified_epsilon(plan)
+            if is_amplified:
+                selected = is_counted
+                epsilon_claimed = plan.epsilon
+            epsilon_lower = compute_bound(
+                canary_scores[selected], evidence.included[selected], plan.delta, significance
             )
-            claimed = plan.epsilon if secret else unamplified_epsilon(plan)
             bounds.append(
                 CanaryBound(
-                    score=score, assumes=assumes, epsilon_lower=lower, epsilon_claimed=claimed
+                    score=score_name,
+                    assumes=assumption,
+                    epsilon_lower=epsilon_lower,
+                    epsilon_claimed=epsilon_claimed,
                 )
             )
     return CanaryAudit(

@@ -1,9 +1,9 @@
-"""How well released rows tell whether one client took part: the worst case played many times,
-against what a plan claims.
+"""Distinguishing attack on released rows: an empirical lower bound on a plan's epsilon.
 
-A client contributes u_t * clip_norm * e in round t, u_t in {-1, 0, 1}, e a unit vector, or nothing
-at all. What is released along e is then y = clip_norm * u + N z (present) or N z (absent). The
-likelihood ratio depends on y only through
+The attack decides from the releases whether one client took part, in the worst rounds that the plan
+allows. The client contributes u_t * clip_norm * e in round t, with u_t in {-1, 0, 1} and a unit
+vector e, or nothing. The releases along e are then y = clip_norm * u + N z if the client is present
+and N z if it is absent. The likelihood ratio depends on y only through
 
     s = <v, L^-1 y> / stddev,   v = L^-1 u / |L^-1 u|       Normal(snr, 1) or, absent, Normal(0, 1)
     snr = clip_norm |L^-1 u| / stddev <= 1 / noise_multiplier,   as |L^-1 u| <= |C u| <= sensitivity
@@ -14,8 +14,8 @@ likelihood ratio depends on y only through
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,23 +27,26 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Budgeted, Participation
 from fedmf.privacy.plan import Plan, cohort_scale
 
-# Patterns of rounds that are all tried; beyond, windows and then better rounds one at a time.
+# Up to this many patterns of rounds are all tried.
 MAX_PATTERNS = 5_000
-# Signs of so many rounds are all tried.
-_FEW_ROUNDS = 8
-MAX_MOVED_ROUNDS, _SWEEPS = 64, 20
-# Relative difference of values that are equal but for rounding.
-_TIE = 1e-9
+# All signs are tried for up to this many rounds.
+_MAX_ROUNDS_FOR_ALL_SIGNS = 8
+# Up to this many rounds of a pattern are moved one at a time.
+MAX_MOVED_ROUNDS = 64
+_MAX_SWEEPS = 20
+# Relative difference below which two values count as equal.
+_RELATIVE_TIE = 1e-9
+_MIN_TRIALS = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorstCase:
-    """The neighbouring streams that one client's presence makes, and how to tell them apart.
+    """Contributions of one client, and the statistic that detects them best.
 
     Attributes:
       contributions: u, float64 (n,), entries -1, 0, 1.
-      projection: g, float64 (n,); s = sum_t g_t * (row t of what is released, in units of stddev).
-      snr: mean of s if present, under the claim.
+      projection: g, float64 (n,); s = sum_t g_t * (released row t along e, in units of stddev).
+      snr: mean of s under the claim if the client is present.
     """
 
     contributions: np.ndarray
@@ -52,17 +55,16 @@ class WorstCase:
 
 
 def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCase:
-    """The pattern of rounds and signs that the released rows tell best,
-    as far as a search finds it.
+    """Searches for the rounds and signs of a client that the released rows reveal best.
 
-    All patterns are tried where they are few. Otherwise the windows of rounds min_sep apart, and
-    from the best of them better rounds one at a time: a lower bound on the worst. Of patterns that
-    differ by rounding alone the first one is taken.
+    All patterns of rounds are tried if they are few. Otherwise the search tries windows of rounds
+    min_sep apart, and then moves single rounds of the best window: a lower bound on the worst case.
+    Of patterns that differ by rounding alone it takes the first.
 
     Args:
-      plan: with noise, not a simulation of a larger cohort (its guarantee is not
-        that of what runs).
-      rounds: the client's rounds in place of the worst ones, also more than the plan allows.
+      plan: with noise, and not a simulation of a larger cohort, whose guarantee is not that of the
+        run.
+      rounds: the client's rounds in place of the worst ones; they may be more than the plan allows.
 
     Raises:
       ValueError: the plan has no noise, or simulates, or has too many rounds for memory.
@@ -75,7 +77,7 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
             "without noise, or that simulates a larger cohort, guarantees nothing of what runs"
         )
     n = plan.mechanism.rounds
-    # L, its inverse E, X, and what is multiplied to make them.
+    # L, its inverse E, X, and one matrix of intermediate results.
     hint = "take a plan of the same family with fewer rounds"
     checks.fits_in_memory("the search of all rounds", (n, n), copies=4, hint=hint)
     L = causal_factor(plan.mechanism.noising())
@@ -87,118 +89,134 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
         u = _worst_of(X, evenly_spaced(pair_costs(plan.mechanism), plan.participation))
     else:
         u = worst_contributions(X, plan.participation)
-    v = E @ u
-    norm = float(np.linalg.norm(v))
+    white_contributions = E @ u
+    white_norm = float(np.linalg.norm(white_contributions))
     return WorstCase(
         contributions=u,
-        projection=E.T @ v / norm,
-        snr=norm / (plan.sensitivity.value * plan.noise_multiplier),
+        projection=E.T @ white_contributions / white_norm,
+        snr=white_norm / (plan.sensitivity.value * plan.noise_multiplier),
     )
 
 
 def _first_largest(values: Iterable[float]) -> int:
-    """Index of the first value that is the largest but for rounding (processors differ)."""
+    """Returns the index of the first value that equals the largest up to rounding.
+
+    The result is then the same on all processors.
+    """
     array = np.fromiter(values, np.float64)
     largest = array.max()
-    return int(np.flatnonzero(array >= largest - _TIE * abs(largest))[0])
+    return int(np.flatnonzero(array >= largest - _RELATIVE_TIE * abs(largest))[0])
 
 
 def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarray:
-    """Searches for u, entries -1, 0 and 1 in rounds that the participation allows, with the
-    largest u^T X u; see `worst_case`.
+    """Searches for the contributions u with the largest u^T X u, as `worst_case` does.
+
+    The entries of u are -1, 0 and 1, and not 0 only in rounds that the participation allows.
     """
     patterns = list(itertools.islice(participation.patterns(), MAX_PATTERNS + 1))
     if len(patterns) > MAX_PATTERNS:
         n = participation.rounds
         b = participation.min_sep
         k = participation.max_participations
-        patterns = [tuple(range(first, min(n, first + (k - 1) * b + 1), b)) for first in range(n)]
-        patterns = [p for p in patterns if len(p) == min(k, len(patterns[0]))] or patterns
-    best = _worst_of(X, patterns)
+        patterns = [tuple(range(start, min(n, start + (k - 1) * b + 1), b)) for start in range(n)]
+        full_length = min(k, len(patterns[0]))
+        patterns = [pattern for pattern in patterns if len(pattern) == full_length] or patterns
+    contributions = _worst_of(X, patterns)
     num_rounds = participation.max_participations
     if participation.has_movable_rounds and 1 < num_rounds <= MAX_MOVED_ROUNDS:
-        best = _improved(X, best, participation.min_sep)
-    return best
+        contributions = _move_rounds(X, contributions, participation.min_sep)
+    return contributions
 
 
 def _worst_of(X: np.ndarray, patterns: Sequence[Sequence[int]]) -> np.ndarray:
+    """Returns the contributions on one of the patterns of rounds with the largest u^T X u."""
     candidates = [_with_signs(X, pattern) for pattern in patterns]
     return candidates[_first_largest(_energy(X, u) for u in candidates)]
 
 
 def evenly_spaced(costs: np.ndarray, budget: Budgeted) -> list[list[int]]:
-    """Of rounds 0, gap, 2 gap, ... as many as the budget pays for, for every gap:
-    some of what it allows.
+    """Returns patterns of equally spaced rounds within a participation budget, for every gap.
+
+    The rounds are 0, gap, 2 gap, ... until the budget is spent: not all that it allows.
     """
     spaced = (np.arange(0, len(costs), gap) for gap in range(1, len(costs) + 1))
     return [rounds[budget.affords(block_sums(costs, rounds))].tolist() for rounds in spaced]
 
 
 def _energy(X: np.ndarray, u: np.ndarray) -> float:
-    taken = np.flatnonzero(u)
-    return float(u[taken] @ X[np.ix_(taken, taken)] @ u[taken])
+    """Returns u^T X u."""
+    support = np.flatnonzero(u)
+    return float(u[support] @ X[np.ix_(support, support)] @ u[support])
 
 
 def _with_signs(X: np.ndarray, pattern: Iterable[int]) -> np.ndarray:
-    """u on these rounds: the best signs where there are few rounds, otherwise a sign at a time as
-    long as it helps.
+    """Returns the contributions u on a pattern of rounds, with signs that maximise u^T X u.
+
+    The signs are optimal for few rounds; for more, signs are flipped one at a time while that
+    increases the value.
     """
-    taken = np.array(sorted(pattern))
-    part = X[np.ix_(taken, taken)]
-    signs = np.ones(len(taken))
-    if (part < 0).any() and len(taken) <= _FEW_ROUNDS:
-        choices = np.array(
-            [(1.0, *rest) for rest in itertools.product((1.0, -1.0), repeat=len(taken) - 1)]
-        )
-        signs = choices[_first_largest(((choices @ part) * choices).sum(axis=1))]
-    elif (part < 0).any():
-        for _ in range(len(taken)):
+    support = np.array(sorted(pattern))
+    gram = X[np.ix_(support, support)]
+    has_negative = (gram < 0).any()
+    signs = np.ones(len(support))
+    if has_negative and len(support) <= _MAX_ROUNDS_FOR_ALL_SIGNS:
+        later_signs = itertools.product((1.0, -1.0), repeat=len(support) - 1)
+        sign_choices = np.array([(1.0, *choice) for choice in later_signs])
+        energies = ((sign_choices @ gram) * sign_choices).sum(axis=1)
+        signs = sign_choices[_first_largest(energies)]
+    elif has_negative:
+        for _ in range(len(support)):
             # Flipping sign i changes the energy by -4 s_i (sum_(j != i) X_ij s_j).
-            gain = -signs * (part @ signs - np.diagonal(part) * signs)
-            if gain.max() <= _TIE * part.max():
+            flip_gain = -signs * (gram @ signs - np.diagonal(gram) * signs)
+            if flip_gain.max() <= _RELATIVE_TIE * gram.max():
                 break
-            signs[_first_largest(gain)] *= -1
+            signs[_first_largest(flip_gain)] *= -1
     u = np.zeros(len(X))
-    u[taken] = signs
+    u[support] = signs
     return u
 
 
-def _improved(X: np.ndarray, u: np.ndarray, min_sep: int) -> np.ndarray:
-    """Moves one round at a time to where it counts most, as long as that helps."""
-    for _ in range(_SWEEPS):
-        before = _energy(X, u)
+def _move_rounds(X: np.ndarray, u: np.ndarray, min_sep: int) -> np.ndarray:
+    """Moves one round at a time to its best position, while that increases u^T X u."""
+    all_rounds = np.arange(len(u))
+    for _ in range(_MAX_SWEEPS):
+        previous_energy = _energy(X, u)
         for t in np.flatnonzero(u):
-            rest = u.copy()
-            rest[t] = 0.0
-            others = np.flatnonzero(rest)
-            near = (np.abs(np.subtract.outer(np.arange(len(u)), others)) < min_sep).any(axis=1)
-            overlap = X[:, others] @ rest[others]
-            place = _first_largest(np.where(near, -np.inf, np.diagonal(X) + 2 * np.abs(overlap)))
-            rest[place] = 1.0 if overlap[place] >= -_TIE * X[place, place] else -1.0
-            u = rest
-        if _energy(X, u) <= before * (1 + _TIE):
+            moved = u.copy()
+            moved[t] = 0.0
+            fixed_rounds = np.flatnonzero(moved)
+            distances = np.abs(np.subtract.outer(all_rounds, fixed_rounds))
+            is_too_near = (distances < min_sep).any(axis=1)
+            overlap = X[:, fixed_rounds] @ moved[fixed_rounds]
+            gain = np.diagonal(X) + 2 * np.abs(overlap)
+            new_round = _first_largest(np.where(is_too_near, -np.inf, gain))
+            moved[new_round] = -1.0
+            if overlap[new_round] >= -_RELATIVE_TIE * X[new_round, new_round]:
+                moved[new_round] = 1.0
+            u = moved
+        if _energy(X, u) <= previous_energy * (1 + _RELATIVE_TIE):
             break
     return u
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distinguishing:
-    """What many trials showed, beside the claim.
+    """Result of a distinguishing attack, beside the claim.
 
     Attributes:
-      present, absent: numbers of trials.
-      snr_claimed: 1 / noise_multiplier, the most that the guarantee allows.
-      snr_expected: of the pattern that was played, under the claim.
-      snr, snr_lower, snr_upper: measured, in units of the noise that is there, with a two-sided
-        interval of the confidence to first order.
+      present, absent: numbers of trials with and without the client.
+      snr_claimed: 1 / noise_multiplier, the largest signal-to-noise ratio under the claim.
+      snr_expected: that of the client's rounds under the claim.
+      snr, snr_lower, snr_upper: the measured ratio, in units of the actual noise, and its two-sided
+        confidence interval, to first order.
       epsilon_claimed: of the plan, at its delta.
-      epsilon_expected: the lower bound that so many trials can be expected
-        to prove at snr_expected.
-      epsilon_lower: the lower bound that they proved: Clopper-Pearson at the confidence, the
-        threshold chosen on one half of the trials and judged on the other. Assumes nothing about
-        the noise.
-      confidence: of interval and bound.
-      findings: tests for the verdict, with p-values.
+      epsilon_expected: lower bound on epsilon that this number of trials proves on average if the
+        claim holds.
+      epsilon_lower: lower bound on epsilon that the trials prove, for noise of any distribution:
+        from Clopper-Pearson intervals of the attack's error rates, at a threshold that one half of
+        the trials selects and the other half evaluates.
+      confidence: of the interval and of the bound.
+      findings: tests of the claim.
     """
 
     present: int
@@ -224,151 +242,243 @@ def audit_distinguishing(
     *,
     confidence: float = 0.95,
 ) -> Distinguishing:
-    """Judges statistics s of trials with the client and without.
+    """Tests a plan's claim and bounds epsilon from below, by trials of a distinguishing attack.
 
     Args:
       plan: the claim.
-      case: the pattern that was played.
-      present, absent: s of independent trials, float64 (trials,), at least 4 each, in random order.
+      case: the rounds of the client in the trials.
+      present, absent: the statistic s of independent trials with and without the client, float64
+        (trials,), at least 4 each, in random order.
       confidence: of the interval and the bound, in (0, 1).
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError, ValueError: an argument of the wrong type, shape or range.
     """
     present = checks.finite_array("present", present, ndim=1)
     absent = checks.finite_array("absent", absent, ndim=1)
-    for name, values in (("present", present), ("absent", absent)):
-        if len(values) < 4:
-            raise ValueError(f"{name} has {len(values)} trials: play at least 4 of each kind")
+    for name, trials in (("present", present), ("absent", absent)):
+        if len(trials) < _MIN_TRIALS:
+            raise ValueError(
+                f"{name} has {len(trials)} trials: run at least {_MIN_TRIALS} of each kind"
+            )
     checks.positive("confidence", confidence, "use a number such as 0.95", below=1)
-    import scipy.stats
-
-    claimed = 1 / plan.noise_multiplier
-    delta = plan.delta
-    degrees = len(present) + len(absent) - 2
-    squares = ((present - present.mean()) ** 2).sum() + ((absent - absent.mean()) ** 2).sum()
-    variance = float(squares / degrees)
-    p_variance = 2 * min(
-        scipy.stats.chi2.cdf(squares, degrees), scipy.stats.chi2.sf(squares, degrees)
+    snr = _measure_snr(present, absent, confidence)
+    counts = _count_decisions(present, absent, plan.delta, confidence)
+    epsilon_lower = max(0.0, float(_epsilon_bound(counts, plan.delta, 1 - confidence)))
+    expected = expected_bound(
+        case.snr, counts.num_present, counts.num_absent, plan.delta, confidence
     )
-    # Under the claim s has variance 1, which has a test of its own: the difference of the means is
-    # then exactly normal.
-    signal = float(present.mean() - absent.mean())
-    width = math.sqrt(1 / len(present) + 1 / len(absent))
-    above_claim, above_expected = (
-        float(scipy.stats.norm.sf((signal - mean) / width)) for mean in (claimed, case.snr)
-    )
-    snr = signal / math.sqrt(variance)
-    reach = float(scipy.stats.norm.isf((1 - confidence) / 2)) * math.sqrt(
-        width**2 + snr**2 / (2 * degrees)
-    )
-    (one, judged), (other, judged_absent) = (np.split(s, [len(s) // 2]) for s in (present, absent))
-    threshold = _chosen_threshold(one, other, delta, confidence)
-    counts = (
-        int((judged > threshold).sum()),
-        len(judged),
-        int((judged_absent > threshold).sum()),
-        len(judged_absent),
-    )
-    epsilon = max(0.0, float(_bound(*counts, delta, 1 - confidence)))
-    tests = (
-        ("signal above the claim, 1 / noise_multiplier", signal, above_claim),
-        (
-            "signal other than expected of these rounds",
-            signal,
-            2 * min(above_expected, 1 - above_expected),
-        ),
-        ("variance of the likelihood-ratio statistic", variance, float(p_variance)),
-        ("empirical epsilon above the claim", epsilon, _p_of_epsilon(counts, delta, plan.epsilon)),
+    epsilon_finding = Finding(
+        name="empirical epsilon above the claim",
+        statistic=epsilon_lower,
+        p_value=min(1.0, _epsilon_p_value(counts, plan.delta, plan.epsilon)),
     )
     return Distinguishing(
         present=len(present),
         absent=len(absent),
-        snr_claimed=claimed,
+        snr_claimed=1 / plan.noise_multiplier,
         snr_expected=case.snr,
-        snr=snr,
-        snr_lower=snr - reach,
-        snr_upper=snr + reach,
+        snr=snr.value,
+        snr_lower=snr.value - snr.half_width,
+        snr_upper=snr.value + snr.half_width,
         epsilon_claimed=plan.epsilon,
-        epsilon_expected=expected_bound(
-            case.snr, len(judged), len(judged_absent), delta, confidence
-        )[0],
-        epsilon_lower=epsilon,
+        epsilon_expected=expected.epsilon,
+        epsilon_lower=epsilon_lower,
         confidence=confidence,
-        findings=tuple(
-            Finding(name=name, statistic=value, p_value=min(1.0, p)) for name, value, p in tests
-        ),
+        findings=(*_signal_findings(plan, case, snr), epsilon_finding),
     )
 
 
-def _bound(
-    hits: Any, trials: int, alarms: Any, others: int, delta: float, error: float
-) -> np.ndarray:
-    """log((hit rate - delta) / false alarm rate), both rates at the ends of Clopper-Pearson
-    intervals, error / 2 each.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _MeasuredSnr:
+    """Signal-to-noise ratio of the statistic s in the trials.
 
-    (epsilon, delta) allows hit rate <= exp(epsilon) * false alarm rate + delta. Numbers or arrays.
+    Attributes:
+      value: the signal divided by the standard deviation.
+      half_width: of its confidence interval.
+      signal: difference of the means with and without the client.
+      signal_std: standard deviation of the signal if s has variance 1.
+      squares: sum of squares about the two means.
+      degrees: degrees of freedom of `squares`.
+    """
+
+    value: float
+    half_width: float
+    signal: float
+    signal_std: float
+    squares: float
+    degrees: int
+
+
+def _measure_snr(present: np.ndarray, absent: np.ndarray, confidence: float) -> _MeasuredSnr:
+    """Measures the signal-to-noise ratio, with a confidence interval to first order."""
+    import scipy.stats
+
+    degrees = len(present) + len(absent) - 2
+    squares = ((present - present.mean()) ** 2).sum() + ((absent - absent.mean()) ** 2).sum()
+    signal = float(present.mean() - absent.mean())
+    signal_std = math.sqrt(1 / len(present) + 1 / len(absent))
+    snr = signal / math.sqrt(float(squares / degrees))
+    quantile = float(scipy.stats.norm.isf((1 - confidence) / 2))
+    return _MeasuredSnr(
+        value=snr,
+        half_width=quantile * math.sqrt(signal_std**2 + snr**2 / (2 * degrees)),
+        signal=signal,
+        signal_std=signal_std,
+        squares=squares,
+        degrees=degrees,
+    )
+
+
+def _signal_findings(plan: Plan, case: WorstCase, snr: _MeasuredSnr) -> Iterator[Finding]:
+    """Yields tests of the signal and of the variance of s.
+
+    Under the claim s has variance 1, which has a test of its own: the difference of the means is
+    then exactly normal.
+    """
+    import scipy.stats
+
+    claimed_snr = 1 / plan.noise_multiplier
+    above_claim = float(scipy.stats.norm.sf((snr.signal - claimed_snr) / snr.signal_std))
+    yield Finding(
+        name="signal above the claim, 1 / noise_multiplier",
+        statistic=snr.signal,
+        p_value=min(1.0, above_claim),
+    )
+    above_expected = float(scipy.stats.norm.sf((snr.signal - case.snr) / snr.signal_std))
+    yield Finding(
+        name="signal other than expected of these rounds",
+        statistic=snr.signal,
+        p_value=min(1.0, 2 * min(above_expected, 1 - above_expected)),
+    )
+    smaller = scipy.stats.chi2.cdf(snr.squares, snr.degrees)
+    larger = scipy.stats.chi2.sf(snr.squares, snr.degrees)
+    yield Finding(
+        name="variance of the likelihood-ratio statistic",
+        statistic=float(snr.squares / snr.degrees),
+        p_value=min(1.0, float(2 * min(smaller, larger))),
+    )
+
+
+class _DecisionCounts(NamedTuple):
+    """Counts of the attack's decisions: numbers, or arrays for several thresholds.
+
+    Attributes:
+      num_true_positives: trials with the client in which the attack decides "present".
+      num_present: trials with the client.
+      num_false_positives: trials without the client in which it decides "present".
+      num_absent: trials without the client.
+    """
+
+    num_true_positives: float | np.ndarray
+    num_present: int
+    num_false_positives: float | np.ndarray
+    num_absent: int
+
+
+def _count_decisions(
+    present: np.ndarray, absent: np.ndarray, delta: float, confidence: float
+) -> _DecisionCounts:
+    """Selects a threshold on the first half of the trials and counts decisions on the second."""
+    present_for_threshold, present_trials = np.split(present, [len(present) // 2])
+    absent_for_threshold, absent_trials = np.split(absent, [len(absent) // 2])
+    threshold = _select_threshold(present_for_threshold, absent_for_threshold, delta, confidence)
+    return _DecisionCounts(
+        num_true_positives=int((present_trials > threshold).sum()),
+        num_present=len(present_trials),
+        num_false_positives=int((absent_trials > threshold).sum()),
+        num_absent=len(absent_trials),
+    )
+
+
+def _epsilon_bound(counts: _DecisionCounts, delta: float, error: float) -> np.ndarray:
+    """Returns log((true-positive rate - delta) / false-positive rate), a lower bound on epsilon.
+
+    (epsilon, delta)-DP implies TPR <= exp(epsilon) * FPR + delta for every attack. Both rates are
+    the ends of Clopper-Pearson intervals, each with error / 2.
     """
     import scipy.special
 
-    hits = np.asarray(hits, np.float64)
-    alarms = np.asarray(alarms, np.float64)
-    low = np.where(
-        hits > 0,
-        scipy.special.betaincinv(np.maximum(hits, 1e-300), trials - hits + 1, error / 2),
+    true_positives = np.asarray(counts.num_true_positives, np.float64)
+    false_positives = np.asarray(counts.num_false_positives, np.float64)
+    lowest_tpr = np.where(
+        true_positives > 0,
+        scipy.special.betaincinv(
+            np.maximum(true_positives, 1e-300), counts.num_present - true_positives + 1, error / 2
+        ),
         0.0,
     )
-    rest = np.maximum(others - alarms, 1e-300)
-    high = np.where(alarms < others, 1 - scipy.special.betaincinv(rest, alarms + 1, error / 2), 1.0)
-    return np.log(np.maximum(low - delta, 1e-300) / high)
+    true_negatives = np.maximum(counts.num_absent - false_positives, 1e-300)
+    highest_fpr = np.where(
+        false_positives < counts.num_absent,
+        1 - scipy.special.betaincinv(true_negatives, false_positives + 1, error / 2),
+        1.0,
+    )
+    return np.log(np.maximum(lowest_tpr - delta, 1e-300) / highest_fpr)
 
 
-def _chosen_threshold(
+def _select_threshold(
     present: np.ndarray, absent: np.ndarray, delta: float, confidence: float
 ) -> float:
-    """A threshold above which "present" is guessed, chosen from these trials alone.
+    """Returns a threshold above which the attack decides "present", from these trials alone.
 
-    It is the one with the largest bound if their means and spread were all there is to know: far
-    less random than the largest bound that is found among them. Wrong or right, the bound of the
-    other trials holds.
+    It maximises the bound that is expected for normal statistics with the observed means and
+    variance. That is far less random than the threshold with the largest observed bound. The bound
+    from the other trials is valid for any threshold.
     """
-    spread = math.sqrt((present.var() + absent.var()) / 2)
-    snr = max(0.0, float(present.mean() - absent.mean()) / spread)
-    return (
-        float(absent.mean())
-        + expected_bound(snr, len(present), len(absent), delta, confidence)[1] * spread
-    )
+    std = math.sqrt((present.var() + absent.var()) / 2)
+    snr = max(0.0, float(present.mean() - absent.mean()) / std)
+    expected = expected_bound(snr, len(present), len(absent), delta, confidence)
+    return float(absent.mean()) + expected.threshold * std
+
+
+class ExpectedBound(NamedTuple):
+    """Lower bound on epsilon from trials with the expected counts.
+
+    Attributes:
+      epsilon: the bound.
+      threshold: the threshold on s that maximises it.
+    """
+
+    epsilon: float
+    threshold: float
 
 
 def expected_bound(
     snr: float, present: int, absent: int, delta: float, confidence: float
-) -> tuple[float, float]:
-    """The bound that the best threshold gives when the trials fall as expected, and that threshold.
+) -> ExpectedBound:
+    """Returns the bound on epsilon at the best threshold, if the counts are the expected ones.
 
-    Phi(snr - s) are hits, Phi(-s) false alarms.
+    At threshold s the true-positive rate is Phi(snr - s), and the false-positive rate Phi(-s).
 
-    >>> round(expected_bound(1.0, 10_000, 10_000, 1e-6, 0.95)[0], 2)
+    >>> round(expected_bound(1.0, 10_000, 10_000, 1e-6, 0.95).epsilon, 2)
     2.17
     """
     import scipy.special
 
     s = np.linspace(-6, 8 + snr, 401)
-    hits = present * scipy.special.ndtr(snr - s)
-    alarms = absent * scipy.special.ndtr(-s)
-    bounds = _bound(hits, present, alarms, absent, delta, 1 - confidence)
+    counts = _DecisionCounts(
+        num_true_positives=present * scipy.special.ndtr(snr - s),
+        num_present=present,
+        num_false_positives=absent * scipy.special.ndtr(-s),
+        num_absent=absent,
+    )
+    bounds = _epsilon_bound(counts, delta, 1 - confidence)
     best = int(bounds.argmax())
-    return max(0.0, float(bounds[best])), float(s[best])
+    return ExpectedBound(epsilon=max(0.0, float(bounds[best])), threshold=float(s[best]))
 
 
-def _p_of_epsilon(counts: tuple[int, int, int, int], delta: float, epsilon: float) -> float:
-    """The least error at which the bound is above epsilon."""
-    if not _bound(*counts, delta, 1.0) > epsilon:
+def _epsilon_p_value(counts: _DecisionCounts, delta: float, epsilon: float) -> float:
+    """Returns the smallest error at which the bound exceeds the claimed epsilon."""
+    if not _epsilon_bound(counts, delta, 1.0) > epsilon:
         return 1.0
+    # Bisection over log10 of the error.
     low = -300.0
     high = 0.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (
-            (low, middle) if _bound(*counts, delta, 10**middle) > epsilon else (middle, high)
-        )
+        if _epsilon_bound(counts, delta, 10**middle) > epsilon:
+            high = middle
+        else:
+            low = middle
     return float(10**high)

@@ -5,13 +5,13 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One test.
+    """Result of one statistical test.
 
     Attributes:
-      name: what was looked at.
-      statistic: a number to read, named in `name`: a ratio of variances, a correlation, a distance.
+      name: the test, with the quantity that `statistic` holds.
+      statistic: a ratio of variances, a correlation or a distance, for a reader.
       p_value: chance of a statistic at least as extreme under the claim; exact, or an upper bound
-        where tests are put together.
+        where several tests are combined.
     """
 
     name: str

@@ -1,8 +1,7 @@
-"""Participation logs from elsewhere: CSV, JSON lines or Parquet files of (client, round), of any
-length, in bounded memory.
+"""Participation logs of other systems: CSV, JSON lines or Parquet files of (client, round).
 
-DuckDB reads the file into a temporary table on disk and sorts it out of core. What comes back are
-counts (`fedmf.participation.stats`), never the log.
+DuckDB reads a log of any length into a temporary table on disk and sorts it in bounded memory. The
+audit reads the table block by block, so that the log is never held whole.
 """
 
 import contextlib
@@ -26,10 +25,12 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY = 10**9
 _MIN_MEMORY_BYTES = 256 * 10**6
 _MAX_ROUNDS = 10**9
-# Rows that are counted at a time, if no client has more.
+# Rows of a block, unless one client has more.
 _BLOCK_ROWS = 2**19
+# SQL for a client id in which characters that look alike are mapped to one of them.
 _SKELETON = tables.skeleton_sql("client")
-_CLIENT = (
+# SQL for this id, or NULL if the client id is empty or has invisible characters at its ends.
+_CHECKED_CLIENT = (
     f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') "
     f"THEN nullif({_SKELETON}, '') END"
 )
@@ -37,23 +38,23 @@ _CLIENT = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogForm(fields.Checked):
-    """How a log is written.
+    """Columns of a log, and how its rows are counted.
 
     Attributes:
       client_column, round_column: names of the columns.
-      first_round: number of the run's first round, 1 where rounds are counted from 1.
-      duplicates: two rows of one client in one round may be one participation written twice, which
-        counts "once", or two contributions, which no plan covers: "refuse".
+      first_round: number of the run's first round; 1 if the log counts rounds from 1.
+      duplicates: "once" counts several rows of one client in one round as one participation;
+        "refuse" raises an error, since no plan covers two contributions to one round.
 
     Raises:
-      TypeError, ValueError: naming the attribute, its value and what to do instead.
+      TypeError, ValueError: an attribute of the wrong type or out of range.
     """
 
     client_column: str = fields.text("client", "Column of clients: whole numbers or texts.")
     round_column: str = fields.text("round", "Column of rounds.")
     first_round: int = fields.whole_number(0, "Number of the first round.", low=0)
     duplicates: str = fields.choice(
-        "refuse", "Rows that are there twice.", lambda: ("refuse", "once")
+        "refuse", "Several rows of one client in one round.", lambda: ("refuse", "once")
     )
 
     def __post_init__(self) -> None:
@@ -67,19 +68,19 @@ class LogForm(fields.Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParticipationLog:
-    """What was read of a log.
+    """Description of a log file that was read.
 
     Attributes:
       name: of the file, without its folder.
-      size: bytes.
-      sha256: of the file's bytes, hexadecimal: says later which log was audited.
-      rows: of the file, duplicates included.
-      duplicates: rows left out because another has the same client and round.
-      lookalikes: two clients that no reader can tell apart, and count as one;
-        None where there are none.
-      form: how it is written.
-      rounds_run: rounds after which the run ended, as the audit was told; None for all of the
-        plan's.
+      size: of the file in bytes.
+      sha256: hash of the file's bytes, hexadecimal, which identifies the audited log.
+      rows: number of rows, duplicates included.
+      duplicates: number of rows that repeat the client and round of another row.
+      lookalikes: two client ids that look alike to a reader and count as one client; None if there
+        are none.
+      form: columns of the log, and how its rows are counted.
+      rounds_run: number of rounds after which the run ended, as given to the audit; None for all of
+        the plan's.
     """
 
     name: str
@@ -93,12 +94,12 @@ class ParticipationLog:
 
 
 class SortedLog:
-    """A log that `sorted_log` holds on disk, by client and round.
+    """Log in a temporary table on disk, sorted by client and round.
 
     Attributes:
       description: of the file.
       first_round: number of the run's first round in the log.
-      rounds: of the run, up to the last one in the log.
+      rounds: number of rounds up to the last one in the log.
     """
 
     def __init__(
@@ -107,51 +108,53 @@ class SortedLog:
         self._db = db
         self.description = description
         self.first_round = first_round
-        self.rounds = int(self._one("SELECT max(round) FROM log")) - first_round + 1
+        self.rounds = int(self._single_value("SELECT max(round) FROM log")) - first_round + 1
 
-    def _one(self, query: str) -> Any:
+    def _single_value(self, query: str) -> Any:
+        """Returns the value of a query with one row and one column."""
         return self._db.execute(query).fetchall()[0][0]
 
     def cohort_sizes(self) -> np.ndarray:
-        """Clients of each round, int64 (rounds,)."""
-        t, sizes = np.array(
-            self._db.execute("SELECT round, count(*) FROM log GROUP BY round").fetchall(), np.int64
-        ).T
+        """Returns the number of clients of each round, int64 (rounds,)."""
+        rows = self._db.execute("SELECT round, count(*) FROM log GROUP BY round").fetchall()
+        round_numbers, num_clients = np.array(rows, np.int64).T
         cohort_sizes = np.zeros(self.rounds, np.int64)
-        cohort_sizes[t - self.first_round] = sizes
+        cohort_sizes[round_numbers - self.first_round] = num_clients
         return cohort_sizes
 
     def clients(self) -> Iterator[ClientRounds]:
-        """The rounds of all clients, counted from 0, block by block."""
-        rows = int(self._one("SELECT count(*) FROM log"))
-        block = _BLOCK_ROWS
+        """Yields blocks of clients with their rounds, which are counted from 0."""
+        num_rows = int(self._single_value("SELECT count(*) FROM log"))
+        block_rows = _BLOCK_ROWS
         begin = 0
-        while begin < rows:
-            read = self._db.execute(
-                f"""SELECT client IS DISTINCT FROM lag(client) OVER () AS other,
+        while begin < num_rows:
+            columns = self._db.execute(
+                f"""SELECT client IS DISTINCT FROM lag(client) OVER () AS is_next_client,
                   round - {self.first_round} AS round
-                FROM log WHERE rowid >= {begin} AND rowid < {begin + block}"""
+                FROM log WHERE rowid >= {begin} AND rowid < {begin + block_rows}"""
             ).fetchnumpy()
-            starts = np.flatnonzero(read["other"])
-            # The last client of a block goes on in the next one.
-            end = len(read["round"]) if begin + block >= rows else int(starts[-1])
+            starts = np.flatnonzero(columns["is_next_client"])
+            end = len(columns["round"])
+            if begin + block_rows < num_rows:
+                # The last client of the block may have further rows: it starts the next block.
+                end = int(starts[-1])
             if end:
-                yield ClientRounds(
-                    rounds=np.asarray(read["round"][:end]), starts=starts[starts < end]
-                )
+                block = np.asarray(columns["round"][:end])
+                yield ClientRounds(rounds=block, starts=starts[starts < end])
             else:
-                block *= 2
+                block_rows *= 2
             begin += end
 
     def client(self, row: int) -> int | str:
-        """The client of a row, as the log writes it."""
-        client: int | str = self._one(
+        """Returns the client id of a row as it is written in the log."""
+        client: int | str = self._single_value(
             f"SELECT coalesce(spelling, client) FROM log WHERE rowid = {row}"
         )
         return client
 
 
 def _is_unicode(path: pathlib.Path) -> bool:
+    """Returns whether a path can be encoded in UTF-8."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -168,79 +171,45 @@ def sorted_log(
     folder: str | os.PathLike[str] | None = None,
     form: LogForm = LogForm(),
 ) -> Iterator[SortedLog]:
-    """Reads CSV (commas, a header line), JSON lines or Parquet with a row for each participation;
-    texts are UTF-8, all lines ended.
+    """Reads a log into a temporary table on disk, sorted by client and round.
 
-    Clients are whole numbers or texts, compared as they are written; texts that differ only in
-    characters that leave no mark, in how letters are composed (NFC, NFD), or in the script of
-    letters that look alike, are one client. Rounds
-    are whole numbers. Other columns are ignored.
+    The log is CSV (with commas and a header line), JSON lines or Parquet, with a row for each
+    participation; texts are UTF-8, and every line has a line end. Clients are whole numbers or
+    texts, compared as they are written. Texts that differ only in invisible characters, in how
+    letters are composed (NFC, NFD) or in the script of letters that look alike are one client.
+    Rounds are whole numbers. Other columns are ignored.
 
     Args:
-      path: the file; its first bytes decide which of them it is.
-      rounds: of the run; the log's rounds lie in first_round .. first_round + rounds - 1.
-      memory: bytes that the sort may take, at least 256 MB; what does not fit goes
-        to temporary files.
-      folder: for the temporary files; None for the system's. They need about as much room as the
-        log, text logs more. They are gone when the context ends.
-      form: how the log is written.
+      path: the file; its first bytes decide on its format.
+      rounds: number of rounds of the run: the log's rounds must lie in
+        first_round .. first_round + rounds - 1.
+      memory: bytes for the sort, at least 256 MB; more data goes to temporary files.
+      folder: for the temporary files; None for the system's. They take about as much space as the
+        log, more for text, and are deleted when the context ends.
+      form: columns of the log, and how its rows are counted.
 
     Raises:
-      TypeError, ValueError: one sentence that names the argument, or the file
-        and where it is wrong.
+      TypeError, ValueError: an argument of the wrong type or out of range, or a damaged file; the
+        message names the line.
       OSError: the file cannot be read, or the temporary files cannot be written.
     """
     hint = "pass the number of rounds of the run"
     rounds = checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint=hint)
-    source = _Source(path=expanded(path), rounds=rounds, form=form)
+    source = _LogFile(path=expanded(path), rounds=rounds, form=form)
     memory = checks.integer("memory", memory, low=_MIN_MEMORY_BYTES, hint="allow 256 MB or more")
-    path = source.path
-    if not path.is_file():
-        wrong = "is not a file" if path.exists() else "does not exist"
-        raise FileNotFoundError(
-            f"log {path} {wrong}: name a CSV, JSON lines or Parquet file of clients and rounds"
-        )
-    if not _is_unicode(path):
-        raise ValueError(
-            f"log {str(path)!a} has a path that is no UTF-8, which the database that reads logs "
-            "cannot open: rename it"
-        )
+    source.check_path()
     import duckdb
 
-    scratch_folder = None if folder is None else expanded(folder)
-    before = path.stat()
+    scratch_folder = None
+    if folder is not None:
+        scratch_folder = expanded(folder)
+    path = source.path
     try:
         with (
             tempfile.TemporaryDirectory(prefix="fedmf-log-", dir=scratch_folder) as scratch,
             tables.database(scratch, memory) as db,
         ):
-            db.execute("SET preserve_insertion_order = false")  # which takes memory
-            rows, lookalikes = source.load(db, scratch)
-            # Not while the file is read, which takes memory of its own.
-            db.execute(
-                "CREATE TABLE sorted AS SELECT client, spelling, round FROM log "
-                "ORDER BY client, round"
-            )
-            db.execute("DROP TABLE log")
-            db.execute("ALTER TABLE sorted RENAME TO log")
-            repeated = source.drop_duplicates(db)
-            with path.open("rb") as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
-            after = path.stat()
-            if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-                raise ValueError(
-                    f"log {path} changed while it was read: audit a copy that nobody writes to"
-                )
-            db.execute("SET preserve_insertion_order = true")
-            description = ParticipationLog(
-                name=path.name,
-                size=after.st_size,
-                sha256=digest,
-                rows=rows,
-                duplicates=repeated,
-                lookalikes=lookalikes,
-                form=form,
-            )
+            description = source.read(db, scratch)
             yield SortedLog(db, description, form.first_round)
     except duckdb.OutOfMemoryException as error:
         raise ValueError(
@@ -253,139 +222,227 @@ def sorted_log(
         ) from error
 
 
+def _quoted(value: object | None) -> str | None:
+    """Returns the first 80 characters of a value in quotes; None stays None."""
+    if value is None:
+        return None
+    return ascii(str(value)[:80])
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Source:
-    """A log on disk, how it is written, and its way into DuckDB."""
+class _LogColumns:
+    """SQL of the columns of the table `log`, in terms of those of the view `source`.
+
+    Attributes:
+      client: id of the client, which is equal for texts that look alike; NULL if not valid.
+      spelling: the client as it is written, if it differs from `client`.
+      round: number of the round; NULL if not valid.
+    """
+
+    client: str
+    spelling: str
+    round: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LogFile:
+    """Log file, and the table of its rows in DuckDB."""
 
     path: pathlib.Path
     rounds: int
     form: LogForm
 
     @property
-    def _ends(self) -> tuple[int, int]:
-        """The numbers of the run's first and last round."""
-        return self.form.first_round, self.form.first_round + self.rounds - 1
+    def _last_round(self) -> int:
+        """Number of the run's last round in the log."""
+        return self.form.first_round + self.rounds - 1
 
-    def load(
-        self, db: "duckdb.DuckDBPyConnection", scratch: str
-    ) -> tuple[int, tuple[str, str] | None]:
-        """Fills the table log, sorted; raises for the first row that is wrong.
+    def check_path(self) -> None:
+        """Raises an error if DuckDB cannot open the file."""
+        if not self.path.is_file():
+            reason = "is not a file" if self.path.exists() else "does not exist"
+            raise FileNotFoundError(
+                f"log {self.path} {reason}: name a CSV, JSON lines or Parquet file of clients and "
+                "rounds"
+            )
+        if not _is_unicode(self.path):
+            raise ValueError(
+                f"log {str(self.path)!a} has a path that is no UTF-8, which the database that "
+                "reads logs cannot open: rename it"
+            )
 
-        Returns:
-          Its number of rows, and two clients that look alike.
-        """
+    def read(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> ParticipationLog:
+        """Fills the table `log`, sorted by client and round, and returns the file's description."""
+        stat_before = self.path.stat()
+        # DuckDB takes more memory to keep the order of rows.
+        db.execute("SET preserve_insertion_order = false")
+        self._load(db, scratch)
+        num_rows = self._num_rows(db)
+        lookalikes = self._lookalikes(db)
+        # Sorting while the file is read would take more memory.
+        db.execute(
+            "CREATE TABLE sorted AS SELECT client, spelling, round FROM log ORDER BY client, round"
+        )
+        db.execute("DROP TABLE log")
+        db.execute("ALTER TABLE sorted RENAME TO log")
+        num_duplicates = self._drop_duplicates(db)
+        with self.path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        stat_after = self.path.stat()
+        size_and_time = (stat_before.st_size, stat_before.st_mtime_ns)
+        if size_and_time != (stat_after.st_size, stat_after.st_mtime_ns):
+            raise ValueError(
+                f"log {self.path} changed while it was read: audit a copy that nobody writes to"
+            )
+        db.execute("SET preserve_insertion_order = true")
+        return ParticipationLog(
+            name=self.path.name,
+            size=stat_after.st_size,
+            sha256=digest,
+            rows=num_rows,
+            duplicates=num_duplicates,
+            lookalikes=lookalikes,
+            form=self.form,
+        )
+
+    def _load(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> None:
+        """Fills the table `log`, and raises an error that names the first row that is not valid."""
         import duckdb
 
-        form = self.form
-        first, last = self._ends
-        columns = {"client_column": form.client_column, "round_column": form.round_column}
         try:
-            read = tables.scan_file(db, self.path, columns, scratch, ids=tuple(columns))
-            self._check_end()
-            client, t = read.columns
+            columns = self._open_source(db, scratch)
             db.execute(
-                f"CREATE VIEW source AS SELECT row_number() OVER () AS row, {client} AS client, "
-                f"{t}::VARCHAR AS round, {read.fault} AS fault FROM {read.table}"
-            )
-            text = db.execute("DESCRIBE source").fetchall()[1][1] == "VARCHAR"
-            client, spelling = (
-                (_CLIENT, f"nullif(client, {_SKELETON})") if text else ("client", "NULL")
-            )
-            number = (
-                "CASE WHEN regexp_full_match(round, '[0-9]{1,9}') THEN CAST(round AS INTEGER) END"
-            )
-            t = f"CASE WHEN {number} BETWEEN {first} AND {last} AND fault IS NULL THEN {number} END"
-            good = f"{client} IS NOT NULL AND {t} IS NOT NULL"
-            db.execute(
-                f"CREATE TABLE log AS SELECT {client} AS client, {spelling} AS spelling, "
-                f"{t} AS round FROM source"
+                f"CREATE TABLE log AS SELECT {columns.client} AS client, {columns.spelling} AS "
+                f"spelling, {columns.round} AS round FROM source"
             )
         except (duckdb.OutOfMemoryException, duckdb.IOException):
             raise
         except duckdb.Error as error:
             raise ValueError(tables.describe_damage(f"log {self.path}", error)) from error
-        rows, wrong = db.execute(
-            "SELECT count(*), count(*) FILTER (client IS NULL OR round IS NULL) FROM log"
-        ).fetchall()[0]
-        if wrong:
+        num_invalid = db.execute(
+            "SELECT count(*) FILTER (client IS NULL OR round IS NULL) FROM log"
+        ).fetchall()[0][0]
+        if num_invalid:
             db.execute("SET preserve_insertion_order = true")
-            row = db.execute(
-                "SELECT row, client, round, fault FROM source WHERE NOT "
-                f"({good}) ORDER BY row LIMIT 1"
+            is_valid = f"{columns.client} IS NOT NULL AND {columns.round} IS NOT NULL"
+            row, client, round_text, fault = db.execute(
+                f"SELECT row, client, round, fault FROM source WHERE NOT ({is_valid}) "
+                "ORDER BY row LIMIT 1"
             ).fetchall()[0]
-            raise ValueError(self._fault(wrong, *row))
-        if not rows:
+            raise ValueError(self._fault(num_invalid, row, client, round_text, fault))
+
+    def _open_source(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> _LogColumns:
+        """Creates the view `source` of the file and returns the SQL that checks its columns."""
+        form = self.form
+        columns = {"client_column": form.client_column, "round_column": form.round_column}
+        source = tables.scan_file(db, self.path, columns, scratch, ids=tuple(columns))
+        self._check_end()
+        client_column, round_column = source.columns
+        db.execute(
+            f"CREATE VIEW source AS SELECT row_number() OVER () AS row, {client_column} AS client, "
+            f"{round_column}::VARCHAR AS round, {source.fault} AS fault FROM {source.table}"
+        )
+        number = "CASE WHEN regexp_full_match(round, '[0-9]{1,9}') THEN CAST(round AS INTEGER) END"
+        is_valid = f"{number} BETWEEN {form.first_round} AND {self._last_round} AND fault IS NULL"
+        checked_round = f"CASE WHEN {is_valid} THEN {number} END"
+        client_type = db.execute("DESCRIBE source").fetchall()[1][1]
+        if client_type == "VARCHAR":
+            spelling = f"nullif(client, {_SKELETON})"
+            return _LogColumns(client=_CHECKED_CLIENT, spelling=spelling, round=checked_round)
+        return _LogColumns(client="client", spelling="NULL", round=checked_round)
+
+    def _num_rows(self, db: "duckdb.DuckDBPyConnection") -> int:
+        """Returns the number of rows of the table `log`, and raises an error if it is empty."""
+        num_rows: int = db.execute("SELECT count(*) FROM log").fetchall()[0][0]
+        if not num_rows:
             raise ValueError(
                 f"log {self.path} holds no participation: an audit needs the rows of a run"
             )
-        alike = db.execute(
-            """
-            SELECT min(coalesce(spelling, client)) AS one, max(coalesce(spelling, client)) AS other
-            FROM log WHERE client IN (SELECT client FROM log WHERE spelling IS NOT NULL)
-            GROUP BY client HAVING one <> other ORDER BY one LIMIT 1"""
-        ).fetchone()
-        return rows, alike
+        return num_rows
 
-    def _fault(self, rows: int, row: int, client: Any, t: str | None, fault: str | None) -> str:
-        """What is wrong with the first of so many rows."""
-        first, last = self._ends
-        shown = [value if value is None else ascii(str(value)[:80]) for value in (client, t)]
-        where = (
-            f"row {row} of log {self.path} has {self.form.client_column} {shown[0]} and "
-            f"{self.form.round_column} {shown[1]}"
+    def _lookalikes(self, db: "duckdb.DuckDBPyConnection") -> tuple[str, str] | None:
+        """Returns two spellings that count as one client, or None."""
+        return db.execute(
+            """
+            SELECT min(coalesce(spelling, client)) AS lowest,
+              max(coalesce(spelling, client)) AS highest
+            FROM log WHERE client IN (SELECT client FROM log WHERE spelling IS NOT NULL)
+            GROUP BY client HAVING lowest <> highest ORDER BY lowest LIMIT 1"""
+        ).fetchone()
+
+    def _fault(
+        self,
+        num_invalid: int,
+        row: int,
+        client: object | None,
+        round_text: str | None,
+        fault: str | None,
+    ) -> str:
+        """Returns the error message for the first row that is not valid."""
+        row_in_words = (
+            f"row {row} of log {self.path} has {self.form.client_column} {_quoted(client)} and "
+            f"{self.form.round_column} {_quoted(round_text)}"
         )
-        more = f" ({rows} rows are wrong, this is the first)" if rows > 1 else ""
+        count_in_words = ""
+        if num_invalid > 1:
+            count_in_words = f" ({num_invalid} rows are wrong, this is the first)"
         if fault is not None:
             return (
-                f"{where}, and {fault[:200]}{more}: write each client and round once, as a "
-                "text or a whole number"
+                f"{row_in_words}, and {fault[:200]}{count_in_words}: write each client and round "
+                "once, as a text or a whole number"
             )
-        who = identifiers.client_fault(None if client is None else str(client))
-        if who is not None:
-            return f"{where}: the client {who}{more}"
-        when = identifiers.round_fault(t, first, last) or "is not a round"
-        hint = (
-            "; where the log counts from 1, pass first_round=1"
-            if first == 0 and t == str(last + 1)
-            else ""
-        )
-        return f"{where}: the round {when}{more}{hint}"
+        client_text = None
+        if client is not None:
+            client_text = str(client)
+        client_fault = identifiers.client_fault(client_text)
+        if client_fault is not None:
+            return f"{row_in_words}: the client {client_fault}{count_in_words}"
+        first_round = self.form.first_round
+        round_fault = identifiers.round_fault(round_text, first_round, self._last_round)
+        hint = ""
+        if first_round == 0 and round_text == str(self._last_round + 1):
+            hint = "; where the log counts from 1, pass first_round=1"
+        round_fault = round_fault or "is not a round"
+        return f"{row_in_words}: the round {round_fault}{count_in_words}{hint}"
 
     def _check_end(self) -> None:
-        """Refuses a text that ends within a line: a round that was cut off may be another one."""
-        with self.path.open("rb") as content:
-            parquet = content.read(4) == b"PAR1"
-            content.seek(-1, os.SEEK_END)
-            if not parquet and content.read() not in b"\r\n":
+        """Raises an error if a text file ends within a line: its last round may be cut off."""
+        with self.path.open("rb") as file:
+            is_parquet = file.read(4) == b"PAR1"
+            file.seek(-1, os.SEEK_END)
+            if not is_parquet and file.read() not in b"\r\n":
                 raise ValueError(
                     f"the last line of log {self.path} has no line end, so that it may be cut off: "
                     "write the log again, or end the line if it is whole"
                 )
 
-    def drop_duplicates(self, db: "duckdb.DuckDBPyConnection") -> int:
-        """Counts rows that are there twice once and returns how many were left out, or raises with
-        one of them.
+    def _drop_duplicates(self, db: "duckdb.DuckDBPyConnection") -> int:
+        """Drops rows that repeat a client and round, and returns their number.
+
+        Raises:
+          ValueError: there are such rows, and the form refuses them.
         """
-        repeated, client, t = db.execute(
+        num_repeated, client, round_number = db.execute(
             """
             SELECT count(*), any_value(client), any_value(round) FROM (
               SELECT client, round, client IS NOT DISTINCT FROM lag(client) OVER ()
-                AND round = lag(round) OVER () AS twice FROM log
-            ) WHERE twice"""
+                AND round = lag(round) OVER () AS is_repeated FROM log
+            ) WHERE is_repeated"""
         ).fetchall()[0]
-        if repeated and self.form.duplicates == "refuse":
-            spelling = "SELECT min(coalesce(spelling, client)) FROM log"
-            where = "WHERE client = ? AND round = ?"
-            client = db.execute(f"{spelling} {where}", [client, t]).fetchall()[0][0]
+        if num_repeated and self.form.duplicates == "refuse":
+            spelling = db.execute(
+                "SELECT min(coalesce(spelling, client)) FROM log WHERE client = ? AND round = ?",
+                [client, round_number],
+            ).fetchall()[0][0]
             raise ValueError(
-                f"log {self.path} has {repeated} rows twice, such as client {str(client)[:80]!a} "
-                f"in round {t}: two contributions of one client to one round are covered by no "
-                "plan; if every such row is one participation written twice, pass "
-                'duplicates="once"'
+                f"log {self.path} has {num_repeated} rows twice, such as client "
+                f"{str(spelling)[:80]!a} in round {round_number}: two contributions of one client "
+                "to one round are covered by no plan; if every such row is one participation "
+                'written twice, pass duplicates="once"'
             )
-        if repeated:
+        if num_repeated:
             db.execute(
                 "CREATE OR REPLACE TABLE log AS SELECT client, min(spelling) AS spelling, round "
                 "FROM log GROUP BY client, round ORDER BY client, round"
             )
-        return int(repeated)
+        return int(num_repeated)

@@ -1,20 +1,20 @@
-"""Tests whether released noise has the distribution that a plan claims,
-all with one false-positive rate.
+"""Tests whether released noise has the distribution that a plan claims.
 
-Claim: the d columns of Y (n, d) are independent Normal(0, scale^2 N N^T). N^T = Q R gives the
-causal square root L = R^T, L L^T = N N^T, without ever forming N N^T, and then
+The claim is that the d columns of Y (n, d) are independent Normal(0, scale^2 N N^T). The QR
+decomposition N^T = Q R gives the causal square root L = R^T, L L^T = N N^T, without forming N N^T,
+and then
 
     W = L^-1 Y / scale        (n, d), all entries independent standard normals, exactly
 
-Every test below has an exact p-value under that claim, or an upper bound of it. Bonferroni's
-correction then bounds the chance that an honest run fails any of them. W knows N by definition, in
-float64, and nothing of the code that made Y.
+Every test has an exact p-value under this claim, or an upper bound on it. By Bonferroni's
+correction all tests together have one false-positive rate. W is computed from the definition of N
+in float64, independently of the code that made Y.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -24,22 +24,25 @@ from fedmf.audits.finding import Finding
 from fedmf.numpy_errors import with_numpy_defaults
 
 FALSE_POSITIVE_RATE = 1e-6
-# Lags at which rounds are compared all together. The lengths of the blocks in which rows of noise
-# are made are among them.
+# Lags at which the correlation of rounds is tested. They include the block lengths in which noise
+# vectors are precomputed.
 _LAGS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256)
-MAX_COMPARED_COORDINATES, MAX_PAIR_MULTIPLICATIONS = 2048, 4e9
-_BLOCK = 1024
-# The rounding of float32 rows may move W by so many standard deviations.
+# Limits on the coordinates that are correlated in pairs.
+MAX_COMPARED_COORDINATES = 2048
+MAX_PAIR_MULTIPLICATIONS = 4e9
+# Rows whose correlations are computed at once.
+_BLOCK_ROWS = 1024
+# Largest error of W, in standard deviations, from the rounding of float32 rows.
 MAX_ROUNDING_STDDEVS = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseAudit(fields.Checked):
-    """All findings, and the verdict at one false-positive rate.
+    """Findings of all tests, and the verdict at one false-positive rate.
 
     Attributes:
-      findings: one a test.
-      false_positive_rate: chance, at most, that honest noise fails (Bonferroni).
+      findings: one for each test.
+      false_positive_rate: largest chance that noise as claimed fails any test (Bonferroni).
     """
 
     findings: tuple[Finding, ...]
@@ -47,26 +50,27 @@ class NoiseAudit(fields.Checked):
 
     @property
     def threshold(self) -> float:
-        """The p-value below which a finding contradicts the claim."""
+        """P-value below which a finding contradicts the claim."""
         return self.false_positive_rate / len(self.findings)
 
     @property
     def contradictions(self) -> tuple[Finding, ...]:
-        """Findings that contradict the claim, the worst first.
-
-        A p-value that is not a number contradicts it.
-        """
-        against = [finding for finding in self.findings if not finding.p_value >= self.threshold]
-        return tuple(sorted(against, key=lambda finding: finding.p_value))
+        """Findings that contradict the claim, the worst first; a p-value of NaN contradicts it."""
+        contradicting = [
+            finding for finding in self.findings if not finding.p_value >= self.threshold
+        ]
+        return tuple(sorted(contradicting, key=lambda finding: finding.p_value))
 
     @property
     def consistent(self) -> bool:
-        """Whether nothing contradicts the claim."""
+        """Whether no finding contradicts the claim."""
         return not self.contradictions
 
 
 def causal_factor(noising: np.ndarray) -> np.ndarray:
-    """L, (n, n) lower-triangular with a positive diagonal, L L^T = N N^T.
+    """Returns the causal factor L of the noise covariance, L L^T = N N^T.
+
+    L, (n, n), is lower triangular with a positive diagonal.
 
     Args:
       noising: N, (n, m) of rank n.
@@ -95,16 +99,16 @@ def causal_factor(noising: np.ndarray) -> np.ndarray:
 
 
 def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
-    """W = L^-1 Y / scale, (n, d).
+    """Returns the whitened noise W = L^-1 Y / scale, (n, d).
 
     Args:
       factor: L, from `causal_factor`.
-      rows: Y, (n, d), what was released in each round.
+      rows: Y, (n, d), the noise of each round's release.
       scale: standard deviation of Z in the units of Y, > 0.
 
     Raises:
-      TypeError, ValueError: shapes do not fit, an entry is not finite, scale is not positive, or
-        the factor is so ill-conditioned that the rounding of float32 rows would hide the noise.
+      TypeError, ValueError: the shapes do not fit, an entry is not finite, scale is not positive,
+        or the factor is so ill-conditioned that the rounding of float32 rows hides the noise.
     """
     import scipy.linalg
 
@@ -116,13 +120,13 @@ def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
         )
     checks.positive("scale", scale, "noise of a plan without noise cannot be audited")
     inverse = scipy.linalg.solve_triangular(factor, np.eye(n), lower=True, check_finite=False)
-    # An entry of Y is off by at most 2^-24 of its own size, if nothing worse happened to it.
+    # An entry of Y that was rounded once to float32 has a relative error of at most 2^-24.
     rounding = 2.0**-24 * math.sqrt(float(((inverse**2) @ (factor**2).sum(axis=1)).max()))
     if not rounding < MAX_ROUNDING_STDDEVS:
         raise ValueError(
             "noising is so ill-conditioned that the rounding of float32 rows alone moves the "
-            f"whitened noise by {rounding:.2g} "
-            "standard deviations: this mechanism cannot be audited by its released rows"
+            f"whitened noise by {rounding:.2g} standard deviations: this mechanism cannot be "
+            "audited by its released rows"
         )
     return scipy.linalg.solve_triangular(factor, Y / scale, lower=True, check_finite=False)
 
@@ -137,12 +141,12 @@ def audit_noise(
     """Tests that the entries of all runs are independent standard normals.
 
     Args:
-      whitened: W of one run or several runs that must be independent, each (n, d).
+      whitened: W of one run, or of several independent runs, each (n, d).
       leaves: sizes of the model's leaves, in the order of the columns; their sum is d.
-      false_positive_rate: of the whole audit, in (0, 1).
+      false_positive_rate: of all tests together, in (0, 1).
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError, ValueError: an argument of the wrong type, shape or range.
 
     >>> rng = np.random.default_rng(1)
     >>> W = rng.standard_normal((64, 300))
@@ -164,201 +168,260 @@ def audit_noise(
         )
     columns = _compared_coordinates(sizes, runs[0].shape[0])
     findings: list[Finding] = []
-    for number, W in enumerate(runs, 1):
-        prefix = f"run {number}: " if len(runs) > 1 else ""
-        findings += [
-            dataclasses.replace(f, name=prefix + f.name)
-            for f in _findings_of_one_run(W, sizes, columns)
-        ]
-    for (i, one), (j, other) in itertools.combinations(enumerate(runs, 1), 2):
-        pair = _findings_of_two_runs(one, other, columns)
-        findings += [dataclasses.replace(f, name=f"runs {i} and {j}: {f.name}") for f in pair]
-    # The tails are rare: all runs together show the most of them.
+    for run_number, W in enumerate(runs, 1):
+        prefix = ""
+        if len(runs) > 1:
+            prefix = f"run {run_number}: "
+        findings += _with_prefix(prefix, _test_one_run(W, sizes, columns))
+    for (i, first_run), (j, second_run) in itertools.combinations(enumerate(runs, 1), 2):
+        pair_findings = _test_two_runs(first_run, second_run, columns)
+        findings += _with_prefix(f"runs {i} and {j}: ", pair_findings)
+    # Entries in the tails are rare, so that all runs are tested together.
     findings += tails.tail_findings(np.concatenate(runs))
     return NoiseAudit(findings=tuple(findings), false_positive_rate=false_positive_rate)
 
 
-def _findings_of_one_run(
-    W: np.ndarray, leaves: tuple[int, ...], columns: np.ndarray
-) -> Iterator[Finding]:
+def _with_prefix(prefix: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yields findings with a prefix of their names."""
+    for finding in findings:
+        yield dataclasses.replace(finding, name=prefix + finding.name)
+
+
+def _test_one_run(W: np.ndarray, leaves: tuple[int, ...], columns: np.ndarray) -> Iterator[Finding]:
+    """Tests the entries of one run for mean, variance, normality and independence.
+
+    Args:
+      W: the whitened noise, (n, d).
+      leaves: sizes of the model's leaves.
+      columns: indices of the columns that are correlated in pairs.
+    """
     import scipy.fft
 
     n, d = W.shape
     for name, rows in (("all entries", W.reshape(1, -1)), ("a round", W), ("a coordinate", W.T)):
-        yield from _scale(f"variance of {name}", rows)
-        yield _mean(f"mean of {name}", rows)
-    yield _distance("normality: distance of the distribution of all entries", W.ravel(), "norm")
-    parts = {
-        f"columns {end - size}..{end - 1}": W[:, end - size : end]
-        for end, size in zip(np.cumsum(leaves), leaves, strict=True)
-        if size
-    }
-    if len(parts) > 1:
-        yield _worst_of(
-            "variance of a leaf",
-            [next(_scale(name, part.reshape(1, -1))) for name, part in parts.items()],
-        )
-        leaf_pairs = []
-        for (name, one), (name_of_other, other) in itertools.combinations(parts.items(), 2):
-            common = min(one.shape[1], other.shape[1])
-            leaf_pairs.append(
-                _correlation(f"{name} with {name_of_other}", one[:, :common], other[:, :common])
-            )
-        yield _worst_of("correlation of leaves", leaf_pairs)
-    # An orthogonal change of basis leaves W's distribution as it is, and turns dependence over
-    # rounds of any stationary kind into frequencies of unequal variance.
+        yield from _test_variances(f"variance of {name}", rows)
+        yield _test_means(f"mean of {name}", rows)
+    yield _test_distribution(
+        "normality: distance of the distribution of all entries", W.ravel(), "norm"
+    )
+    yield from _test_leaves(W, leaves)
+    # An orthogonal change of basis preserves the distribution of W, and turns any stationary
+    # dependence over rounds into frequencies of unequal variance.
     coordinates = np.ascontiguousarray(W[:, columns].T)
-    for axis, rows, compared in (("round", W, W), ("coordinate", W.T, coordinates)):
+    for axis, rows, compared_rows in (("round", W, W), ("coordinate", W.T, coordinates)):
         if len(rows) > 1:
-            yield from _scale(
-                f"variance of a frequency over {axis}s", scipy.fft.dct(rows, axis=0, norm="ortho")
-            )
-            yield _largest_correlation(f"correlation of any two {axis}s", compared)
+            frequencies = scipy.fft.dct(rows, axis=0, norm="ortho")
+            yield from _test_variances(f"variance of a frequency over {axis}s", frequencies)
+            yield _largest_correlation(f"correlation of any two {axis}s", compared_rows)
     if n > 1:
-        pairs = {lag: _disjoint_pairs(n, lag) for lag in (*_LAGS, n // 2) if lag <= n // 2}
-        lags = [
-            _correlation(f"{lag} apart", W[first], W[second])
-            for lag, (first, second) in pairs.items()
-        ]
-        yield _worst_of("correlation of rounds", lags)
+        yield _test_lags(W)
     if n > 1 and d > 1:
-        # Two coordinates, so that the compared entries are distinct; one coordinate with itself is
-        # a lag above.
+        # The correlation of a coordinate with itself a round apart is one of the lags above.
         name = "correlation of any two coordinates, a round apart"
         yield _largest_correlation(name, coordinates[:, :-1], coordinates[:, 1:], skip_same=True)
 
 
-def _findings_of_two_runs(
-    one: np.ndarray, other: np.ndarray, columns: np.ndarray
+def _test_leaves(W: np.ndarray, leaves: tuple[int, ...]) -> Iterator[Finding]:
+    """Tests the variance of each leaf, and the correlation of any two leaves."""
+    W_by_leaf = {
+        f"columns {end - size}..{end - 1}": W[:, end - size : end]
+        for end, size in zip(np.cumsum(leaves), leaves, strict=True)
+        if size
+    }
+    if len(W_by_leaf) < 2:
+        return
+    variances = [
+        next(_test_variances(name, leaf.reshape(1, -1))) for name, leaf in W_by_leaf.items()
+    ]
+    yield _worst_of("variance of a leaf", variances)
+    correlations = []
+    for first, second in itertools.combinations(W_by_leaf.items(), 2):
+        first_name, first_leaf = first
+        second_name, second_leaf = second
+        num_columns = min(first_leaf.shape[1], second_leaf.shape[1])
+        correlations.append(
+            _correlation(
+                f"{first_name} with {second_name}",
+                first_leaf[:, :num_columns],
+                second_leaf[:, :num_columns],
+            )
+        )
+    yield _worst_of("correlation of leaves", correlations)
+
+
+def _test_lags(W: np.ndarray) -> Finding:
+    """Tests the correlation of rounds at several lags."""
+    n = len(W)
+    correlations = []
+    for lag in dict.fromkeys((*_LAGS, n // 2)):
+        if lag <= n // 2:
+            first_rounds = _disjoint_pairs(n, lag)
+            first_rows = W[first_rounds]
+            second_rows = W[first_rounds + lag]
+            correlations.append(_correlation(f"{lag} apart", first_rows, second_rows))
+    return _worst_of("correlation of rounds", correlations)
+
+
+def _test_two_runs(
+    first_run: np.ndarray, second_run: np.ndarray, columns: np.ndarray
 ) -> Iterator[Finding]:
-    yield _correlation("correlation of the same entries", one, other)
-    yield _largest_correlation("correlation of any round with any round", one, other)
-    coordinates = [np.ascontiguousarray(W[:, columns].T) for W in (one, other)]
-    yield _largest_correlation("correlation of any coordinate with any coordinate", *coordinates)
+    """Tests that two runs are independent."""
+    yield _correlation("correlation of the same entries", first_run, second_run)
+    yield _largest_correlation("correlation of any round with any round", first_run, second_run)
+    first_coordinates = np.ascontiguousarray(first_run[:, columns].T)
+    second_coordinates = np.ascontiguousarray(second_run[:, columns].T)
+    name = "correlation of any coordinate with any coordinate"
+    yield _largest_correlation(name, first_coordinates, second_coordinates)
 
 
 def _compared_coordinates(leaves: tuple[int, ...], rounds: int) -> np.ndarray:
-    """Columns of which all pairs are compared: all, or so many of each leaf's first
-    that it stays affordable.
-    """
-    affordable = max(
-        2, min(MAX_COMPARED_COORDINATES, int(math.sqrt(MAX_PAIR_MULTIPLICATIONS / rounds)))
-    )
-    per_leaf = affordable
-    while per_leaf > 1 and sum(min(size, per_leaf) for size in leaves) > affordable:
-        per_leaf = per_leaf * 3 // 4
+    """Returns the columns that are correlated in pairs: all, or the first ones of each leaf."""
+    affordable_by_time = int(math.sqrt(MAX_PAIR_MULTIPLICATIONS / rounds))
+    max_columns = max(2, min(MAX_COMPARED_COORDINATES, affordable_by_time))
+    max_per_leaf = max_columns
+    while max_per_leaf > 1 and sum(min(size, max_per_leaf) for size in leaves) > max_columns:
+        max_per_leaf = max_per_leaf * 3 // 4
     starts = np.cumsum((0, *leaves))[:-1]
     return np.concatenate(
         [
-            np.arange(start, start + min(size, per_leaf))
+            np.arange(start, start + min(size, max_per_leaf))
             for start, size in zip(starts, leaves, strict=True)
         ]
     )
 
 
-def _disjoint_pairs(n: int, lag: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of rounds (t, t + lag) of which no two share a round."""
-    first = np.flatnonzero(np.arange(n) % (2 * lag) < lag)
-    first = first[first + lag < n]
-    return first, first + lag
+def _disjoint_pairs(n: int, lag: int) -> np.ndarray:
+    """Returns the first rounds t of pairs (t, t + lag) that have no round in common."""
+    first_rounds = np.flatnonzero(np.arange(n) % (2 * lag) < lag)
+    return first_rounds[first_rounds + lag < n]
 
 
-def _scale(name: str, rows: np.ndarray) -> Iterator[Finding]:
-    """Rows' sums of squares of standard normals are chi-squared, and independent: the most extreme
-    one, and all of them.
+def _test_variances(name: str, rows: np.ndarray) -> Iterator[Finding]:
+    """Tests the variance of the most extreme row and, if there are several, those of all rows.
 
-    The p-values of many rows are uniform, which a Kolmogorov-Smirnov test checks; the least of them
-    is at most p with chance 1 - (1 - p)^rows.
+    The sums of squares of rows of standard normals are independent and chi-squared. Their p-values
+    are uniform, which a Kolmogorov-Smirnov test checks; the smallest of them is at most p with
+    chance 1 - (1 - p)^rows.
     """
     import scipy.special
 
-    groups, size = rows.shape
+    num_rows, size = rows.shape
     sums = (rows**2).sum(axis=1)
-    # Of the chi-square distribution, without what scipy.stats does around them.
+    # These are the chi-square distribution functions without the overhead of scipy.stats.
     lower = scipy.special.chdtr(size, sums)
     upper = scipy.special.chdtrc(size, sums)
-    p = np.minimum(2 * np.minimum(lower, upper), 1)
-    worst = int(p.argmin())
-    words = f"{name}, the most extreme of {groups:,}" if groups > 1 else name
+    p_values = np.minimum(2 * np.minimum(lower, upper), 1)
+    worst = int(p_values.argmin())
+    finding_name = name
+    if num_rows > 1:
+        finding_name = f"{name}, the most extreme of {num_rows:,}"
     yield Finding(
-        name=words, statistic=float(sums[worst] / size), p_value=_least_of(float(p[worst]), groups)
+        name=finding_name,
+        statistic=float(sums[worst] / size),
+        p_value=_p_value_of_smallest(float(p_values[worst]), num_rows),
     )
-    if groups > 1:
-        yield _distance(f"{name}: distance of all from chi-square", lower, "uniform")
+    if num_rows > 1:
+        yield _test_distribution(f"{name}: distance of all from chi-square", lower, "uniform")
 
 
 def _worst_of(name: str, findings: list[Finding]) -> Finding:
-    """Several findings as one, by Bonferroni's correction."""
+    """Combines several findings into one, by Bonferroni's correction."""
     worst = min(findings, key=lambda finding: finding.p_value)
-    name = f"{name}, the most extreme of {len(findings)}: {worst.name}"
     return Finding(
-        name=name, statistic=worst.statistic, p_value=min(1.0, len(findings) * worst.p_value)
+        name=f"{name}, the most extreme of {len(findings)}: {worst.name}",
+        statistic=worst.statistic,
+        p_value=min(1.0, len(findings) * worst.p_value),
     )
 
 
-def _mean(name: str, rows: np.ndarray) -> Finding:
-    """Row means times sqrt(size) are independent standard normals; the most extreme one."""
+def _test_means(name: str, rows: np.ndarray) -> Finding:
+    """Tests the most extreme mean of a row.
+
+    The means times sqrt(size) are independent standard normals.
+    """
     import scipy.special
 
     z = rows.sum(axis=1) / math.sqrt(rows.shape[1])
     worst = int(np.abs(z).argmax())
-    p = 2 * float(scipy.special.ndtr(-abs(z[worst])))
+    p_value = 2 * float(scipy.special.ndtr(-abs(z[worst])))
     return Finding(
         name=name,
         statistic=float(z[worst]) / math.sqrt(rows.shape[1]),
-        p_value=_least_of(p, len(z)),
+        p_value=_p_value_of_smallest(p_value, len(z)),
     )
 
 
-def _least_of(p: float, count: int) -> float:
-    """Chance that the least of `count` independent uniform p-values is at most p."""
-    return 1.0 if p >= 1 else -math.expm1(count * math.log1p(-p))
+def _p_value_of_smallest(p_value: float, num_tests: int) -> float:
+    """Returns the chance that the smallest of independent uniform p-values is at most this one."""
+    if p_value >= 1:
+        return 1.0
+    return -math.expm1(num_tests * math.log1p(-p_value))
 
 
-def _correlation(name: str, one: np.ndarray, other: np.ndarray) -> Finding:
-    """Correlation about 0 of distinct entries."""
-    a = one.ravel()
-    b = other.ravel()
+def _correlation(name: str, first: np.ndarray, second: np.ndarray) -> Finding:
+    """Tests the correlation about 0 of two arrays of distinct entries."""
+    a = first.ravel()
+    b = second.ravel()
     r = float(a @ b / math.sqrt(float(a @ a) * float(b @ b)))
-    return Finding(name=name, statistic=r, p_value=_p_of_correlation(r, a.size))
+    return Finding(name=name, statistic=r, p_value=_correlation_p_value(r, a.size))
 
 
-def _p_of_correlation(r: float, count: int) -> float:
-    """r sqrt((count - 1) / (1 - r^2)) is Student's t with count - 1 degrees of freedom."""
+def _correlation_p_value(r: float, num_pairs: int) -> float:
+    """Returns the p-value of a correlation about 0.
+
+    r sqrt((num_pairs - 1) / (1 - r^2)) has Student's t distribution with num_pairs - 1 degrees of
+    freedom.
+    """
     import scipy.special
 
-    t = abs(r) * math.sqrt((count - 1) / max(1 - r * r, 1e-300))
-    return min(1.0, 2 * float(scipy.special.stdtr(count - 1, -t))) if count > 1 else 1.0
+    if num_pairs <= 1:
+        return 1.0
+    t = abs(r) * math.sqrt((num_pairs - 1) / max(1 - r * r, 1e-300))
+    return min(1.0, 2 * float(scipy.special.stdtr(num_pairs - 1, -t)))
 
 
 def _largest_correlation(
-    name: str, one: np.ndarray, other: np.ndarray | None = None, *, skip_same: bool = False
+    name: str, rows: np.ndarray, other_rows: np.ndarray | None = None, *, skip_same: bool = False
 ) -> Finding:
-    """The largest correlation about 0 of two rows of `one`, or of a row of `one` with a row of
-    `other`; p by Bonferroni.
+    """Tests the largest correlation about 0 of two rows, by Bonferroni's correction.
+
+    Args:
+      name: of the test.
+      rows: (rows, size).
+      other_rows: rows to correlate with each of `rows`; None for any two of `rows`.
+      skip_same: whether pairs with the same index are excluded.
     """
-    a, b = (
-        M / np.maximum(np.linalg.norm(M, axis=1, keepdims=True), 1e-300)
-        for M in (one, one if other is None else other)
-    )
+    a = _unit_rows(rows)
+    b = a
+    num_correlations = len(a) * (len(a) - 1) // 2
+    if other_rows is not None:
+        b = _unit_rows(other_rows)
+        num_correlations = len(a) * (len(b) - skip_same)
     largest = 0.0
-    for first in range(0, len(a), _BLOCK):
-        correlations = a[first : first + _BLOCK] @ b.T
-        if other is None:
-            correlations = np.triu(correlations, first + 1)
+    for start in range(0, len(a), _BLOCK_ROWS):
+        correlations = a[start : start + _BLOCK_ROWS] @ b.T
+        if other_rows is None:
+            correlations = np.triu(correlations, start + 1)
         elif skip_same:
-            np.fill_diagonal(correlations[:, first:], 0.0)
-        largest = max(
-            largest, float(correlations.flat[int(np.abs(correlations).argmax())]), key=abs
-        )
-    count = len(a) * (len(a) - 1) // 2 if other is None else len(a) * (len(b) - skip_same)
-    p = min(1.0, count * _p_of_correlation(largest, a.shape[1]))
-    return Finding(name=f"{name}, the largest of {count:,}", statistic=largest, p_value=p)
+            np.fill_diagonal(correlations[:, start:], 0.0)
+        largest_in_block = float(correlations.flat[int(np.abs(correlations).argmax())])
+        largest = max(largest, largest_in_block, key=abs)
+    return Finding(
+        name=f"{name}, the largest of {num_correlations:,}",
+        statistic=largest,
+        p_value=min(1.0, num_correlations * _correlation_p_value(largest, a.shape[1])),
+    )
 
 
-def _distance(name: str, values: np.ndarray, distribution: str) -> Finding:
-    """Kolmogorov-Smirnov distance of independent values from their distribution,
-    with its exact p-value.
+def _unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Returns the rows, each divided by its norm."""
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
+
+
+def _test_distribution(name: str, values: np.ndarray, distribution: str) -> Finding:
+    """Tests the distribution of independent values by their Kolmogorov-Smirnov distance.
+
+    The p-value is exact.
     """
     import scipy.stats
 

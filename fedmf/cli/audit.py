@@ -16,8 +16,8 @@ from fedmf.cli.options import in_one, json_option, plan_config, plan_options, qu
 from fedmf.cli.values import COUNT, PATH, RUN, FilePath, Gigabytes, OutputFile, Whole
 
 if TYPE_CHECKING:
+    from fedmf.audits.audit import Audit
     from fedmf.audits.finding import Finding
-    from fedmf.audits.guarantee import Audit
     from fedmf.server.audit import MechanismAudit
 
 
@@ -196,8 +196,9 @@ def _show(result: "Audit", as_json: bool) -> None:
     contradictions = values["contradictions"]
     if not as_json:
         del values["contradictions"]
-        if values["offenders"] is not None:
-            values["offenders"] = _named(values["offenders"])
+        if values["noncompliant_clients"] is not None:
+            lines = _client_lines(values["noncompliant_clients"])
+            values["noncompliant_clients"] = lines
         always = ["_observed", "epsilon_planned", "rho_planned"]
         if values["claimed_cohort"] is None:
             always += ["epsilon_achieved", "rho_achieved"]
@@ -219,16 +220,16 @@ def _show(result: "Audit", as_json: bool) -> None:
         sys.exit(1)
 
 
-def _named(offenders: dict[str, Any]) -> dict[str, Any]:
-    """`Offenders.values` with a line for each client."""
+def _client_lines(clients: dict[str, Any]) -> dict[str, Any]:
+    """Returns `NoncompliantClients.values` with one line of text for each client."""
     from fedmf.identifiers import format_client, format_rounds
 
     lines = {}
-    for i, one in enumerate(offenders.pop("first"), 1):
+    for i, one in enumerate(clients.pop("first"), 1):
         epsilon = "infinite" if one["epsilon"] is None else f"{one['epsilon']:.6g}"
         client, rounds = format_client(one["client"]), format_rounds(one["rounds"])
         lines[str(i)] = f"{client}: epsilon {epsilon}, {rounds}"
-    return offenders | lines
+    return clients | lines
 
 
 @audit.command()

@@ -242,8 +242,8 @@ def predict(run: pathlib.Path, text: str, count: int, as_json: bool) -> None:
 def _draw(run: "TrainedRun", path: pathlib.Path) -> str:
     """Draws the fine-tuned clients of a run, and says where."""
     from fedmf.files import write_atomically
+    from fedmf.reports.client_plots import fine_tuned_plot
     from fedmf.reports.groups import group_runs
-    from fedmf.reports.plots import fine_tuned_plot
 
     plot = fine_tuned_plot(group_runs([run]))
     if plot is None:

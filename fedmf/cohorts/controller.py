@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedmf import checks
-from fedmf.audits.guarantee import Audit, audit_ledger
+from fedmf.audits.audit import Audit
+from fedmf.audits.guarantee import audit_ledger
 from fedmf.cohorts.availability import Always, Availability
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.draws import Pool

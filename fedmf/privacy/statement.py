@@ -57,8 +57,9 @@ _PACKAGES = (
 ).split()
 # Values that only some statements have.
 _OPTIONAL = (
-    "subject canaries synthetic_clients longer contradictions unrecorded achieved noncompliant "
-    "offenders noise_source programs server_optimizer quantile_clipping private_metrics attack"
+    "subject canaries synthetic_clients longer contradictions unrecorded achieved "
+    "marked_noncompliant noncompliant_clients noise_source programs server_optimizer "
+    "quantile_clipping private_metrics attack"
 ).split()
 _WIDTH = 110
 # What a line of the template begins with that is not the rest of the line before.

@@ -1,6 +1,6 @@
-"""Reports on training runs: one HTML file that needs nothing else, and its plots as PNG files.
+"""Reports on training runs: a self-contained HTML file, and its plots as PNG files.
 
-They read `Run`s only, and need no TensorFlow.
+They are made from `Run`s, without TensorFlow.
 """
 
 import base64
@@ -15,13 +15,15 @@ from fedmf import matplotlib_import  # noqa: F401
 from fedmf.files import expanded, make_folder, shell_path, shell_word, write_atomically
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.rounding import up
-from fedmf.reports import plots, tables
-from fedmf.reports.groups import Group, final_metric, group_runs, simulation_note, unfinished
+from fedmf.reports import client_plots, noise_plots, plots, tables
+from fedmf.reports.canvas import Plot
+from fedmf.reports.groups import RunGroup, final_metric, group_runs, simulation_note, unfinished
 from fedmf.reports.text import (
     join,
     metric_name,
     metric_value,
     plain,
+    plural,
     significant,
     statement_html,
     without_subject,
@@ -31,6 +33,7 @@ from fedmf.runs.notes import figures_note
 
 __all__ = ["write_report"]
 
+# A report of more groups has no cards.
 _MAX_CARDS = 8
 
 
@@ -38,16 +41,15 @@ _MAX_CARDS = 8
 def write_report(
     runs: Sequence[Run], folder: str | os.PathLike[str], *, title: str
 ) -> pathlib.Path:
-    """Writes folder/report.html and folder/plots/*.png; files of an earlier report
-    there are replaced.
+    """Writes folder/report.html and folder/plots/*.png, and replaces those of an earlier report.
 
-    The HTML file carries its plots inside and loads nothing. The same runs give the same bytes.
-    Only their owner can read the files: like the runs' metrics, what they show of the clients is
-    not covered by the guarantee.
+    The HTML file includes its plots and loads nothing. Its bytes are deterministic. Only the owner
+    can read the files: like the metrics of the runs, they show exact functions of client data,
+    which the guarantee does not cover.
 
     Args:
       runs: finished or not, of one task; several seeds of one configuration are shown together.
-      folder: made if it is not there.
+      folder: of the report; created if it does not exist.
       title: of the report.
 
     Returns:
@@ -61,26 +63,27 @@ def write_report(
     _check(runs)
     folder = expanded(folder)
     groups = group_runs(runs)
-    drawn = {
+    plot_by_name = {
         "validation": plots.accuracy_plot(groups),
         "training": plots.training_plot(groups),
         "private_metrics": plots.private_plot(groups),
-        "clients": plots.clients_plot(groups),
-        "fine_tuned": plots.fine_tuned_plot(groups),
-        "noise_matrices": plots.matrices_plot(groups),
-        "noise_levels": plots.levels_plot(groups),
-        "participation": plots.participation_plot(runs),
-        "spending": plots.spending_plot(runs),
+        "clients": client_plots.clients_plot(groups),
+        "fine_tuned": client_plots.fine_tuned_plot(groups),
+        "noise_matrices": noise_plots.matrices_plot(groups),
+        "noise_levels": noise_plots.levels_plot(groups),
+        "participation": client_plots.participation_plot(runs),
+        "spending": client_plots.spending_plot(runs),
     }
-    html = _render(runs, groups, drawn, title)
+    html = _render(runs, groups, plot_by_name, title)
     try:
         make_folder(folder / "plots")
-        for name, plot in drawn.items():
+        for name, plot in plot_by_name.items():
             path = folder / "plots" / f"{name}.png"
             if plot is not None:
                 write_atomically(path, plot.png, mode=0o600)
             else:
-                path.unlink(missing_ok=True)  # of an earlier report that had it
+                # An earlier report may have had this plot.
+                path.unlink(missing_ok=True)
         write_atomically(folder / "report.html", html, mode=0o600)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -91,6 +94,7 @@ def write_report(
 
 
 def _check(runs: list[Run]) -> None:
+    """Raises an error unless there is a run, and all runs are of one task."""
     for run in runs:
         if not isinstance(run, Run):
             raise TypeError(
@@ -102,15 +106,17 @@ def _check(runs: list[Run]) -> None:
         {(run.plan["task"]["name"], run.plan["task"]["headline_metric"]) for run in runs}
     )
     if len(tasks) > 1:
-        named = join([f"{name} ({metric})" for name, metric in tasks])
+        task_names = join([f"{name} ({metric})" for name, metric in tasks])
         raise ValueError(
-            f"runs are of different tasks, {named}, and do not compare: write one report for each"
+            f"runs are of different tasks, {task_names}, and do not compare: write one report for "
+            "each"
         )
 
 
 def _render(
-    runs: list[Run], groups: list[Group], drawn: dict[str, plots.Plot | None], title: str
+    runs: list[Run], groups: list[RunGroup], plot_by_name: dict[str, Plot | None], title: str
 ) -> str:
+    """Renders the HTML of a report."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
@@ -129,92 +135,110 @@ def _render(
         facts=_facts(runs),
         descriptions=dict.fromkeys(run.plan["task"]["description"] for run in runs),
         metric=metric_name(runs[0].plan["task"]["headline_metric"]),
-        cards=_cards(groups) if len(groups) <= _MAX_CARDS else [],
+        cards=_cards(groups),
         unfinished=sum(bool(unfinished(run)) for run in runs),
         runs=len(runs),
-        plots=drawn,
+        plots=plot_by_name,
         results=tables.accuracy_table(groups),
         participation=tables.participation_table(groups),
         statements=_statements(groups),
         folders=tables.runs_table(groups),
         commands=_commands(runs, title),
         config=tables.common_config(runs),
-        versions=tables.versions(runs),
+        versions=tables.package_versions(runs),
     )
 
 
 def _commands(runs: list[Run], title: str) -> list[str]:
-    """What makes the runs again, with noise of another seed, and this report; in the folder that
-    holds the run folders.
+    """Returns the commands that repeat the runs, with another noise seed, and make this report.
+
+    They are for the folder that holds the run folders.
     """
     name_by_run = tables.folder_names(runs)
-    names = [name_by_run[id(run)] for run in runs]
-    train = [
+    folder_names = [name_by_run[id(run)] for run in runs]
+    commands = [
         f"fedmf train --config {shell_path(f'{name}/config.json')} "
         f"--out {shell_path(f'again/{name}')} --noise-seed os"
-        for run, name in zip(runs, names, strict=True)
+        for run, name in zip(runs, folder_names, strict=True)
         if run.config.task is not None
     ]
-    folders = " ".join(map(shell_path, names))
-    return [*train, f"fedmf report {folders} --out report --title {shell_word(title)}"]
+    folders = " ".join(map(shell_path, folder_names))
+    commands.append(f"fedmf report {folders} --out report --title {shell_word(title)}")
+    return commands
 
 
 def _facts(runs: list[Run]) -> list[tuple[str, str]]:
-    """The headline's (what, how many) pairs; a range where runs differ."""
-
-    def span(values: list[int]) -> str:
-        if min(values) == max(values):
-            return f"{min(values):,}"
-        return f"{min(values):,} to {max(values):,}"
-
+    """Returns the names and values at the head of a report; a range if runs differ."""
     claimed = [run.config.claimed_cohort for run in runs if run.config.claimed_cohort is not None]
-    seeds = {run.config.seed for run in runs}
-    return [
+    seeds = sorted({run.config.seed for run in runs})
+    facts = [
         ("task", runs[0].plan["task"]["name"]),
-        ("rounds", span([run.config.rounds for run in runs])),
-        ("clients a round", span([run.config.cohort_size for run in runs])),
-        *([("claimed cohort", span(claimed))] if claimed else []),
-        ("clients", span([run.plan["task"]["clients"] for run in runs])),
-        ("seeds" if len(seeds) > 1 else "seed", ", ".join(map(str, sorted(seeds)))),
+        ("rounds", _range_in_words([run.config.rounds for run in runs])),
+        ("clients a round", _range_in_words([run.config.cohort_size for run in runs])),
     ]
+    if claimed:
+        facts.append(("claimed cohort", _range_in_words(claimed)))
+    clients = [run.plan["task"]["clients"] for run in runs]
+    facts.append(("clients", _range_in_words(clients)))
+    facts.append((plural("seed", len(seeds)), ", ".join(map(str, seeds))))
+    return facts
 
 
-def _cards(groups: list[Group]) -> list[dict[str, str]]:
-    """Each group's result in three short lines."""
+def _range_in_words(values: list[int]) -> str:
+    """Returns the range of values, or the value if all are equal."""
+    if min(values) == max(values):
+        return f"{min(values):,}"
+    return f"{min(values):,} to {max(values):,}"
+
+
+def _cards(groups: list[RunGroup]) -> list[dict[str, str]]:
+    """Returns each group's result in three short lines; none if there are many groups."""
+    if len(groups) > _MAX_CARDS:
+        return []
     cards = []
     for group in groups:
-        values = [
-            value
-            for value in (final_metric(run, "validation") for run in group.runs)
-            if value is not None
-        ]
-        epsilon = group.plan["epsilon"]
-        delta = group.plan["delta"]
-        risk = group.plan.get("attack_risk")  # not in older runs
-        advantage = f", attacker's advantage {up(risk['advantage'], 3)}" if risk else ""
+        final_values = [final_metric(run, "validation") for run in group.runs]
+        values = [value for value in final_values if value is not None]
+        mean = sum(values) / len(values) if values else None
         metric = group.plan["task"]["headline_metric"]
+        progress = ""
+        if any(map(unfinished, group.runs)):
+            progress = "unfinished"
         cards.append(
             {
                 "label": group.label,
                 "color": group.color,
-                "value": metric_value(metric, sum(values) / len(values) if values else None),
-                "privacy": "no privacy"
-                if epsilon is None
-                else f"ε = {significant(epsilon)}, δ = {plain(delta)}{advantage}",
-                "unfinished": "unfinished" * any(map(unfinished, group.runs)),
+                "value": metric_value(metric, mean),
+                "privacy": _privacy_in_words(group.plan),
+                "unfinished": progress,
             }
         )
     return cards
 
 
-def _statements(groups: list[Group]) -> list[dict[str, Any]]:
-    """Every different statement once, with the groups it is of; private ones first, since the first
-    is shown open.
+def _privacy_in_words(plan: dict[str, Any]) -> str:
+    """Returns the planned guarantee in a few words."""
+    if plan["epsilon"] is None:
+        return "no privacy"
+    guarantee = f"ε = {significant(plan['epsilon'])}, δ = {plain(plan['delta'])}"
+    # Runs of earlier versions have no attack risk.
+    risk = plan.get("attack_risk")
+    if not risk:
+        return guarantee
+    return f"{guarantee}, attacker's advantage {up(risk['advantage'], 3)}"
+
+
+def _statements(groups: list[RunGroup]) -> list[dict[str, Any]]:
+    """Returns each distinct statement once, with the labels of its groups.
+
+    Those of private groups are first, since the first is shown open.
     """
-    labels: dict[str, dict[str, None]] = {}
+    labels_by_statement: dict[str, dict[str, None]] = {}
     for group in sorted(groups, key=lambda group: not group.private):
         for run in group.runs:
-            labels.setdefault(without_subject(run.statement), {})[group.label] = None
+            statement = without_subject(run.statement)
+            labels_by_statement.setdefault(statement, {})[group.label] = None
     return [
-        {"label": join(list(names)), "html": statement_html(text)} for text, names in labels.items()
+        {"label": join(list(labels)), "html": statement_html(statement)}
+        for statement, labels in labels_by_statement.items()
     ]

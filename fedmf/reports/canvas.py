@@ -1,6 +1,6 @@
-"""The figure that every picture is drawn on, as PNG bytes: the same runs give the same bytes.
+"""Figures in the style of the reports, as deterministic PNG bytes, and heat maps of matrices.
 
-And matrices as heat maps, on a colour scale that is logarithmic in both directions away from 0.
+The colour scale of a heat map is logarithmic in both directions away from 0.
 """
 
 import contextlib
@@ -21,9 +21,13 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-WIDTH = 6.4  # inches; with 10-point type this stays legible on a page and on a phone
+# Width in inches, at which 10-point type is legible on a page and on a phone.
+WIDTH = 6.4
 _DPI = 220
-BLUE, RED, SOFT, INK = "#1f5f8b", "#c1440e", "#6b6b6b", "#222222"
+BLUE = "#1f5f8b"
+RED = "#c1440e"
+SOFT = "#6b6b6b"
+INK = "#222222"
 DASHED = (0, (5, 3))
 STYLE = {
     "font.family": "DejaVu Sans",
@@ -58,8 +62,13 @@ STYLE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plot:
-    """An image, its caption, the simulation note of the runs in it (the image carries it too) and
-    the image in words.
+    """Image of a report.
+
+    Attributes:
+      png: the bytes of the image.
+      caption: text below the image.
+      note: simulation note of the runs in it, which the image shows as well.
+      alt: the image in words.
     """
 
     png: bytes
@@ -70,10 +79,14 @@ class Plot:
 
 @contextlib.contextmanager
 def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
-    """A figure in the report's style, with `note` as its footnote, that is a PNG in the buffer
-    after the `with` block.
+    """Yields a figure in the style of the reports, and a buffer for its PNG.
 
-    It starts from matplotlib's defaults, so that nobody's matplotlibrc changes a report.
+    The PNG, with the note as a footnote, is in the buffer after the `with` block. The style starts
+    from matplotlib's defaults, so that a matplotlibrc does not change a report.
+
+    Args:
+      height: of the figure in inches.
+      note: footnote; may be empty.
     """
     png = io.BytesIO()
     with in_style():
@@ -81,131 +94,158 @@ def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
         yield figure, png
         if note:
             lines = textwrap.wrap(note, 118)
-            foot = 0.16 * len(lines) + 0.06
-            height = figure.get_figheight() + foot
-            figure.set_figheight(height)
+            note_height = 0.16 * len(lines) + 0.06
+            full_height = figure.get_figheight() + note_height
+            note_fraction = note_height / full_height
+            figure.set_figheight(full_height)
             figure.set_layout_engine(
-                ConstrainedLayoutEngine(rect=(0.0, foot / height, 1.0, 1.0 - foot / height))
+                ConstrainedLayoutEngine(rect=(0.0, note_fraction, 1.0, 1.0 - note_fraction))
             )
             figure.text(
-                0.012, 0.05 / height, "\n".join(lines), fontsize=7.5, color="#8a2c0d", va="bottom"
+                0.012,
+                0.05 / full_height,
+                "\n".join(lines),
+                fontsize=7.5,
+                color="#8a2c0d",
+                va="bottom",
             )
         png.write(as_png(figure))
 
 
 @contextlib.contextmanager
 def in_style() -> Iterator[None]:
-    """The reports' style, whatever matplotlibrc says."""
+    """Sets the style of the reports in the `with` block, and ignores any matplotlibrc."""
     with matplotlib.style.context(STYLE, after_reset=True):
         yield
 
 
 def blank(height: float) -> Figure:
-    """An empty figure of a page's width, height in inches; draw on it inside `in_style`."""
+    """Returns an empty figure of a page's width, to be drawn on inside `in_style`."""
     figure = Figure(figsize=(WIDTH, height), dpi=_DPI, layout=ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     return figure
 
 
 def as_png(figure: Figure) -> bytes:
-    """The figure as PNG.
+    """Renders a figure as PNG bytes, which depend on the figure and the renderer alone.
 
-    Without matplotlib's version in it, the bytes depend on the figure and the renderer alone.
+    The PNG does not name the version of matplotlib.
     """
     png = io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": None})
     return png.getvalue()
 
 
-def whole_steps(most: int) -> MaxNLocator:
-    """Ticks of rounds: 1, 2, 5 or a power of ten times these apart, so that they meet the ends of
-    most runs. One round has one tick.
+def whole_steps(max_ticks: int) -> MaxNLocator:
+    """Returns a locator of ticks at whole numbers, at most so many.
+
+    Their distance is 1, 2 or 5 times a power of ten, so that the last round of most runs has a
+    tick. An axis of one round has one tick.
     """
-    return MaxNLocator(integer=True, nbins=most, steps=[1, 2, 5, 10], min_n_ticks=1)
+    return MaxNLocator(integer=True, nbins=max_ticks, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 
 def powers_of_two(ax: Axes, ticks: Sequence[float]) -> None:
-    """A logarithmic horizontal axis of numbers that people double, with these ticks."""
+    """Makes the horizontal axis logarithmic with base 2, with these ticks."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks)
     _plain_numbers(ax.xaxis)
 
 
 def tens(ax: Axes) -> None:
-    """A logarithmic vertical axis, with ticks at 1, 2 and 5 times the powers of ten."""
+    """Makes the vertical axis logarithmic, with ticks at 1, 2 and 5 times powers of ten."""
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     _plain_numbers(ax.yaxis)
 
 
 def _plain_numbers(axis: Axis) -> None:
+    """Labels the ticks of a logarithmic axis without powers of ten."""
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def in_percent(ax: Axes) -> None:
-    """Labels the vertical axis of a share, a metric between 0 and 1."""
+    """Labels the vertical axis of a metric between 0 and 1 in percent."""
     ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%".replace("-", "−"))
 
 
 def marker(values: Sized) -> str:
-    """The marker of a line through these values: a line of one point is invisible."""
+    """Returns a marker for a line of one point, which is invisible without, and else none."""
     return "o" if len(values) == 1 else ""
 
 
 def legend_above(figure: Figure, lines: Sequence[Artist], labels: Sequence[str]) -> None:
-    """A legend above the axes. The figure grows by its height."""
-    longest = max(map(len, labels))
-    columns = 3 if longest < 22 else 2 if longest < 40 else 1  # that fit the width
-    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
-    figure.legend(lines, labels, loc="outside upper center", ncols=columns)
+    """Draws a legend above the axes, and makes the figure taller by its height."""
+    longest_label = max(map(len, labels))
+    # Number of columns that fit the width.
+    num_columns = 1
+    if longest_label < 22:
+        num_columns = 3
+    elif longest_label < 40:
+        num_columns = 2
+    num_rows = -(-len(labels) // num_columns)
+    figure.set_figheight(figure.get_figheight() + 0.2 * num_rows)
+    figure.legend(lines, labels, loc="outside upper center", ncols=num_columns)
 
 
-_COLORS = "RdBu_r"  # diverging and safe for colour-blind readers; white is exactly 0
-PIXELS = 560  # of a panel; larger matrices are pooled to this by us, not resampled by the renderer
-_MIN_DECADES, _MAX_DECADES = 2, 5  # of the logarithmic part of a colour scale
+# A diverging scale that is safe for colour-blind readers; white is exactly 0.
+_COLOR_MAP = "RdBu_r"
+# Pixels of a panel. Larger matrices are pooled to this size before they are rendered.
+PIXELS = 560
+# Decades of the logarithmic part of a colour scale.
+_MIN_DECADES = 2
+_MAX_DECADES = 5
 
 
 def without_specks(matrix: np.ndarray) -> np.ndarray:
-    """`matrix` with 0 where rounding left less than 1e-12 of its largest entry, which a logarithmic
-    scale would show.
+    """Sets entries below 1e-12 of the largest to 0.
+
+    They are rounding errors that a logarithmic scale would show.
     """
     return np.where(np.abs(matrix) < 1e-12 * np.abs(matrix).max(), 0.0, matrix)
 
 
 def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
-    """One symmetric scale for all: logarithmic from the largest entry down
-    to the median entry of each.
+    """Returns one symmetric colour scale for several matrices.
 
-    Entries of N fall off as a power of the distance between rounds. Long runs therefore need more
-    decades than short ones.
+    It is logarithmic from the largest entry down to the smallest median entry of a matrix, and
+    linear around 0. Entries of N decay as a power of the distance between rounds, so that long runs
+    need more decades than short ones.
     """
     largest = max(float(np.abs(matrix).max()) for matrix in matrices)
     medians = [np.median(sizes[sizes > 1e-9 * largest]) for sizes in map(np.abs, matrices)]
-    top = int(np.floor(np.log10(largest) + 1e-9))
-    bottom = min(top - _MIN_DECADES, max(top - _MAX_DECADES, round(np.log10(min(medians)))))
-    # Linear below a round number: the ticks of the colour bar are round and none crowds 0.
-    return SymLogNorm(linthresh=10.0**bottom, linscale=1.0, vmin=-largest, vmax=largest, base=10)
+    top_power = _top_power(largest)
+    median_power = round(np.log10(min(medians)))
+    # The linear part ends at a power of ten, so that the colour bar has no crowded ticks near 0.
+    bottom_power = min(top_power - _MIN_DECADES, max(top_power - _MAX_DECADES, median_power))
+    return SymLogNorm(
+        linthresh=10.0**bottom_power, linscale=1.0, vmin=-largest, vmax=largest, base=10
+    )
+
+
+def _top_power(largest: float) -> int:
+    """Returns the largest power of ten up to a value, as an exponent."""
+    return int(np.floor(np.log10(largest) + 1e-9))
 
 
 def draw_heat_map(
     ax: Axes, matrix: np.ndarray, norm: SymLogNorm, *, size: tuple[int, int] | None = None
 ) -> None:
-    """Draws `matrix`, one colour step for each of its entries or, where it is large,
-    blocks of entries.
+    """Draws a matrix, one colour for each entry or, of a large matrix, each block of entries.
 
     Args:
       ax: to draw on.
-      matrix: the whole matrix, or rows and columns of it at equal distances.
+      matrix: the full matrix, or rows and columns of it at equal distances.
       norm: the colour scale.
-      size: shape of the whole matrix, if `matrix` is less.
+      size: shape of the full matrix; None for that of `matrix`.
     """
     num_rows, num_columns = size or matrix.shape
     extent = (-0.5, num_columns - 0.5, num_rows - 0.5, -0.5)
     ax.imshow(
         pool(matrix, PIXELS),
         norm=norm,
-        cmap=_COLORS,
+        cmap=_COLOR_MAP,
         aspect="auto",
         extent=extent,
         interpolation="nearest",
@@ -219,11 +259,12 @@ def draw_heat_map(
 def draw_color_bar(
     figure: Figure, axes: list[Axes], norm: SymLogNorm, *, location: str = "right", label: str = ""
 ) -> None:
-    """The colour bar of these heat maps: ticks at powers of ten on both sides of 0, labels at as
-    many as there is room for.
+    """Draws the colour bar of heat maps, with ticks at powers of ten on both sides of 0.
+
+    About three ticks on each side have labels.
     """
     bar = figure.colorbar(
-        ScalarMappable(norm, _COLORS),
+        ScalarMappable(norm, _COLOR_MAP),
         ax=axes,
         location=location,
         label=label,
@@ -231,22 +272,26 @@ def draw_color_bar(
         aspect=32,
         pad=0.02,
     )
-    top = int(np.floor(np.log10(norm.vmax or 1.0) + 1e-9))
-    bottom = round(np.log10(norm.linthresh))
-    labels = {0.0: "0"}
-    for power in range(top, bottom - 1, -1):
-        name = f"{10.0**power:g}" if -2 <= power <= 3 else f"$10^{{{power}}}$"
-        shown = (top - power) % -(-(top - bottom + 1) // 3) == 0
-        labels |= {10.0**power: name if shown else "", -(10.0**power): f"−{name}" if shown else ""}
-    bar.set_ticks(list(labels), labels=list(labels.values()))
+    top_power = _top_power(norm.vmax or 1.0)
+    bottom_power = round(np.log10(norm.linthresh))
+    label_distance = -(-(top_power - bottom_power + 1) // 3)
+    label_by_tick = {0.0: "0"}
+    for power in range(top_power, bottom_power - 1, -1):
+        tick = 10.0**power
+        label_by_tick |= {tick: "", -tick: ""}
+        if (top_power - power) % label_distance == 0:
+            tick_label = f"{tick:g}" if -2 <= power <= 3 else f"$10^{{{power}}}$"
+            label_by_tick |= {tick: tick_label, -tick: f"−{tick_label}"}
+    bar.set_ticks(list(label_by_tick), labels=list(label_by_tick.values()))
     bar.ax.tick_params(labelsize=7)
     bar.ax.minorticks_off()
     bar.outline.set_linewidth(0.5)
 
 
 def pool(matrix: np.ndarray, limit: int) -> np.ndarray:
-    """At most limit x limit entries: the one largest in absolute value of each block, so that thin
-    diagonals show.
+    """Reduces a matrix to at most limit x limit entries, so that thin diagonals show.
+
+    Each is the entry of a block that is largest in absolute value.
 
     >>> pool(np.array([[1.0, -3.0], [0.0, 2.0]]), 1)
     array([[-3.]])
@@ -255,7 +300,7 @@ def pool(matrix: np.ndarray, limit: int) -> np.ndarray:
         size = matrix.shape[axis]
         if size > limit:
             starts = np.linspace(0, size, limit, endpoint=False).astype(np.int64)
-            high = np.maximum.reduceat(matrix, starts, axis=axis)
-            low = np.minimum.reduceat(matrix, starts, axis=axis)
-            matrix = np.where(high >= -low, high, low)
+            highest = np.maximum.reduceat(matrix, starts, axis=axis)
+            lowest = np.minimum.reduceat(matrix, starts, axis=axis)
+            matrix = np.where(highest >= -lowest, highest, lowest)
     return matrix

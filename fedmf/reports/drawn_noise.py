@@ -1,6 +1,4 @@
-"""Matrices of noise as pictures show them: whole ones of short runs, and of a long run the rows of
-a thousand rounds.
-"""
+"""Matrices of a mechanism for heat maps: all rounds of a short run, a thousand of a long one."""
 
 import dataclasses
 
@@ -10,33 +8,33 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.noise_rows import NoisingRows, encoder_blocks, gram_entries, has_encoder_rows
 from fedmf.reports.canvas import PIXELS, without_specks
 
-# Rounds that a picture is drawn from.
+# Rows of a drawn matrix, at most.
 MAX_DRAWN_ROUNDS = 1000
-# Rounds of mechanisms whose C is formed for a picture: half a gigabyte.
+# C of a mechanism with more rounds is not formed for a picture: it takes half a gigabyte.
 MAX_FORMED_ROUNDS = 8192
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawnMatrix:
-    """A matrix for a heat map.
+    """Matrix for a heat map.
 
     Attributes:
-      entries: float64; of a large matrix chosen rows, and of their entries the one of the largest
-        size in each of a few hundred blocks of columns.
-      size: shape of the matrix itself.
+      entries: float64; for a large matrix, some of its rows, with the entry of the largest absolute
+        value in each of a few hundred blocks of columns.
+      size: shape of the full matrix.
     """
 
     entries: np.ndarray
     size: tuple[int, int]
 
 
-def whole(matrix: np.ndarray) -> DrawnMatrix:
-    """Returns a matrix that is drawn as it is."""
+def full_matrix(matrix: np.ndarray) -> DrawnMatrix:
+    """Returns a matrix that is drawn with all its entries."""
     return DrawnMatrix(entries=matrix, size=(matrix.shape[0], matrix.shape[1]))
 
 
 def drawn_rounds(rounds: int, limit: int = MAX_DRAWN_ROUNDS) -> np.ndarray:
-    """Returns the rounds that a picture is drawn from: all, or some at equal distances.
+    """Returns the rounds that are drawn: all, or some at equal distances.
 
     >>> drawn_rounds(10, 4)
     array([0, 3, 6, 9])
@@ -47,62 +45,63 @@ def drawn_rounds(rounds: int, limit: int = MAX_DRAWN_ROUNDS) -> np.ndarray:
 def drawn_noise(
     mechanism: Mechanism, scale: float, limit: int = MAX_DRAWN_ROUNDS
 ) -> tuple[DrawnMatrix, DrawnMatrix]:
-    """Returns scale * N, and the correlation of the noise of two rounds.
+    """Returns scale * N, and the correlation matrix of the noise of the rounds.
 
     Args:
       mechanism: with N.
       scale: positive.
-      limit: rounds that are drawn at most.
+      limit: number of drawn rounds, at most.
     """
     n = mechanism.rounds
     if n <= limit:
         weights = scale * mechanism.noising()
-        return whole(weights), whole(correlation(weights))
+        return full_matrix(weights), full_matrix(correlation(weights))
     rounds = drawn_rounds(n, limit)
-    rows = NoisingRows(mechanism)
-    pooled = PooledColumns(len(rounds), rows.num_sources)
+    noise_rows = NoisingRows(mechanism)
+    pooled = PooledColumns(len(rounds), noise_rows.num_sources)
     covariance = np.zeros((len(rounds), len(rounds)))
-    for first, block in rows.blocks(rounds, rounds + 1):
-        # Rows of rounds before the block are 0 where N is causal.
-        active = np.flatnonzero(block.any(axis=1))
-        if len(active):
-            start = active[0]
+    for first_column, block in noise_rows.blocks(rounds, rounds + 1):
+        # If N is causal, the rows of rounds before the block are 0.
+        nonzero_rows = np.flatnonzero(block.any(axis=1))
+        if len(nonzero_rows):
+            start = nonzero_rows[0]
             covariance[start:, start:] += block[start:] @ block[start:].T
-        pooled.add(first, block)
+        pooled.add(first_column, block)
     weights = scale * pooled.entries
     return (
-        DrawnMatrix(entries=weights, size=(n, rows.num_sources)),
+        DrawnMatrix(entries=weights, size=(n, noise_rows.num_sources)),
         DrawnMatrix(entries=correlation_of(covariance), size=(n, n)),
     )
 
 
 def is_drawable(mechanism: Mechanism) -> bool:
-    """Returns whether C, N and X can be drawn in seconds: rows of them by formula, or whole."""
+    """Returns whether C, N and X can be drawn in seconds: by formulas for their rows, or formed."""
     return has_encoder_rows(mechanism) or mechanism.rounds <= MAX_FORMED_ROUNDS
 
 
 def drawn_encoder(mechanism: Mechanism, scale: float, limit: int = MAX_DRAWN_ROUNDS) -> DrawnMatrix:
-    """Returns scale * C."""
+    """Returns the matrix scale * C."""
     n = mechanism.rounds
     if n <= limit or not has_encoder_rows(mechanism):
-        return whole(scale * mechanism.encoder())
+        return full_matrix(scale * mechanism.encoder())
     rounds = drawn_rounds(n, limit)
     pooled = PooledColumns(len(rounds), n)
-    for first, block in encoder_blocks(mechanism, rounds):
-        pooled.add(first, block)
+    for first_column, block in encoder_blocks(mechanism, rounds):
+        pooled.add(first_column, block)
     return DrawnMatrix(entries=scale * pooled.entries, size=(n, n))
 
 
 def drawn_gram(mechanism: Mechanism, scale: float, limit: int = MAX_DRAWN_ROUNDS) -> DrawnMatrix:
-    """Returns scale^2 * X."""
+    """Returns the matrix scale^2 * X."""
     n = mechanism.rounds
     X = gram_entries(mechanism, drawn_rounds(n, limit))
     return DrawnMatrix(entries=scale**2 * X, size=(n, n))
 
 
 class PooledColumns:
-    """Rows of a wide matrix, given in blocks of columns: of every few columns the entry of the
-    largest size.
+    """Rows of a wide matrix, reduced to the largest entry of each few neighbouring columns.
+
+    The matrix is added in blocks of columns. "Largest" is by absolute value.
 
     >>> pooled = PooledColumns(1, 4, limit=2)
     >>> pooled.add(1, np.array([[-3.0, 1.0, 2.0]]))
@@ -114,26 +113,27 @@ class PooledColumns:
         self._num_columns = num_columns
         self.entries = np.zeros((num_rows, min(limit, num_columns)))
 
-    def add(self, first: int, block: np.ndarray) -> None:
-        """Takes the columns from `first` on."""
-        columns = first + np.arange(block.shape[1])
-        places = columns * self.entries.shape[1] // self._num_columns
-        starts = np.flatnonzero(np.diff(places, prepend=-1))
-        high = np.maximum.reduceat(block, starts, axis=1)
-        low = np.minimum.reduceat(block, starts, axis=1)
-        largest = np.where(high >= -low, high, low)
-        places = places[starts]
-        before = self.entries[:, places]
-        self.entries[:, places] = np.where(np.abs(largest) > np.abs(before), largest, before)
+    def add(self, first_column: int, block: np.ndarray) -> None:
+        """Adds the columns of a block, whose first has this index."""
+        columns = first_column + np.arange(block.shape[1])
+        pooled_columns = columns * self.entries.shape[1] // self._num_columns
+        starts = np.flatnonzero(np.diff(pooled_columns, prepend=-1))
+        highest = np.maximum.reduceat(block, starts, axis=1)
+        lowest = np.minimum.reduceat(block, starts, axis=1)
+        largest = np.where(highest >= -lowest, highest, lowest)
+        pooled_columns = pooled_columns[starts]
+        previous = self.entries[:, pooled_columns]
+        is_larger = np.abs(largest) > np.abs(previous)
+        self.entries[:, pooled_columns] = np.where(is_larger, largest, previous)
 
 
 def correlation(noising: np.ndarray) -> np.ndarray:
-    """Returns the correlation of the rows of N Z, (rounds, rounds); 0 for a round without noise."""
+    """Returns the correlation matrix of the rows of N Z; 0 for a round without noise."""
     return correlation_of(noising @ noising.T)
 
 
 def correlation_of(covariance: np.ndarray) -> np.ndarray:
-    """Returns the correlation of noise with this covariance; 0 for a round without noise."""
-    deviation = np.sqrt(np.diag(covariance))
-    scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
+    """Returns the correlation matrix of a covariance matrix; 0 for a round without noise."""
+    std = np.sqrt(np.diag(covariance))
+    scale = np.divide(1.0, std, out=np.zeros_like(std), where=std > 0)
     return without_specks(covariance * scale[:, None] * scale[None, :])

@@ -1,6 +1,7 @@
-"""Pictures that commands draw: a participation forecast, one mechanism, and a choice of bands."""
+"""Pictures that commands draw: a forecast, a mechanism, a choice of bands, a comparison."""
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,119 +27,139 @@ from fedmf.reports.canvas import (
     without_specks,
 )
 from fedmf.reports.drawn_noise import drawn_encoder, drawn_gram, drawn_noise, is_drawable
-from fedmf.reports.groups import family_color
+from fedmf.reports.labels import family_color
+from fedmf.reports.text import plural
 
+# More bars are drawn without gaps between them.
 _MAX_SEPARATE_BARS = 24
 _MAX_LABELLED_BARS = 10
-_TITLE_LETTERS = 74  # that fit the width
-_SHADES = ("#7a3e9d", "#b8860b", "#2f7d32", "#b0305c", "#555555")  # of sampling schemes
+# Characters of a title that fit the width.
+_TITLE_WIDTH = 74
+# Colours of families with a sampling scheme.
+_SAMPLING_COLORS = ("#7a3e9d", "#b8860b", "#2f7d32", "#b0305c", "#555555")
 
 
 def participation_picture(forecast: dict[str, Any]) -> bytes:
-    """A PNG with two panels.
+    """Draws the pool of clients over rounds, and a histogram of participations, as PNG bytes.
 
     Args:
       forecast: of `fedmf.cohorts.forecast.forecast`, with "availability" and "sampling".
     """
     note = ""
     if forecast["simulated_population"] != forecast["population"]:
-        clients = forecast["simulated_population"]
-        cohort = forecast["simulated_cohort_size"]
-        note = f"Simulated with {clients:,} clients and cohorts of {cohort:,}, the same share."
+        population = forecast["simulated_population"]
+        cohort_size = forecast["simulated_cohort_size"]
+        note = (
+            f"Simulated with {population:,} clients and cohorts of {cohort_size:,}, the same share."
+        )
     with canvas(5.4, note) as (figure, png):
         figure.suptitle(
-            textwrap.fill(picture_title(forecast), _TITLE_LETTERS), fontsize=10.5, fontweight="bold"
+            textwrap.fill(picture_title(forecast), _TITLE_WIDTH), fontsize=10.5, fontweight="bold"
         )
-        above, below = figure.subplots(2, 1)
-        _draw_rounds(above, forecast)
-        _draw_histogram(below, forecast)
+        round_panel, histogram_panel = figure.subplots(2, 1)
+        _draw_rounds(round_panel, forecast)
+        _draw_histogram(histogram_panel, forecast)
     return png.getvalue()
 
 
 def picture_title(forecast: dict[str, Any]) -> str:
-    """The forecast's question in words."""
+    """Returns the settings of a forecast in words."""
     kind = forecast["availability"].partition(":")[0]
-    available = "always available" if kind == "always" else f"{kind} availability"
-    drawn = f"{forecast['sampling']} sampling, " if forecast["sampling"] else ""
-    limit = Participation.from_limits(forecast).describe_limit()
-    return (
-        f"{forecast['population']:,} clients, {forecast['cohort_size']:,} a round, "
-        f"{available}, {drawn}{limit}"
-    )
+    availability = "always available" if kind == "always" else f"{kind} availability"
+    settings = [
+        f"{forecast['population']:,} clients",
+        f"{forecast['cohort_size']:,} a round",
+        availability,
+    ]
+    if forecast["sampling"]:
+        settings.append(f"{forecast['sampling']} sampling")
+    settings.append(Participation.from_limits(forecast).describe_limit())
+    return ", ".join(settings)
 
 
 def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
-    """The pool or, where a scheme draws from all, the cohorts;
-    rounds without enough clients are shaded.
+    """Draws the pool of clients or, if a scheme samples from all clients, the cohorts.
+
+    Rounds without enough clients are shaded.
     """
     n = forecast["rounds"]
-    dry = forecast["dry"]
     pool = forecast["pool"]
-    values = pool or forecast["cohorts"]
-    ax.plot(
-        forecast["pool_rounds"] if pool else range(n),
-        values,
-        color=BLUE,
-        linewidth=1,
-        marker=marker(values),
-    )
+    if pool:
+        rounds = forecast["pool_rounds"]
+        values = pool
+        title = "The pool, in cohorts"
+        axis_label = "eligible and available"
+    else:
+        rounds = range(n)
+        values = forecast["cohorts"]
+        title = "Clients that take part, in cohorts"
+        axis_label = "selected"
+    ax.plot(rounds, values, color=BLUE, linewidth=1, marker=marker(values))
     ax.axhline(1.0, color=RED, linewidth=1.1, linestyle=DASHED)
     if pool:
         tens(ax)
         ax.set_ylim(0.85 * max(0.01, min(0.7, *pool)), 1.2 * max(1.5, *pool))
     else:
         ax.set_ylim(bottom=0)
-    title = "The pool, in cohorts" if pool else "Clients that take part, in cohorts"
-    ax.set(
-        title=title,
-        xlabel="round",
-        ylabel="eligible and available" if pool else "selected",
-        xlim=(-0.5, n - 0.5),
-    )
-    if dry:
+    ax.set(title=title, xlabel="round", ylabel=axis_label, xlim=(-0.5, n - 0.5))
+    dry_rounds = forecast["dry"]
+    if dry_rounds:
         ax.broken_barh(
-            [(t - 0.5, 1) for t in dry],
+            [(t - 0.5, 1) for t in dry_rounds],
             (0, 1),
             transform=ax.get_xaxis_transform(),
             color=RED,
             alpha=0.25,
             linewidth=0,
         )
-        ax.set_title(f"{len(dry):,} of {n:,} rounds are dry", loc="right", fontsize=9, color=RED)
+        dry_title = f"{len(dry_rounds):,} of {n:,} rounds are dry"
+        ax.set_title(dry_title, loc="right", fontsize=9, color=RED)
     ax.xaxis.set_major_locator(whole_steps(8))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
-    shares = forecast["histogram"]
+    """Draws the fraction of clients by their number of participations."""
+    fractions = forecast["histogram"]
     limit = forecast["max_participations"]
-    most = max(shares)
-    times = range(most + 1)
-    colors = [SOFT if k == 0 else RED if k > limit else BLUE for k in times]
-    width = 0.8 if most < _MAX_SEPARATE_BARS else 1.0
-    bars = ax.bar(times, [100 * shares.get(k, 0.0) for k in times], width=width, color=colors)
-    if most < _MAX_LABELLED_BARS:
-        ax.bar_label(
-            bars, fmt=lambda share: f"{share:.2g}%" if share else "", padding=2, fontsize=7.5
-        )
-    if limit <= max(2 * most, 12):
+    max_times = max(fractions)
+    times = range(max_times + 1)
+    percents = [100 * fractions.get(k, 0.0) for k in times]
+    colors = [_bar_color(k, limit) for k in times]
+    bar_width = 0.8 if max_times < _MAX_SEPARATE_BARS else 1.0
+    bars = ax.bar(times, percents, width=bar_width, color=colors)
+    if max_times < _MAX_LABELLED_BARS:
+        ax.bar_label(bars, fmt=_percent_label, padding=2, fontsize=7.5)
+    if limit <= max(2 * max_times, 12):
         ax.axvline(limit + 0.5, color=RED, linewidth=1.1, linestyle=DASHED)
-    participations = f"participations, planned limit {limit:,}"
-    ax.set(title="How often a client takes part", xlabel=participations, ylabel="clients, %")
+    axis_label = f"participations, planned limit {limit:,}"
+    ax.set(title="How often a client takes part", xlabel=axis_label, ylabel="clients, %")
     ax.grid(axis="x", visible=False)
     ax.margins(y=0.18)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
+def _bar_color(times: int, limit: int) -> str:
+    """Returns the colour of the bar of clients that take part so many times."""
+    if times == 0:
+        return SOFT
+    return RED if times > limit else BLUE
+
+
+def _percent_label(percent: float) -> str:
+    """Returns the label of a bar; empty for 0."""
+    return f"{percent:.2g}%" if percent else ""
+
+
 def mechanism_picture(
     title: str, *, mechanism: Mechanism, sensitivity: float, errors: np.ndarray
 ) -> bytes:
-    """A PNG with heat maps of C, N and X = C^T C, and the error of each round.
+    """Draws heat maps of C, N and X = C^T C, and the error of each round, as PNG bytes.
 
     Args:
       title: of the picture.
-      mechanism: scaled to sensitivity 1. Where its matrices would have to be formed and are too
-        large, only errors are drawn.
+      mechanism: to draw, scaled to sensitivity 1. Only errors are drawn if its matrices would have
+        to be formed and are too large.
       sensitivity: of the mechanism.
       errors: standard deviation of each round's error at noise multiplier 1 and clip norm 1, (n,).
     """
@@ -149,14 +170,19 @@ def mechanism_picture(
             (drawn_noise(mechanism, sensitivity)[0], "noising N", "noise source", "round"),
             (drawn_gram(mechanism, 1 / sensitivity), "gram X = CᵀC", "round", "round"),
         ]
-    with canvas(6.3 if panels else 3.2, "") as (figure, png):
+    height = 6.3 if panels else 3.2
+    with canvas(height, "") as (figure, png):
         figure.suptitle(title, fontsize=10.5, fontweight="bold")
-        *maps, ax = figure.subplots(2, 2).flat if panels else [figure.subplots()]
-        for heat_map, (matrix, name, across, down) in zip(maps, panels, strict=True):
+        if panels:
+            *matrix_axes, ax = figure.subplots(2, 2).flat
+        else:
+            matrix_axes = []
+            ax = figure.subplots()
+        for matrix_ax, (matrix, name, xlabel, ylabel) in zip(matrix_axes, panels, strict=True):
             norm = shared_norm([matrix.entries])
-            draw_heat_map(heat_map, without_specks(matrix.entries), norm, size=matrix.size)
-            heat_map.set(title=name, xlabel=across, ylabel=down)
-            draw_color_bar(figure, [heat_map], norm)
+            draw_heat_map(matrix_ax, without_specks(matrix.entries), norm, size=matrix.size)
+            matrix_ax.set(title=name, xlabel=xlabel, ylabel=ylabel)
+            draw_color_bar(figure, [matrix_ax], norm)
         rmse = float(np.sqrt(np.mean(np.square(errors))))
         ax.axhline(rmse, color=SOFT, linewidth=0.9, linestyle="--")
         ax.plot(errors, color=BLUE, linewidth=1.0, marker=marker(errors))
@@ -170,91 +196,97 @@ def mechanism_picture(
 
 
 def bands_picture(choice: dict[str, Any]) -> bytes:
-    """A PNG of rmse over bands, on a logarithmic axis of bands.
+    """Draws the rmse over bands, on a logarithmic axis of bands, as PNG bytes.
 
     Args:
       choice: `fedmf.privacy.bands.BandChoice.summary()`.
     """
     rows = choice["rows"]
     best = choice["best"]
-    banded = [row for row in rows if row["family"] == "banded"]
+    banded_rows = [row for row in rows if row["family"] == "banded"]
+    bands = [row["bands"] for row in banded_rows]
+    errors = [row["rmse"] for row in banded_rows]
     with canvas(3.9, "") as (figure, png):
         ax = figure.subplots()
-        tried = sorted({row["bands"] for row in banded})
-        powers = [b for b in tried if b & (b - 1) == 0]
-        powers_of_two(ax, powers if len(powers) > 1 else tried)
-        ax.plot(
-            [row["bands"] for row in banded], [row["rmse"] for row in banded], color=BLUE, zorder=2
-        )
-        for amplified, color, label in (
-            (True, BLUE, "amplified by sampling"),
-            (False, RED, "without amplification"),
-        ):
-            points = [
-                (row["bands"], row["rmse"]) for row in banded if row["amplified"] == amplified
-            ]
-            if points:
-                ax.plot(
-                    *zip(*points, strict=True),
-                    "o",
-                    color=color,
-                    label=label,
-                    markersize=5,
-                    zorder=3,
-                )
+        ticks = sorted(set(bands))
+        powers = [b for b in ticks if b & (b - 1) == 0]
+        if len(powers) > 1:
+            ticks = powers
+        powers_of_two(ax, ticks)
+        ax.plot(bands, errors, color=BLUE, zorder=2)
+        _draw_bands(ax, banded_rows, is_amplified=True)
+        _draw_bands(ax, banded_rows, is_amplified=False)
         for row in rows:
             if row["family"] == "dense":
                 label = "dense, without amplification"
                 ax.axhline(row["rmse"], color=RED, linewidth=1.4, linestyle=DASHED, label=label)
-        close = (best["rmse"], 1.01 * best["rmse"])
-        ax.axhspan(*close, color=SOFT, alpha=0.18, linewidth=0, label="within 1% of the best")
-        name = (
-            "the dense optimum"
-            if best["family"] == "dense"
-            else f"{best['bands']} band{'s' * (best['bands'] > 1)}"
-        )
+        near_best = (best["rmse"], 1.01 * best["rmse"])
+        ax.axhspan(*near_best, color=SOFT, alpha=0.18, linewidth=0, label="within 1% of the best")
+        best_name = "the dense optimum"
+        if best["family"] != "dense":
+            best_name = f"{best['bands']} {plural('band', best['bands'])}"
         if best["family"] == "banded":
             ax.plot(best["bands"], best["rmse"], "o", markersize=11, mfc="none", mec=BLUE, zorder=4)
-        ax.set_title(f"Error over bands at epsilon {choice['epsilon']:g}: the choice is {name}")
+        title = f"Error over bands at epsilon {choice['epsilon']:g}: the choice is {best_name}"
+        ax.set_title(title)
         ax.set(xlabel="bands", ylabel="rmse of a round's running query")
         ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
         ax.legend(loc="best")
     return png.getvalue()
 
 
-def comparison_picture(summary: dict[str, Any]) -> bytes:
-    """A PNG with two panels over epsilon: the error per client, and an attacker's advantage.
+def _draw_bands(ax: Axes, rows: Sequence[dict[str, Any]], *, is_amplified: bool) -> None:
+    """Draws a point for each number of bands with, or without, amplification by sampling."""
+    points = [(row["bands"], row["rmse"]) for row in rows if row["amplified"] == is_amplified]
+    if not points:
+        return
+    color = RED
+    label = "without amplification"
+    if is_amplified:
+        color = BLUE
+        label = "amplified by sampling"
+    bands, errors = zip(*points, strict=True)
+    ax.plot(bands, errors, "o", color=color, label=label, markersize=5, zorder=3)
 
-    Without sampling the advantage is that of epsilon, whatever the family: one line.
+
+def comparison_picture(summary: dict[str, Any]) -> bytes:
+    """Draws the error per client, and an attacker's advantage, over epsilon, as PNG bytes.
+
+    Without sampling the advantage follows from epsilon for every family: there is one line.
 
     Args:
       summary: of `fedmf.privacy.comparison.Comparison`.
     """
-    by_name: dict[str, list[dict[str, Any]]] = {}
+    rows_by_name: dict[str, list[dict[str, Any]]] = {}
     for row in summary["rows"]:
-        by_name.setdefault(row["name"], []).append(row)
+        rows_by_name.setdefault(row["name"], []).append(row)
     with canvas(4.3, "") as (figure, png):
-        errors, risks = figure.subplots(1, 2)
-        shades = dict[str, str]()
-        for name, rows in by_name.items():
-            sampled = rows[0]["sampling"] is not None
-            line: dict[str, Any] = {"color": family_color(rows[0]["family"]), "marker": "o"}
-            line |= {"markersize": 4, "linewidth": 1.6}
-            if sampled:
-                shade = shades.setdefault(name, _SHADES[len(shades) % len(_SHADES)])
-                line |= {"color": shade, "linestyle": DASHED, "marker": "s"}
+        error_panel, risk_panel = figure.subplots(1, 2)
+        num_sampled = 0
+        for name, rows in rows_by_name.items():
+            style: dict[str, Any] = {"color": family_color(rows[0]["family"]), "marker": "o"}
+            style |= {"markersize": 4, "linewidth": 1.6}
+            risk_style = style | {"color": INK}
+            risk_label = "without sampling"
+            if rows[0]["sampling"] is not None:
+                color = _SAMPLING_COLORS[num_sampled % len(_SAMPLING_COLORS)]
+                num_sampled += 1
+                style |= {"color": color, "linestyle": DASHED, "marker": "s"}
+                risk_style = style
+                risk_label = name
             epsilons = [row["epsilon"] for row in rows]
-            errors.plot(epsilons, [row["effective_rmse"] for row in rows], label=name, **line)
-            if not sampled:
-                line, name = line | {"color": INK}, "without sampling"
-            if name not in risks.get_legend_handles_labels()[1]:
-                risks.plot(epsilons, [row["advantage"] for row in rows], label=name, **line)
-        for ax in (errors, risks):
+            errors = [row["effective_rmse"] for row in rows]
+            error_panel.plot(epsilons, errors, label=name, **style)
+            if risk_label not in risk_panel.get_legend_handles_labels()[1]:
+                advantages = [row["advantage"] for row in rows]
+                risk_panel.plot(epsilons, advantages, label=risk_label, **risk_style)
+        for ax in (error_panel, risk_panel):
             powers_of_two(ax, sorted({row["epsilon"] for row in summary["rows"]}))
             ax.set_xlabel(f"epsilon at delta {summary['delta']:g}")
-        errors.set(title="Error of a round's mean", ylabel="rmse of its query, in clip norms")
-        tens(errors)
-        figure.legend(*errors.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-        risks.legend(loc="best")
-        risks.set(title="Attacker's advantage", ylabel="at most", ylim=(0, 1))
+        error_panel.set(title="Error of a round's mean", ylabel="rmse of its query, in clip norms")
+        tens(error_panel)
+        legend_entries = error_panel.get_legend_handles_labels()
+        figure.legend(*legend_entries, loc="outside lower center", ncols=4)
+        risk_panel.legend(loc="best")
+        risk_panel.set(title="Attacker's advantage", ylabel="at most", ylim=(0, 1))
     return png.getvalue()

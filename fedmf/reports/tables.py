@@ -1,4 +1,4 @@
-"""The report's tables, as text; the template turns them into HTML and escapes everything."""
+"""Tables of a report as text, which the template escapes and turns into HTML."""
 
 import collections
 import dataclasses
@@ -6,27 +6,36 @@ from collections.abc import Sequence
 
 from fedmf.participation.schema import Participation
 from fedmf.reports.groups import (
-    Group,
-    config_as_run,
-    decoder_of,
-    differing,
+    RunGroup,
     ended,
     final_metric,
     runs_of,
-    show,
     simulation_note,
     unfinished,
 )
-from fedmf.reports.text import duration, join, metric_name, metric_value, plain, significant
+from fedmf.reports.labels import config_as_run, decoder_of, differing_fields, format_value
+from fedmf.reports.text import (
+    duration,
+    join,
+    metric_name,
+    metric_value,
+    plain,
+    plural,
+    significant,
+)
 from fedmf.runs.folder import Run
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A text of kind "", "number" (aligned right), "strong", "muted" or "alarm", with smaller lines
-    below and a coloured mark before it.
+    """Cell of a table.
 
-    Readers sort by the text's first number, or by `sort` where the text does not say it.
+    Attributes:
+      text: of the cell.
+      kind: "", "number" (aligned right), "strong", "muted" or "alarm".
+      details: smaller lines below the text.
+      color: of a mark before the text; empty for none.
+      sort: number by which the page sorts rows, if it is not the first number in the text.
     """
 
     text: str
@@ -38,9 +47,14 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table with its anchor in the page, and the simulation note of the runs in it.
+    """Table of a report.
 
-    The first cell of a row is the row's heading.
+    Attributes:
+      name: anchor in the page.
+      caption: text above the table.
+      note: simulation note of the runs in it.
+      columns: headings of the columns.
+      rows: cells; the first of a row is the row's heading.
     """
 
     name: str
@@ -51,35 +65,67 @@ class Table:
 
 
 _NO_PRIVACY = Cell("no privacy", "alarm")
-_NOTHING = Cell("–", "muted")
+_NO_VALUE = Cell("–", "muted")
 
 
 def _number(value: float | None, *details: str, digits: int = 4) -> Cell:
+    """Returns a cell with a number, or with a dash for None."""
     if value is None:
         return Cell("–", "muted", details)
     return Cell(significant(value, digits), "number", details)
 
 
 def _table(
-    name: str, groups: Sequence[Group], caption: str, columns: list[str], rows: list[list[Cell]]
+    name: str, groups: Sequence[RunGroup], caption: str, columns: list[str], rows: list[list[Cell]]
 ) -> Table:
+    """Returns a table with the simulation note of the groups."""
     note = simulation_note(runs_of(groups))
     return Table(name=name, caption=caption, note=note, columns=columns, rows=rows)
 
 
-def accuracy_table(groups: Sequence[Group]) -> Table:
-    """What each mechanism promises and what it reached."""
-    runs = runs_of(groups)
-    name = metric_name(groups[0].plan["task"]["headline_metric"])
+def accuracy_table(groups: Sequence[RunGroup]) -> Table:
+    """Returns the table of each mechanism's planned privacy, error and metric."""
+    metric = metric_name(groups[0].plan["task"]["headline_metric"])
     deltas = {group.plan["delta"] for group in groups if group.private}
-    at = f" (ε at δ = {plain(min(deltas))})" if len(deltas) == 1 else ""
+    error_name = "on the workload"
+    if {group.plan["workload"] for group in groups} == {"prefix_sum"}:
+        error_name = "of prefix sums"
+    columns = [
+        "Mechanism",
+        "ε planned",
+        "ρ (zCDP)",
+        "Noise multiplier",
+        "Sensitivity",
+        f"RMSE {error_name}",
+        f"Validation {metric}",
+        f"Test {metric}",
+    ]
+    rows = []
+    for group in groups:
+        rows.append(
+            [
+                Cell(group.label, "strong", _unfinished_details(group), group.color),
+                *_privacy_cells(group, with_delta=len(deltas) > 1),
+                _metric_cell(group, "validation"),
+                _metric_cell(group, "test"),
+            ]
+        )
+    return _table("results", groups, _accuracy_caption(groups, metric, deltas), columns, rows)
+
+
+def _accuracy_caption(groups: Sequence[RunGroup], metric: str, deltas: set[float]) -> str:
+    """Returns the caption of the table of results."""
+    runs = runs_of(groups)
+    delta_in_words = ""
+    if len(deltas) == 1:
+        delta_in_words = f" (ε at δ = {plain(min(deltas))})"
     caption = (
-        f"Final {name}, the privacy planned for it{at}, and the error of each mechanism. RMSE is "
-        "the root mean squared "
-        "error over the rounds, sensitivity included, at noise multiplier 1 and clip norm 1."
+        f"Final {metric}, the privacy planned for it{delta_in_words}, and the error of each "
+        "mechanism. RMSE is the root mean squared error over the rounds, sensitivity included, at "
+        "noise multiplier 1 and clip norm 1."
     )
     if len(runs) > len(groups):
-        caption += f" {name.capitalize()} is the mean over seeds, with each seed below it."
+        caption += f" {metric.capitalize()} is the mean over seeds, with each seed below it."
     if any(map(_amplified, groups)):
         caption += (
             " An amplified ε rests on the sampling, and on nobody knowing who was drawn; ρ is not "
@@ -90,120 +136,117 @@ def accuracy_table(groups: Sequence[Group]) -> Table:
             " Of unfinished runs it is the latest validation, and the privacy is that of "
             "the whole planned run."
         )
-    error = (
-        "of prefix sums"
-        if {group.plan["workload"] for group in groups} == {"prefix_sum"}
-        else "on the workload"
-    )
-    caption += _adaptive_servers(groups)
-    columns = [
-        "Mechanism",
-        "ε planned",
-        "ρ (zCDP)",
-        "Noise multiplier",
-        "Sensitivity",
-        f"RMSE {error}",
-    ]
-    rows = []
-    for group in groups:
-        several = len(group.runs) > 1
-        heading = [
-            f"seed {run.config.seed}: " * several + so_far
-            for run in group.runs
-            if (so_far := unfinished(run))
-        ]
-        privacy = _privacy_cells(group, with_delta=len(deltas) > 1)
-        metrics = [_metric_cell(group, split) for split in ("validation", "test")]
-        rows.append([Cell(group.label, "strong", heading, group.color), *privacy, *metrics])
-    return _table(
-        "results", groups, caption, [*columns, f"Validation {name}", f"Test {name}"], rows
-    )
+    return caption + _adaptive_servers(groups)
 
 
-def _adaptive_servers(groups: Sequence[Group]) -> str:
-    """What to know of the mechanism of a private run whose server does not add up the updates;
-    empty if there is none.
+def _unfinished_details(group: RunGroup) -> list[str]:
+    """Returns a line for each unfinished run of a group, with its seed if there are several."""
+    details = []
+    for run in group.runs:
+        progress = unfinished(run)
+        if progress and len(group.runs) > 1:
+            progress = f"seed {run.config.seed}: {progress}"
+        if progress:
+            details.append(progress)
+    return details
+
+
+def _adaptive_servers(groups: Sequence[RunGroup]) -> str:
+    """Returns the note on private runs whose server does not add up the updates.
+
+    It is empty if there are none.
     """
-    private = [group.config.server_optimizer for group in groups if group.private]
-    names = [name for name in dict.fromkeys(private) if name != "sgd"]
-    if not names:
+    optimizers = [group.config.server_optimizer for group in groups if group.private]
+    adaptive_names = [name for name in dict.fromkeys(optimizers) if name != "sgd"]
+    if not adaptive_names:
         return ""
-    some = "The" if len(set(private)) == len(names) else "Some of the"
+    extent = "The" if len(set(optimizers)) == len(adaptive_names) else "Some of the"
+    names = join([name.capitalize() for name in adaptive_names])
     return (
-        f" {some} servers optimise with {join([name.capitalize() for name in names])}: the privacy "
+        f" {extent} servers optimise with {names}: the privacy "
         "is the same, but the mechanism was optimised for prefix sums, that is for a server that "
         "adds up the updates, and its noise is not the best possible for this one."
     )
 
 
-def _privacy_cells(group: Group, *, with_delta: bool) -> list[Cell]:
+def _privacy_cells(group: RunGroup, *, with_delta: bool) -> list[Cell]:
+    """Returns the cells of a group's planned privacy, noise, sensitivity and error."""
     plan = group.plan
-    amplified = _amplified(group)
     if not group.private:
-        return [_NO_PRIVACY, *[_NOTHING] * 4]
-    details = [f"δ = {plain(plan['delta'])}"] if with_delta else []
-    details += ["amplified by sampling"] * amplified
-    details += ["of the claimed cohort"] * (group.config.claimed_cohort is not None)
+        return [_NO_PRIVACY, _NO_VALUE, _NO_VALUE, _NO_VALUE, _NO_VALUE]
+    epsilon_details = []
+    rho_details = []
+    if with_delta:
+        epsilon_details.append(f"δ = {plain(plan['delta'])}")
+    if _amplified(group):
+        epsilon_details.append("amplified by sampling")
+        rho_details.append("not amplified")
+    if group.config.claimed_cohort is not None:
+        epsilon_details.append("of the claimed cohort")
     sensitivity = plan["sensitivity"]
+    exactness = "exact" if sensitivity["exact"] else "upper bound"
     return [
-        _number(plan["epsilon"], *details, digits=3),
-        _number(plan["rho"], *["not amplified"] * amplified),
+        _number(plan["epsilon"], *epsilon_details, digits=3),
+        _number(plan["rho"], *rho_details),
         _number(plan["noise_multiplier"]),
-        _number(sensitivity["value"], "exact" if sensitivity["exact"] else "upper bound"),
+        _number(sensitivity["value"], exactness),
         _number(plan["rmse"]),
     ]
 
 
-def _amplified(group: Group) -> bool:
-    """Whether the planned epsilon is smaller than it would be if the cohorts were known."""
+def _amplified(group: RunGroup) -> bool:
+    """Returns whether the planned epsilon is smaller than that for known cohorts."""
     sampling = group.plan.get("sampling")
     epsilon = group.plan["epsilon"]
     if not sampling or epsilon is None:
         return False
-    known = sampling["unamplified_epsilon"]
-    return known is None or epsilon < known
+    unamplified_epsilon = sampling["unamplified_epsilon"]
+    return unamplified_epsilon is None or epsilon < unamplified_epsilon
 
 
-def _metric_cell(group: Group, split: str) -> Cell:
+def _metric_cell(group: RunGroup, split: str) -> Cell:
+    """Returns the cell of the mean final metric over a group's runs, with that of each seed."""
     metric = group.plan["task"]["headline_metric"]
-    values = {run.config.seed: final_metric(run, split) for run in group.runs}
-    known = [value for value in values.values() if value is not None]
-    if not known:
-        return _NOTHING
-    details = [f"seed {seed}: {metric_value(metric, value)}" for seed, value in values.items()]
-    return Cell(
-        metric_value(metric, sum(known) / len(known)), "number", details if len(values) > 1 else ()
-    )
+    value_by_seed = {run.config.seed: final_metric(run, split) for run in group.runs}
+    values = [value for value in value_by_seed.values() if value is not None]
+    if not values:
+        return _NO_VALUE
+    details: Sequence[str] = ()
+    if len(value_by_seed) > 1:
+        details = [
+            f"seed {seed}: {metric_value(metric, value)}" for seed, value in value_by_seed.items()
+        ]
+    return Cell(metric_value(metric, sum(values) / len(values)), "number", details)
 
 
-def participation_table(groups: Sequence[Group]) -> Table:
-    """Planned and observed participation of every run, and the guarantee that follows from each."""
+def participation_table(groups: Sequence[RunGroup]) -> Table:
+    """Returns the table of planned and observed participation, with the achieved guarantee."""
     rows = []
     for group in groups:
-        # Seeds under one controller often look the same; one row says so better than many.
-        alike: dict[str, list[Run]] = {}
+        # Seeds with the same participation have one row.
+        runs_by_cells: dict[str, list[Run]] = {}
         for run in group.runs:
-            alike.setdefault(repr(_participation_cells(run)), []).append(run)
-        for runs in alike.values():
-            seeds = f"seed{'s' * (len(runs) > 1)} {join([str(run.config.seed) for run in runs])}"
-            details = [seeds] * (len(group.runs) > 1) + list(
-                dict.fromkeys(filter(None, map(unfinished, runs)))
-            )
+            runs_by_cells.setdefault(repr(_participation_cells(run)), []).append(run)
+        for runs in runs_by_cells.values():
+            details = []
+            if len(group.runs) > 1:
+                seeds = join([str(run.config.seed) for run in runs])
+                details.append(f"{plural('seed', len(runs))} {seeds}")
+            details += dict.fromkeys(filter(None, map(unfinished, runs)))
             details += dict.fromkeys(filter(None, map(ended, runs)))
-            rows.append(
-                [Cell(group.label, "strong", details, group.color), *_participation_cells(runs[0])]
-            )
-    kept = "it is never above the planned ε while the controller is obeyed."
+            heading = Cell(group.label, "strong", details, group.color)
+            rows.append([heading, *_participation_cells(runs[0])])
+    comparison = "it is never above the planned ε while the controller is obeyed."
     if any(map(_amplified, groups)):
-        kept = (
-            f"without amplification {kept} Of a run amplified by sampling it rests on the sampling "
-            "that was planned; the ε "
-            "for known cohorts is not amplified, and can be above the planned one."
+        comparison = (
+            f"without amplification {comparison} Of a run amplified by sampling it rests on the "
+            "sampling that was planned; the ε for known cohorts is not amplified, and can be above "
+            "the planned one."
         )
     caption = (
         "Participation as the ledger of each run shows it, with what was planned below. The "
-        f"achieved ε accounts the same noise with the participation that was observed; {kept} "
-        "Short rounds had fewer clients than the cohort size."
+        "achieved ε accounts the same noise with the participation that was observed; "
+        f"{comparison} Short rounds had fewer clients than the cohort size."
     )
     columns = [
         "Run",
@@ -217,108 +260,120 @@ def participation_table(groups: Sequence[Group]) -> Table:
 
 
 def _participation_cells(run: Run) -> list[Cell]:
+    """Returns the cells of a run's participation and achieved guarantee."""
     planned = run.plan["participation"]
-    b, k = Participation.from_limits(planned).describe_planned_limits()
+    planned_separation, planned_times = Participation.from_limits(planned).describe_planned_limits()
     if run.result is None:
-        unknown = [Cell("–", "muted", [limit]) for limit in (b, k)]
-        return [*unknown, _NOTHING, _NOTHING, _achieved(run)]
-    seen = run.result["participation"]
-    separation = seen["min_separation"]
-    times = seen["max_participations"]
-    closer = separation is not None and separation < planned["min_sep"]
+        return [
+            Cell("–", "muted", [planned_separation]),
+            Cell("–", "muted", [planned_times]),
+            _NO_VALUE,
+            _NO_VALUE,
+            _achieved_cell(run),
+        ]
+    observed = run.result["participation"]
+    separation = observed["min_separation"]
+    separation_text = "no client twice"
+    separation_complaint = ""
+    if separation is not None:
+        separation_text = f"{separation:,}"
+        if separation < planned["min_sep"]:
+            separation_complaint = "less than planned"
+    times = observed["max_participations"]
+    times_complaint = ""
+    if times > planned["max_participations"]:
+        times_complaint = "more than planned"
     return [
-        _compared(
-            "no client twice" if separation is None else f"{separation:,}",
-            b,
-            "less than planned" * closer,
-        ),
-        _compared(f"{times:,}", k, "more than planned" * (times > planned["max_participations"])),
-        *(
-            Cell(f"{seen[part]:,}", "number", [f"of {seen[whole]:,}"])
-            for part, whole in (("clients", "population"), ("short_rounds", "rounds"))
-        ),
-        _achieved(run),
+        _compared_cell(separation_text, planned_separation, separation_complaint),
+        _compared_cell(f"{times:,}", planned_times, times_complaint),
+        Cell(f"{observed['clients']:,}", "number", [f"of {observed['population']:,}"]),
+        Cell(f"{observed['short_rounds']:,}", "number", [f"of {observed['rounds']:,}"]),
+        _achieved_cell(run),
     ]
 
 
-def _achieved(run: Run) -> Cell:
+def _achieved_cell(run: Run) -> Cell:
+    """Returns the cell of the achieved epsilon, beside the planned one."""
     planned = run.plan["epsilon"]
-    claimed = run.config.claimed_cohort
     if planned is None:
         return _NO_PRIVACY
-    promise = f"planned {significant(planned)}" + ", of the claimed cohort" * (claimed is not None)
-    if run.result is None or claimed is not None:
-        return Cell("–" if run.result is None else "not observed", "muted", [promise])
+    planned_in_words = f"planned {significant(planned)}"
+    is_simulation = run.config.claimed_cohort is not None
+    if is_simulation:
+        planned_in_words += ", of the claimed cohort"
+    if run.result is None:
+        return Cell("–", "muted", [planned_in_words])
+    if is_simulation:
+        return Cell("not observed", "muted", [planned_in_words])
     achieved = run.result["achieved"]["epsilon"]
     unamplified = run.result["achieved"].get("unamplified_epsilon")
     if run.plan.get("sampling") and unamplified is not None:
-        promise += f"; {significant(unamplified)} if the cohorts are known"
-    weaker = achieved is None or achieved > planned * (1 + 1e-9)
-    return _compared(
-        "no privacy" if achieved is None else significant(achieved),
-        promise,
-        "weaker than planned" * weaker,
-    )
+        planned_in_words += f"; {significant(unamplified)} if the cohorts are known"
+    complaint = ""
+    if achieved is None or achieved > planned * (1 + 1e-9):
+        complaint = "weaker than planned"
+    achieved_text = "no privacy" if achieved is None else significant(achieved)
+    return _compared_cell(achieved_text, planned_in_words, complaint)
 
 
-def _compared(text: str, planned: str, complaint: str) -> Cell:
+def _compared_cell(text: str, planned: str, complaint: str) -> Cell:
+    """Returns a cell with an observed and the planned value; a complaint makes it an alarm."""
     if complaint:
         return Cell(text, "alarm", [planned, complaint])
     return Cell(text, "number", [planned])
 
 
-def runs_table(groups: Sequence[Group]) -> Table:
-    """Where each run is and what its configuration has that others' have not."""
+def runs_table(groups: Sequence[RunGroup]) -> Table:
+    """Returns the table of run folders, with the fields in which their configurations differ."""
     runs = runs_of(groups)
-    fields = differing([config_as_run(run) for run in runs])
+    fields = differing_fields([config_as_run(run) for run in runs])
     names = folder_names(runs)
-    rows = [
-        [
-            Cell(names[id(run)], "strong", color=group.color),
-            *[Cell(_config_value(run, field)) for field in fields],
-            _time(run),
-        ]
-        for group in groups
-        for run in group.runs
-    ]
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            heading = Cell(names[id(run)], "strong", color=group.color)
+            values = [Cell(_config_value(run, field)) for field in fields]
+            rows.append([heading, *values, _time_cell(run)])
     caption = "The run folders, what differs between their configurations, and the time each took."
     return _table("runs", groups, caption, ["Run folder", *fields, "Time"], rows)
 
 
 def _config_value(run: Run, field: str) -> str:
-    """Returns a value of a run's configuration, of its decoder the name of the one that ran."""
-    return show(decoder_of(run) if field == "decoder" else run.config.flat().get(field))
+    """Formats a value of a run's configuration; for the decoder, that of its mechanism."""
+    if field == "decoder":
+        return format_value(decoder_of(run))
+    return format_value(run.config.flat().get(field))
 
 
-def _time(run: Run) -> Cell:
+def _time_cell(run: Run) -> Cell:
+    """Returns the cell of a run's duration, or of its progress if it is unfinished."""
     if run.result is None:
         return Cell(unfinished(run))
     return Cell(duration(run.result["seconds"]), sort=run.result["seconds"])
 
 
 def folder_names(runs: Sequence[Run]) -> dict[int, str]:
-    """By id of a run: the last part of its path, or the last two where that would not
-    tell runs apart.
-    """
-    unique = max(collections.Counter(run.path.name for run in runs).values()) == 1
-    return {id(run): run.path.name if unique else "/".join(run.path.parts[-2:]) for run in runs}
+    """Returns id of a run -> name of its folder, with the parent folder if names are not unique."""
+    is_unique = max(collections.Counter(run.path.name for run in runs).values()) == 1
+    if is_unique:
+        return {id(run): run.path.name for run in runs}
+    return {id(run): "/".join(run.path.parts[-2:]) for run in runs}
 
 
 def common_config(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Fields of the configuration that all runs share, with their values."""
-    different = differing([config_as_run(run) for run in runs])
-    same_family = "family" not in different
-    names = [name for name in runs[0].config.flat() if name not in different]
-    # Of several families no decoder is shared.
-    return [
-        (name, _config_value(runs[0], name)) for name in names if name != "decoder" or same_family
-    ]
+    """Returns the fields of the configuration that all runs share, with their values."""
+    excluded_names = set(differing_fields([config_as_run(run) for run in runs]))
+    if "family" in excluded_names:
+        # Mechanisms of several families share no decoder.
+        excluded_names.add("decoder")
+    names = [name for name in runs[0].config.flat() if name not in excluded_names]
+    return [(name, _config_value(runs[0], name)) for name in names]
 
 
-def versions(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Packages and the versions that the runs used; more than one where they differ."""
-    used: dict[str, dict[str, None]] = {}
+def package_versions(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Returns packages and the versions that the runs used; several if they differ."""
+    versions_by_package: dict[str, dict[str, None]] = {}
     for run in runs:
         for package, version in run.plan["versions"].items():
-            used.setdefault(package, {})[str(version)] = None
-    return [(package, ", ".join(numbers)) for package, numbers in used.items()]
+            versions_by_package.setdefault(package, {})[str(version)] = None
+    return [(package, ", ".join(versions)) for package, versions in versions_by_package.items()]

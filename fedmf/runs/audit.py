@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.audits.achieved import named
+from fedmf.audits.achieved import rounds_in_words
+from fedmf.audits.audit import Audit
 from fedmf.audits.canaries import CanaryAudit, CanaryEvidence, audit_canaries
-from fedmf.audits.guarantee import Audit, audit_ledger
+from fedmf.audits.guarantee import audit_ledger
 from fedmf.files import checked_path, expanded, shell_path, write_atomically
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.numpy_errors import with_numpy_defaults
@@ -114,7 +115,7 @@ def _audited(run: Run) -> Audit:
     if wrong:
         raise ValueError(
             f"{run.path}: participation.csv has other numbers of clients than metrics.jsonl in "
-            f"{named(sorted(wrong))}: no guarantee can be "
+            f"{rounds_in_words(sorted(wrong))}: no guarantee can be "
             "stated; put the run's own files back, or run it again in another folder"
         )
     files, ended = RunFolder(run.path), run.ended_after is not None

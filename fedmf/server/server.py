@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from fedmf import checks
-from fedmf.audits.guarantee import Audit, audit_ledger
+from fedmf.audits.audit import Audit
+from fedmf.audits.guarantee import audit_ledger
 from fedmf.numpy_errors import numpy_defaults
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.describe import audit_log_command, calibrate_command

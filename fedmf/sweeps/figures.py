@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedmf.reports.canvas import canvas, in_percent, legend_above
-from fedmf.reports.groups import Group, config_as_run, group_runs, simulation_note
+from fedmf.reports.groups import RunGroup, group_runs, simulation_note
+from fedmf.reports.labels import config_as_run
 from fedmf.reports.text import is_share, metric_name, plain
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -166,7 +167,7 @@ def _off_axis(runs: Sequence[Run], run: Run, axis: str, fields: Mapping[str, Any
     return dataclasses.replace(run, config=config)
 
 
-def _of_all_bands(line: Group, group: Sequence[Best]) -> Group:
+def _of_all_bands(line: RunGroup, group: Sequence[Best]) -> RunGroup:
     """The line of best settings, labelled with the bands of all of them."""
     bands = sorted({best.tuned["bands"] for best in group if best.tuned.get("bands") is not None})
     if len(bands) < 2:
@@ -176,7 +177,7 @@ def _of_all_bands(line: Group, group: Sequence[Best]) -> Group:
 
 
 def _drawn(
-    axis: str, title: str, lines: Sequence[Group], points: Sequence[_Points], runs: Sequence[Run]
+    axis: str, title: str, lines: Sequence[RunGroup], points: Sequence[_Points], runs: Sequence[Run]
 ) -> bytes:
     """Lines of means over the seeds, with bars from the least to the largest, and a cross below
     where there is no mean; a line without a place on the axis is a level.

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fedmf.reports.groups import TUNED, differing, private_curve, show, validation_curve
+from fedmf.reports.groups import private_curve, validation_curve
+from fedmf.reports.labels import TUNED, differing_fields, format_value
 from fedmf.reports.text import metric_name
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -116,7 +117,9 @@ def _settings(
     configs: Mapping[str, TrainConfig],
 ) -> Iterator[tuple[str, list[list[str]]]]:
     """Yields what is compared, in words, and its settings: the names of the runs of each."""
-    names = [name for name in differing(list(configs.values())) if name not in ("data", "seed")]
+    names = [
+        name for name in differing_fields(list(configs.values())) if name not in ("data", "seed")
+    ]
     compared = [name for name in names if name not in TUNED]
     tuned = [name for name in names if name in TUNED]
     groups: dict[tuple[object, ...], dict[tuple[object, ...], list[str]]] = {}
@@ -126,7 +129,7 @@ def _settings(
         settings.setdefault(tuple(map(values.get, tuned)), []).append(name)
     for values_of_group, settings in groups.items():
         pairs = zip(compared, values_of_group, strict=True)
-        words = ", ".join(f"{name}={show(value)}" for name, value in pairs)
+        words = ", ".join(f"{name}={format_value(value)}" for name, value in pairs)
         yield words, list(settings.values())
 
 

@@ -16,14 +16,12 @@ from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.monte_carlo import FAILURE_OF_CALIBRATION
 from fedmf.privacy.sampling import scheme_class
 from fedmf.reports.groups import (
-    TUNED,
-    config_as_run,
-    differing,
     final_metric,
     private_curve,
     simulation_note,
     validation_curve,
 )
+from fedmf.reports.labels import TUNED, config_as_run, differing_fields
 from fedmf.reports.text import aligned, metric_name, plain
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.notes import figures_note, smaller_is_better
@@ -53,7 +51,9 @@ class Best:
 
 def varying(runs: Sequence[Run]) -> list[str]:
     """The fields in which the runs differ; where the data lies is none."""
-    return [name for name in differing([config_as_run(run) for run in runs]) if name != "data"]
+    return [
+        name for name in differing_fields([config_as_run(run) for run in runs]) if name != "data"
+    ]
 
 
 def stopped_by_data(runs: Iterable[Run]) -> list[Run]:
@@ -130,7 +130,7 @@ def score_of(run: Run, smoothed_over: int = 0) -> float:
     if _has_diverged(run):
         return math.nan
     if run.config.private_metrics:
-        value = next(iter(private_curve(run, "accuracy")[1][::-1]), math.nan)
+        value = next(iter(private_curve(run, "accuracy").means[::-1]), math.nan)
     else:
         value = validation_of(run, smoothed_over)
     return _larger_is_better(run, value)

@@ -30,7 +30,7 @@ from fedmf.files import expanded, make_folder, write_atomically
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports import write_report
-from fedmf.reports.groups import field_names
+from fedmf.reports.labels import field_names
 from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run, RunFolder
 from fedmf.sweeps import figures, grid, halving, results

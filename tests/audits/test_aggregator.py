@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedmf
+from fedmf.audits import aggregator_dependence as dependence
 from fedmf.audits import aggregator_noise
-from fedmf.audits import aggregator_noise_tests as noise_tests
 from fedmf.audits.aggregator import audit_aggregator
 from fedmf.audits.aggregator_claim import MOVEMENT_TESTS, TEST_NAMES
 from tests.audits import aggregators
@@ -24,7 +24,7 @@ def sample_less_noise(monkeypatch):
     """Makes audits sample 40,000 entries of noise, where the tails at 4 standard deviations need
     300,000: the scale of the noise is then known to 0.35%.
     """
-    monkeypatch.setattr(aggregator_noise, "SEEN_CUT", 3.5)
+    monkeypatch.setattr(aggregator_noise, "DETECTED_CUT", 3.5)
 
 
 def alone(*names):
@@ -89,13 +89,13 @@ def test_a_test_sees_what_it_says():
 @pytest.mark.parametrize(
     "statistic",
     [
-        lambda runs: list(noise_tests._lags(runs)),
-        lambda runs: [noise_tests._equal_entries(runs)],
-        lambda runs: [noise_tests._equal_entries([rows.round(2) for rows in runs])],
-        lambda runs: list(noise_tests._repeated_rounds(runs)),
-        lambda runs: [noise_tests._predictable_round(runs)],
-        lambda runs: [noise_tests._reflections(runs)],
-        lambda runs: [noise_tests._repeated_starts(runs)],
+        lambda runs: list(dependence._lags(runs)),
+        lambda runs: [dependence._equal_entries(runs)],
+        lambda runs: [dependence._equal_entries([rows.round(2) for rows in runs])],
+        lambda runs: list(dependence._repeated_rounds(runs)),
+        lambda runs: [dependence._predictable_round(runs)],
+        lambda runs: [dependence._reflections(runs)],
+        lambda runs: [dependence._repeated_starts(runs)],
     ],
 )
 def test_p_values_of_dependence_are_no_smaller_than_they_should_be(statistic):
@@ -287,7 +287,7 @@ def test_correlated_noise_is_held_against_all_participations(monkeypatch):
 
 
 def test_correlated_noise_of_more_rounds_than_were_run_fails(monkeypatch):
-    monkeypatch.setattr(aggregator_noise, "_MOST_ROUNDS", 16)
+    monkeypatch.setattr(aggregator_noise, "_MAX_SAMPLED_ROUNDS", 16)
     settings = claim(
         noise="correlated",
         rounds=ROUNDS,

@@ -40,9 +40,13 @@ class TestWithoutSampling:
             plan = plan_of(mechanism)
             one, other = audit_ledger(ledger, plan), audit_log(log, plan)
             # Clients of a CSV are texts.
-            named = str(one.values()["offenders"]).replace("'client': 5", "'client': '5'")
-            assert named == str(other.values()["offenders"])
-            assert one.values() | {"offenders": None} == other.values() | {"offenders": None}
+            named = str(one.values()["noncompliant_clients"]).replace(
+                "'client': 5", "'client': '5'"
+            )
+            assert named == str(other.values()["noncompliant_clients"])
+            assert one.values() | {"noncompliant_clients": None} == other.values() | {
+                "noncompliant_clients": None
+            }
             assert one.achieved.noise_multiplier == other.achieved.noise_multiplier
             assert one.contradictions
 
@@ -97,8 +101,8 @@ class TestWithoutSampling:
         assert (audit.observed.min_separation, audit.everyone.observed.min_separation) == (4, 1)
         assert audit.everyone.epsilon > plan.epsilon
         assert len(audit.everyone.contradictions) == 2
-        assert [one.client for one in audit.offenders.first] == [100]
-        assert audit.offenders.others.epsilon == audit.epsilon
+        assert [one.client for one in audit.noncompliant_clients.first] == [100]
+        assert audit.noncompliant_clients.others.epsilon == audit.epsilon
         assert audit.values()["epsilon_achieved_of_all_clients"] == audit.everyone.epsilon
         text = audit.statement()
         assert "known to have broken the plan" in " ".join(text.split())

@@ -186,6 +186,6 @@ def test_an_overspent_ledger_contradicts_and_gets_its_own_guarantee(tmp_path):
         (contradiction,) = audit.contradictions
         assert f"cost a sensitivity of {worst:.6g} where a budget" in contradiction
         assert_allclose(audit.achieved.sensitivity.value, worst, rtol=1e-11)
-        (bad,) = audit.offenders.first
+        (bad,) = audit.noncompliant_clients.first
         assert (str(bad.client), bad.rounds) == ("1", (0, 1, 2))
         assert audit.epsilon > audit.planned.epsilon

@@ -53,7 +53,7 @@ PROGRAM = """
 import json, types
 import scaled
 import fedmf
-from fedmf.reports import groups
+from fedmf.reports import labels
 
 from fedmf.mechanisms.fitting import cache
 
@@ -69,7 +69,7 @@ print(json.dumps({
     "mechanism": [mechanism.family, mechanism.scale, mechanism.certificate_reason],
     "sensitivity": fedmf.sensitivity(mechanism, participation).value,
     "noise": [plan.noise_multiplier, config.plan().noise_multiplier],
-    "label": [groups.mechanism_label(run), groups.family_color("scaled")],
+    "label": [labels.mechanism_label(run), labels.family_color("scaled")],
 }))
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.reports import canvas, pictures, plots
+from fedmf.reports import canvas, client_plots, noise_plots, pictures, plots
 from fedmf.runs.audit import plan_record
 
 ROUNDS, COHORT, POPULATION = 24, 5, 60
@@ -116,7 +116,7 @@ def figures(monkeypatch):
             yield figure, png
         drawn.append(figure)
 
-    for module in (plots, pictures):
+    for module in (plots, client_plots, noise_plots, pictures):
         monkeypatch.setattr(module, "canvas", watched)
     return drawn
 

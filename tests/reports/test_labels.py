@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedmf.privacy.flat_config import families
-from fedmf.reports import groups, tables
+from fedmf.reports import groups, labels, tables
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 _SIGHT = {
@@ -49,7 +49,7 @@ def _contrast(color):
 @pytest.mark.parametrize("sight", _SIGHT)
 def test_colours_of_families_are_told_apart(sight):
     # That is dashed
-    private = {family: groups.family_color(family) for family in families()[1:]}
+    private = {family: labels.family_color(family) for family in families()[1:]}
     for (a, first), (b, second) in itertools.combinations(private.items(), 2):
         apart = np.linalg.norm(
             _lab(_SIGHT[sight] @ _linear(first)) - _lab(_SIGHT[sight] @ _linear(second))
@@ -59,14 +59,14 @@ def test_colours_of_families_are_told_apart(sight):
 
 def test_every_shade_is_legible():
     for family in families():
-        assert _contrast(groups.family_color(family)) >= 3, family
-        for shade, _ in groups.group_styles([family] * 4):
-            assert _contrast(shade) >= 2, family
+        assert _contrast(labels.family_color(family)) >= 3, family
+        for style in labels.group_styles([family] * 4):
+            assert _contrast(style.color) >= 2, family
 
 
 def test_families_without_a_colour_differ_in_dashes():
-    styles = groups.group_styles(["new", "newer", "newest"])
-    assert len({str(line) for _, line in styles}) == 3
+    styles = labels.group_styles(["new", "newer", "newest"])
+    assert len({str(style.line) for style in styles}) == 3
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_an_older_run_has_the_label_of_the_decoder_that_ran(make_run):
     silent = dataclasses.replace(ran_online.config, decoder=None)
     older = dataclasses.replace(ran_online, config=silent)
     grouped = groups.group_runs([older, make_run("tree")])
-    labels = ["Tree (online Honaker)", "Tree (full Honaker)"]
-    assert [group.label for group in grouped] == labels
+    expected = ["Tree (online Honaker)", "Tree (full Honaker)"]
+    assert [group.label for group in grouped] == expected
     column = tables.runs_table(grouped).columns.index("decoder")
     assert [row[column].text for row in tables.runs_table(grouped).rows] == ["online", "full"]
     assert dict(tables.common_config([older]))["decoder"] == "online"

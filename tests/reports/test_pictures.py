@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedmf.reports import pictures, plots
+from fedmf.reports import client_plots, pictures
 
 
 def test_one_round_is_a_point(figures):
@@ -30,7 +30,7 @@ def _counted(run, population, **config):
 
 def test_only_runs_of_one_kind_are_averaged(make_run, figures):
     run = make_run("banded")
-    plot = plots.participation_plot(
+    plot = client_plots.participation_plot(
         [_counted(run, 60), _counted(run, 60, seed=1), make_run("banded", stop=4)]
     )
     assert [bar.get_height() for bar in figures[0].axes[0].patches][:2] == [50, 10]
@@ -41,4 +41,4 @@ def test_only_runs_of_one_kind_are_averaged(make_run, figures):
         _counted(run, 60, cohort_size=20),
         _counted(run, 60, rounds=30),
     ):
-        assert plots.participation_plot([_counted(run, 60), other]) is None
+        assert client_plots.participation_plot([_counted(run, 60), other]) is None

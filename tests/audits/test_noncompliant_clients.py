@@ -74,18 +74,18 @@ def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, particip
     broke = [c for c, rounds in enumerate(taken) if not participation.allows(rounds)]
     assert bool(audit.contradictions) == bool(broke)
     if not broke:
-        assert audit.offenders is None
+        assert audit.noncompliant_clients is None
         assert audit.epsilon <= planned.epsilon
         return
-    assert audit.offenders.clients == len(broke)
-    assert sorted(one.client for one in audit.offenders.first) == broke
-    for one in audit.offenders.first:
+    assert audit.noncompliant_clients.clients == len(broke)
+    assert sorted(one.client for one in audit.noncompliant_clients.first) == broke
+    for one in audit.noncompliant_clients.first:
         assert one.rounds == tuple(sorted(taken[one.client]))
         holds(one.achieved, [one.client])
     others = [c for c in range(len(taken)) if c not in broke]
-    assert (audit.offenders.others is None) == (not others)
+    assert (audit.noncompliant_clients.others is None) == (not others)
     if others:
-        holds(audit.offenders.others, others)
+        holds(audit.noncompliant_clients.others, others)
 
 
 def test_the_oracle_finds_what_no_updates_attain():
@@ -155,13 +155,13 @@ class TestToeplitzEncodersOfManyRounds:
         ).all()
         audit = audit_ledger(ledger_of([[0], [0], [1]], None), plan(separated(40, 10), mechanism))
         assert not audit.achieved.sensitivity.exact
-        assert audit.offenders.clients == 1
+        assert audit.noncompliant_clients.clients == 1
 
 
 def test_of_many_offenders_the_ten_with_the_weakest_guarantees_are_named():
     counts = [2] * 11 + list(range(1, 10))
     cohorts = [[client for client, count in enumerate(counts) if t < count] for t in range(12)]
-    offenders = audit_ledger(ledger_of(cohorts, None), plan(single(12))).offenders
+    offenders = audit_ledger(ledger_of(cohorts, None), plan(single(12))).noncompliant_clients
     assert offenders.clients == 19
     named = offenders.first
     assert [len(one.rounds) for one in named] == sorted(counts, reverse=True)[:10]
@@ -180,16 +180,18 @@ def test_rounds_without_a_record_count_for_every_client_after_a_broken_plan(tmp_
     log.write_text("round,client\n" + "".join(f"{t},{client}\n" for t, client in rows))
     audit = audit_log(log, plan(separated(12, 4), mechanism))
     C, rng = mechanism.encoder(), np.random.default_rng(0)
-    (bad,) = audit.offenders.first
+    (bad,) = audit.noncompliant_clients.first
     assert bad.rounds == (1, 2)
     for found, taken in (
         (bad.achieved, [(1, 2, 10, 11)]),
-        (audit.offenders.others, [(*range(c, 10, 4), 10, 11) for c in range(4)]),
+        (audit.noncompliant_clients.others, [(*range(c, 10, 4), 10, 11) for c in range(4)]),
     ):
         attained = attained_by_sets(C, taken, rng)
         most = max(sums(C, rounds) for rounds in taken)
         assert attained * (1 - 1e-9) <= found.sensitivity.value <= most * (1 + 1e-12)
-    largest = max(bad.achieved.sensitivity.value, audit.offenders.others.sensitivity.value)
+    largest = max(
+        bad.achieved.sensitivity.value, audit.noncompliant_clients.others.sensitivity.value
+    )
     assert audit.achieved.sensitivity.value == largest
 
 
@@ -201,9 +203,11 @@ def test_with_sampling_nothing_rests_on_chance_once_a_client_left_its_part():
     cohorts[3] = [3, 0]  # of part 0
     audit = audit_ledger(ledger_of(cohorts, None), planned)
     assert audit.amplified_epsilon is None
-    assert [(one.client, one.rounds) for one in audit.offenders.first] == [(0, (0, 3, 4, 8, 12))]
-    assert audit.offenders.first[0].achieved.epsilon == audit.epsilon
-    assert audit.offenders.others.sensitivity.value < audit.achieved.sensitivity.value
+    assert [(one.client, one.rounds) for one in audit.noncompliant_clients.first] == [
+        (0, (0, 3, 4, 8, 12))
+    ]
+    assert audit.noncompliant_clients.first[0].achieved.epsilon == audit.epsilon
+    assert audit.noncompliant_clients.others.sensitivity.value < audit.achieved.sensitivity.value
 
 
 def test_in_json_without_noise_or_others():
@@ -211,10 +215,19 @@ def test_in_json_without_noise_or_others():
     silent = plan(separated(12, 4), two_bands(12), noise_multiplier=0)
     audit = audit_ledger(ledger_of([[100], [100]]), silent)
     values = json.loads(json.dumps(audit.values(), allow_nan=False))
-    assert values["offenders"] == audit.statement_values()["offenders"]
-    (bad,) = values["offenders"]["first"]
-    assert (values["offenders"]["clients"], bad["client"], bad["rounds"]) == (1, 100, [0, 1])
-    assert values["epsilon_achieved"] is bad["epsilon"] is values["offenders"]["others"] is None
+    assert values["noncompliant_clients"] == audit.statement_values()["noncompliant_clients"]
+    (bad,) = values["noncompliant_clients"]["first"]
+    assert (values["noncompliant_clients"]["clients"], bad["client"], bad["rounds"]) == (
+        1,
+        100,
+        [0, 1],
+    )
+    assert (
+        values["epsilon_achieved"]
+        is bad["epsilon"]
+        is values["noncompliant_clients"]["others"]
+        is None
+    )
     assert "- 100: rounds 0, 1" in " ".join(audit.statement().split())
 
 

@@ -1,0 +1,194 @@
+"""Movement test for clip norms and weights that depend on other clients' updates."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from fedmf.audits.aggregator_inputs import HUGE_NORM, INSIDE_NORM, Scenario
+from fedmf.audits.aggregator_movement import (
+    BaselineEstimates,
+    Estimate,
+    Movement,
+    NotFiniteReleaseError,
+)
+from fedmf.audits.aggregator_movement_tests import MovementTests
+from fedmf.audits.aggregator_runs import WrongResult
+
+# Rounds of a run in which a slowly adapting clip norm is tested.
+_MAX_SLOW_ROUNDS = 24
+# Excess that this test detects, and its largest number of calls.
+_SLOW_EXCESS = 0.4
+_MAX_SLOW_CALLS = 240
+
+
+def follow_cohort(tests: MovementTests) -> None:
+    """Tests that no client changes the clip norm or the weight of others, in any later round.
+
+    The number of clients with large updates is varied. Between two numbers the release may move by
+    their difference; by twice as much if the updates of the other clients are not zero, or if the
+    large updates are those of the round before.
+    """
+    inputs = tests.inputs
+    sender_counts = _sender_counts(inputs.num_clients)
+    inside_update = inputs.update(INSIDE_NORM, inputs.all_entries)
+    base_scenario = Scenario(
+        test="cohort",
+        description="updates inside the clip norm, of {} clients, others zero",
+        updates=inputs.from_all(inside_update),
+        direction=inputs.all_entries,
+        detectable_excess=1.0,
+        max_calls=100,
+        mistake="A clip norm or a weight that follows the other clients' updates, of this round "
+        "or of earlier ones, does this: fix it before, or account for it.",
+    )
+    rows = [
+        dataclasses.replace(
+            base_scenario,
+            updates=inputs.from_several(num_senders, inside_update, inputs.zero_update),
+        )
+        for num_senders in sender_counts
+    ]
+    movements = list(_scan_sender_counts(tests, sender_counts, rows, 1))
+    base_scenario = dataclasses.replace(
+        base_scenario, detectable_excess=max(1.0, inputs.num_clients / 4), max_calls=60
+    )
+    for rows in _doubly_counted_rows(tests, base_scenario, sender_counts):
+        movements += _scan_sender_counts(tests, sender_counts, rows, 2)
+    movements += _follow_slowly(tests, base_scenario)
+    corrected_movements = [
+        dataclasses.replace(movement, p_value=movement.p_value * len(movements))
+        for movement in movements
+    ]
+    tests.add_outcome("cohort", corrected_movements, [])
+
+
+def _doubly_counted_rows(
+    tests: MovementTests, base_scenario: Scenario, sender_counts: Sequence[int]
+) -> Iterator[list[Scenario]]:
+    """Yields scenarios, one for each sender count, in which a sender may move a release by 2."""
+    inputs = tests.inputs
+    inside_update = inputs.update(INSIDE_NORM, inputs.all_entries)
+    small_update = inputs.update(0.05, inputs.all_entries)
+    huge_update = inputs.update(HUGE_NORM, inputs.all_entries)
+    yield [
+        dataclasses.replace(
+            base_scenario,
+            description="updates inside the clip norm, of {} clients, others small",
+            updates=inputs.from_several(num_senders, inside_update, small_update),
+        )
+        for num_senders in sender_counts
+    ]
+    if tests.measurements.runs.length == 1:
+        return
+    for description, earlier_update in (
+        ("updates inside the clip norm of {} clients, a round before", inside_update),
+        ("huge updates of {} clients, a round before", huge_update),
+    ):
+        yield [
+            dataclasses.replace(
+                base_scenario,
+                description=description,
+                earlier_updates=inputs.from_several(
+                    num_senders, earlier_update, inputs.zero_update
+                ),
+                num_earlier_rounds=1,
+            )
+            for num_senders in sender_counts
+        ]
+
+
+def _follow_slowly(tests: MovementTests, base_scenario: Scenario) -> Iterator[Movement]:
+    """Yields the movement by a quarter of the clients, who take part in all rounds or in none.
+
+    In the first three quarters of a run some of the other clients take part as well; in the last
+    quarter all do. A clip norm that has slowly adapted to the participants then affects everyone.
+    """
+    inputs = tests.inputs
+    num_clients = inputs.num_clients
+    inside_update = inputs.update(INSIDE_NORM, inputs.all_entries)
+    num_rounds = min(tests.measurements.runs.length, _MAX_SLOW_ROUNDS)
+    num_measured = max(1, num_rounds // 4)
+    if num_rounds <= num_measured:
+        return
+    baselines = BaselineEstimates()
+    quarters = {0, num_clients // 4, num_clients // 2, 3 * num_clients // 4, num_clients}
+    for num_without, num_with in itertools.pairwise(sorted(quarters)):
+        quarter_size = num_with - num_without
+        updates_without = [inside_update] * num_without + [inputs.zero_update] * quarter_size
+        updates_without += [inside_update] * (num_clients - num_with)
+        scenario = dataclasses.replace(
+            base_scenario,
+            description=f"updates inside the clip norm of {quarter_size} clients, or none, in all "
+            f"rounds of a run, beside those of {num_without} clients and, in its last rounds, of "
+            "all",
+            updates=inputs.from_all(inside_update),
+            earlier_updates=inputs.from_several(num_with, inside_update, inputs.zero_update),
+            num_earlier_rounds=num_rounds - num_measured,
+            num_measured_rounds=num_measured,
+            allowed_movement=quarter_size,
+            detectable_excess=_SLOW_EXCESS,
+            max_calls=_MAX_SLOW_CALLS,
+        )
+        baseline = dataclasses.replace(
+            scenario,
+            updates=functools.partial(list, updates_without),
+            earlier_updates=inputs.from_several(num_without, inside_update, inputs.zero_update),
+        )
+        try:
+            yield from tests.measurements.movements(
+                dataclasses.replace(scenario, baseline=baseline), 1, baselines
+            )
+        except (WrongResult, NotFiniteReleaseError):
+            raise
+        except Exception:  # The function refuses the updates, which protects as well as a clip.
+            tests.measurements.runs.start()
+
+
+def _sender_counts(num_clients: int) -> list[int]:
+    """Returns numbers of clients, increasing, at most a quarter of all clients apart."""
+    half = num_clients // 2
+    counts = {0, 1, 2, 3, num_clients // 4, half - 1, half, half + 1}
+    counts |= {3 * num_clients // 4, num_clients - 2, num_clients - 1, num_clients}
+    return sorted(count for count in counts if 0 <= count <= num_clients)
+
+
+def _scan_sender_counts(
+    tests: MovementTests,
+    sender_counts: Sequence[int],
+    rows: Sequence[Scenario],
+    movement_per_client: int,
+) -> Iterator[Movement]:
+    """Yields the movement between any two numbers of senders.
+
+    Args:
+      tests: the movement tests.
+      sender_counts: numbers of clients who send large updates.
+      rows: one scenario for each.
+      movement_per_client: movement that the claim allows for each client more.
+    """
+    measurements = tests.measurements
+    estimates: list[tuple[int, Scenario, Estimate]] = []
+    for num_senders, row in zip(sender_counts, rows, strict=True):
+        try:
+            estimates.append((num_senders, row, measurements.measure(row)))
+        except (WrongResult, NotFiniteReleaseError):
+            raise
+        except Exception:  # The function refuses the updates, which protects as well as a clip.
+            measurements.runs.start()
+    for low, high in itertools.combinations(estimates, 2):
+        low_count, row, low_estimate = low
+        high_count, _, high_estimate = high
+        scenario = dataclasses.replace(
+            row,
+            description=row.description.format(f"from {low_count} to {high_count}"),
+            allowed_movement=movement_per_client * (high_count - low_count),
+        )
+        yield measurements.compare_with_claim(
+            scenario,
+            abs(float(high_estimate.movement[0] - low_estimate.movement[0])),
+            math.hypot(low_estimate.std, high_estimate.std),
+            float(low_estimate.relative_error[0]),
+            1,
+        )

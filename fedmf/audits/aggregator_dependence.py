@@ -1,0 +1,324 @@
+"""Tests that an aggregator's noise is independent between entries, rounds and runs."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedmf.audits.aggregator_claim import AggregatorClaim, Outcomes
+from fedmf.audits.aggregator_noise import NoiseModel, NoiseSample, white_rows
+from fedmf.audits.finding import Finding
+from fedmf.audits.noise import audit_noise
+
+# An array with fewer samples is tested for the size of its noise alone.
+_MIN_SAMPLES = 2_000
+# Rounds whose correlations are all computed, at most.
+_MAX_CORRELATED_ROWS = 3_000
+# Rounds and columns that `audit_noise` tests, at most.
+_MAX_AUDITED_ROUNDS = 64
+_MAX_AUDITED_COLUMNS = 4_096
+# Fewer pairs of entries have no test of their correlation.
+_MIN_PAIRS = 64
+# Entries whose Fourier transforms are computed in one call.
+_MAX_BATCH_ENTRIES = 2**17
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoiseTest:
+    """Name and texts of a noise test.
+
+    Attributes:
+      name: of the test.
+      claimed: the claimed property of the noise.
+      mistake: likely mistake if the test fails.
+    """
+
+    name: str
+    claimed: str
+    mistake: str
+
+
+DEPENDENCE = NoiseTest(
+    name="dependence",
+    claimed="independent normal noise in every entry and round",
+    mistake="One draw for several entries, arrays or rounds, a generator that starts again, or "
+    "other noise than normal does this. For noise that is meant to be correlated over rounds say "
+    'so: `noise`="correlated".',
+)
+START = NoiseTest(
+    name="start",
+    claimed="other noise after each start",
+    mistake="A seed that is a constant, or the number of the round, does this: whoever knows it "
+    "takes the noise away.",
+)
+
+
+def check_dependence(
+    sample: NoiseSample, model: NoiseModel, claim: AggregatorClaim, outcomes: Outcomes
+) -> None:
+    """Tests that the noise is independent between entries, rounds and runs."""
+    tested_entries = is_tested(model)
+    if not tested_entries.any():
+        for test in (DEPENDENCE, START):
+            outcomes.skip(test.name, "Not made: there is no noise.")
+        return
+    columns = np.flatnonzero(tested_entries[sample.columns])
+    column_runs = [rows[:, columns] for rows in white_rows(sample, model, whole=False)]
+    whole_runs = [rows[:, tested_entries] for rows in white_rows(sample, model, whole=True)]
+    audited = list(_audit_two_runs(column_runs, sample.columns[columns], claim))
+    dependence = [finding for finding in audited if not finding.name.startswith("runs")]
+    dependence += _repeated_rounds(column_runs)
+    dependence.append(_predictable_round(column_runs))
+    dependence += _lags(whole_runs)
+    dependence.append(_reflections(whole_runs))
+    dependence.append(_equal_entries([rows[:, tested_entries] for rows in sample.whole]))
+    starts = [finding for finding in audited if finding.name.startswith("runs")]
+    starts.append(_repeated_starts(column_runs))
+    num_rounds = sum(map(len, sample.in_columns))
+    for test, findings in ((DEPENDENCE, dependence), (START, starts)):
+        worst = min(findings, key=p_value_of)
+        outcomes.add(
+            test.name,
+            len(findings) * p_value_of(worst),
+            f"{num_rounds:,} rounds of updates of zeros, in {len(sample.whole)} runs: "
+            f"{worst.name} is {worst.statistic:.4g}; claimed is {test.claimed}.",
+            mistake=test.mistake,
+        )
+
+
+def p_value_of(finding: Finding) -> float:
+    """Returns the p-value of a finding, or 0 if it is NaN, which contradicts the claim."""
+    return float(np.nan_to_num(finding.p_value))
+
+
+def is_tested(model: NoiseModel) -> np.ndarray:
+    """Returns a mask of the entries with noise, in arrays with enough samples, (entries,)."""
+    num_rows = model.array_samples.sum() // len(model.entry_std)
+    sizes = model.array_samples // num_rows
+    has_enough_samples = np.repeat(model.array_samples >= _MIN_SAMPLES, sizes)
+    return has_enough_samples & (model.entry_std > 2e-9)
+
+
+def _audit_two_runs(
+    runs: list[np.ndarray], columns: np.ndarray, claim: AggregatorClaim
+) -> Iterator[Finding]:
+    """Yields the findings of `audit_noise` in two runs, without those of the tails."""
+    num_rounds = min(_MAX_AUDITED_ROUNDS, *(len(rows) for rows in runs[:2]))
+    array_ends = np.cumsum(claim.sizes)
+    column_step = max(1, math.ceil(len(columns) / _MAX_AUDITED_COLUMNS))
+    audited_columns = np.arange(len(columns))[::column_step]
+    arrays = np.searchsorted(array_ends, columns[audited_columns], side="right")
+    leaves = np.bincount(arrays, minlength=len(array_ends))
+    audited_rows = [run[:num_rounds, audited_columns] for run in runs[:2]]
+    with np.errstate(invalid="ignore"):  # The correlation with a round without noise is NaN.
+        findings = audit_noise(audited_rows, leaves=leaves.tolist()).findings
+    for finding in findings:
+        # `check_tails` tests the tails of all entries.
+        if not finding.name.startswith("tails"):
+            yield finding
+
+
+def _repeated_rounds(runs: list[np.ndarray]) -> Iterator[Finding]:
+    """Yields the largest correlation between two rounds of a run, for two runs."""
+    for run_number, run in enumerate(runs[:2], 1):
+        rows = run[:_MAX_CORRELATED_ROWS]
+        if len(rows) > 1:
+            correlations = np.abs(np.tril(_correlations(rows), -1))
+            num_pairs = len(rows) * (len(rows) - 1) // 2
+            name = f"the largest correlation of two rounds of run {run_number}"
+            yield _largest_correlation(name, correlations, num_pairs, rows.shape[1])
+
+
+def _predictable_round(runs: list[np.ndarray]) -> Finding:
+    """Tests the variance of the round that all other rounds of two runs predict best."""
+    from scipy import stats
+
+    residual = least_residual(runs)
+    chance = float(stats.chi2.cdf(residual.squares, residual.degrees))
+    return Finding(
+        name="the least variance of a round that the other rounds leave unexplained",
+        statistic=residual.squares / residual.degrees,
+        p_value=min(1.0, residual.num_rounds * chance),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Residual:
+    """Residual of a linear regression of one round on the others.
+
+    Attributes:
+      squares: sum of squares, which is chi-squared for independent noise of variance 1.
+      degrees: its degrees of freedom.
+      num_rounds: number of rounds, the one with the smallest residual among them.
+    """
+
+    squares: float
+    degrees: int
+    num_rounds: int
+
+
+def least_residual(runs: list[np.ndarray]) -> Residual:
+    """Returns the smallest residual of a round, given all other rounds of two runs."""
+    num_rows = max(1, min(len(runs[0]), runs[0].shape[1] // 8))
+    rows = np.concatenate([run[:num_rows] for run in runs[:2]])
+    gram = rows @ rows.T
+    gram += 1e-12 * np.trace(gram) / len(gram) * np.eye(len(gram))
+    return Residual(
+        squares=float((1 / np.diagonal(np.linalg.inv(gram))).min()),
+        degrees=rows.shape[1] - len(rows) + 1,
+        num_rounds=len(rows),
+    )
+
+
+def _repeated_starts(runs: list[np.ndarray]) -> Finding:
+    """Tests the largest correlation of a round of one run with a round of another."""
+    max_rows = max(1, _MAX_CORRELATED_ROWS // len(runs))
+    run_rows = [run[:max_rows] for run in runs]
+    rows = np.concatenate(run_rows)
+    run_of = np.repeat(np.arange(len(runs)), [len(rows) for rows in run_rows])
+    is_pair = run_of[:, None] > run_of
+    correlations = np.abs(_correlations(rows))
+    correlations[~is_pair] = 0
+    num_pairs = max(1, int(is_pair.sum()))
+    name = "the largest correlation of rounds of two runs"
+    return _largest_correlation(name, correlations, num_pairs, rows.shape[1])
+
+
+def _correlations(rows: np.ndarray) -> np.ndarray:
+    """Returns the correlation about 0 of each row with each row, (rows, rows)."""
+    norms = np.maximum(np.linalg.norm(rows, axis=1), 1e-300)
+    return (rows @ rows.T) / norms[:, None] / norms
+
+
+def _largest_correlation(
+    name: str, correlations: np.ndarray, num_pairs: int, num_entries: int
+) -> Finding:
+    """Tests the largest correlation, by Bonferroni's correction for the number of pairs."""
+    from scipy import stats
+
+    largest = min(1.0, float(correlations.max()))
+    # For independent noise this statistic has Student's t distribution.
+    t = largest * math.sqrt((num_entries - 1) / max(1 - largest**2, 1e-300))
+    p_value = min(1.0, 2 * num_pairs * float(stats.t.sf(t, num_entries - 1)))
+    return Finding(name=name, statistic=largest, p_value=p_value)
+
+
+def _lags(runs: list[np.ndarray]) -> Iterator[Finding]:
+    """Yields the most extreme autocovariance of the entries of a round, and of a whole run.
+
+    For a run, the entries of all rounds are concatenated. The sum of products of entries a lag
+    apart is z^T A z, where A has trace 0, Frobenius norm sqrt(pairs / 2) and largest eigenvalue at
+    most 1; by Laurent and Massart (2000, Lemma 1) it exceeds sqrt(2 pairs u) + 2 u in absolute
+    value with chance at most 2 exp(-u).
+    """
+    for name, sequences in (
+        ("a round", runs),
+        ("a run", [rows.reshape(1, -1) for rows in runs]),
+    ):
+        worst = Finding(name=name, statistic=0.0, p_value=1.0)
+        num_lags = sum(len(rows) * max(rows.shape[1] - 1, 0) for rows in sequences)
+        for rows in sequences:
+            for batch in _batches(rows):
+                worst = min(worst, _largest_lag(batch, name, num_lags), key=p_value_of)
+        yield worst
+
+
+def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields batches of rows whose Fourier transforms take little memory."""
+    batch_size = max(1, _MAX_BATCH_ENTRIES // max(rows.shape[1], 1))
+    for start in range(0, len(rows), batch_size):
+        yield rows[start : start + batch_size]
+
+
+def _largest_lag(rows: np.ndarray, name: str, num_lags: int) -> Finding:
+    """Tests the largest autocovariance of rows at any lag, by the bound of `_lags`."""
+    import scipy.fft
+
+    num_entries = rows.shape[1]
+    if num_entries < 2 * _MIN_PAIRS:
+        return Finding(name=name, statistic=0.0, p_value=1.0)
+    padded_length = scipy.fft.next_fast_len(2 * num_entries, real=True)
+    spectrum = scipy.fft.rfft(rows, padded_length)
+    power_spectrum = spectrum.real**2 + spectrum.imag**2
+    autocovariances = scipy.fft.irfft(power_spectrum, padded_length)
+    products = np.abs(autocovariances[:, 1 : num_entries - _MIN_PAIRS]).max(axis=0)
+    num_pairs = num_entries - np.arange(1, len(products) + 1)
+    root_u = _root_of_exponent(products, num_pairs)
+    worst = int(root_u.argmax())
+    p_value = min(1.0, 2 * num_lags * math.exp(-(float(root_u[worst]) ** 2)))
+    return Finding(
+        name=f"the largest correlation of entries of {name}, {worst + 1:,} apart,",
+        statistic=float(products[worst] / num_pairs[worst]),
+        p_value=p_value,
+    )
+
+
+def _root_of_exponent(products: np.ndarray, num_pairs: np.ndarray) -> np.ndarray:
+    """Returns sqrt(u) at which the bound of `_lags`, sqrt(2 pairs u) + 2 u, equals the products."""
+    return (np.sqrt(num_pairs / 2 + 2 * products) - np.sqrt(num_pairs / 2)) / 2
+
+
+def _reflections(runs: list[np.ndarray]) -> Finding:
+    """Tests for noise that repeats in reverse order within a round.
+
+    The statistic is the most extreme sum of products of pairs of entries whose indices have the
+    same sum. The bound is that of `_lags`.
+    """
+    import scipy.fft
+
+    worst = Finding(name="no reflection", statistic=0.0, p_value=1.0)
+    num_sums = sum(2 * rows.size for rows in runs)
+    for rows in itertools.chain.from_iterable(map(_batches, runs)):
+        num_entries = rows.shape[1]
+        num_index_sums = 2 * num_entries - 1
+        padded_length = scipy.fft.next_fast_len(2 * num_entries, real=True)
+        squared_spectrum = scipy.fft.rfft(rows, padded_length) ** 2
+        sums = scipy.fft.irfft(squared_spectrum, padded_length)[:, :num_index_sums]
+        # An entry is no pair with itself.
+        sums[:, ::2] -= rows**2
+        distances = np.abs(np.arange(num_index_sums) - (num_entries - 1))
+        num_pairs = (num_entries - distances) // 2
+        products = np.abs(sums).max(axis=0) / 2 * (num_pairs >= _MIN_PAIRS)
+        root_u = _root_of_exponent(products, num_pairs)
+        index_sum = int(root_u.argmax())
+        p_value = min(1.0, 2 * num_sums * math.exp(-(float(root_u[index_sum]) ** 2)))
+        if p_value < worst.p_value:
+            worst = Finding(
+                name=f"the correlation of entries of a round whose numbers add up to {index_sum:,}",
+                statistic=float(products[index_sum] / max(num_pairs[index_sum], 1)),
+                p_value=p_value,
+            )
+    return worst
+
+
+def _equal_entries(runs: list[np.ndarray]) -> Finding:
+    """Tests the fraction of equal signs among pairs of entries with equal absolute values.
+
+    The signs of independent symmetric noise are fair coins, also if the noise is on a grid. The
+    entries of a pair may come from any rounds and runs.
+    """
+    from scipy import stats
+
+    values = np.concatenate([rows.ravel() for rows in runs])
+    values = values[values != 0]
+    values = values[np.argsort(np.abs(values), kind="stable")]
+    is_equal = np.abs(values[1:]) == np.abs(values[:-1])
+    indices = np.arange(len(values))
+    starts_group = np.concatenate([[True], ~is_equal])
+    rank = indices - np.maximum.accumulate(np.where(starts_group, indices, 0))
+    # Disjoint pairs: the first and second of equal size, the third and fourth, and so on.
+    second = np.flatnonzero(rank % 2 == 1)
+    num_equal_signs = int((np.sign(values[second]) == np.sign(values[second - 1])).sum())
+    num_pairs = len(second)
+    p_value = 1.0
+    if num_pairs:
+        at_most = stats.binom.cdf(num_equal_signs, num_pairs, 0.5)
+        at_least = stats.binom.sf(num_equal_signs - 1, num_pairs, 0.5)
+        p_value = min(1.0, 2 * float(at_most), 2 * float(at_least))
+    return Finding(
+        name=f"the fraction of equal signs among {num_pairs:,} pairs of entries of equal size",
+        statistic=num_equal_signs / max(num_pairs, 1),
+        p_value=p_value,
+    )

@@ -1,0 +1,286 @@
+"""Plots over clients: deciles of the metric, participations and spending of a budget."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+from fedmf.reports.canvas import DASHED, INK, RED, SOFT, Plot, canvas, in_percent, legend_above
+from fedmf.reports.groups import RunGroup, simulation_note
+from fedmf.reports.text import is_share, metric_name, metric_value, plain
+from fedmf.runs.folder import Run
+
+_BAR_COLOR = "#51677f"
+_ZERO_BAR_COLOR = "#c9c9c9"
+# Bars have labels if there are no more of them.
+_MAX_LABELLED_BARS = 16
+
+
+def _draw_deciles(
+    ax: Axes, group: RunGroup, metric: str, deciles: Sequence[float], *, hollow: bool = False
+) -> Line2D:
+    """Draws and returns a group's line through the deciles of a metric over clients."""
+    percents = range(10, 100, 10)
+    (line,) = ax.plot(percents, deciles, "o", color=group.color, linestyle=group.line, markersize=4)
+    if hollow:
+        line.set(linewidth=1.0, markerfacecolor="white")
+    ax.set_xlabel("percent of clients at or below")
+    ax.set_xticks(percents)
+    if is_share(metric):
+        in_percent(ax)
+    return line
+
+
+def clients_plot(groups: Sequence[RunGroup]) -> Plot | None:
+    """Draws the deciles of the headline metric over training clients.
+
+    It returns None if the metric was not measured by client for any run.
+    """
+    measured = [
+        (group, run, run.clients)
+        for group in groups
+        for run in group.runs
+        if run.clients is not None
+    ]
+    if not measured:
+        return None
+    metric = groups[0].plan["task"]["headline_metric"]
+    note = simulation_note([run for _, run, _ in measured])
+    ranges = []
+    exclusions = []
+    with canvas(2.9, note) as (figure, png):
+        ax = figure.subplots()
+        line_by_label: dict[str, Line2D] = {}
+        for group, run, clients in measured:
+            run_name = f"{group.label}, seed {run.config.seed}"
+            deciles = clients["deciles"]
+            line_by_label.setdefault(group.label, _draw_deciles(ax, group, metric, deciles))
+            decile_range = " to ".join(metric_value(metric, deciles[i]) for i in (0, -1))
+            ranges.append(f"{run_name}: {decile_range} over {clients['clients']:,} clients")
+            exclusions += _excluded_clients(run_name, clients)
+        ax.set_title(f"{metric_name(metric).capitalize()} over training clients")
+        legend_above(figure, list(line_by_label.values()), list(line_by_label))
+    caption = (
+        f"Deciles of the {metric_name(metric)} on the training examples of each client by itself "
+        "(`fedmf evaluate --by-client`). A flat line serves all clients alike."
+    )
+    if exclusions:
+        caption += (
+            " Clients on whose examples it is undefined or not finite are left out: "
+            f"{'; '.join(exclusions)}."
+        )
+    alt = f"Line plot. From the first to the ninth decile: {'; '.join(ranges)}."
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
+
+
+def _excluded_clients(run_name: str, clients: Mapping[str, Any]) -> list[str]:
+    """Returns in words the clients of a run that have no metric."""
+    exclusions = []
+    # Runs of earlier versions have one of the counts only.
+    for reason in ("undefined", "not_finite"):
+        num_clients = clients.get(f"clients_{reason}", 0)
+        if num_clients:
+            exclusions.append(f"{reason.replace('_', ' ')} on {num_clients:,} of {run_name}")
+    return exclusions
+
+
+def fine_tuned_plot(groups: Sequence[RunGroup]) -> Plot | None:
+    """Draws the deciles of the headline metric before and after fine-tuning, and of its change.
+
+    It returns None if the metric is defined on no client of any run.
+    """
+    metric = groups[0].plan["task"]["headline_metric"]
+    measured = [
+        (group, run, run.fine_tuned)
+        for group in groups
+        for run in group.runs
+        if run.fine_tuned is not None and run.fine_tuned["metrics"][metric]["clients"]
+    ]
+    if not measured:
+        return None
+    note = simulation_note([run for _, run, _ in measured])
+    run_means = []
+    with canvas(2.9, note) as (figure, png):
+        value_panel, change_panel = figure.subplots(1, 2)
+        change_panel.axhline(0.0, color=SOFT, linewidth=0.9)
+        line_by_label: dict[str, Line2D] = {}
+        for group, run, fine_tuned in measured:
+            values = fine_tuned["metrics"][metric]
+            prefix = f"{group.label}, " if len(groups) > 1 else ""
+            for stage in ("before", "after"):
+                deciles = values[stage]["deciles"]
+                is_before = stage == "before"
+                line = _draw_deciles(value_panel, group, metric, deciles, hollow=is_before)
+                line_by_label.setdefault(f"{prefix}{stage} fine-tuning", line)
+            _draw_deciles(change_panel, group, metric, values["change"]["deciles"])
+            run_name = f"{group.label}, seed {run.config.seed}"
+            run_means.append(f"{run_name}, {_fine_tuning_in_words(metric, fine_tuned)}")
+        value_panel.set_title(metric_name(metric).capitalize())
+        change_panel.set_title("Each client's change")
+        legend_above(figure, list(line_by_label.values()), list(line_by_label))
+    means = "; ".join(run_means)
+    caption = (
+        f"Deciles over clients of the {metric_name(metric)} before and after the model is trained "
+        "on half of the client's examples, on the other half or the split that is named; and of "
+        f"the change. Means: {means}. The guarantee does not cover these exact functions of data."
+    )
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=f"Line plots. Means: {means}.")
+
+
+def _fine_tuning_in_words(metric: str, fine_tuned: Mapping[str, Any]) -> str:
+    """Returns the options of fine-tuning, the means before and after, and numbers of clients."""
+    values = fine_tuned["metrics"][metric]
+    means = " to ".join(
+        metric_value(metric, values[stage]["mean"]) for stage in ("before", "after")
+    )
+    options = f"--fine-tune {fine_tuned['epochs']}"
+    if "learning_rate" in fine_tuned:
+        options += f" --learning-rate {plain(fine_tuned['learning_rate'])}"
+    num_not_finite = values.get("clients_not_finite", 0)
+    num_excluded = (
+        values["clients_undefined"] + num_not_finite + sum(fine_tuned["left_out"].values())
+    )
+    return (
+        f"{options}, on {fine_tuned['measured_on']}: {means} "
+        f"over {values['clients']:,} clients, {num_excluded:,} left out, "
+        f"{num_not_finite:,} of these for values that are not finite"
+    )
+
+
+def participation_plot(runs: Sequence[Run]) -> Plot | None:
+    """Draws how many clients took part in how many rounds, over the finished runs.
+
+    It returns None if no run is finished, or if rounds, cohorts or populations differ: a mean over
+    such runs would be the count of no run.
+    """
+    finished_runs = [run for run in runs if run.result is not None]
+    sizes = {
+        (run.config.rounds, run.config.cohort_size, _participation(run)["population"])
+        for run in finished_runs
+    }
+    if len(sizes) != 1:
+        return None
+    note = simulation_note(finished_runs)
+    with canvas(2.8, note) as (figure, png):
+        ax = figure.subplots()
+        ax.set_title("How often clients took part")
+        alt = f"Bar plot. {_draw_participation(ax, finished_runs)}"
+    caption = (
+        "Clients by the number of rounds in which they took part; the grey bar "
+        "counts those that never did."
+    )
+    if len(finished_runs) > 1:
+        caption += " Bars are means over runs, and lines span the smallest and the largest count."
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
+
+
+def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
+    """Draws bars of the mean over runs with the same rounds and clients; returns them in words."""
+    histograms = [_clients_by_participations(run) for run in runs]
+    limits = {run.plan["participation"]["max_participations"] for run in runs}
+    limit = None
+    if len(limits) == 1:
+        limit = limits.pop()
+    num_bars = 1 + max(map(max, histograms))
+    if limit is not None and limit <= 2 * num_bars:
+        num_bars = max(num_bars, limit + 1)
+    times = np.arange(num_bars)
+    counts = np.array([[histogram.get(t, 0) for t in times] for histogram in histograms])
+    mean = counts.mean(axis=0)
+    error_bars: np.ndarray | None = None
+    if (counts != mean).any():
+        error_bars = np.stack([mean - counts.min(axis=0), counts.max(axis=0) - mean])
+    bars = ax.bar(
+        times,
+        mean,
+        color=[_participation_color(t, limit) for t in times],
+        yerr=error_bars,
+        ecolor=INK,
+        capsize=3,
+    )
+    if num_bars <= _MAX_LABELLED_BARS:
+        ax.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
+    ax.margins(y=0.15)
+    axis_label = "participations of one client"
+    if limit is not None:
+        axis_label += f", planned limit {limit:,}"
+    ax.set_xlabel(axis_label)
+    if limit is not None and limit < num_bars:
+        ax.axvline(limit + 0.5, color=INK, linewidth=1.2, linestyle=DASHED)
+    ax.set_ylabel("clients")
+    ax.grid(axis="x", visible=False)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16, min_n_ticks=1))
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    return "; ".join(
+        f"{t} times: {num_clients:,.0f} clients" for t, num_clients in zip(times, mean, strict=True)
+    )
+
+
+def _participation_color(times: int, limit: int | None) -> str:
+    """Returns the colour of the bar of clients that took part so many times."""
+    if times == 0:
+        return _ZERO_BAR_COLOR
+    if limit is not None and times > limit:
+        return RED
+    return _BAR_COLOR
+
+
+def _participation(run: Run) -> dict[str, Any]:
+    """Returns the participation in the result of a finished run."""
+    assert run.result is not None
+    participation: dict[str, Any] = run.result["participation"]
+    return participation
+
+
+def _clients_by_participations(run: Run) -> dict[int, int]:
+    """Returns number of participations -> number of clients, of a finished run."""
+    participation = _participation(run)
+    histogram = {int(times): int(count) for times, count in participation["histogram"].items()}
+    return histogram | {0: participation["population"] - participation["clients"]}
+
+
+def spending_plot(runs: Sequence[Run]) -> Plot | None:
+    """Draws how much of their participation budget clients spent, over the finished runs.
+
+    It returns None if no finished run has a budget, or if their populations differ.
+    """
+    finished_runs = [run for run in runs if run.result is not None]
+    participations = [
+        _participation(run)
+        for run in finished_runs
+        if "clients_by_share_spent" in _participation(run)
+    ]
+    if len({participation["population"] for participation in participations}) != 1:
+        return None
+    histograms = [participation["clients_by_share_spent"] for participation in participations]
+    intervals = list(histograms[0])
+    counts = [[histogram[interval] for interval in intervals] for histogram in histograms]
+    mean = np.mean(counts, axis=0)
+    note = simulation_note(finished_runs)
+    with canvas(2.8, note) as (figure, png):
+        ax = figure.subplots()
+        bars = ax.bar(intervals, mean, color=_BAR_COLOR)
+        ax.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=9)
+        ax.set(
+            title="What clients spent of their budget",
+            xlabel="share of the squared budget",
+            ylabel="clients",
+        )
+        ax.margins(y=0.15)
+        ax.grid(axis="x", visible=False)
+    caption = (
+        "Clients that took part by what their rounds cost: their summed |X|, in parts of the "
+        "squared participation budget."
+    )
+    if len(participations) > 1:
+        caption += " Bars are means over runs."
+    bars_in_words = [
+        f"{interval}: {num_clients:,.0f} clients"
+        for interval, num_clients in zip(intervals, mean, strict=True)
+    ]
+    alt = f"Bar plot. {'; '.join(bars_in_words)}"
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)

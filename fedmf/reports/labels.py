@@ -1,0 +1,222 @@
+"""Labels, colours and line styles of groups of runs."""
+
+import collections
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.colors import to_hex, to_rgb
+
+from fedmf.mechanisms.family import FAMILIES
+from fedmf.mechanisms.stamped import StampedMechanism
+from fedmf.privacy.flat_config import families_taking
+from fedmf.reports.text import plain, plural
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run
+
+LineStyle = str | tuple[int, tuple[float, ...]]
+
+# Colours beside those of the families. All colours are far apart for readers with protanopia and
+# deuteranopia as well; lines in grey are dashed.
+_COLORS = {"none": "#4a4a4a", "file": "#3c0f4b"}
+# Fraction of white or black in the last of several shades of a colour, still legible as text.
+_MAX_SHADE = 0.45
+# Colours with a larger sum of channels are mixed with black, since white makes them illegible.
+_LIGHT_COLOR = 1.49
+_LINE_STYLES: tuple[LineStyle, ...] = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1.5, 1.5)),
+    (0, (6, 1.5, 1.5, 1.5)),
+)
+
+# Characters of a value that are shown, such as those of a learning rate for every round.
+_MAX_CHARACTERS = 60
+
+# Fields that are tuned to the model's accuracy; they do not change the noise.
+TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "warmup", "cooldown")
+# Fields that are in a label only if two groups had the same label without; the table of run folders
+# lists them. The mechanism's name shows the first ones, learning rates are tuned to each mechanism,
+# and the others are paths or do not change results.
+_IN_TABLE_ONLY = {
+    "family", "decoder", "mechanism", "data", "seed", "client_learning_rate",
+    "server_learning_rate", "server_momentum",
+    "evaluate_every", "execution",
+}  # fmt: skip
+
+
+def decoder_of(run: Run) -> str | None:
+    """Returns the decoder of a run's mechanism; None for a family that has only one.
+
+    The run's config does not tell it: None there is the default of the version that ran.
+    """
+    if run.config.family not in families_taking("decoder"):
+        return None
+    mechanism = run.mechanism
+    if isinstance(mechanism, StampedMechanism):  # This is a tree with restarts.
+        mechanism = mechanism.part
+    return str(getattr(mechanism, "decoder", run.config.decoder))
+
+
+def config_as_run(run: Run) -> TrainConfig:
+    """Returns the config of a run, with None for the default decoder of its family.
+
+    Runs of the same mechanism then have equal configs.
+    """
+    decoder = decoder_of(run)
+    if decoder is not None and decoder == FAMILIES[run.config.family].options["decoder"].default:
+        decoder = None
+    return dataclasses.replace(run.config, decoder=decoder)
+
+
+def mechanism_label(run: Run) -> str:
+    """Returns the mechanism of a run in words."""
+    config = run.config
+    if config.family == "none":
+        return "No noise (not private)"
+    if config.family == "file":
+        return pathlib.PurePath(config.mechanism or "").stem
+    bands = run.plan["bands"]
+    return FAMILIES[config.family].label.format(
+        bands=f"{bands} {plural('band', bands)}", decoder=decoder_of(run)
+    )
+
+
+def group_labels(first_runs: Sequence[Run]) -> list[str]:
+    """Returns a label for the first run of each group: the mechanism, and the compared fields.
+
+    A field that differs anywhere in the report, such as epsilon, is in every label that it applies
+    to, so that groups with other values do not look comparable.
+    """
+    configs = [config_as_run(run) for run in first_runs]
+    mechanisms = [mechanism_label(run) for run in first_runs]
+    configs_by_mechanism: dict[str, list[TrainConfig]] = {}
+    for mechanism, config in zip(mechanisms, configs, strict=True):
+        configs_by_mechanism.setdefault(mechanism, []).append(config)
+    names = field_names(configs)
+    compared_names = [name for name in names if _is_compared(name, configs)]
+    labels = []
+    for mechanism, config in zip(mechanisms, configs, strict=True):
+        label_names = {name for name in compared_names if _applies(name, config)}
+        label_names |= set(differing_fields(configs_by_mechanism[mechanism]))
+        values = config.flat()
+        details = [_detail(name, values.get(name)) for name in names if name in label_names]
+        labels.append(", ".join([mechanism, *filter(None, details)]))
+    return labels
+
+
+def _is_compared(name: str, configs: Sequence[TrainConfig]) -> bool:
+    """Returns whether labels show a field: its values differ where it applies."""
+    if name in _IN_TABLE_ONLY:
+        return False
+    return len({config.flat().get(name) for config in configs if _applies(name, config)}) > 1
+
+
+# Field -> whether another field gives it a meaning. Without, it has its default value, which would
+# look like a choice.
+_HAS_MEANING: dict[str, Callable[[TrainConfig], Any]] = {
+    "population": lambda config: config.sampling,
+    "partitions": lambda config: config.sampling,
+    "workload_momentum": lambda config: config.workload == "momentum_sgd",
+    "clip_share": lambda config: config.clip_quantile,
+    "clip_every": lambda config: config.clip_quantile,
+    "clip_learning_rate": lambda config: config.clip_quantile,
+    "largest_loss": lambda config: config.private_metrics,
+    "client_momentum": lambda config: config.client_optimizer == "sgd",
+    "scale_every": lambda config: config.scaling(),
+    "server_epsilon": lambda config: config.server_rule != "sgd",
+    "warmup": lambda config: config.learning_rate_schedule is None,
+    "cooldown": lambda config: config.learning_rate_schedule is None,
+}
+# Fields that are not set if they are 0.
+_UNSET_AT_ZERO = ("private_metrics", "canaries", "dropout", "proximal_strength")
+
+
+def _applies(name: str, config: TrainConfig) -> bool:
+    """Returns whether a field has a meaning that the name of the mechanism does not show."""
+    if name == "bands" and config.family in FAMILIES and "{bands}" in FAMILIES[config.family].label:
+        return False
+    if config.family not in families_taking(name):
+        return False
+    has_meaning = _HAS_MEANING.get(name)
+    return has_meaning is None or bool(has_meaning(config))
+
+
+def _detail(name: str, value: Any) -> str:
+    """Returns a field and its value in words; empty if the field is not set."""
+    if value is None or (name in _UNSET_AT_ZERO and not value):
+        return ""
+    if name == "claimed_cohort":
+        return f"simulates {value:,} clients a round"
+    return f"{name.removeprefix('task_option.').replace('_', ' ')} {format_value(value)}"
+
+
+class GroupStyle(NamedTuple):
+    """Colour, "#rrggbb", and matplotlib line style of a group's curves."""
+
+    color: str
+    line: LineStyle
+
+
+def group_styles(families: Sequence[str]) -> list[GroupStyle]:
+    """Returns a style for each group, given their families.
+
+    The hue is that of the family; shades and dashes tell its groups apart.
+    """
+    hues = [family_color(family) for family in families]
+    num_groups = collections.Counter(hues)
+    num_styled = collections.Counter[str]()
+    styles = []
+    for family, hue in zip(families, hues, strict=True):
+        group_index = num_styled[hue]
+        num_styled[hue] += 1
+        shade = _MAX_SHADE * group_index / max(num_groups[hue] - 1, 1)
+        line_index = group_index + (family == "none")
+        line = _LINE_STYLES[line_index % len(_LINE_STYLES)]
+        styles.append(GroupStyle(color=_shade(hue, shade), line=line))
+    return styles
+
+
+def family_color(family: str) -> str:
+    """Returns the colour of a family's curves, "#rrggbb"."""
+    if family in _COLORS:
+        return _COLORS[family]
+    if family in FAMILIES:
+        return FAMILIES[family].color
+    return "#000000"
+
+
+def _shade(color: str, fraction: float) -> str:
+    """Mixes a colour with a fraction of white, or of black if it is light."""
+    channels = np.array(to_rgb(color))
+    end_channel = 0.0 if channels.sum() > _LIGHT_COLOR else 1.0
+    return to_hex(channels + (end_channel - channels) * fraction)
+
+
+def field_names(configs: Sequence[TrainConfig]) -> list[str]:
+    """Returns the names of all fields in `TrainConfig.flat` of any configuration, in order."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(c.flat() for c in configs)))
+
+
+def differing_fields(configs: Sequence[TrainConfig]) -> list[str]:
+    """Returns the names of the fields that are not equal in all configurations."""
+    flat_configs = [config.flat() for config in configs]
+    first_config = flat_configs[0]
+    return [
+        name
+        for name in field_names(configs)
+        if any(config.get(name) != first_config.get(name) for config in flat_configs)
+    ]
+
+
+def format_value(value: Any) -> str:
+    """Formats a value of a configuration for a table, and shortens a long one."""
+    if value is None:
+        return "not set"
+    text = plain(value) if isinstance(value, float) else str(value)
+    if len(text) <= _MAX_CHARACTERS:
+        return text
+    return f"{text[:_MAX_CHARACTERS]}..."

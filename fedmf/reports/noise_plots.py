@@ -1,0 +1,116 @@
+"""Plots of the noise: heat maps of its matrices, and its standard deviations over rounds."""
+
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedmf.reports.canvas import (
+    SOFT,
+    Plot,
+    canvas,
+    draw_color_bar,
+    draw_heat_map,
+    legend_above,
+    marker,
+    shared_norm,
+)
+from fedmf.reports.drawn_noise import MAX_DRAWN_ROUNDS, drawn_noise
+from fedmf.reports.groups import (
+    RunGroup,
+    distinct_mechanisms,
+    distinct_noise,
+    noise_levels,
+    runs_of,
+    simulation_note,
+)
+from fedmf.reports.plots import set_round_axis
+from fedmf.reports.text import significant
+
+
+def matrices_plot(groups: Sequence[RunGroup]) -> Plot | None:
+    """Draws heat maps of N, and of the correlation of N Z between rounds, for each mechanism.
+
+    It returns None if no group is private.
+    """
+    mechanisms = distinct_mechanisms(groups)
+    if not mechanisms:
+        return None
+    drawn_groups = [group for _, same_noise in mechanisms for group in same_noise]
+    note = simulation_note(runs_of(drawn_groups))
+    weights = []
+    correlations = []
+    for _, same_noise in mechanisms:
+        # C and c C are the same mechanism; N times the sensitivity does not depend on c.
+        sensitivity = same_noise[0].plan["sensitivity"]["value"]
+        weight, correlation = drawn_noise(same_noise[0].mechanism_of_noise, sensitivity)
+        weights.append(weight)
+        correlations.append(correlation)
+    columns = (
+        ("sensitivity × N", "noise source", weights),
+        ("correlation", "round", correlations),
+    )
+    with canvas(1.0 + 2.25 * len(mechanisms), note) as (figure, png):
+        axes = figure.subplots(len(mechanisms), 2, squeeze=False)
+        for (bar_label, axis_label, matrices), column in zip(columns, axes.T, strict=True):
+            norm = shared_norm([matrix.entries for matrix in matrices])
+            for ax, matrix in zip(column, matrices, strict=True):
+                draw_heat_map(ax, matrix.entries, norm, size=matrix.size)
+            column[-1].set_xlabel(axis_label)
+            draw_color_bar(figure, list(column), norm, location="bottom", label=bar_label)
+        for row, (label, same_noise) in zip(axes, mechanisms, strict=True):
+            row[0].set_title(textwrap.fill(label, 40), color=same_noise[0].color)
+            row[0].set_ylabel("round")
+            row[1].set_title("correlation between rounds", color=SOFT, fontweight="normal")
+    caption = (
+        "Left: the noising matrix N times the sensitivity; row t holds the weights with which the "
+        "independent noise sources enter round t, so blue entries below red ones take back noise "
+        "that an earlier round added. Right: the correlation of the noise of two rounds; off the "
+        "diagonal, blue noise cancels over time and white noise is fresh in every round. All "
+        "mechanisms share a colour scale, logarithmic in both directions away from white."
+    )
+    if any(group.config.rounds > MAX_DRAWN_ROUNDS for group in drawn_groups):
+        caption += f" Of longer runs {MAX_DRAWN_ROUNDS:,} rounds at equal distances are drawn."
+    labels = ", ".join(label for label, _ in mechanisms)
+    alt = f"Heat maps of the noising matrix and of the correlation between rounds, for {labels}."
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
+
+
+def levels_plot(groups: Sequence[RunGroup]) -> Plot | None:
+    """Draws the standard deviation of the noise of each round and of the sum of rounds.
+
+    It returns None if no group is private.
+    """
+    private_groups = distinct_noise(groups)
+    if not private_groups:
+        return None
+    note = simulation_note(runs_of([group for group in groups if group.private]))
+    levels = [noise_levels(group) for group in private_groups]
+    panels = {
+        "Noise on one round": [level.of_rounds for level in levels],
+        "Noise on the sum so far": [level.of_sums for level in levels],
+    }
+    with canvas(2.9, note) as (figure, png):
+        for ax, (title, deviations) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+            for group, values in zip(private_groups, deviations, strict=True):
+                rounds = np.arange(1, len(values) + 1)
+                style = {"color": group.color, "linestyle": group.line, "marker": marker(values)}
+                ax.plot(rounds, values, linewidth=1.6, **style)
+            set_round_axis(ax, title)
+            ax.set(xlim=(0, None), ylim=(0, None))
+        figure.axes[0].set(xlabel="round", ylabel="standard deviation")
+        legend_above(figure, figure.axes[0].lines, [group.label for group in private_groups])
+    caption = (
+        "Standard deviation of the noise in each coordinate of the cohort's average update, in the "
+        "units of the model. Training adds updates up, so the right side decides: correlated noise "
+        "may be larger in single rounds (left) and still smaller in the sum (right)."
+    )
+    final_levels = [
+        f"{group.label} {significant(level.of_sums[-1])}"
+        for group, level in zip(private_groups, levels, strict=True)
+    ]
+    alt = (
+        "Two line plots of noise levels. On the sum after the last round: "
+        f"{'; '.join(final_levels)}"
+    )
+    return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
