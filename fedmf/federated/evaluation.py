@@ -91,7 +91,7 @@ class KerasEvaluator:
     def _keras_outputs(self, x: Any) -> "_BatchOutputs":
         """Returns the outputs of a Keras model, with their attributes and logits."""
         outputs = self._model(x, training=False)
-        annotations: dict[str, dict[int, Any]] = {
+        annotations: dict[str, dict[int, tf.Tensor]] = {
             name: {} for name in (*_OUTPUT_ATTRIBUTES, *_LOGIT_OPERATIONS)
         }
         for index, output in enumerate(tf.nest.flatten(outputs)):
@@ -105,7 +105,7 @@ class KerasEvaluator:
         return _BatchOutputs(outputs, annotations)
 
     def _update_metrics_by_batch(
-        self, y: Any, outputs: Any, annotations: dict[str, dict[int, Any]]
+        self, y: Any, outputs: Any, annotations: dict[str, dict[int, tf.Tensor]]
     ) -> None:
         """Updates all metrics by the outputs of a batch."""
         if self._tff_model is None:
@@ -175,7 +175,7 @@ class _BatchOutputs(NamedTuple):
     """
 
     outputs: Any
-    annotations: dict[str, dict[int, Any]]
+    annotations: dict[str, dict[int, tf.Tensor]]
 
 
 def _uncomputed_outputs(x: Any) -> _BatchOutputs:
@@ -183,7 +183,7 @@ def _uncomputed_outputs(x: Any) -> _BatchOutputs:
     return _BatchOutputs(x, {})
 
 
-def _annotated(outputs: Any, annotations: dict[str, dict[int, Any]]) -> Any:
+def _annotated(outputs: Any, annotations: dict[str, dict[int, tf.Tensor]]) -> Any:
     """Returns the outputs with their attributes, computed from their logits if they have them."""
     leaves = tf.nest.flatten(outputs)
     for name, function in _LOGIT_OPERATIONS.items():
@@ -208,7 +208,7 @@ _CURVE_METRICS = (
 _ROUNDING = 1e-6
 
 
-def is_defined(metric: Any) -> bool:
+def is_defined(metric: tf.keras.metrics.Metric) -> bool:
     """Returns whether a tf.keras.metrics.Metric is defined on the examples that it has counted.
 
     Undefined are NaN; metrics of a curve on examples of one class; precision, recall and F scores
@@ -235,6 +235,6 @@ def is_defined(metric: Any) -> bool:
     return not isinstance(metric, _keras.Mean) or float(metric.count) > 0
 
 
-def _total_count(metric: Any, *names: str) -> Any:
+def _total_count(metric: tf.keras.metrics.Metric, *names: str) -> Any:
     """Returns the sum of the metric's variables with these names."""
     return sum(np.asarray(getattr(metric, name)) for name in names)

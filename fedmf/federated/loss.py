@@ -14,7 +14,7 @@ from fedmf.federated.tensorflow_import import rewritten
 from fedmf.training.examples import split_weights
 
 # (y, outputs) -> the loss of a batch, a float32 scalar; y is labels, or `Weighted`.
-BatchLoss = Callable[[Any, Any], Any]
+BatchLoss = Callable[[Any, Any], tf.Tensor]
 
 
 def batch_loss(functions: ModelFunctions) -> BatchLoss:
@@ -29,21 +29,21 @@ def batch_loss(functions: ModelFunctions) -> BatchLoss:
     if isinstance(loss, tf.keras.losses.Loss):
         return lambda y, outputs: tf.cast(_keras_loss(functions.name, loss, y, outputs), tf.float32)
 
-    def of_function(y: Any, outputs: Any) -> Any:
+    def loss_of_function(y: Any, outputs: Any) -> tf.Tensor:
         labels, weights = split_weights(y)
         if weights is None:
             weights = tf.ones(tf.shape(tf.nest.flatten(labels)[0])[:1])
         return tf.cast(rewritten(loss)(labels, outputs, weights), tf.float32)
 
-    return of_function
+    return loss_of_function
 
 
-def minimised(loss: Any, model_losses: Sequence[Any]) -> Any:
+def minimised(loss: tf.Tensor, model_losses: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the loss of a batch plus the model's own losses (regularisers, add_loss)."""
     return tf.add_n([loss, *(tf.cast(model_loss, tf.float32) for model_loss in model_losses)])
 
 
-def outputs_and_losses(model: Any, x: Any) -> tuple[Any, list[Any]]:
+def outputs_and_losses(model: Any, x: Any) -> tuple[Any, list[tf.Tensor]]:
     """Returns a model's outputs in training, and its own losses.
 
     In a graph of TFF a model also keeps the losses of earlier calls, and those of the call that
@@ -57,7 +57,7 @@ def outputs_and_losses(model: Any, x: Any) -> tuple[Any, list[Any]]:
     return outputs, new_losses
 
 
-def keras_mask(outputs: Any) -> Any:
+def keras_mask(outputs: Any) -> tf.Tensor | None:
     """Returns the mask of the outputs by Keras's layers, in their dtype, or None without a mask.
 
     It is 0 where an output does not count.
@@ -75,7 +75,7 @@ def is_mean(functions: ModelFunctions) -> bool:
     return is_of_keras and loss.reduction != tf.keras.losses.Reduction.SUM
 
 
-def _keras_loss(name: str, loss: tf.keras.losses.Loss, y: Any, outputs: Any) -> Any:
+def _keras_loss(name: str, loss: tf.keras.losses.Loss, y: Any, outputs: Any) -> tf.Tensor:
     """Returns the sum of a Keras loss over the outputs of a model, each with the same weights.
 
     It is computed as by keras.engine.compile_utils.LossesContainer of Keras 2.14.
@@ -96,8 +96,11 @@ def _keras_loss(name: str, loss: tf.keras.losses.Loss, y: Any, outputs: Any) -> 
 
 
 def _output_loss(
-    loss: tf.keras.losses.Loss, labels: Any, outputs: Any, example_weights: Any
-) -> Any:
+    loss: tf.keras.losses.Loss,
+    labels: tf.Tensor,
+    outputs: tf.Tensor,
+    example_weights: tf.Tensor | None,
+) -> tf.Tensor:
     """Returns the Keras loss of one output of a model; the weights may be None."""
     if example_weights is None:
         weights = keras_mask(outputs)
@@ -116,7 +119,7 @@ def _output_loss(
         return loss(labels, outputs, **arguments)
 
 
-def _masked_weights(outputs: Any, weights: Any) -> Any:
+def _masked_weights(outputs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """Returns the examples' weights times the mask, if there is one, in the shape for a loss."""
     if outputs.shape.rank > 3:
         raise ValueError(

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -22,7 +22,7 @@ class TensorBroadcast(NamedTuple):
       params: clip norm, zeroing norm and scales of the round.
     """
 
-    weights: Sequence[Any]
+    weights: Sequence[tf.Tensor]
     params: ClientParams
 
     @staticmethod
@@ -59,13 +59,17 @@ class BoundedSteps:
     optimizer: Optimizer
     largest_step: float
 
-    def initial(self, weights: Sequence[Any]) -> OptimizerState:
+    def initial(self, weights: Sequence[tf.Tensor]) -> OptimizerState:
         """See `Optimizer.initial`."""
         return self.optimizer.initial(weights)
 
     def next(
-        self, state: OptimizerState, weights: Sequence[Any], gradients: Sequence[Any], rate: Any
-    ) -> tuple[OptimizerState, list[Any]]:
+        self,
+        state: OptimizerState,
+        weights: Sequence[tf.Tensor],
+        gradients: Sequence[tf.Tensor],
+        rate: float,
+    ) -> tuple[OptimizerState, list[tf.Tensor]]:
         """See `Optimizer.next`."""
         state, new_weights = self.optimizer.next(state, weights, gradients, rate)
         steps = [new - old for new, old in zip(new_weights, weights, strict=True)]
@@ -91,10 +95,12 @@ def client_optimizer(settings: ClientSettings) -> Optimizer | BoundedSteps:
     The adaptive optimizers have TFF's defaults. With a finite `max_step_norm` steps are bounded.
     """
     rule = settings.optimizer
+    momentum = settings.momentum if rule == "sgd" else 0.9
+    epsilon = 1e-3 if rule == "yogi" else 1e-7
     optimizer = Optimizer(
         rule=rule,
-        momentum=settings.momentum if rule == "sgd" else 0.9,
-        epsilon=1e-3 if rule == "yogi" else 1e-7,
+        momentum=momentum,
+        epsilon=epsilon,
         proximal=settings.proximal_strength,
         xp=tf,
     )
@@ -107,13 +113,15 @@ def broadcast_spec(records: Records, settings: ClientSettings) -> TensorBroadcas
     """Returns the tensor specs of the server's broadcast to the clients of a run."""
     number = tf.TensorSpec([], tf.float64)
     weights = list(records.flat_specs)
-    scales: Any = ()
+    scales: Sequence[tf.TensorSpec] = ()
     if settings.is_scaled:
         scales = [tf.TensorSpec(weight.shape, tf.float32) for weight in weights]
     return TensorBroadcast(weights, ClientParams(number, number, scales))
 
 
-def gradients(tape: Any, loss: Any, weights: Any) -> Any:
+def gradients(
+    tape: tf.GradientTape, loss: tf.Tensor, weights: Sequence[tf.Tensor | tf.Variable]
+) -> list[tf.Tensor | tf.IndexedSlices]:
     """Returns the gradients of the loss by the weights, in the shapes of the weights.
 
     The gradients of weights that the loss does not depend on are zeros.

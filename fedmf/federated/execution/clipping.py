@@ -6,6 +6,7 @@ margin.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -22,16 +23,16 @@ class ClippedRecord(NamedTuple):
     """
 
     record: Any
-    clipped: Any
-    zeroed: Any
+    clipped: tf.Tensor
+    zeroed: tf.Tensor
 
 
 class _Decision(NamedTuple):
     """The clipped leaves of a record, and two boolean scalars."""
 
-    leaves: list[Any]
-    is_clipped: Any
-    is_zeroed: Any
+    leaves: list[tf.Tensor]
+    is_clipped: tf.Tensor
+    is_zeroed: tf.Tensor
 
 
 def clip_dtype(dtype: tf.DType) -> tf.DType:
@@ -94,7 +95,7 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> ClippedR
     )
 
 
-def _norm(leaves: list[Any]) -> Any:
+def _norm(leaves: list[tf.Tensor]) -> tf.Tensor:
     """Computes the L2 norm over all leaves, float64.
 
     It is infinite or NaN when an entry is, or when a square overflows.
@@ -113,7 +114,7 @@ def _norm(leaves: list[Any]) -> Any:
     return tf.sqrt(squared_norm)
 
 
-def _largest_entry(leaves: list[Any]) -> Any:
+def _largest_entry(leaves: list[tf.Tensor]) -> tf.Tensor:
     """Computes the largest absolute value of finite leaves, float64."""
     # From the ends of the range, because the absolute values would first have to be written.
     extremes = [tf.constant(0.0, tf.float64)]
@@ -125,7 +126,12 @@ def _largest_entry(leaves: list[Any]) -> Any:
     return tf.abs(tf.reduce_max(extremes))
 
 
-def _zeros_or_scaled(is_zeroed: Any, is_clipped: Any, leaves: list[Any], scaled: Any) -> list[Any]:
+def _zeros_or_scaled(
+    is_zeroed: tf.Tensor,
+    is_clipped: tf.Tensor,
+    leaves: list[tf.Tensor],
+    scaled: Callable[[], list[tf.Tensor]],
+) -> list[tf.Tensor]:
     """Returns zeros, or `scaled()`, or the leaves as they are.
 
     A product with 0 in place of the zeros would keep a NaN.
@@ -137,7 +143,9 @@ def _zeros_or_scaled(is_zeroed: Any, is_clipped: Any, leaves: list[Any], scaled:
     )
 
 
-def _clip_by_norm(leaves: list[Any], norm: Any, target_norm: Any, zeroing_norm: Any) -> _Decision:
+def _clip_by_norm(
+    leaves: list[tf.Tensor], norm: tf.Tensor, target_norm: tf.Tensor, zeroing_norm: tf.Tensor
+) -> _Decision:
     """Clips by a norm that is right to within FLOAT32_MARGIN."""
     # No entry is larger than the norm, so that most records need not be searched for one
     # above the limit.
@@ -149,13 +157,15 @@ def _clip_by_norm(leaves: list[Any], norm: Any, target_norm: Any, zeroing_norm: 
     is_clipped = ~is_zeroed & (norm > target_norm)
     factor = target_norm / norm
 
-    def scaled() -> list[Any]:
+    def scaled() -> list[tf.Tensor]:
         return [leaf * tf.cast(factor, leaf.dtype) for leaf in leaves]
 
     return _Decision(_zeros_or_scaled(is_zeroed, is_clipped, leaves, scaled), is_clipped, is_zeroed)
 
 
-def _clip_in_float64(leaves: list[Any], target_norm: Any, zeroing_norm: Any) -> _Decision:
+def _clip_in_float64(
+    leaves: list[tf.Tensor], target_norm: tf.Tensor, zeroing_norm: tf.Tensor
+) -> _Decision:
     """Clips in float64 and relative to the largest entry, so that no square overflows or vanishes.
 
     It is slower, and right for all records.
@@ -170,7 +180,7 @@ def _clip_in_float64(leaves: list[Any], target_norm: Any, zeroing_norm: Any) -> 
     is_clipped = ~is_zeroed & (relative_norm > 0) & (relative_norm > target_norm / largest_entry)
     factor = target_norm / relative_norm
 
-    def scaled() -> list[Any]:
+    def scaled() -> list[tf.Tensor]:
         pairs = zip(relative_leaves, leaves, strict=True)
         return [tf.cast(relative * factor, leaf.dtype) for relative, leaf in pairs]
 

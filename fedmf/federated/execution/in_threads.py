@@ -62,8 +62,8 @@ class KerasClient:
         return _client_result(sample, float(loss_sum))
 
     def _train(
-        self, sent: TensorBroadcast, xs: Any, ys: Any, batch_ends: Any
-    ) -> tuple[QuerySample, Any]:
+        self, sent: TensorBroadcast, xs: Any, ys: Any, batch_ends: tf.Tensor
+    ) -> tuple[QuerySample, tf.Tensor]:
         """Returns the clipped update of a client, and its loss before each step.
 
         Args:

@@ -22,9 +22,9 @@ class QuerySample(NamedTuple):
     """
 
     record: Any
-    clients: Any
-    clipped: Any
-    zeroed: Any
+    clients: tf.Tensor
+    clipped: tf.Tensor
+    zeroed: tf.Tensor
 
 
 def specs_of(structure: Any) -> Any:
@@ -32,7 +32,7 @@ def specs_of(structure: Any) -> Any:
     return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), structure)
 
 
-def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> Any:
+def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> tf.Tensor:
     """Returns the leaf of a record as a tensor of the spec's dtype.
 
     Narrower floats widen, and numbers that are no tensor yet are converted.
@@ -144,11 +144,10 @@ class Records:
 
     def _check_shapes(self, name: str, structure: Any) -> None:
         """Raises ValueError where a structure has other shapes than the specs."""
-        leaves = tf.nest.flatten(structure)
-        shapes = [
-            tf.TensorShape(leaf.shape if hasattr(leaf, "shape") else np.shape(leaf))
-            for leaf in leaves
-        ]
+        shapes = []
+        for leaf in tf.nest.flatten(structure):
+            shape = leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)
+            shapes.append(tf.TensorShape(shape))
         pairs = zip(shapes, self.flat_specs, strict=False)
         has_same_shapes = len(shapes) == len(self.flat_specs) and all(
             shape.is_compatible_with(spec.shape) for shape, spec in pairs

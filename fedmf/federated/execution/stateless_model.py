@@ -12,7 +12,7 @@ import tensorflow as tf
 from fedmf.federated.model_functions import ModelFunctions
 
 # (trainable weights, x) -> the outputs in training, and the model's own losses.
-StatelessModel = Callable[[Sequence[Any], Any], tuple[Any, Sequence[Any]]]
+StatelessModel = Callable[[Sequence[tf.Tensor], Any], tuple[Any, Sequence[tf.Tensor]]]
 
 
 def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
@@ -25,9 +25,9 @@ def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
     Raises:
       ValueError: the model creates other variables than its trainable weights.
     """
-    created: list[Any] = []
+    created: list[tf.Variable] = []
 
-    def record(create: Callable[..., Any], **arguments: Any) -> Any:
+    def record(create: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
         created.append(create(**arguments))
         return created[-1]
 
@@ -42,7 +42,7 @@ def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
         )
     creation_order = [weight_index[id(variable)] for variable in created]
 
-    def apply(weights: Sequence[Any], x: Any) -> tuple[Any, Sequence[Any]]:
+    def apply(weights: Sequence[tf.Tensor], x: Any) -> tuple[Any, Sequence[tf.Tensor]]:
         next_weight = iter([weights[i] for i in creation_order])
         with tf.variable_creator_scope(lambda _, **arguments: next(next_weight)):
             model = functions.build_model(seed)
@@ -89,7 +89,7 @@ def operations(traced: Any) -> set[str]:
     return {node.op for node in itertools.chain.from_iterable(node_lists)}
 
 
-def dense_rows(gradient: Any) -> Any:
+def dense_rows(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     """Returns a gradient that may be tf.IndexedSlices as a tensor.
 
     Rows whose index is out of range are dropped: they must not reach another client's rows.
@@ -103,7 +103,7 @@ def dense_rows(gradient: Any) -> Any:
     return tf.math.unsorted_segment_sum(gradient.values, index, num_rows + 1)[:-1]
 
 
-def _is_plain_convolution(layer: Any) -> bool:
+def _is_plain_convolution(layer: tf.keras.layers.Layer) -> bool:
     """Returns whether a layer is Keras's own Conv2D, neither grouped nor dilated."""
     return (
         type(layer) is tf.keras.layers.Conv2D
@@ -112,7 +112,7 @@ def _is_plain_convolution(layer: Any) -> bool:
     )
 
 
-def _convolution(layer: Any, x: Any, kernel: Any) -> Any:
+def _convolution(layer: tf.keras.layers.Conv2D, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     """Computes the layer's `convolution_op`, with another form of the gradient by the kernel.
 
     The gradient is a product of matrices for each position of the kernel. Many clients share such a
@@ -120,7 +120,7 @@ def _convolution(layer: Any, x: Any, kernel: Any) -> Any:
     """
 
     @tf.custom_gradient
-    def convolution(x: Any, kernel: Any) -> Any:
+    def convolution(x: tf.Tensor, kernel: tf.Tensor) -> Any:
         outputs = type(layer).convolution_op(layer, x, kernel)
         strides = np.array(layer.strides)
         kernel_size = np.array(kernel.shape[:2])
@@ -128,7 +128,7 @@ def _convolution(layer: Any, x: Any, kernel: Any) -> Any:
         spans = (np.array(outputs.shape[1:3]) - 1) * strides + 1
         paddings = np.maximum(spans + kernel_size - 1 - x.shape[1:3], 0)
 
-        def gradient(upstream: Any) -> Any:
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             pad_widths = [[pad // 2, pad - pad // 2] for pad in paddings]
             padded_x = tf.pad(x, [[0, 0], *pad_widths, [0, 0]])
             upstream_rows = tf.reshape(upstream, [-1, kernel.shape[3]])

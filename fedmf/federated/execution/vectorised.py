@@ -28,6 +28,7 @@ from fedmf.federated.execution.stateless_model import (
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.model_functions import ModelFunctions, tensor_specs
 from fedmf.server.messages import ClippedSum
+from fedmf.server.update_rules import OptimizerState
 from fedmf.terminal import interrupts
 from fedmf.training.batching import Steps, concatenated_epochs, list_batches, order_steps
 from fedmf.training.client_work import Broadcast, ClientWork, group_sum, with_finite_examples
@@ -50,8 +51,8 @@ class _ClientsState(NamedTuple):
       weights: of the clients' models.
     """
 
-    optimizer: Any
-    weights: list[Any]
+    optimizer: OptimizerState
+    weights: list[tf.Tensor]
 
 
 class VectorisedClients(ClientWork):
@@ -131,7 +132,7 @@ class VectorisedClients(ClientWork):
         """Returns random examples, two or, for batches of one, one."""
         rng = np.random.default_rng(0)
 
-        def random_leaf(integer: int, spec: Any) -> Any:
+        def random_leaf(integer: int, spec: tf.TensorSpec) -> tf.Tensor:
             values = rng.normal(size=(min(2, self._batch_size), *spec.shape[1:]))
             if not spec.dtype.is_floating:
                 values = np.full_like(values, integer)
@@ -143,7 +144,9 @@ class VectorisedClients(ClientWork):
         y = tf.nest.map_structure(functools.partial(random_leaf, 0), y_specs)
         return x, y
 
-    def _check_same(self, model: Any, loss_and_gradients: Any, x: Any, y: Any) -> None:
+    def _check_same(
+        self, model: tf.keras.Model, loss_and_gradients: Callable[..., Any], x: Any, y: Any
+    ) -> None:
         """Checks that the stateless model computes what the model does, whatever weights it has.
 
         Keras makes a tensor of the weights once, when it builds the model, and it stays that of the
@@ -219,7 +222,9 @@ class VectorisedClients(ClientWork):
             loss_sum += float(chunk_loss)
         return total, loss_sum
 
-    def _loss_and_gradients(self, weights: Any, x: Any, y: Any) -> Any:
+    def _loss_and_gradients(
+        self, weights: Sequence[tf.Tensor], x: Any, y: Any
+    ) -> tuple[tf.Tensor, list[tf.Tensor | tf.IndexedSlices]]:
         """Returns the loss of a batch under one client's weights, and the gradients.
 
         The gradients are of the loss with the model's own losses, as the tape gives them.
@@ -233,7 +238,7 @@ class VectorisedClients(ClientWork):
 
     def _train_one_step(
         self, sent: TensorBroadcast, total: QuerySample, xs: Any, ys: Any
-    ) -> tuple[QuerySample, Any]:
+    ) -> tuple[QuerySample, tf.Tensor]:
         """Adds the updates of clients of one gradient each; client c has the batch xs[c], ys[c].
 
         Args:
@@ -245,7 +250,7 @@ class VectorisedClients(ClientWork):
         """
         weights, params = sent
 
-        def client_gradients(batch: Any) -> Any:
+        def client_gradients(batch: Examples) -> tuple[tf.Tensor, list[tf.Tensor]]:
             loss, gradient_list = self._loss_and_gradients(list(weights), *batch)
             return loss, [dense_rows(gradient) for gradient in gradient_list]
 
@@ -267,15 +272,17 @@ class VectorisedClients(ClientWork):
         xs: Any,
         ys: Any,
         order: Steps,
-        num_clients: Any,
-    ) -> tuple[QuerySample, Any]:
+        num_clients: tf.Tensor,
+    ) -> tuple[QuerySample, tf.Tensor]:
         """Adds the updates of clients of many steps, which they take in this order.
 
         Arguments and result are otherwise those of `_train_one_step`.
         """
         global_weights, params = sent
 
-        def client_gradients(weights: Any, x: Any, y: Any) -> Any:
+        def client_gradients(
+            weights: Sequence[tf.Tensor], x: Any, y: Any
+        ) -> tuple[tf.Tensor, list[tf.Tensor]]:
             loss, gradient_list = self._loss_and_gradients(weights, x, y)
             # TensorFlow does not vectorise what is returned as it came in.
             return loss, [tf.identity(dense_rows(gradient)) for gradient in gradient_list]
@@ -309,7 +316,9 @@ class VectorisedClients(ClientWork):
             total = self._records.added(params, total, update)
         return total, loss_sum
 
-    def _take_step(self, state: _ClientsState, members: Any, gradient_list: Any) -> _ClientsState:
+    def _take_step(
+        self, state: _ClientsState, members: tf.Tensor, gradient_list: list[tf.Tensor]
+    ) -> _ClientsState:
         """Returns the state after these clients have taken a step."""
         before = tf.nest.map_structure(lambda leaf: tf.gather_nd(leaf, members), state)
         after = self._optimizer.next(
@@ -323,7 +332,7 @@ class VectorisedClients(ClientWork):
         return new_state
 
 
-def _batches_of_step(order: Steps, s: Any, examples: Any) -> tuple[Any, Any]:
+def _batches_of_step(order: Steps, s: tf.Tensor, examples: Any) -> tuple[tf.Tensor, Any]:
     """Returns the clients of step s, and their batches."""
     members = slice(tf.where(s > 0, order.end[s - 1], 0), order.end[s])
     rows = order.start[members][:, tf.newaxis] + tf.range(order.size[s])
@@ -331,7 +340,7 @@ def _batches_of_step(order: Steps, s: Any, examples: Any) -> tuple[Any, Any]:
     return order.client[members][:, tf.newaxis], batch
 
 
-def _loss_of_step(losses: Any, batch_size: Any) -> Any:
+def _loss_of_step(losses: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
     """Returns the clients' mean losses of a step, summed over its examples."""
     return tf.reduce_sum(losses) * tf.cast(batch_size, tf.float32)
 

@@ -99,14 +99,13 @@ def check_process(process: Any) -> list[Aggregation]:
     _check_broadcast(noise_call)
     for leaf in output.metrics:
         _check_metric(leaf, noise_call)
-    return [
-        Aggregation(
-            operation=aggregate.operation,
-            type=aggregate.type,
-            role="private" if Origin("aggregate", index) in noise_call.total else "metrics",
+    aggregations = []
+    for index, aggregate in enumerate(flow.calls.aggregates):
+        role = "private" if Origin("aggregate", index) in noise_call.total else "metrics"
+        aggregations.append(
+            Aggregation(operation=aggregate.operation, type=aggregate.type, role=role)
         )
-        for index, aggregate in enumerate(flow.calls.aggregates)
-    ]
+    return aggregations
 
 
 def _round_output(process: Any, output: Any) -> _RoundOutput:

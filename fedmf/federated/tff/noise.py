@@ -22,7 +22,7 @@ from fedmf.noise.stream import NoiseStream
 from fedmf.server.state import NoiseState, state_mark
 
 
-def _with_unknown_shape(state_rows: Any) -> Any:
+def _with_unknown_shape(state_rows: tf.Tensor) -> tf.Tensor:
     """Returns the same rows, with a shape that the graph being built does not know.
 
     TFF takes the type of its state from this tensor. If that type had the shape of this plan's
@@ -74,7 +74,7 @@ class GraphNoise:
             rows=_with_unknown_shape(tf.zeros([self.state_rows, self.size], tf.float32)),
         )
 
-    def next(self, state: NoiseState) -> tuple[Any, NoiseState]:
+    def next(self, state: NoiseState) -> tuple[tf.Tensor, NoiseState]:
         """Returns row `state.next_round` of N Z at unit standard deviation, and the next state.
 
         The row is float32 (size,).
@@ -120,9 +120,9 @@ class GraphNoise:
         return row, next_state
 
     @staticmethod
-    def _assertions(*conditions: tuple[Any, str]) -> list[Any]:
+    def _assertions(*conditions: tuple[tf.Tensor, str]) -> list[tf.Operation]:
         """Returns the operations that check conditions, with their errors, one after the other."""
-        assertions: list[Any] = []
+        assertions: list[tf.Operation] = []
         for is_fulfilled, message in conditions:
             with tf.control_dependencies(assertions):
                 assertion = tf.debugging.assert_equal(is_fulfilled, True, message=message)
@@ -139,7 +139,7 @@ class GraphNoise:
             f"(here noise_strategy={self.strategy!r}, {self.state_rows} rows)"
         )
 
-    def _with_shape_of_plan(self, state_rows: Any) -> Any:
+    def _with_shape_of_plan(self, state_rows: tf.Tensor) -> tf.Tensor:
         """Returns the rows with the shape of this plan's rows, for the graph being built.
 
         Nothing depends on the shape where the state has no rows.
@@ -155,13 +155,15 @@ class GraphNoise:
             raise ValueError(self._other_plan_error())
         return tf.ensure_shape(state_rows, shape_of_plan)
 
-    def _state_fingerprint(self) -> Any:
+    def _state_fingerprint(self) -> tf.Tensor:
         """Returns the fingerprint of states of this noise, uint64 ()."""
         return tf.constant(
             state_mark(self.mark, str(self.strategy), self.state_rows, self.size), tf.uint64
         )
 
-    def _recur(self, form: BlockForm, state: NoiseState, t: Any) -> tuple[Any, Any]:
+    def _recur(
+        self, form: BlockForm, state: NoiseState, t: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the row of round t, and the rows of the next state."""
         table = self._table(form)
         M = tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)]

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from fedmf.server.source import check_noise_seed, noise_key, seed_of_run
 
-Draw = Callable[[Any], Any]
+Draw = Callable[[Any], tf.Tensor]
 _PHILOX = 1  # TensorFlow's number of the algorithm.
 # Folders of graphs with an int as noise seed; they are removed when the program ends.
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
@@ -38,7 +38,7 @@ def source_of_key(key: Any, size: int) -> Draw:
     key = tf.convert_to_tensor(key, tf.uint64)
     num_pairs = -(-size // 2)
 
-    def draw(i: Any) -> Any:
+    def draw(i: Any) -> tf.Tensor:
         counter = tf.stack([tf.constant(0, tf.uint64), key[1] + tf.cast(i, tf.uint64)])
         words = tf.raw_ops.StatelessRandomUniformFullIntV2(
             shape=[num_pairs, 2], key=key[:1], counter=counter, alg=_PHILOX, dtype=tf.uint64
@@ -48,7 +48,7 @@ def source_of_key(key: Any, size: int) -> Draw:
     return draw
 
 
-def box_muller(words: Any) -> Any:
+def box_muller(words: tf.Tensor) -> tf.Tensor:
     """Returns pairs of standard normals, float32 (pairs, 2), from uint64 words (pairs, 2)."""
     radius_words = words[:, 0]
     angle_words = words[:, 1]
@@ -110,7 +110,7 @@ class RunSeeds:
             )
         return seed_of_run(self._noise_seed, next(self._run_numbers))
 
-    def next_key(self) -> Any:
+    def next_key(self) -> tf.Tensor:
         """Returns the key of the next run, uint64 (4,).
 
         Each call of a graph that is being built begins another run.
@@ -122,7 +122,7 @@ class RunSeeds:
         return _key_of_this_call(key) if seed == "os" else _key_once(key)
 
 
-def _key_of_this_call(key: Any) -> Any:
+def _key_of_this_call(key: tf.Tensor) -> tf.Tensor:
     """Returns a key that differs from call to call of the graph that is being built.
 
     It is as secret as `key`. Calls differ by the clock and by a number that TensorFlow draws from
@@ -138,7 +138,7 @@ def _key_of_this_call(key: Any) -> Any:
     )
 
 
-def _key_once(key: Any) -> Any:
+def _key_once(key: tf.Tensor) -> tf.Tensor:
     """Returns `key` in one call of the graph that is being built, else a `_key_of_this_call`.
 
     Each call writes a file of its own, then counts the files: of parallel calls at most one finds
@@ -162,7 +162,7 @@ def _key_once(key: Any) -> Any:
     return tf.where(is_only_call, key, _key_of_this_call(key))
 
 
-def _system_draw() -> Any:
+def _system_draw() -> tf.Tensor:
     """Returns a number that TensorFlow draws from the operating system, int64 ()."""
     limit = tf.constant(2**62, tf.int64)
     [number] = tf.unstack(

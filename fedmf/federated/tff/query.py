@@ -45,12 +45,12 @@ class QueryState(NamedTuple):
     """
 
     noise: NoiseState
-    clients: Any
-    clipped: Any
-    zeroed: Any
+    clients: tf.Tensor
+    clipped: tf.Tensor
+    zeroed: tf.Tensor
     scaling: Any
     clip: Any
-    records: Any
+    records: tf.Tensor
 
 
 class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
@@ -220,11 +220,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         clip_norm = tf.constant(self._clip_norm, tf.float64)
         if self._adaptive is not None:
             clip_norm = global_state.clip.norm
-        return ClientParams(
-            clip_norm=clip_norm,
-            zeroing_norm=tf.constant(self._zeroing_norm, tf.float64),
-            scales=() if self._scaling is None else global_state.scaling.scales,
-        )
+        scales = () if self._scaling is None else global_state.scaling.scales
+        zeroing_norm = tf.constant(self._zeroing_norm, tf.float64)
+        return ClientParams(clip_norm=clip_norm, zeroing_norm=zeroing_norm, scales=scales)
 
     def initial_sample_state(self, template: Any = None) -> QuerySample:
         """Returns the sum of no records, in the structure of `template`.
@@ -277,7 +275,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
         t = noise.next_round
         clip = global_state.clip
-        stddev = noise_stddev(self.plan, () if self._adaptive is None else clip, tf)
+        adaptive_clip = () if self._adaptive is None else clip
+        stddev = noise_stddev(self.plan, adaptive_clip, tf)
         noise_row, noise = self._noise.next(noise)
         noise_row = self._checked(noise_row, global_state)
         if self._adaptive is not None:
@@ -305,7 +304,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         )
         return result, next_state, dp_accounting.UnsupportedDpEvent()
 
-    def _noisy_means(self, record_sum: Any, noise: Any) -> list[Any]:
+    def _noisy_means(self, record_sum: Any, noise: tf.Tensor) -> list[tf.Tensor]:
         """Returns (sum + noise) / divisor of each leaf; the noise is one vector."""
         leaves = tf.nest.flatten(record_sum)
         noise_leaves = tf.split(noise, self._records.sizes)
@@ -343,7 +342,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             metrics["zeroed"] = global_state.zeroed
         return metrics
 
-    def _records_fingerprint(self) -> Any:
+    def _records_fingerprint(self) -> tf.Tensor:
         """Returns the fingerprint of the zeroing, clipping and scaling of records, uint64 ().
 
         The divisor belongs to it, because adaptive clip norms and scales depend on it.
@@ -351,7 +350,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         text = f"{self._zeroing_norm!r} {self._entry_rounding!r} {self._scaling} {self.divisor!r}"
         return tf.constant(mark_of(text), tf.uint64)
 
-    def _checked(self, row: Any, state: QueryState) -> Any:
+    def _checked(self, row: tf.Tensor, state: QueryState) -> tf.Tensor:
         """Returns the row of noise, if records are clipped as they were when the run began.
 
         Raises:
