@@ -48,8 +48,8 @@ def clip_margin(entries: int, clients: int) -> float:
 
     A kernel in float32: v = 2^-24, K = FLOAT32_CHUNK and w = 2^-126. It compares its norm with
     norms of at least FLOAT32_LEAST_NORM sqrt(n), of whose square 2 n w is at most 3e-8. In all
-    (32 / 2 + 2) v + 1.5e-8 = 1.09e-6, and FLOAT32_MARGIN has a third more. Sums of its updates, in
-    float64, move by far less than that third.
+    (32 / 2 + 2) v + 1.5e-8 = 1.09e-6. FLOAT32_MARGIN has a third more, for the n / 32 additions of
+    chunks in float64, of up to 10^11 entries, and for the sum of up to 30,000 updates.
 
     Args:
       entries: n, of an update.
