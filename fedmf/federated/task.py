@@ -141,8 +141,7 @@ class Task(training.Task):
         model: Callable[[], Any],
         **attributes: Any,
     ) -> Self:
-        """Returns a task on a tff.simulation.datasets.ClientData: TFF's own data sets,
-        FilePerUserClientData, SqlClientData, TestClientData ...
+        """Returns a task on a tff.simulation.datasets.ClientData, such as SqlClientData.
 
         Args:
           train: the ClientData of the training clients.
@@ -180,23 +179,25 @@ class Task(training.Task):
             ]
             return concatenate(examples_of_clients)
 
+        description = f"{len(train.client_ids)} clients of a ClientData"
         return cls(
             client_ids=tuple(train.client_ids),
             client_examples=functools.partial(read, train),
             evaluation_examples=evaluation_examples,
             build_model=seeded(model),
-            **{"description": f"{len(train.client_ids)} clients of a ClientData"} | attributes,
+            **{"description": description, **attributes},
         )
 
 
 def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:
-    """Returns `Task.build_model` for a function without a seed, before whose call the generators of
-    Keras, TensorFlow, numpy and Python are seeded.
+    """Returns a `Task.build_model` that seeds and calls a function without a seed.
+
+    It seeds the random number generators of Keras, TensorFlow, numpy and Python.
     """
     check_model_function("model", model, num_arguments=0)
 
     def build(seed: int) -> Any:
-        tf.keras.utils.set_random_seed(seed % 2**32)  # numpy takes 32 bits
+        tf.keras.utils.set_random_seed(seed % 2**32)  # numpy takes 32 bits.
         return model()
 
     return build
