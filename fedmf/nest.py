@@ -30,13 +30,13 @@ def flatten(structure: Any) -> list[Any]:
     return leaves
 
 
-def pack(structure: Any, leaves: Sequence[Any]) -> Any:
+def unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
     """Returns a structure of the same form as `structure` that holds `leaves`, in their order.
 
     Raises:
       ValueError: the structure has another number of leaves.
 
-    >>> pack(({"y": 3, "x": [1, 2]}, 4), "abcd")
+    >>> unflatten(({"y": 3, "x": [1, 2]}, 4), "abcd")
     ({'y': 'c', 'x': ['a', 'b']}, 'd')
     """
     if not is_nested(structure):
@@ -47,7 +47,7 @@ def pack(structure: Any, leaves: Sequence[Any]) -> Any:
         raise ValueError(
             f"{len(leaves)} leaves do not fit a structure of {num_leaves}: pass one for each"
         )
-    return _pack_next(structure, iter(leaves))
+    return _unflatten_next(structure, iter(leaves))
 
 
 def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
@@ -66,7 +66,7 @@ def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> An
         raise ValueError("the structures differ: give all the same dicts, lists and tuples")
     flat_structures = [flatten(nested) for nested in (structure, *others)]
     results = [function(*leaves) for leaves in zip(*flat_structures, strict=True)]
-    return pack(structure, results)
+    return unflatten(structure, results)
 
 
 def has_same_structure(structure: Any, expected: Any) -> bool:
@@ -102,19 +102,19 @@ def _children(structure: Any) -> list[Any]:
     return list(structure)
 
 
-def _pack_next(structure: Any, leaves: Iterator[Any]) -> Any:
+def _unflatten_next(structure: Any, leaves: Iterator[Any]) -> Any:
     """Returns a structure of the same form that holds the next leaves of the iterator."""
     if not is_nested(structure):
         return next(leaves)
     if isinstance(structure, Mapping):
-        child_by_key = {key: _pack_next(structure[key], leaves) for key in sorted(structure)}
+        child_by_key = {key: _unflatten_next(structure[key], leaves) for key in sorted(structure)}
         # The new dict has the order of the old one, which need not be sorted.
         items = [(key, child_by_key[key]) for key in structure]
         dict_class: Any = type(structure)
         if hasattr(structure, "default_factory"):
             return dict_class(structure.default_factory, items)
         return dict_class(items)
-    children = [_pack_next(child, leaves) for child in structure]
+    children = [_unflatten_next(child, leaves) for child in structure]
     if hasattr(structure, "_fields"):
         return type(structure)(*children)
     return type(structure)(children)

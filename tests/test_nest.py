@@ -32,7 +32,7 @@ STRUCTURES = [
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
 def test_leaves_come_back_in_a_structure_of_the_same_classes(structure):
     leaves = nest.flatten(structure)
-    packed = nest.pack(structure, leaves)
+    packed = nest.unflatten(structure, leaves)
     assert packed == structure
     assert type(packed) is type(structure)
     assert nest.has_same_structure(packed, structure)
@@ -53,7 +53,7 @@ def test_structures_differ_by_kind_keys_and_length():
     ]:
         assert not nest.has_same_structure(first, second)
     with refusal("3 leaves do not fit a structure of 2"):
-        nest.pack([1, 2], "abc")
+        nest.unflatten([1, 2], "abc")
 
 
 @pytest.mark.tensorflow

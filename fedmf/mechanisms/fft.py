@@ -13,7 +13,7 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.noise.buffers import Buffers
-from fedmf.noise.stream import NoiseStream, lower_inverse
+from fedmf.noise.stream import NoiseStream, triangular_inverse
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
@@ -90,7 +90,7 @@ class FFTMechanism(Mechanism):
             _check_plain(n)
             B = scipy.linalg.circulant(_root_of_circulant(n))[:n]
             return np.diff(B, axis=0, prepend=0.0)  # S^-1 takes differences of rows
-        return lower_inverse(self.encoder())
+        return triangular_inverse(self.encoder())
 
     def stream(self) -> NoiseStream:
         """Plain, and where there are few rounds: the rows of N. Optimal: running sums of rows."""

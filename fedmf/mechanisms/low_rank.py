@@ -15,7 +15,7 @@ from fedmf.mechanisms.dense.dual import Ascent, PairsDual, decoder
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 from fedmf.noise.buffers import Buffers
-from fedmf.noise.stream import NoiseStream, banded_matrix, check_left_inverse, lower_inverse
+from fedmf.noise.stream import NoiseStream, banded_matrix, check_left_inverse, triangular_inverse
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -101,7 +101,7 @@ class LowRankMechanism(Mechanism):
         too few digits for it.
         """
         N = self.noising()
-        C = lower_inverse(N)
+        C = triangular_inverse(N)
         check_left_inverse(N, C)
         return C
 
@@ -232,7 +232,7 @@ def fit_low_rank(
         diagonals=approximation.diagonals,
         left=best.left,
         right=best.right,
-        inverse_workload=diagonals_of(lower_inverse(A), n) if inverse is None else inverse,
+        inverse_workload=diagonals_of(triangular_inverse(A), n) if inverse is None else inverse,
         certificate=certificate,
     )
 

@@ -241,7 +241,7 @@ def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
 def inverse_of_banded(coefficients: np.ndarray) -> np.ndarray:
     """Returns N = C^-1, (n, n), from the coefficients of C, checked by `check_left_inverse`."""
     C = banded_matrix(coefficients)
-    return check_left_inverse(lower_inverse(C), C)
+    return check_left_inverse(triangular_inverse(C), C)
 
 
 def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
@@ -269,7 +269,7 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
     return N
 
 
-def lower_inverse(C: np.ndarray) -> np.ndarray:
+def triangular_inverse(C: np.ndarray) -> np.ndarray:
     """Returns C^-1 of a lower-triangular C, with exact zeros above the diagonal."""
     checks.fits_in_memory("the inverse of this encoder", C.shape, copies=3)
     return np.tril(

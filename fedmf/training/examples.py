@@ -194,7 +194,7 @@ def check_examples(
     leaves = _leaf_arrays(examples, origin)
     _check_lengths(leaves, weights, origin)
     _check_finite(leaves, origin, describe_example)
-    arrays: Examples = nest.pack(examples, leaves)
+    arrays: Examples = nest.unflatten(examples, leaves)
     return arrays
 
 

@@ -16,7 +16,7 @@ from fedmf.mechanisms import (
     ToeplitzMechanism,
     stamp,
 )
-from fedmf.noise.stream import lower_inverse
+from fedmf.noise.stream import triangular_inverse
 from tests.mechanisms.schemas import single
 from tests.refusals import refusal
 
@@ -57,7 +57,7 @@ def test_the_danger_is_real():
     # many times more sensitive one.
     C = np.tril(np.full((80, 80), 1e-9)) + np.eye(80) + 1.9 * np.eye(80, k=-1)
     claimed = fedmf.sensitivity(C, single(80)).value
-    assert largest_column_of_exact_inverse(lower_inverse(C)) > 1000.0 * claimed
+    assert largest_column_of_exact_inverse(triangular_inverse(C)) > 1000.0 * claimed
     with refusal("ill-conditioned"):
         DenseMechanism(matrix=C).stream()
 
@@ -84,7 +84,7 @@ def test_unstable_recurrences_as_matrices():
 
 def test_encoders_computed_from_noise():
     rows = np.zeros((100, 100))
-    N = lower_inverse(random_triangle(100))
+    N = triangular_inverse(random_triangle(100))
     for j in range(100):
         rows[j:, j] = np.diagonal(N, -j)
     nothing = np.zeros((100, 1))

@@ -13,7 +13,7 @@ from fedmf.mechanisms.dense.dual import Ascent, EqualNormsDual, PairsDual, decod
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.sensitivity import sensitivity
-from fedmf.noise.stream import check_left_inverse, lower_inverse
+from fedmf.noise.stream import check_left_inverse, triangular_inverse
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
@@ -64,7 +64,7 @@ class DenseMechanism(Mechanism):
         """N = C^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few
         digits for it.
         """
-        return check_left_inverse(lower_inverse(self.matrix), self.matrix)
+        return check_left_inverse(triangular_inverse(self.matrix), self.matrix)
 
 
 def fit_dense(

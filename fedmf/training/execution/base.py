@@ -222,4 +222,4 @@ def packed_like(template: Any, leaves: Sequence[np.ndarray]) -> Any:
             "the saved state does not fit this model and mechanism: resume with "
             "the version that wrote it"
         )
-    return nest.pack(template, list(leaves))
+    return nest.unflatten(template, list(leaves))

@@ -133,7 +133,7 @@ class FastExecution(Execution):
     def step(self, state: FastState, release: Release) -> FastState:
         """See `Execution.step`."""
         mean, *leaves = release.arrays
-        means = nest.pack(self._means_structure, leaves)
+        means = nest.unflatten(self._means_structure, leaves)
         update = [
             part.astype(w.dtype)
             for part, w in zip(in_shapes(mean, self._shapes), state.weights, strict=True)
