@@ -1,6 +1,4 @@
-"""Controllers for tests: arguments that may or may not work, availability by a function, and
-a run without training.
-"""
+"""Helpers for tests of the participation controller: arguments, availability, and runs."""
 
 import dataclasses
 import warnings
@@ -13,9 +11,9 @@ from tests.participation.test_participation import participations
 
 
 @st.composite
-def settings_of_controllers(draw):
-    """Arguments that need not work: construction refuses those that cannot."""
-    participation = draw(participations(most_rounds=10))
+def controller_arguments(draw):
+    """Draws arguments of a controller, which its constructor may refuse."""
+    participation = draw(participations(max_rounds=10))
     size = draw(st.integers(1, 3))
     population = draw(st.integers(size, size * (participation.rounds + 2)))
     return {
@@ -27,51 +25,52 @@ def settings_of_controllers(draw):
 
 
 @st.composite
-def controllers_that_work(draw):
-    given = draw(settings_of_controllers())
-    p, size = given["participation"], given["cohort_size"]
+def valid_controller_arguments(draw):
+    """Draws arguments of a controller that its constructor accepts."""
+    arguments = draw(controller_arguments())
+    p = arguments["participation"]
+    size = arguments["cohort_size"]
     if p.schema == "fixed_epoch":
-        given["participation"] = p = dataclasses.replace(
-            p, max_participations=-(-p.rounds // p.min_sep)
-        )
-    least = max(size * p.min_sep, -(-size * p.rounds // p.max_participations))
-    return given | {"population": max(given["population"], least)}
+        p = dataclasses.replace(p, max_participations=-(-p.rounds // p.min_sep))
+        arguments["participation"] = p
+    min_population = max(size * p.min_sep, -(-size * p.rounds // p.max_participations))
+    return arguments | {"population": max(arguments["population"], min_population)}
 
 
-class WhoComes:
-    """A model of availability from a function of the round and the clients."""
+class FunctionAvailability:
+    """Availability model from a function of the round and the clients."""
 
     def __init__(self, available):
         self.available = available
 
 
 def run(controller, rounds=None):
-    """All cohorts; warnings do not matter here."""
+    """Returns the cohorts of a run, without warnings of dry pools."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedmf.PoolRanDryWarning)
-        return [
-            controller.cohort(t).tolist() for t in range(rounds or controller.participation.rounds)
-        ]
+        rounds = rounds or controller.participation.rounds
+        return [controller.cohort(t).tolist() for t in range(rounds)]
 
 
 def rounds_of_clients(ledger):
-    """client -> its rounds, in increasing order."""
-    rounds = {}
+    """Returns the increasing rounds of each client, by client."""
+    rounds_by_client = {}
     for t, client in ledger.pairs().tolist():
-        rounds.setdefault(client, []).append(t)
-    return rounds
+        rounds_by_client.setdefault(client, []).append(t)
+    return rounds_by_client
 
 
-def refusal(given):
-    """What the constructor objects to; nothing if the arguments work."""
+def construction_error(arguments):
+    """Returns the message with which the constructor refuses arguments, or ""."""
     try:
-        fedmf.ParticipationController(**given)
+        fedmf.ParticipationController(**arguments)
     except ValueError as error:
         return str(error)
     return ""
 
 
 def min_sep_controller(**changes):
-    given = {"population": 30, "cohort_size": 4, "seed": 3, **changes}
-    participation = given.pop("participation", separated(20, 5))
-    return fedmf.ParticipationController(participation, **given)
+    """Returns a controller of schema min_sep for 30 clients, with some arguments changed."""
+    arguments = {"population": 30, "cohort_size": 4, "seed": 3, **changes}
+    participation = arguments.pop("participation", separated(20, 5))
+    return fedmf.ParticipationController(participation, **arguments)

@@ -1,3 +1,5 @@
+"""Availability models: pure functions of client and round with the stated probabilities."""
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -34,7 +36,7 @@ MODELS = {
 class TestEveryModel:
     @settings(max_examples=20)
     @given(st.integers(0, 5000), st.lists(st.integers(0, 2**31), max_size=40))
-    def test_a_client_is_answered_alike_whoever_else_is_asked(self, model, t, clients):
+    def test_the_result_for_a_client_does_not_depend_on_the_other_clients(self, model, t, clients):
         clients = np.array(clients, np.int64)
         together = model.available(t, clients)
         assert together.dtype == bool
@@ -45,23 +47,24 @@ class TestEveryModel:
 
 
 class TestIndependent:
-    def test_a_coin_for_every_client_and_round(self):
-        came = np.stack(
+    def test_clients_and_rounds_are_independent(self):
+        is_available = np.stack(
             [Independent(probability=0.4, seed=3).available(t, CLIENTS[:2000]) for t in range(200)]
         )
-        assert counted(came.sum(), came.size, 0.4, departure=0.41)
+        assert counted(is_available.sum(), is_available.size, 0.4, departure=0.41)
         for axis in (0, 1):
-            trials, groups = came.shape[axis], came.shape[1 - axis]
-            statistic = ((came.sum(axis=axis) - 0.4 * trials) ** 2).sum() / (trials * 0.24)
-            # Clients, or rounds, of which half come with probability 0.45 and half with 0.35 would
-            # be seen.
-            assert missed_by_chi_square(came.size * 0.05**2 / 0.24, groups) <= MISS_RATE
+            trials = is_available.shape[axis]
+            groups = is_available.shape[1 - axis]
+            statistic = ((is_available.sum(axis=axis) - 0.4 * trials) ** 2).sum() / (trials * 0.24)
+            # The test would detect clients, or rounds, of which half are available with probability
+            # 0.45 and half with 0.35.
+            assert missed_by_chi_square(is_available.size * 0.05**2 / 0.24, groups) <= MISS_RATE
             assert scipy.stats.chi2.sf(statistic, groups) > FALSE_POSITIVE_RATE
             assert scipy.stats.chi2.cdf(statistic, groups) > FALSE_POSITIVE_RATE
 
 
 class TestDiurnal:
-    def test_probabilities_by_hour(self):
+    def test_probabilities_follow_the_windows(self):
         # One zone and no phase: at 3 in the morning all three windows are open, at noon none is, at
         # 20 hours one.
         model = MODELS["one zone"]
@@ -73,28 +76,28 @@ class TestDiurnal:
             shares = model.available(24 + hour, CLIENTS)
             assert counted(shares.sum(), len(CLIENTS), expected, departure=1.2 * expected)
 
-    def test_a_night_is_one_night(self):
-        # Inside of all windows a client stays available or not from before midnight to the morning;
-        # the next night is another.
+    def test_a_window_that_contains_midnight_has_one_coin(self):
+        # In all windows a client stays available, or unavailable, from before midnight to the
+        # morning. The next night is independent.
         model = MODELS["one zone"]
         hours = [model.available(24 + hour, CLIENTS) for hour in (23, 24, 26, 30)]
-        assert all((other == hours[0]).all() for other in hours[1:])
+        assert all((later_hour == hours[0]).all() for later_hour in hours[1:])
         next_night = model.available(48 + 23, CLIENTS)
         assert unrelated(hours[0], next_night, departure=0.07)
         assert not unrelated(hours[0], np.where(CLIENTS % 8, next_night, hours[0]), departure=0.07)
 
-    def test_time_zones_by_share_and_phases(self):
+    def test_local_hours_follow_time_zones_and_phases(self):
         zones = ((-8, 0.25), (0, 0.5), (5.5, 0.25))
         model = Diurnal(time_zones=zones, phase_hours=1, rounds_per_day=48, start_hour=6, seed=5)
         hours = model.local_hours(4, CLIENTS)  # 8 hours UTC
         for offset, share in zones:
-            near = np.abs(hours - 8 - offset) <= 1
-            assert counted(near.sum(), len(CLIENTS), share, departure=1.15 * share)
-            phases = (hours[near] - 8 - offset + 1) / 2
+            is_in_zone = np.abs(hours - 8 - offset) <= 1
+            assert counted(is_in_zone.sum(), len(CLIENTS), share, departure=1.15 * share)
+            phases = (hours[is_in_zone] - 8 - offset + 1) / 2
             assert distributed(phases, "uniform", departure=0.08)
         assert np.allclose(model.local_hours(10, CLIENTS), hours + 3)
 
-    def test_a_window_of_the_whole_day_and_one_of_none(self):
+    def test_windows_of_24_hours_and_of_none(self):
         whole = Diurnal(charging=NEVER_OUT, idle=NEVER_OUT, unmetered=NEVER_OUT)
         none = Diurnal(charging=Window(start=5, end=5, inside=1, outside=0))
         for t in range(0, 96, 7):
@@ -116,5 +119,5 @@ class TestTexts:
             ),
         ],
     )
-    def test_read(self, text, model):
+    def test_availability_from_text_returns_the_model(self, text, model):
         assert availability_from_text(text) == model

@@ -1,3 +1,5 @@
+"""Cohorts of the controller satisfy the participation, and depend on seed and ledger only."""
+
 import dataclasses
 import re
 import tracemalloc
@@ -13,101 +15,101 @@ from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from tests.cohorts.controllers import (
-    WhoComes,
-    controllers_that_work,
+    FunctionAvailability,
+    construction_error,
+    controller_arguments,
     min_sep_controller,
-    refusal,
     run,
-    settings_of_controllers,
+    valid_controller_arguments,
 )
 from tests.mechanisms.schemas import epochs, separated
 from tests.oracles import allowed_sets
 
 
 class TestCohorts:
-    @given(controllers_that_work(), st.sampled_from([None, 0.9, 0.4, 0.0]))
-    def test_nothing_the_participation_forbids(self, given, probability):
+    @given(valid_controller_arguments(), st.sampled_from([None, 0.9, 0.4, 0.0]))
+    def test_cohorts_satisfy_the_participation(self, arguments, probability):
         availability = None if probability is None else Independent(probability=probability)
-        controller = ParticipationController(**given, availability=availability)
+        controller = ParticipationController(**arguments, availability=availability)
         cohorts = run(controller)
-        # From the words of the schema, not from `allows`
-        allowed = set(allowed_sets(given["participation"]))
-        for client in range(given["population"]):
+        # These sets follow from the definition of the schema, without `allows`.
+        allowed = set(allowed_sets(arguments["participation"]))
+        for client in range(arguments["population"]):
             rounds = tuple(t for t, cohort in enumerate(cohorts) if client in cohort)
             assert not rounds or rounds in allowed
-            assert given["participation"].allows(rounds)
+            assert arguments["participation"].allows(rounds)
         for t, cohort in enumerate(cohorts):
-            assert len(set(cohort)) == len(cohort) <= given["cohort_size"]
-            assert all(0 <= client < given["population"] for client in cohort)
+            assert len(set(cohort)) == len(cohort) <= arguments["cohort_size"]
+            assert all(0 <= client < arguments["population"] for client in cohort)
             if availability is not None:
                 assert availability.available(t, np.array(cohort, np.int64)).all()
 
-    @given(controllers_that_work())
-    def test_the_full_cohort_always_where_only_separation_binds(self, given):
-        # With the default max_participations nothing but separation keeps clients away, and
-        # construction checked that.
-        p = given["participation"]
-        given["participation"] = Participation(
+    @given(valid_controller_arguments())
+    def test_cohorts_are_full_if_only_the_separation_binds(self, arguments):
+        # With the default max_participations only the separation makes clients ineligible, and the
+        # constructor checks that enough are eligible.
+        p = arguments["participation"]
+        arguments["participation"] = Participation(
             rounds=p.rounds,
             schema=p.schema,
             min_sep=None if p.schema in ("single", "every_round") else p.min_sep,
         )
-        controller = ParticipationController(**given)
+        controller = ParticipationController(**arguments)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             sizes = {len(controller.cohort(t)) for t in range(p.rounds)}
-        assert sizes == {given["cohort_size"]}
+        assert sizes == {arguments["cohort_size"]}
 
-    def test_fixed_epoch_keeps_one_order(self):
+    def test_fixed_epoch_repeats_one_order(self):
         fixed = epochs(17, 5)
         cohorts = run(min_sep_controller(participation=fixed))
         assert all(cohorts[t] == cohorts[t - 5] for t in range(5, 17))
-        seen = sorted(client for cohort in cohorts[:5] for client in cohort)
-        assert len(set(seen)) == 20
+        clients = np.concatenate(cohorts[:5])
+        assert len(set(clients.tolist())) == 20
         # Not simply in the order of the indices.
         assert cohorts[0] != [0, 1, 2, 3]
 
-    def test_a_client_of_the_fixed_order_who_misses_an_epoch_comes_back_in_its_turn(self):
+    def test_a_client_that_misses_an_epoch_returns_in_its_position(self):
         fixed = epochs(15, 5)
-        everyone = run(min_sep_controller(participation=fixed))
-        away = everyone[2][0]
+        cohorts = run(min_sep_controller(participation=fixed))
+        missing = cohorts[2][0]
 
-        availability = WhoComes(lambda t, clients: (clients != away) | (t != 7))
+        availability = FunctionAvailability(lambda t, clients: (clients != missing) | (t != 7))
         cohorts = run(min_sep_controller(participation=fixed, availability=availability))
-        assert [t for t, cohort in enumerate(cohorts) if away in cohort] == [2, 12]
-        assert len(cohorts[7]) == 3  # nobody out of turn replaces it
+        assert [t for t, cohort in enumerate(cohorts) if missing in cohort] == [2, 12]
+        assert len(cohorts[7]) == 3  # No client of another position replaces it.
 
 
 class TestPurity:
-    @given(controllers_that_work(), st.integers(0, 10), st.booleans())
-    def test_a_new_controller_continues_from_the_ledger(self, given, stop, some_away):
-        availability = Independent(probability=0.7) if some_away else None
-        whole = run(ParticipationController(**given, availability=availability))
+    @given(valid_controller_arguments(), st.integers(0, 10), st.booleans())
+    def test_a_new_controller_resumes_from_the_ledger(self, arguments, stop, some_unavailable):
+        availability = Independent(probability=0.7) if some_unavailable else None
+        whole = run(ParticipationController(**arguments, availability=availability))
         stop = min(stop, len(whole))
-        first = ParticipationController(**given, availability=availability)
+        first = ParticipationController(**arguments, availability=availability)
         if stop:
             assert run(first, stop) == whole[:stop]
-        again = ParticipationLedger.from_csv(
-            first.ledger.to_csv(), rounds=stop, cohort_size=given["cohort_size"]
+        ledger = ParticipationLedger.from_csv(
+            first.ledger.to_csv(), rounds=stop, cohort_size=arguments["cohort_size"]
         )
-        later = ParticipationController(**given, availability=availability)
-        later.resume_from(again)
+        later = ParticipationController(**arguments, availability=availability)
+        later.resume_from(ledger)
         assert run(later) == whole
         if stop:
             with pytest.raises(ValueError, match="rounds of its own"):
-                first.resume_from(again)
+                first.resume_from(ledger)
 
-    def test_old_rounds_come_from_the_ledger(self):
+    def test_earlier_rounds_come_from_the_ledger(self):
         controller = min_sep_controller()
         whole = run(controller)
         assert [controller.cohort(t).tolist() for t in reversed(range(20))] == whole[::-1]
         assert len(controller.ledger) == 20
-        # From the ledger, and not drawn again: with another seed they are the same.
-        other = min_sep_controller(seed=99)
-        other.resume_from(controller.ledger)
-        assert run(other) == whole
+        # A controller with another seed returns the recorded cohorts too.
+        resumed = min_sep_controller(seed=99)
+        resumed.resume_from(controller.ledger)
+        assert run(resumed) == whole
 
-    def test_a_round_beyond_the_last_says_that_the_plan_is_over(self):
+    def test_a_round_after_the_last_one_is_refused_as_the_plan_is_over(self):
         controller = min_sep_controller()
         run(controller)
         with pytest.raises(ValueError, match="t=20 is beyond the last, 19: the plan .* is over"):
@@ -115,36 +117,37 @@ class TestPurity:
         with pytest.raises(ValueError, match="t=5 cannot be drawn: the next round is 0 of 20"):
             min_sep_controller().cohort(5)
 
-    def test_rounds_recorded_from_outside_count(self):
-        # A deployment records who really came; the next draw must respect that.
+    def test_rounds_appended_to_the_ledger_make_clients_ineligible(self):
+        # A deployment appends the actual cohorts, which the next sample must take into account.
         controller = min_sep_controller(population=20)
         controller.ledger.append(np.array([0, 1, 2, 3]))
         cohorts = run(controller, 5)
         assert sorted(client for cohort in cohorts for client in cohort) == list(range(20))
 
 
-def test_ten_million_clients_take_three_bytes_each_and_are_not_listed():
+def test_ten_million_clients_take_three_bytes_each():
     participation = separated(1000, 500)
-    given = {"population": 10**7, "cohort_size": 6500, "seed": 5}
+    arguments = {"population": 10**7, "cohort_size": 6500, "seed": 5}
     tracemalloc.start()
     try:
         controller = ParticipationController(
-            participation, availability=Independent(probability=0.3, seed=1), **given
+            participation, availability=Independent(probability=0.3, seed=1), **arguments
         )
-        kept = tracemalloc.get_traced_memory()[0]
+        memory_after_construction = tracemalloc.get_traced_memory()[0]
         for t in range(3):
             controller.cohort(t)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert kept < 3.1 * 10**7
-    assert peak < kept + 2 * 10**7  # a mask and a list of everybody take 9 bytes a client
+    assert memory_after_construction < 3.1 * 10**7
+    # A mask and a list of all clients would take 9 bytes per client.
+    assert peak < memory_after_construction + 2 * 10**7
 
 
 class TestDryPool:
-    def test_warns_and_returns_fewer(self):
+    def test_a_dry_pool_warns_and_returns_a_smaller_cohort(self):
         controller = min_sep_controller(
-            availability=WhoComes(lambda t, clients: clients < {1: 2, 3: 0}.get(t, 30))
+            availability=FunctionAvailability(lambda t, clients: clients < {1: 2, 3: 0}.get(t, 30))
         )
         assert len(controller.cohort(0)) == 4
         with pytest.warns(PoolRanDryWarning, match="round 1: only [012] of cohort_size=4"):
@@ -157,9 +160,9 @@ class TestDryPool:
 
 class TestRefusals:
     @settings(max_examples=300)
-    @given(settings_of_controllers())
-    def test_every_number_suggested_works(self, given):
-        message = refusal(given)
+    @given(controller_arguments())
+    def test_the_numbers_that_an_error_suggests_work(self, arguments):
+        message = construction_error(arguments)
         if not message:
             return
         ways = re.findall(
@@ -167,10 +170,9 @@ class TestRefusals:
         )
         assert ways, message
         for name, number in ways:
-            changed = dict(given)
-            p = given["participation"]
-            # Not counting on defaults: everything else stays as it was, except limits that no
-            # longer fit.
+            changed = dict(arguments)
+            p = arguments["participation"]
+            # All other arguments stay as they were, except limits that do not fit any more.
             if name in ("population", "cohort_size"):
                 changed[name] = int(number)
             elif name == "max_participations":
@@ -182,10 +184,9 @@ class TestRefusals:
             else:
                 assert (name, p.schema) == ("rounds", "single")
                 changed["participation"] = Participation(rounds=int(number), schema="single")
-            second = refusal(changed)
+            second = construction_error(changed)
             if second:
-                # One change can bring up the other limit, max_participations,
-                # which was given on purpose.
+                # The change can conflict with max_participations, which was set explicitly.
                 assert p.max_participations < -(-p.rounds // p.min_sep), (
                     message,
                     name,
@@ -195,27 +196,29 @@ class TestRefusals:
                 assert "max_participations" in second
 
     @settings(max_examples=300)
-    @given(settings_of_controllers())
-    def test_refused_exactly_when_it_cannot_work(self, given):
-        p, size, population = given["participation"], given["cohort_size"], given["population"]
+    @given(controller_arguments())
+    def test_arguments_are_refused_if_and_only_if_they_cannot_work(self, arguments):
+        p = arguments["participation"]
+        size = arguments["cohort_size"]
+        population = arguments["population"]
         by_separation = size * p.min_sep <= population
         by_count = size * p.rounds <= population * p.max_participations
         whole_order = p.schema != "fixed_epoch" or p.max_participations == -(-p.rounds // p.min_sep)
-        assert (not refusal(given)) == (by_separation and by_count and whole_order)
+        assert (not construction_error(arguments)) == (by_separation and by_count and whole_order)
 
-    def test_a_fixed_order_of_another_seed(self):
-        # Going on from it would bring clients back in another than their turn, which nothing later
-        # would notice.
+    def test_resume_refuses_a_fixed_order_of_another_seed(self):
+        # Clients would return in other positions, which nothing would notice later.
         fixed = epochs(20, 5)
         first = min_sep_controller(participation=fixed)
         run(first, 3)
         with pytest.raises(ValueError, match="another run"):
             min_sep_controller(participation=fixed, seed=4).resume_from(first.ledger)
 
-    def test_a_ledger_is_taken_over_whole_or_not_at_all(self):
-        controller, whole = min_sep_controller(), run(min_sep_controller())
+    def test_resume_accepts_a_ledger_completely_or_not_at_all(self):
+        controller = min_sep_controller()
+        whole = run(min_sep_controller())
         ledger = controller.ledger
-        # Clients of round 1 come back at once
+        # The clients of round 1 take part in round 2 again, too early.
         cohorts = [np.array(cohort) for cohort in (*whole[:2], whole[1])]
         with pytest.raises(ValueError, match="ledger's round 2 has client"):
             controller.resume_from(ParticipationLedger(cohort_size=4, cohorts=cohorts))

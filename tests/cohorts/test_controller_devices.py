@@ -1,3 +1,5 @@
+"""Simulated devices: dropout, noncompliant clients, early timers, and resumes with them."""
+
 import warnings
 
 import numpy as np
@@ -13,17 +15,17 @@ from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, counted, missed_by_chi_s
 from tests.refusals import refusal
 
 PARTICIPATION = separated(60, 12, 4)
-# Below and above cohort_draws.SMALL: cohorts are found in two ways.
-SIZES = {"everybody asked": (400, 20), "picked at random": (20_000, 1000)}
+# Sizes below and above draws.SMALL, for which cohorts are sampled in two ways.
+SIZES = {"all clients scanned": (400, 20), "picked at random": (20_000, 1000)}
 
 
-def controller_of(size=(400, 20), participation=PARTICIPATION, seed=3, **more):
+def controller_of(size=(400, 20), participation=PARTICIPATION, seed=3, **options):
     return fedmf.ParticipationController(
-        participation, population=size[0], cohort_size=size[1], seed=seed, **more
+        participation, population=size[0], cohort_size=size[1], seed=seed, **options
     )
 
 
-def finished(controller):
+def run_all_rounds(controller):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedmf.PoolRanDryWarning)
         for t in range(controller.participation.rounds):
@@ -33,65 +35,69 @@ def finished(controller):
 
 class TestDropout:
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-    def test_planned_and_achieved(self, size):
-        controller = finished(controller_of(size, behavior=DeviceBehavior(dropout=0.3, seed=5)))
+    def test_the_ledger_holds_selected_clients_and_those_that_took_part(self, size):
+        controller = run_all_rounds(
+            controller_of(size, behavior=DeviceBehavior(dropout=0.3, seed=5))
+        )
         ledger = controller.ledger
-        planned, achieved = ledger.planned().observed(), ledger.observed()
+        planned = ledger.planned().observed()
+        achieved = ledger.observed()
         assert planned.short_rounds == 0
         assert planned.participations == 60 * size[1]
         for t in range(60):
             assert set(ledger.cohort(t)) < set(ledger.selected(t))
         assert counted(achieved.participations, planned.participations, 0.7, departure=0.5)
 
-    def test_the_timer_starts_all_the_same(self):
+    def test_the_timer_of_a_dropped_client_starts(self):
         # Planned and not only achieved rounds are min_sep apart, and count towards the limit.
-        ledger = finished(controller_of(behavior=DeviceBehavior(dropout=0.5, seed=5))).ledger
-        planned, achieved = ledger.planned(), ledger.observed()
+        ledger = run_all_rounds(controller_of(behavior=DeviceBehavior(dropout=0.5, seed=5))).ledger
+        planned = ledger.planned()
+        achieved = ledger.observed()
         assert planned.observed().participations - achieved.participations > 400
         for rounds in rounds_of_clients(planned).values():
             assert PARTICIPATION.allows(rounds)
 
 
-class TestDisobedience:
+class TestNoncompliance:
     behavior = DeviceBehavior(noncompliant_fraction=0.1, seed=7)
 
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-    def test_harms_nobody_else(self, size):
-        ledger = finished(controller_of(size, behavior=self.behavior)).ledger
-        away = ledger.noncompliant()
-        assert len(away) > 0.05 * size[0]
-        assert self.behavior.noncompliant(away).all()
-        rest = ledger.compliant()
-        for client, rounds in rounds_of_clients(rest).items():
-            assert client not in away
+    def test_compliant_clients_satisfy_the_participation(self, size):
+        ledger = run_all_rounds(controller_of(size, behavior=self.behavior)).ledger
+        noncompliant_clients = ledger.noncompliant()
+        assert len(noncompliant_clients) > 0.05 * size[0]
+        assert self.behavior.noncompliant(noncompliant_clients).all()
+        compliant = ledger.compliant()
+        for client, rounds in rounds_of_clients(compliant).items():
+            assert client not in noncompliant_clients
             assert PARTICIPATION.allows(rounds)
-        observed = rest.observed()
+        observed = compliant.observed()
         assert (observed.min_separation, observed.max_participations) == (12, 4)
-        # And those who deviate do come too soon and too often, or this would show nothing.
-        everybody = ledger.observed()
-        assert everybody.min_separation == 1
-        assert everybody.max_participations > 4
-        assert rest.observed().participations < everybody.participations
+        # Negative control: noncompliant clients take part too early and too often.
+        observed_of_all = ledger.observed()
+        assert observed_of_all.min_separation == 1
+        assert observed_of_all.max_participations > 4
+        assert observed.participations < observed_of_all.participations
 
 
 class TestEarlyTimers:
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-    def test_by_so_many_rounds_at_most(self, size):
-        # The pool is small, so that clients come back as soon as they may.
+    def test_timers_fire_early_by_timer_jitter_at_most(self, size):
+        # The pool is small, so that clients return as soon as they are eligible.
         participation = separated(80, 18)
         controller = controller_of(
             size, participation, behavior=DeviceBehavior(timer_jitter=3, seed=2)
         )
-        observed = finished(controller).ledger.observed()
+        observed = run_all_rounds(controller).ledger.observed()
         assert observed.min_separation == 15
-        # The limit is kept although more rounds would fit.
+        # The limit holds although more rounds would fit.
         assert observed.max_participations <= participation.max_participations
 
-    def test_every_wait_is_drawn_anew(self):
+    def test_every_ineligible_period_is_drawn_independently(self):
         behavior = DeviceBehavior(timer_jitter=3, seed=2)
         clients = np.repeat(np.arange(300), 40)
         early = behavior.rounds_early(clients, np.tile(np.arange(40), 300))
-        # One wait in four that is a fifth too frequent would be seen.
+        # The test would detect one of the four lengths being a fifth too frequent.
         departure = (0.05**2 + 3 * (0.05 / 3) ** 2) / 0.25
         assert missed_by_chi_square(len(early) * departure, 3) <= MISS_RATE
         assert scipy.stats.chisquare(np.bincount(early, minlength=4)).pvalue > FALSE_POSITIVE_RATE
@@ -99,21 +105,26 @@ class TestEarlyTimers:
 
 
 class TestResume:
-    everything = DeviceBehavior(dropout=0.2, noncompliant_fraction=0.05, timer_jitter=2, seed=11)
+    behavior = DeviceBehavior(dropout=0.2, noncompliant_fraction=0.05, timer_jitter=2, seed=11)
 
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-    def test_goes_on_from_the_first_rounds_of_a_ledger(self, size):
-        given = {"behavior": self.everything, "availability": Independent(probability=0.8, seed=1)}
-        whole = finished(controller_of(size, **given)).ledger
-        again = controller_of(size, **given)
-        again.resume_from(whole.first(31))
-        again = finished(again).ledger
+    def test_resume_from_the_first_rounds_of_a_ledger(self, size):
+        arguments = {
+            "behavior": self.behavior,
+            "availability": Independent(probability=0.8, seed=1),
+        }
+        whole = run_all_rounds(controller_of(size, **arguments)).ledger
+        controller = controller_of(size, **arguments)
+        controller.resume_from(whole.first(31))
+        resumed = run_all_rounds(controller).ledger
         for t in range(60):
-            assert (again.selected(t) == whole.selected(t)).all()
-            assert (again.cohort(t) == whole.cohort(t)).all()
-        assert (again.noncompliant() == whole.noncompliant()).all()
+            assert (resumed.selected(t) == whole.selected(t)).all()
+            assert (resumed.cohort(t) == whole.cohort(t)).all()
+        assert (resumed.noncompliant() == whole.noncompliant()).all()
 
-    def test_a_ledger_of_the_disobedient_is_refused_by_those_who_know_of_none(self):
-        ledger = finished(controller_of(behavior=DeviceBehavior(noncompliant_fraction=0.2))).ledger
+    def test_resume_refuses_noncompliant_clients_unless_they_are_simulated(self):
+        ledger = run_all_rounds(
+            controller_of(behavior=DeviceBehavior(noncompliant_fraction=0.2))
+        ).ledger
         with refusal("who may not take part then"):
             controller_of().resume_from(ledger)

@@ -1,5 +1,6 @@
-"""Whoever may come is drawn uniformly: each test names the departure that it would see, and plays
-as often as that needs.
+"""Cohorts are uniform samples of the eligible clients.
+
+Each test names the departure that it would detect, and draws as often as that needs.
 """
 
 import numpy as np
@@ -28,20 +29,21 @@ def draws_that_see_a_preference(places, size=1):
 
 
 class TestUniformity:
-    """Chi-square over the cohorts of so many seeds that one client of PREFERENCE times the others'
-    weight is seen.
+    """Chi-square tests over the cohorts of many seeds.
+
+    Their number suffices to detect one client with PREFERENCE times the weight of the others.
     """
 
     @pytest.mark.parametrize(
         ("schema", "population", "drawn_before"),
         [
             ({"schema": "min_sep", "min_sep": 2}, 6, []),
-            ({"schema": "min_sep", "min_sep": 2}, 8, [[1, 4]]),  # the 6 clients that are left
-            ({"schema": "fixed_epoch", "min_sep": 3}, 6, None),  # the second cohort of the order
+            ({"schema": "min_sep", "min_sep": 2}, 8, [[1, 4]]),  # 6 clients are eligible.
+            ({"schema": "fixed_epoch", "min_sep": 3}, 6, None),  # The second cohort of the order.
         ],
     )
     @pytest.mark.slow
-    def test_over_sets_of_two_out_of_six(self, schema, population, drawn_before):
+    def test_all_sets_of_two_clients_are_equally_likely(self, schema, population, drawn_before):
         def cohort(seed):
             participation = fedmf.Participation(rounds=3, **schema)
             controller = fedmf.ParticipationController(
@@ -54,13 +56,13 @@ class TestUniformity:
                 controller.resume_from(fedmf.ParticipationLedger(cohort_size=2, cohorts=cohorts))
             return controller.cohort(len(controller.ledger))
 
-        # Uniform over the sets and not only over the clients.
+        # Not only the clients, but all sets of them are equally likely.
         counts = self._sets(cohort)
         assert len(counts) == 15
         assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
 
-    def test_a_preference_is_seen(self):
-        # Negative control: the same test on draws in which client 0 is preferred.
+    def test_a_preferred_client_fails_the_test(self):
+        # Negative control: client 0 has a larger weight.
         weights = np.array([PREFERENCE, 1, 1, 1, 1, 1])
         counts = self._sets(
             lambda seed: np.random.default_rng(seed).choice(
@@ -71,18 +73,18 @@ class TestUniformity:
 
     @pytest.mark.slow
     def test_rounds_are_independent(self):
-        # Whether client 0 comes in round 0 says nothing of round 1 when every round is allowed.
-        everyone = every_round(2)
-        came = np.zeros((2, 3000))
-        for seed in range(came.shape[1]):
+        # If every round is allowed, client 0 takes part in round 1 independently of round 0.
+        participation = every_round(2)
+        takes_part = np.zeros((2, 3000))
+        for seed in range(takes_part.shape[1]):
             controller = fedmf.ParticipationController(
-                everyone, population=4, cohort_size=2, seed=seed
+                participation, population=4, cohort_size=2, seed=seed
             )
-            came[:, seed] = [0 in controller.cohort(t) for t in range(2)]
-        assert unrelated(*came, departure=0.2)
-        # Negative control: a quarter of the rounds are the round before.
-        came[1, ::4] = came[0, ::4]
-        assert not unrelated(*came, departure=0.2)
+            takes_part[:, seed] = [0 in controller.cohort(t) for t in range(2)]
+        assert unrelated(*takes_part, departure=0.2)
+        # Negative control: a quarter of the seeds repeat round 0.
+        takes_part[1, ::4] = takes_part[0, ::4]
+        assert not unrelated(*takes_part, departure=0.2)
 
     @staticmethod
     def _sets(cohort_of_seed):
@@ -93,15 +95,15 @@ class TestUniformity:
         return counts
 
 
-def pool_of(population, eligible, asked=None):
-    """A pool in which a fixed set may come; appends to `asked` how many were asked each time."""
-    may = np.zeros(population, bool)
-    may[eligible] = True
+def pool_of(population, eligible, num_tested=None):
+    """Returns a pool with fixed eligible clients; appends the size of each test to `num_tested`."""
+    is_eligible = np.zeros(population, bool)
+    is_eligible[eligible] = True
 
     def eligible(clients):
-        if asked is not None:
-            asked.append(len(may[clients]))
-        return may[clients]
+        if num_tested is not None:
+            num_tested.append(len(is_eligible[clients]))
+        return is_eligible[clients]
 
     return Pool(
         population=population,
@@ -110,9 +112,8 @@ def pool_of(population, eligible, asked=None):
     )
 
 
-def p_value_of_uniform_subsets(draws, eligible):
-    """Of the hypothesis that each of `draws` is a uniform subset of the eligible, by how often each
-    of them was drawn.
+def uniform_subsets_p_value(draws, eligible):
+    """Returns the p-value of the hypothesis that every draw is a uniform subset of the eligible.
 
     The sum over M clients of (count - expected)^2 / variance, times (M - 1) / M, is chi-square with
     M - 1 degrees of freedom as the number of draws grows: counts are multivariate normal with the
@@ -127,8 +128,8 @@ def p_value_of_uniform_subsets(draws, eligible):
     return scipy.stats.chi2.sf(statistic * (1 - 1 / len(eligible)), len(eligible) - 1)
 
 
-def draws_of(eligible, size=60):
-    """So many that one client in twenty, drawn twice as often, is seen by the test above."""
+def num_draws_for(eligible, size=60):
+    """Returns the number of draws that detects one client in twenty being drawn twice as often."""
     ratio = np.where(np.arange(len(eligible)) % 20 == 0, 2.0, 1.0)
     distance = ((ratio / ratio.mean() - 1) ** 2).sum() * size / (len(eligible) - size)
     return trials_that_see(lambda draws: missed_by_chi_square(draws * distance, len(eligible) - 1))
@@ -142,17 +143,19 @@ ELIGIBLE = {
 }
 
 
-class TestWithoutListingEverybody:
-    """Pools larger than draws.SMALL are asked about clients picked at random."""
+class TestLargePools:
+    """Pools larger than draws.SMALL pick clients at random."""
 
     @pytest.mark.parametrize("eligible", ELIGIBLE.values(), ids=ELIGIBLE)
-    def test_uniform(self, eligible):
+    def test_eligible_clients_are_equally_likely(self, eligible):
         pool = pool_of(POPULATION, eligible)
-        draws = [pool.draw(np.random.default_rng(seed), 60) for seed in range(draws_of(eligible))]
-        assert p_value_of_uniform_subsets(draws, eligible) > FALSE_POSITIVE_RATE
+        draws = [
+            pool.draw(np.random.default_rng(seed), 60) for seed in range(num_draws_for(eligible))
+        ]
+        assert uniform_subsets_p_value(draws, eligible) > FALSE_POSITIVE_RATE
 
-    def test_uniform_over_sets(self, monkeypatch):
-        # All 10 cohorts of 2 out of the 5 that may come, and not only the clients.
+    def test_all_sets_of_eligible_clients_are_equally_likely(self, monkeypatch):
+        # There are 10 cohorts of 2 of the 5 eligible clients.
         monkeypatch.setattr(cohort_draws, "SMALL", 0)
         pool = pool_of(7, [0, 2, 3, 5, 6])
         seeds = range(draws_that_see_a_preference(5, 2))
@@ -161,23 +164,23 @@ class TestWithoutListingEverybody:
         assert len(counts) == 10
         assert scipy.stats.chisquare(counts).pvalue > FALSE_POSITIVE_RATE
 
-    def test_the_smallest_of_those_picked_is_caught(self):
-        # Negative control: the mistake of cutting off after sorting, which prefers small indices.
+    def test_truncation_after_sorting_fails_the_test(self):
+        # Negative control: truncation of a sorted sample prefers small indices.
         eligible = ELIGIBLE["most"]
-        seeds = range(draws_of(eligible))
+        seeds = range(num_draws_for(eligible))
         draws = [
             np.unique(np.random.default_rng(seed).choice(eligible, 75, replace=False))[:60]
             for seed in seeds
         ]
-        assert p_value_of_uniform_subsets(draws, eligible) < FALSE_POSITIVE_RATE
+        assert uniform_subsets_p_value(draws, eligible) < FALSE_POSITIVE_RATE
 
     @pytest.mark.parametrize("population", [10**5, 10**6, 10**7])
-    def test_the_work_is_proportional_to_the_cohort(self, population):
-        asked = []
+    def test_the_number_of_tested_clients_is_proportional_to_the_cohort(self, population):
+        num_tested = []
 
         def eligible(clients):
-            assert not isinstance(clients, slice), "everybody was asked"
-            asked.append(len(clients))
+            assert not isinstance(clients, slice), "all clients were tested"
+            num_tested.append(len(clients))
             return clients % 4 == 0
 
         pool = Pool(
@@ -186,38 +189,40 @@ class TestWithoutListingEverybody:
             available=lambda clients: np.ones(len(clients), bool),
         )
         assert len(pool.draw(np.random.default_rng(1), 100)) == 100
-        assert sum(asked) < 1000  # 400 on average
+        assert sum(num_tested) < 1000  # 400 on average
 
     @pytest.mark.parametrize("eligible", [0, 1, 59, 60, 61])
-    def test_a_pool_that_runs_dry_is_found_to_the_last_client(self, eligible):
-        asked = []
+    def test_a_dry_pool_returns_all_eligible_clients(self, eligible):
+        num_tested = []
         clients = np.random.default_rng(5).choice(POPULATION, eligible, replace=False)
-        drawn = pool_of(POPULATION, clients, asked).draw(np.random.default_rng(6), 60)
+        drawn = pool_of(POPULATION, clients, num_tested).draw(np.random.default_rng(6), 60)
         assert len(drawn) == min(eligible, 60)
         assert set(drawn) <= set(clients)
-        assert sum(asked) < 3 * POPULATION
+        assert sum(num_tested) < 3 * POPULATION
 
 
 class TestOrders:
-    def test_every_place_is_uniform(self):
-        # Client 3's place in the order of 8, of which 6 are dealt out.
+    def test_every_position_of_the_order_is_uniform(self):
+        # Position of client 3 in the order of 8, of which 6 take part.
         claimed = np.array([1, 1, 1, 1, 1, 1, 2]) / 8
-        # The first place preferred
+        # Negative control: the first position is preferred.
         truth = np.array([PREFERENCE, *(claimed[1:] * 8 * (8 - PREFERENCE) / 7)]) / 8
-        places, seeds = [], draws_that_see(claimed, truth)
+        positions = []
+        seeds = draws_that_see(claimed, truth)
         for seed in range(seeds):
             order = EpochOrder(population=8, cohort_size=2, epoch=3, seed=seed)
-            dealt = np.concatenate([order.clients(t) for t in range(3)])
-            assert len(set(dealt.tolist())) == 6
-            places.append(np.flatnonzero(dealt == 3)[0] if 3 in dealt else 6)
-        observed = np.bincount(places, minlength=7)
+            clients = np.concatenate([order.clients(t) for t in range(3)])
+            assert len(set(clients.tolist())) == 6
+            position = np.flatnonzero(clients == 3)[0] if 3 in clients else 6
+            positions.append(position)
+        observed = np.bincount(positions, minlength=7)
         assert scipy.stats.chisquare(observed, seeds * claimed).pvalue > FALSE_POSITIVE_RATE
         assert scipy.stats.chisquare(seeds * truth, seeds * claimed).pvalue < FALSE_POSITIVE_RATE
 
 
 class TestPlaces:
     @pytest.mark.parametrize("partitions", [1, 2, 3])
-    def test_every_client_once_an_epoch_in_its_part(self, partitions):
+    def test_every_client_takes_part_once_an_epoch_in_its_partition(self, partitions):
         places = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
         epochs = [[places.clients(12 * e + i) for i in range(12)] for e in range(3)]
         for epoch in epochs:
@@ -225,19 +230,20 @@ class TestPlaces:
             assert all(
                 (clients % partitions == i % partitions).all() for i, clients in enumerate(epoch)
             )
-        # Not one after the other, but asked for at once: the same.
-        again = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
-        assert (again.clients(28) == epochs[2][4]).all()
-        assert (again.clients(2) == epochs[0][2]).all()
+        # The clients of a round do not depend on the rounds that were requested before.
+        fresh = EpochPlaces(population=50, epoch=12, partitions=partitions, seed=3)
+        assert (fresh.clients(28) == epochs[2][4]).all()
+        assert (fresh.clients(2) == epochs[0][2]).all()
 
     @pytest.mark.slow
-    def test_places_are_independent_of_those_of_others_and_of_other_epochs(self):
-        # All 256 ways of 4 clients in 2 places and 2 epochs. A deal of two clients a round has 36
-        # of them; here it is had once in ten runs.
+    def test_places_of_clients_and_epochs_are_independent(self):
+        # There are 256 assignments of 4 clients to 2 places in 2 epochs, of which 36 have two
+        # clients a round. Negative control: a tenth of the runs has one of these.
         uniform = np.full(256, 1 / 256)
         two = np.array([bin(i % 16).count("1") == bin(i // 16).count("1") == 2 for i in range(256)])
         mostly = 0.9 * uniform + 0.1 * two / two.sum()
-        runs, counts = draws_that_see(uniform, mostly), np.zeros(256)
+        runs = draws_that_see(uniform, mostly)
+        counts = np.zeros(256)
         for seed in range(runs):
             places = EpochPlaces(population=4, epoch=2, partitions=1, seed=seed)
             second = np.array([np.isin(range(4), places.clients(t)) for t in (1, 3)]).ravel()

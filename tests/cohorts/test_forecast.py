@@ -1,4 +1,4 @@
-"""fedmf.cohorts.forecast, and `fedmf plan participation` run in this process."""
+"""Forecasts of participation, in Python and by `fedmf plan participation`."""
 
 import pytest
 
@@ -12,7 +12,7 @@ SMALL = "--population 2000 --cohort-size 20 --rounds 120"
 
 
 def call(*arguments):
-    """What the command prints."""
+    """Returns the standard output of the command."""
     return fedmf("plan participation", *arguments).stdout
 
 
@@ -26,20 +26,22 @@ class TestSize:
             (10**6, 50, (10**6, 50)),  # a cohort that is small already is not made smaller
         ],
     )
-    def test_the_same_share(self, population, cohort_size, simulated):
+    def test_the_simulation_has_the_same_share_of_clients_in_a_cohort(
+        self, population, cohort_size, simulated
+    ):
         size = Size(population=population, cohort_size=cohort_size)
         assert (size.simulated_population, size.simulated_cohort) == simulated
-        # Never more room than there is: what is held there is held here.
+        # The simulation must not be easier than the run.
         assert size.simulated_population * cohort_size <= population * size.simulated_cohort
 
 
 class TestForecast:
-    def test_dry_rounds_are_those_in_which_too_few_may_come(self):
-        # 100 clients, 10 a round, a separation of 8: with full cohorts 30 are eligible, of whom 6
-        # are there.
+    def test_dry_rounds_are_those_with_too_few_eligible_clients(self):
+        # 100 clients, 10 a round, a separation of 8: with full cohorts 30 are eligible, of which 6
+        # are available.
         rare = Independent(probability=0.2, seed=1)
         run = forecast(separated(60, 8), Size(population=100, cohort_size=10), availability=rare)
-        # The pool is shown for every round here: dry is where it is below one cohort.
+        # Here the pool is known in every round, which is dry if the pool is less than a cohort.
         assert run["pool_rounds"] == list(range(60))
         assert run["dry"] == [t for t, pool in enumerate(run["pool"]) if pool < 1]
         assert run["cohorts"] == [min(1, pool) for pool in run["pool"]]
@@ -56,7 +58,7 @@ class TestForecast:
         assert (run["dry"], run["pool"]) == ([], [])
         assert 5 < run["mean_cohort"] < 15
 
-    def test_a_scheme_in_a_smaller_population(self):
+    def test_a_scheme_is_resized_to_the_simulated_population(self):
         scheme = CyclicRandomAllocation(population=10**6 + 3, cohort_size=1000, partitions=8)
         size = Size(population=scheme.population, cohort_size=1000, simulated_cohort=10)
         run = forecast(scheme.participation(40), size, sampling=scheme)
@@ -64,30 +66,33 @@ class TestForecast:
 
 
 class TestSearch:
-    def test_always_available_holds_all_that_is_possible(self):
-        # With everybody there the controller can hold population / cohort_size.
+    def test_always_available_clients_allow_the_largest_possible_separation(self):
+        # With all clients available the controller allows population / cohort_size.
         search = largest_min_sep(Size(population=400, cohort_size=10), rounds=90)
         assert (search["largest_min_sep"], search["too_large_min_sep"]) == (40, None)
-        # And a run that is dry from the start none.
+        # A run that is dry in its first round allows none.
         half = Independent(probability=0.5)
         search = largest_min_sep(Size(population=100, cohort_size=90), rounds=5, availability=half)
         assert (search["largest_min_sep"], search["too_large_min_sep"]) == (None, 1)
 
-    def test_between_what_held_and_what_did_not_as_the_forecast_says(self):
-        size, given = Size(population=1500, cohort_size=20), {"availability": Diurnal(), "seed": 3}
-        search = largest_min_sep(size, rounds=100, **given)
-        held, too_large = search["largest_min_sep"], search["too_large_min_sep"]
-        assert 1 <= too_large - held <= max(1, held // 100)
-        # Availability costs separation.
-        assert 30 < held < 75
-        for min_sep in (held, too_large):
-            run = forecast(separated(100, min_sep), size, **given)
+    def test_the_search_agrees_with_forecasts_of_its_results(self):
+        size = Size(population=1500, cohort_size=20)
+        options = {"availability": Diurnal(), "seed": 3}
+        search = largest_min_sep(size, rounds=100, **options)
+        largest = search["largest_min_sep"]
+        too_large = search["too_large_min_sep"]
+        assert 1 <= too_large - largest <= max(1, largest // 100)
+        # Unavailable clients cost separation: with all available it would be 75.
+        assert 30 < largest < 75
+        for min_sep in (largest, too_large):
+            run = forecast(separated(100, min_sep), size, **options)
             assert search["tried"][min_sep] == next(iter(run["dry"]), None)
-        assert search["tried"][held] is None is not search["tried"][too_large]
+        assert search["tried"][largest] is None
+        assert search["tried"][too_large] is not None
 
 
 class TestCommand:
-    def test_what_a_smaller_population_showed_is_marked(self):
+    def test_figures_of_a_smaller_population_are_marked_as_simulated(self):
         ask = "--population 20000 --cohort-size 40 --rounds 30 --min-sep 20 --no-search"
         text = call(f"{ask} --simulated-cohort 20")
         for name in ("dry_rounds", "mean_cohort", "max_participations_observed"):
@@ -103,7 +108,7 @@ class TestCommand:
             "--sampling poisson --partitions 5 --availability diurnal:rounds_per_day=24",
         ],
     )
-    def test_every_option(self, more, tmp_path):
+    def test_the_command_draws_a_figure_for_every_option(self, more, tmp_path):
         text = call(f"{SMALL} {more} --out {tmp_path}/who.png")
         assert "max_participations_observed" in text
         assert (tmp_path / "who.png").stat().st_size > 10_000

@@ -1,3 +1,5 @@
+"""Keyed random numbers are uniform, and unrelated for other keys, clients and columns."""
+
 import numpy as np
 import pytest
 
@@ -8,13 +10,14 @@ CLIENTS = np.arange(200_000)
 
 
 def draws(*words, columns=(CLIENTS,)):
+    """Returns the uniform numbers of a key."""
     return keyed_random.uniform(keyed_random.key(*words), *columns)
 
 
 class TestQuality:
     """Each test fails for independent uniform numbers with probability FALSE_POSITIVE_RATE."""
 
-    def test_uniform(self):
+    def test_numbers_are_uniform(self):
         assert distributed(draws(1, 2, 3), "uniform", departure=0.015)
 
     @pytest.mark.parametrize(
@@ -30,22 +33,20 @@ class TestQuality:
         u = draws(9, 1, 1)
         assert unrelated(u[:-lag], u[lag:], departure=0.025)
 
-    def test_a_round_of_many_keys(self):
-        # One client over many rounds, as its coins are used.
+    def test_one_client_over_many_rounds_has_unrelated_numbers(self):
         u = np.array([draws(4, 1, t + 1, columns=(np.array([7]),))[0] for t in range(5000)])
         assert distributed(u, "uniform", departure=0.08)
         assert unrelated(u[:-1], u[1:], departure=0.15)
 
-    def test_both_columns_count(self):
+    def test_rows_that_differ_in_one_column_are_unrelated(self):
         days = np.arange(40)
-        grid = draws(1, 1, columns=(np.repeat(np.arange(500), 40), np.tile(days, 500))).reshape(
-            500, 40
-        )
+        columns = (np.repeat(np.arange(500), 40), np.tile(days, 500))
+        grid = draws(1, 1, columns=columns).reshape(500, 40)
         assert len(np.unique(grid)) == grid.size
-        for a, b in ((grid[:, :-1], grid[:, 1:]), (grid[:-1], grid[1:])):
-            assert unrelated(a.ravel(), b.ravel(), departure=0.075)
+        assert unrelated(grid[:, :-1].ravel(), grid[:, 1:].ravel(), departure=0.075)
+        assert unrelated(grid[:-1].ravel(), grid[1:].ravel(), departure=0.075)
 
-    def test_the_tests_see_a_counter(self):
+    def test_a_plain_counter_fails_the_tests(self):
         # Negative control: a plain counter is uniform, and its neighbours are not unrelated.
         counter = (CLIENTS * 0.6180339887498949) % 1
         assert distributed(counter, "uniform", departure=0.015)
@@ -53,6 +54,6 @@ class TestQuality:
         assert not distributed(counter**1.05, "uniform", departure=0.015)
 
 
-def test_a_part_is_answered_as_in_the_whole():
-    some = np.array([5, 77, 199_999])
-    assert (draws(1, 2, 3)[some] == draws(1, 2, 3, columns=(some,))).all()
+def test_a_number_does_not_depend_on_the_other_rows():
+    clients = np.array([5, 77, 199_999])
+    assert (draws(1, 2, 3)[clients] == draws(1, 2, 3, columns=(clients,))).all()

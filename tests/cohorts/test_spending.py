@@ -1,6 +1,4 @@
-"""A participation budget in the controller: exact for each client, and never fewer participations
-than min_sep.
-"""
+"""Budgets in the controller: exact spending, and no fewer participations than min_sep."""
 
 import dataclasses
 
@@ -13,58 +11,62 @@ import fedmf
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.mechanisms import DenseMechanism, ToeplitzMechanism
 from fedmf.mechanisms.budget import Budget, Spending
-from tests.cohorts.controllers import WhoComes, rounds_of_clients, run
+from tests.cohorts.controllers import FunctionAvailability, rounds_of_clients, run
 from tests.mechanisms.registry import both_signs
 from tests.mechanisms.schemas import fitted, separated
 from tests.privacy.plans import ledger_of, plan
 from tests.refusals import refusal
 
 
-def taken_by_greedy_devices(rule, checks_in):
-    """The rounds of devices that come whenever they check in and the rule lets them: a list for
-    each row of checks_in.
+def rounds_of_greedy_devices(rule, checks_in):
+    """Returns the rounds of devices that take part whenever they check in and the rule allows it.
+
+    There is a list of rounds for each row of checks_in.
     """
-    taken = [[] for _ in checks_in]
+    rounds_by_device = [[] for _ in checks_in]
     for t in range(checks_in.shape[1]):
-        come = np.flatnonzero(checks_in[:, t])
-        come = come[rule.allows(t, come)]
-        rule.record(t, come)
-        for device in come:
-            taken[device].append(t)
-    return taken
+        devices = np.flatnonzero(checks_in[:, t])
+        devices = devices[rule.allows(t, devices)]
+        rule.record(t, devices)
+        for device in devices:
+            rounds_by_device[device].append(t)
+    return rounds_by_device
 
 
 class Timers:
-    """min_sep as a rule of devices."""
+    """Rule min_sep for devices."""
 
-    def __init__(self, participation, devices):
-        self.participation, self.taken = participation, [[] for _ in range(devices)]
+    def __init__(self, participation, num_devices):
+        self.participation = participation
+        self.rounds = [[] for _ in range(num_devices)]
 
     def allows(self, t, clients):
-        rested = [self.participation.allows([*self.taken[client], t]) for client in clients]
-        return np.array(rested, bool)
+        is_allowed = [self.participation.allows([*self.rounds[client], t]) for client in clients]
+        return np.array(is_allowed, bool)
 
     def record(self, t, clients):
         for client in clients:
-            self.taken[client].append(t)
+            self.rounds[client].append(t)
 
 
-def naive(budget, checks_in):
-    """The rule as it is described, a device and a check-in at a time."""
-    n, X = budget.participation.rounds, budget.costs
+def rounds_by_definition(budget, checks_in):
+    """Returns the rounds of devices by the definition of the rule, for one check-in at a time."""
+    n = budget.participation.rounds
+    X = budget.costs
 
     def cost(rounds):
         return X[np.ix_(rounds, rounds)].sum()
 
     fresh = [list(range(0, n, budget.pace))[:m] for m in range(1, n + 1)]
-    most = max(len(rounds) for rounds in fresh if budget.participation.affords(cost(rounds)))
-    taken = [[] for _ in checks_in]
-    for rounds, row in zip(taken, checks_in, strict=True):
+    affordable = [rounds for rounds in fresh if budget.participation.affords(cost(rounds))]
+    max_rounds = max(map(len, affordable))
+    rounds_by_device = [[] for _ in checks_in]
+    for rounds, row in zip(rounds_by_device, checks_in, strict=True):
         for t in np.flatnonzero(row).tolist():
-            kept = list(range(t, n, budget.pace))[: max(1, most - len(rounds))]
-            if budget.participation.affords(cost(rounds + kept)):
+            reserved = list(range(t, n, budget.pace))[: max(1, max_rounds - len(rounds))]
+            if budget.participation.affords(cost(rounds + reserved)):
                 rounds.append(t)
-    return taken
+    return rounds_by_device
 
 
 @st.composite
@@ -89,45 +91,49 @@ def budgets(draw, monotone=False):
 
 @given(budgets(), st.integers(0, 2**32 - 1), st.floats(0.05, 1.0))
 @settings(max_examples=60)
-def test_devices_follow_the_rule_and_never_overspend(given_budget, seed, rate):
-    budget, _ = given_budget
+def test_devices_follow_the_rule_and_never_overspend(budget_and_participation, seed, rate):
+    budget, _ = budget_and_participation
     checks_in = np.random.default_rng(seed).random((6, budget.participation.rounds)) < rate
-    taken = taken_by_greedy_devices(Spending(budget, 6), checks_in)
-    assert all(budget.allows(rounds) for rounds in taken)
-    assert taken == naive(budget, checks_in)
+    rounds_by_device = rounds_of_greedy_devices(Spending(budget, 6), checks_in)
+    assert all(budget.allows(rounds) for rounds in rounds_by_device)
+    assert rounds_by_device == rounds_by_definition(budget, checks_in)
 
 
 @given(budgets(monotone=True), st.integers(0, 2**32 - 1), st.floats(0.05, 1.0))
 @settings(max_examples=100)
-def test_each_participation_comes_no_later_than_under_min_sep(given_budget, seed, rate):
-    # For every device and every way to check in, as docs/budget.md proves.
-    budget, apart = given_budget
-    checks_in = np.random.default_rng(seed).random((6, apart.rounds)) < rate
-    by_budget = taken_by_greedy_devices(Spending(budget, 6), checks_in)
-    by_timer = taken_by_greedy_devices(Timers(apart, 6), checks_in)
-    for ours, theirs in zip(by_budget, by_timer, strict=True):
-        assert len(ours) >= len(theirs)
-        assert all(one <= other for one, other in zip(ours, theirs, strict=False))
+def test_each_participation_comes_no_later_than_under_min_sep(budget_and_participation, seed, rate):
+    # docs/budget.md proves it for all check-ins.
+    budget, min_sep_schema = budget_and_participation
+    checks_in = np.random.default_rng(seed).random((6, min_sep_schema.rounds)) < rate
+    by_budget = rounds_of_greedy_devices(Spending(budget, 6), checks_in)
+    by_timer = rounds_of_greedy_devices(Timers(min_sep_schema, 6), checks_in)
+    for budget_rounds, timer_rounds in zip(by_budget, by_timer, strict=True):
+        assert len(budget_rounds) >= len(timer_rounds)
+        assert all(t <= timer_t for t, timer_t in zip(budget_rounds, timer_rounds, strict=False))
 
 
-def test_keeping_nothing_is_worse_for_frequent_devices():
-    # The control of the test before: what would be lost without a pace.
-    apart = separated(60, 10)
+def test_without_a_reserve_frequent_devices_take_part_less_often():
+    # Negative control of the previous test: a pace of all rounds reserves nothing.
+    min_sep_schema = separated(60, 10)
     budget = Budget.of(
-        ToeplitzMechanism(rounds=60, coefficients=(1 + np.arange(60)) ** -0.5), apart
+        ToeplitzMechanism(rounds=60, coefficients=(1 + np.arange(60)) ** -0.5), min_sep_schema
     )
-    everybody = np.ones((1, 60), bool)
-    assert len(taken_by_greedy_devices(Spending(budget, 1), everybody)[0]) == 6
+    all_checks_in = np.ones((1, 60), bool)
+    assert len(rounds_of_greedy_devices(Spending(budget, 1), all_checks_in)[0]) == 6
     greedy = dataclasses.replace(budget, pace=60)
-    assert len(taken_by_greedy_devices(Spending(greedy, 1), everybody)[0]) < 6
+    assert len(rounds_of_greedy_devices(Spending(greedy, 1), all_checks_in)[0]) < 6
 
 
 def budgeted_controller(**changes):
-    apart = separated(40, 8)
-    mechanism = fitted(apart, "toeplitz", coefficients="sqrt")
-    some = WhoComes(lambda t, clients: clients % 4 != t % 4)
-    given = {"population": 60, "cohort_size": 5, "seed": 3, "availability": some, **changes}
-    return fedmf.ParticipationController(Budget.of(mechanism, apart), **given), mechanism
+    """Returns a controller of a budget, with some arguments changed, and the mechanism."""
+    min_sep_schema = separated(40, 8)
+    mechanism = fitted(min_sep_schema, "toeplitz", coefficients="sqrt")
+    availability = FunctionAvailability(lambda t, clients: clients % 4 != t % 4)
+    arguments = {
+        "population": 60, "cohort_size": 5, "seed": 3, "availability": availability, **changes
+    }  # fmt: skip
+    controller = fedmf.ParticipationController(Budget.of(mechanism, min_sep_schema), **arguments)
+    return controller, mechanism
 
 
 class TestController:
@@ -147,7 +153,7 @@ class TestController:
         shares = audit.values()["clients_by_share_spent"]
         assert sum(shares.values()) == audit.observed.clients
 
-    def test_a_resumed_controller_goes_on_as_the_first_would(self):
+    def test_a_resumed_controller_returns_the_same_cohorts(self):
         whole = run(budgeted_controller()[0])
         first, _ = budgeted_controller()
         run(first, 17)
@@ -161,7 +167,7 @@ class TestController:
         with refusal("round 1 has client 1, who may not take part"):
             controller.resume_from(ledger_of([[1]] * 8, 5))
 
-    def test_dropped_clients_have_paid_and_those_that_disobey_harm_nobody(self):
+    def test_dropped_clients_spend_and_noncompliant_ones_do_not_affect_others(self):
         behavior = DeviceBehavior(dropout=0.3, noncompliant_fraction=0.1, seed=2)
         controller, mechanism = budgeted_controller(
             population=40, availability=None, behavior=behavior
@@ -170,12 +176,14 @@ class TestController:
         of_plan = plan(controller.participation, mechanism)
         assert controller.audit(of_plan).contradictions == ()
         planned = controller.ledger.planned()
-        assert fedmf.audit_ledger(planned, of_plan).contradictions  # all clients together
-        well_behaved = controller.ledger.compliant().planned()
-        assert fedmf.audit_ledger(well_behaved, of_plan).contradictions == ()
+        assert fedmf.audit_ledger(
+            planned, of_plan
+        ).contradictions  # Noncompliant clients overspend.
+        compliant = controller.ledger.compliant().planned()
+        assert fedmf.audit_ledger(compliant, of_plan).contradictions == ()
 
 
-def test_an_overspent_ledger_contradicts_and_gets_its_own_guarantee(tmp_path):
+def test_an_overspent_ledger_contradicts_the_plan_and_has_its_own_guarantee(tmp_path):
     mechanism = ToeplitzMechanism(rounds=8, coefficients=0.7 ** np.arange(8))
     budget = plan(Budget.of(mechanism, separated(8, 4)).participation, mechanism)
     ledger = ledger_of([[1], [1, 2], [1], [], [], [2], [], [3]], None)

@@ -76,7 +76,7 @@ def random_encoder(draw, form, rounds):
 @settings(max_examples=150)
 def test_sound_for_vectors_and_exact_when_it_says_so(form, data):
     """The definition: the most that one client's vectors change (multi-epoch paper, Def. 1)."""
-    participation = data.draw(participations(most_rounds=8))
+    participation = data.draw(participations(max_rounds=8))
     encoder = random_encoder(data.draw, form, participation.rounds)
     C, claimed = encoder.encoder(), sensitivity(encoder, participation)
     attained = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3)
@@ -108,7 +108,7 @@ def test_exact_where_the_papers_prove_it(data):
     """X >= 0: a sum of X over a client's rounds (multi-epoch paper, Cor. 2.1; banded paper,
     Prop. E.1).
     """
-    participation = data.draw(participations(most_rounds=10))
+    participation = data.draw(participations(max_rounds=10))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     C = np.abs(random_matrix(data.draw, participation.rounds, rng))
     claimed = sensitivity(C, participation)

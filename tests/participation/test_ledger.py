@@ -1,3 +1,5 @@
+"""ParticipationLedger: statistics, CSV text, files, and the planned and the compliant ledger."""
+
 import itertools
 
 import numpy as np
@@ -13,7 +15,8 @@ from tests.refusals import refusal
 cohorts = st.lists(st.lists(st.integers(0, 6), max_size=4, unique=True), max_size=12)
 
 
-def numbers(stats):
+def figures_of(stats):
+    """Returns the figures of participation statistics that `brute_force` computes too."""
     return stats.summary() | {
         "histogram": dict(stats.histogram),
         "separations": dict(stats.separations),
@@ -23,50 +26,52 @@ def numbers(stats):
 
 
 def brute_force(rounds, cohort_size):
-    """Client by client, from the definitions."""
-    taken = {
-        c: [t for t, cohort in enumerate(rounds) if c in cohort]
-        for cohort in rounds
-        for c in cohort
-    }
-    gaps = [b - a for its in taken.values() for a, b in itertools.pairwise(its)]
-    times = [len(its) for its in taken.values()]
+    """Returns the figures of cohorts from their definitions, client by client."""
+    rounds_by_client = {}
+    for t, cohort in enumerate(rounds):
+        for client in cohort:
+            rounds_by_client.setdefault(client, []).append(t)
+    gaps = []
+    for client_rounds in rounds_by_client.values():
+        gaps.extend(later - earlier for earlier, later in itertools.pairwise(client_rounds))
+    counts = [len(client_rounds) for client_rounds in rounds_by_client.values()]
+    spans = [client_rounds[-1] - client_rounds[0] for client_rounds in rounds_by_client.values()]
     return {
         "rounds": len(rounds),
-        "participations": sum(times),
-        "clients": len(taken),
-        "max_participations": max(times, default=0),
+        "participations": sum(counts),
+        "clients": len(rounds_by_client),
+        "max_participations": max(counts, default=0),
         "min_separation": min(gaps, default=None),
         "short_rounds": sum(len(cohort) < cohort_size for cohort in rounds),
-        "histogram": {k: times.count(k) for k in sorted(set(times))},
+        "histogram": {k: counts.count(k) for k in sorted(set(counts))},
         "separations": {gap: gaps.count(gap) for gap in sorted(set(gaps))},
-        "span": max((its[-1] - its[0] for its in taken.values()), default=0),
+        "span": max(spans, default=0),
         "sizes": [len(cohort) for cohort in rounds],
     }
 
 
 @given(cohorts, st.integers(1, 4))
-def test_observed_is_what_counting_finds(rounds, cohort_size):
-    assert numbers(ledger_of(rounds, cohort_size).observed()) == brute_force(rounds, cohort_size)
+def test_observed_statistics_equal_those_of_a_brute_force_count(rounds, cohort_size):
+    assert figures_of(ledger_of(rounds, cohort_size).observed()) == brute_force(rounds, cohort_size)
 
 
-def test_the_oracle_tells_ledgers_apart():
+def test_the_brute_force_count_depends_on_the_rounds_of_clients():
     # Moving one participation by one round changes what the oracle sees: it cannot pass by looking
     # at totals only.
     assert brute_force([[0], [], [0]], 1) != brute_force([[0], [0], []], 1)
 
 
-def test_clients_beyond_32_bits_are_told_apart():
+def test_clients_with_indices_beyond_32_bits_are_distinct():
     rounds = [[0, 2**32 - 1], [2**32, 5], [2**32, 0]]
-    assert numbers(ledger_of(rounds, 3).observed()) == brute_force(rounds, 3)
+    assert figures_of(ledger_of(rounds, 3).observed()) == brute_force(rounds, 3)
 
 
 @given(cohorts)
-def test_csv_round_trip(rounds):
+def test_from_csv_restores_the_ledger_of_to_csv(rounds):
     ledger = ledger_of(rounds, 3)
-    again = ParticipationLedger.from_csv(ledger.to_csv(), rounds=len(rounds), cohort_size=3)
-    assert [again.cohort(t).tolist() for t in range(len(again))] == rounds
-    assert again.to_csv() == ledger.to_csv()
+    restored = ParticipationLedger.from_csv(ledger.to_csv(), rounds=len(rounds), cohort_size=3)
+    assert [restored.cohort(t).tolist() for t in range(len(restored))] == rounds
+    assert restored.to_csv() == ledger.to_csv()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +83,7 @@ def test_csv_round_trip(rounds):
         b"round,client\r0,7\r2,9\r",
     ],
 )
-def test_a_file_with_any_line_ends(tmp_path, text):
+def test_from_csv_reads_files_with_any_line_ends(tmp_path, text):
     path = tmp_path / "participation.csv"
     path.write_bytes(text)
     for source in (path, str(path), text.decode("utf-8-sig")):
@@ -86,12 +91,12 @@ def test_a_file_with_any_line_ends(tmp_path, text):
         assert [ledger.cohort(t).tolist() for t in range(3)] == [[7], [], [9]]
 
 
-def test_a_file_that_is_not_there():
+def test_from_csv_raises_for_a_missing_file():
     with pytest.raises(FileNotFoundError, match="absent"):
         ParticipationLedger.from_csv("absent.csv", rounds=3, cohort_size=1)
 
 
-def test_csv_in_any_order_and_with_large_clients():
+def test_from_csv_reads_rows_in_any_order_and_large_client_indices():
     text = "round,client\n2,7\n0,1000000000000000000\n2,3\n"
     ledger = ParticipationLedger.from_csv(text, rounds=4, cohort_size=2)
     assert [ledger.cohort(t).tolist() for t in range(4)] == [[10**18], [], [7, 3], []]
@@ -120,12 +125,12 @@ def test_csv_in_any_order_and_with_large_clients():
         ),
     ],
 )
-def test_a_bad_file_is_refused(text, words):
+def test_from_csv_refuses_damaged_text(text, words):
     with refusal(words):
         ParticipationLedger.from_csv(text, rounds=4, cohort_size=2)
 
 
-class TestPlannedAndAchieved:
+class TestSelectedAndCohort:
     def ledger(self):
         ledger = ParticipationLedger(cohort_size=3)
         ledger.append(np.array([4, 1]), selected=np.array([4, 2, 1]))
@@ -133,55 +138,58 @@ class TestPlannedAndAchieved:
         ledger.append(np.array([2]), selected=np.array([2, 5, 6]), noncompliant=np.array([2, 6]))
         return ledger
 
-    def test_both_are_kept(self):
+    def test_a_ledger_holds_selected_clients_and_cohorts(self):
         ledger = self.ledger()
-        came, selected = [[4, 1], [2, 3], [2]], [[4, 2, 1], [3, 2], [2, 5, 6]]
-        assert [ledger.cohort(t).tolist() for t in range(3)] == came
+        cohorts_by_round = [[4, 1], [2, 3], [2]]
+        selected = [[4, 2, 1], [3, 2], [2, 5, 6]]
+        assert [ledger.cohort(t).tolist() for t in range(3)] == cohorts_by_round
         assert [ledger.selected(t).tolist() for t in range(3)] == selected
-        assert numbers(ledger.observed()) == brute_force(came, 3)
-        assert numbers(ledger.planned().observed()) == brute_force(selected, 3)
+        assert figures_of(ledger.observed()) == brute_force(cohorts_by_round, 3)
+        assert figures_of(ledger.planned().observed()) == brute_force(selected, 3)
         assert ledger.to_csv() == "round,client\n0,4\n0,1\n1,2\n1,3\n2,2\n"
 
-    def test_without_the_noncompliant(self):
+    def test_compliant_excludes_noncompliant_clients(self):
         ledger = self.ledger()
         assert ledger.noncompliant().tolist() == [2, 6]
-        rest = ledger.compliant()
-        assert [rest.cohort(t).tolist() for t in range(3)] == [[4, 1], [3], []]
-        assert [rest.selected(t).tolist() for t in range(3)] == [[4, 1], [3], [5]]
-        assert rest.observed().short_rounds == 1  # round 2, in which 5 was selected and nobody came
-        assert len(rest.noncompliant()) == 0
+        compliant = ledger.compliant()
+        assert [compliant.cohort(t).tolist() for t in range(3)] == [[4, 1], [3], []]
+        assert [compliant.selected(t).tolist() for t in range(3)] == [[4, 1], [3], [5]]
+        # In round 2 client 5 was selected, and nobody took part.
+        assert compliant.observed().short_rounds == 1
+        assert len(compliant.noncompliant()) == 0
 
     @pytest.mark.parametrize(("rounds", "noncompliant"), [(0, []), (2, [2]), (9, [2, 6])])
-    def test_the_first_rounds(self, rounds, noncompliant):
-        whole, first = self.ledger(), self.ledger().first(rounds)
+    def test_first_returns_the_first_rounds(self, rounds, noncompliant):
+        whole = self.ledger()
+        first = whole.first(rounds)
         assert len(first) == min(rounds, 3)
         for t in range(len(first)):
             assert first.selected(t).tolist() == whole.selected(t).tolist()
         assert first.noncompliant().tolist() == noncompliant
 
-    def test_sizes_that_vary_by_design(self):
+    def test_a_varying_cohort_is_short_if_a_selected_client_is_missing(self):
         ledger = ledger_of([[1], []], None)
         ledger.append(np.array([1]), selected=np.array([1, 2]))
         assert ledger.observed().short_rounds == 1
 
 
 class TestSave:
-    """A file of all that a ledger holds."""
+    """Files of `save` and `to_csv`."""
 
-    def test_load_gives_back_all_that_save_wrote(self, tmp_path):
+    def test_load_restores_everything_that_save_wrote(self, tmp_path):
         ledger = ParticipationLedger(cohort_size=3)
         ledger.append(np.array([4, 1]), selected=np.array([1, 4, 7]), noncompliant=np.array([4]))
         ledger.append(np.array([], np.int64), selected=np.array([2**62]))
         ledger.append(np.array([], np.int64))
         path = tmp_path / "ledger.json"
         ledger.save(path)
-        again = ParticipationLedger.load(str(path))
-        assert (len(again), again.cohort_size) == (3, 3)
+        restored = ParticipationLedger.load(str(path))
+        assert (len(restored), restored.cohort_size) == (3, 3)
         for t in range(3):
-            np.testing.assert_array_equal(again.cohort(t), ledger.cohort(t))
-            np.testing.assert_array_equal(again.selected(t), ledger.selected(t))
-        np.testing.assert_array_equal(again.noncompliant(), [4])
-        assert again.observed().summary() == ledger.observed().summary()
+            np.testing.assert_array_equal(restored.cohort(t), ledger.cohort(t))
+            np.testing.assert_array_equal(restored.selected(t), ledger.selected(t))
+        np.testing.assert_array_equal(restored.noncompliant(), [4])
+        assert restored.observed().summary() == ledger.observed().summary()
         assert path.stat().st_mode & 0o077 == 0
         ParticipationLedger(cohort_size=None).save(path)
         assert ParticipationLedger.load(path).cohort_size is None
@@ -199,20 +207,20 @@ class TestSave:
             '{"format": "fedmf ledger 9", "cohort_size": 2, "rounds": []}',
         ],
     )
-    def test_what_is_no_whole_ledger_is_refused(self, content, tmp_path):
+    def test_load_refuses_damaged_files(self, content, tmp_path):
         path = tmp_path / "ledger.json"
         path.write_text(content)
         with refusal(f"path='{path}' holds no whole ledger"):
             ParticipationLedger.load(path)
 
     @pytest.mark.parametrize("path", [None, 3, ""])
-    def test_what_is_no_path_is_refused(self, path):
+    def test_save_and_load_refuse_arguments_that_are_not_paths(self, path):
         for call in (ParticipationLedger(cohort_size=1).save, ParticipationLedger.load):
             with refusal(f"path={path!r} is no path: name a file", TypeError):
                 call(path)
 
-    def test_to_csv_writes_a_file_too(self, tmp_path):
+    def test_to_csv_writes_a_file(self, tmp_path):
         ledger = ParticipationLedger(cohort_size=1, cohorts=[np.array([3])])
         assert ledger.to_csv(tmp_path / "ledger.csv") == "round,client\n0,3\n"
-        again = ParticipationLedger.from_csv(tmp_path / "ledger.csv", rounds=1, cohort_size=1)
-        np.testing.assert_array_equal(again.cohort(0), [3])
+        restored = ParticipationLedger.from_csv(tmp_path / "ledger.csv", rounds=1, cohort_size=1)
+        np.testing.assert_array_equal(restored.cohort(0), [3])

@@ -1,5 +1,6 @@
-"""A participation schema is one class: one that only this file knows goes through fit, calibration,
-controller, server, audit, statement, config and CLI.
+"""A participation schema that is added from outside works in every part of fedmf.
+
+The parts are fit, calibration, controller, server, audit, statement, configuration and commands.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ ROUNDS, EPOCHS = 12, 3
 
 @pytest.fixture(autouse=True)
 def once_an_epoch():
-    """At most one round in each of max_participations epochs of equal length, in any place."""
+    """Schema with at most one round in each of max_participations epochs of equal length."""
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class OnceAnEpoch(fedmf.Participation):
@@ -37,8 +38,8 @@ def once_an_epoch():
         def implied_limits(self):
             return 1, self.max_participations
 
-        def allows_sorted(self, taken):
-            epochs = [t * self.max_participations // self.rounds for t in taken]
+        def allows_sorted(self, sorted_rounds):
+            epochs = [t * self.max_participations // self.rounds for t in sorted_rounds]
             return len(set(epochs)) == len(epochs)
 
     yield OnceAnEpoch
@@ -56,7 +57,7 @@ def plan(participation):
     return fedmf.calibrate(mechanism, participation, epsilon=4.0, delta=1e-6)
 
 
-def test_the_factory_makes_it(once_an_epoch, participation):
+def test_participation_returns_an_object_of_its_class(once_an_epoch, participation):
     assert type(participation) is once_an_epoch
     assert repr(participation) == (
         "Participation(rounds=12, schema='once_an_epoch', min_sep=1, max_participations=3)"
@@ -67,13 +68,13 @@ def test_the_factory_makes_it(once_an_epoch, participation):
     )
 
 
-def test_its_patterns_are_a_round_of_each_epoch(participation):
+def test_patterns_are_a_round_of_each_epoch(participation):
     patterns = sorted(participation.patterns())
     assert len(patterns) == 4**3
     assert patterns[:2] == [(0, 4, 8), (0, 4, 9)]
 
 
-def test_its_sensitivity_is_an_upper_bound(participation, plan):
+def test_sensitivity_is_an_upper_bound(participation, plan):
     C = plan.mechanism.encoder()
     attained = attained_by_sets(C, list(participation.patterns()), np.random.default_rng(0))
     assert not plan.sensitivity.exact
@@ -82,7 +83,7 @@ def test_its_sensitivity_is_an_upper_bound(participation, plan):
     ).value  # fmt: skip
 
 
-def test_controller_and_audit(participation, plan):
+def test_controller_satisfies_it_and_the_audit_checks_it(participation, plan):
     options = {"population": 20, "cohort_size": 4, "seed": 3}
     controller = fedmf.ParticipationController(participation, **options)
     run(controller)
@@ -99,26 +100,26 @@ def test_controller_and_audit(participation, plan):
         fedmf.ParticipationController(participation, **options).resume_from(twice_in_an_epoch)
 
 
-def test_server(plan):
+def test_server_refuses_a_second_round_in_an_epoch(plan):
     server = fedmf.Server(plan, shapes=[(2,)], clients_per_round=2, noise_seed=5)
-    taken = []
+    rounds_taken = []
     for t in range(ROUNDS):
         if server.cohort(available=["ann"]):
             server.add([np.ones(2)], client="ann")
-            taken.append(t)
+            rounds_taken.append(t)
         else:
             with refusal("client='ann' took part in"):
                 server.add([np.ones(2)], client="ann")
         server.release()
-    assert taken == [0, 4, 8]
+    assert rounds_taken == [0, 4, 8]
 
 
-def test_statement(plan):
+def test_statement_contains_its_assumption(plan):
     text = fedmf.statement(plan)
     assert "One round in each of 3 epochs." in text
 
 
-def test_a_statement_s_values_need_no_class(once_an_epoch, plan):
+def test_a_statement_of_saved_values_needs_no_class(once_an_epoch, plan):
     values = json.loads(json.dumps(fedmf.privacy.describe.statement_values(plan)))
     del SCHEMAS["once_an_epoch"]
     text = " ".join(markdown(values).split())
@@ -126,7 +127,7 @@ def test_a_statement_s_values_need_no_class(once_an_epoch, plan):
     assert "takes part in at most 3 of the 12 rounds" in text
 
 
-def test_config(plan):
+def test_config_plans_with_it(plan):
     config = fedmf.PlanConfig.of(plan)
     assert (config.schema, config.min_sep, config.max_participations) == ("once_an_epoch", None, 3)
     fitted = fedmf.PlanConfig(
@@ -136,37 +137,37 @@ def test_config(plan):
     assert fedmf.PlanConfig.from_json(fitted.to_json()).plan().stddev == plan.stddev
 
 
-def test_command_line(plan, tmp_path):
+def test_commands_take_it(plan, tmp_path):
     plan.mechanism.save(tmp_path / "toeplitz.npz")
     limits = f"--rounds {ROUNDS} --schema once_an_epoch --max-participations {EPOCHS}"
-    shown = printed_by(f"calibrate {tmp_path}/toeplitz.npz {limits} --epsilon 4 --delta 1e-6")
-    assert shown["stddev"] == plan.stddev
+    calibrated = printed_by(f"calibrate {tmp_path}/toeplitz.npz {limits} --epsilon 4 --delta 1e-6")
+    assert calibrated["stddev"] == plan.stddev
     forecast = printed_by(f"plan participation {limits} --population 20 --cohort-size 4")
     assert forecast["max_participations_observed"] <= EPOCHS
 
 
 def schema_class(name, *bases, **members):
-    """Returns a frozen dataclass of this schema, made as a class statement makes one."""
+    """Returns a frozen dataclass of a schema, as a class statement would define it."""
     namespace = {"__module__": __name__, "__qualname__": members.pop("qualname", name), **members}
     namespace |= {"schema": name, "__annotations__": {"schema": str}}
-    made = type(name, bases or (fedmf.Participation,), namespace)
-    return dataclasses.dataclass(frozen=True, kw_only=True)(made)
+    new_class = type(name, bases or (fedmf.Participation,), namespace)
+    return dataclasses.dataclass(frozen=True, kw_only=True)(new_class)
 
 
 @pytest.fixture
 def any_rounds():
-    """A schema whose own rule allows all rounds, and whose limits are chosen."""
+    """Schema whose own rule allows all rounds, and whose limits are chosen."""
     members = {
         "settings": ("min_sep", "max_participations"),
-        "allows_sorted": lambda self, taken: True,
+        "allows_sorted": lambda self, sorted_rounds: True,
     }
     yield schema_class("any_rounds", **members)
     del SCHEMAS["any_rounds"]
 
 
 @pytest.mark.usefixtures("any_rounds")
-def test_the_limits_hold_whatever_its_rule_allows():
-    """Its sensitivity is that of the limits, which the rule alone would exceed."""
+def test_the_limits_hold_although_the_rule_allows_all_rounds():
+    """Compares with min_sep, since the rule alone would have a larger sensitivity."""
     free = fedmf.Participation(rounds=9, schema="any_rounds", min_sep=4)
     same = fedmf.Participation(rounds=9, schema="min_sep", min_sep=4)
     assert fedmf.sensitivity(np.eye(9), free).value == fedmf.sensitivity(np.eye(9), same).value
@@ -177,7 +178,7 @@ def test_the_limits_hold_whatever_its_rule_allows():
 
 
 @pytest.mark.usefixtures("any_rounds")
-def test_it_has_no_timer_that_fires_early():
+def test_controller_refuses_timer_jitter_without_a_timer():
     free = fedmf.Participation(rounds=9, schema="any_rounds", min_sep=4)
     jitter = DeviceBehavior(timer_jitter=1)
     with refusal("timer_jitter=1 .*schema='any_rounds' has none; leave it out"):
@@ -191,13 +192,15 @@ def test_the_first_rounds_alone_have_no_guarantee(plan, participation):
         participation.shortened(6)
 
 
-@pytest.mark.parametrize("most", [0, -1, 2.5, "3", None, ROUNDS + 1])
-def test_limits_that_it_implies_are_checked(most):
+@pytest.mark.parametrize("max_participations", [0, -1, 2.5, "3", None, ROUNDS + 1])
+def test_implied_limits_are_checked(max_participations):
     with refusal("max_participations=", (TypeError, ValueError)):
-        fedmf.Participation(rounds=ROUNDS, schema="once_an_epoch", max_participations=most)
+        fedmf.Participation(
+            rounds=ROUNDS, schema="once_an_epoch", max_participations=max_participations
+        )
 
 
-def test_a_name_is_that_of_one_class_and_a_schema_is_no_base(once_an_epoch):
+def test_register_refuses_a_used_name_and_a_derived_schema(once_an_epoch):
     with refusal("schema='once_an_epoch' is that of .*OnceAnEpoch: use another name"):
         schema_class("once_an_epoch")
     with refusal("schema='min_sep' is that of MinSep"):
@@ -209,13 +212,13 @@ def test_a_name_is_that_of_one_class_and_a_schema_is_no_base(once_an_epoch):
     with refusal("is not a str: .* no slots", TypeError):
         dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(bare)
     assert SCHEMAS["once_an_epoch"] is once_an_epoch
-    # A notebook's cell that is run again.
-    again = [schema_class("again", qualname="Again") for _ in range(2)]
-    assert SCHEMAS.pop("again") is again[1]
+    # A notebook cell that runs again replaces its class.
+    classes = [schema_class("again", qualname="Again") for _ in range(2)]
+    assert SCHEMAS.pop("again") is classes[1]
 
 
 @pytest.mark.parametrize("schema", ["single", "fixed_epoch", "min_sep", "every_round"])
-def test_nobody_is_eligible_after_the_last_round(schema):
+def test_no_client_is_eligible_after_the_last_round(schema):
     limits = {"min_sep": 2} if schema in ("fixed_epoch", "min_sep") else {}
     participation = fedmf.Participation(rounds=4, schema=schema, **limits)
     history = participation.new_history(2)

@@ -1,3 +1,5 @@
+"""Participation schemas: allowed sets, eligibility, limits, copies and pickles."""
+
 import copy
 import dataclasses
 import itertools
@@ -14,23 +16,25 @@ from tests.oracles import allowed_sets, maximal_sets
 
 
 @st.composite
-def participations(draw, most_rounds=9):
-    rounds = draw(st.integers(1, most_rounds))
+def participations(draw, max_rounds=9):
+    rounds = draw(st.integers(1, max_rounds))
     schema = draw(st.sampled_from(["single", "fixed_epoch", "min_sep", "every_round"]))
     if schema in ("single", "every_round"):
         return Participation(rounds=rounds, schema=schema)
     min_sep = draw(st.integers(1, rounds))
-    most = draw(st.one_of(st.none(), st.integers(1, -(-rounds // min_sep))))
-    return Participation(rounds=rounds, schema=schema, min_sep=min_sep, max_participations=most)
+    limits = st.one_of(st.none(), st.integers(1, -(-rounds // min_sep)))
+    return Participation(
+        rounds=rounds, schema=schema, min_sep=min_sep, max_participations=draw(limits)
+    )
 
 
 @given(participations())
 def test_allows_exactly_the_sets_of_the_definition(participation):
-    """Of min_sep: banded paper, Def. 1."""
+    """Compares with the definitions, such as banded paper, Def. 1, for min_sep."""
     allowed = set(allowed_sets(participation))
     for size in range(1, participation.rounds + 1):
-        for taken in itertools.combinations(range(participation.rounds), size):
-            assert participation.allows(reversed(taken)) == (taken in allowed)
+        for rounds in itertools.combinations(range(participation.rounds), size):
+            assert participation.allows(reversed(rounds)) == (rounds in allowed)
 
 
 @given(participations())
@@ -41,7 +45,7 @@ def test_patterns_are_the_maximal_sets(participation):
 
 
 @given(participations())
-def test_the_limits_are_ints_and_reached(participation):
+def test_limits_are_ints_and_attained(participation):
     assert type(participation.min_sep) is int
     assert type(participation.max_participations) is int
     longest = max(map(len, participation.patterns()))
@@ -51,7 +55,7 @@ def test_the_limits_are_ints_and_reached(participation):
 
 @given(participations(), st.data())
 @settings(max_examples=50)
-def test_eligible_is_who_may_take_part_in_the_round_as_well(participation, data):
+def test_a_client_is_eligible_if_its_rounds_with_the_new_one_are_allowed(participation, data):
     history = participation.new_history(1)
     history.grow(3)
     rounds_by_client = [[], [], []]
@@ -68,19 +72,19 @@ def test_eligible_is_who_may_take_part_in_the_round_as_well(participation, data)
             rounds_by_client[client].append(t)
 
 
-@given(participations(most_rounds=7))
-def test_patterns_of_a_schema_that_has_no_own_are_the_maximal_sets(participation):
+@given(participations(max_rounds=7))
+def test_the_default_patterns_are_the_maximal_sets(participation):
     patterns = list(Participation.patterns(participation))
     assert sorted(patterns) == maximal_sets(participation)
 
 
 @given(participations())
-def test_the_schema_s_class_is_made_copied_and_replaced_alike(participation):
+def test_construction_copies_and_replacement_keep_the_schema_class(participation):
     assert type(participation) is SCHEMAS[participation.schema]
     limits = participation.limits()
     assert participation == type(participation)(**limits) == Participation(**limits)
-    read = msgspec.json.decode(msgspec.json.encode(participation), type=Participation)
-    for twin in (copy.deepcopy(participation), pickle.loads(pickle.dumps(participation)), read):
+    decoded = msgspec.json.decode(msgspec.json.encode(participation), type=Participation)
+    for twin in (copy.deepcopy(participation), pickle.loads(pickle.dumps(participation)), decoded):
         assert type(twin) is type(participation)
         assert twin == participation
         assert hash(twin) == hash(participation)
@@ -92,7 +96,7 @@ def test_the_schema_s_class_is_made_copied_and_replaced_alike(participation):
     assert changed == Participation(rounds=rounds, schema="single")
 
 
-def test_pickles_of_before_the_schemas_had_classes():
+def test_pickles_from_before_schema_classes_load():
     text = (
         b"\x80\x02cfedmf.participation.schema\nParticipation\nq\x00)\x81q\x01}q\x02(X\x06\x00\x00"
         b"\x00roundsq\x03K\nX\x06\x00\x00\x00schemaq\x04X\x07\x00\x00\x00min_sepq\x05h\x05K\x04X"
@@ -101,13 +105,13 @@ def test_pickles_of_before_the_schemas_had_classes():
     assert pickle.loads(text) == separated(10, 4)
 
 
-def test_schemas_fill_in_their_limits():
-    filled = [single(10), every_round(10), epochs(10, 4), separated(10, np.int64(4), 2)]
-    limits = [(p.min_sep, p.max_participations) for p in filled]
+def test_schemas_imply_missing_limits():
+    schemas = [single(10), every_round(10), epochs(10, 4), separated(10, np.int64(4), 2)]
+    limits = [(p.min_sep, p.max_participations) for p in schemas]
     assert limits == [(10, 1), (1, 10), (4, 3), (4, 2)]
 
 
-def test_nobody_takes_part_twice_in_a_round_or_outside_the_run():
-    everything = Participation(rounds=3, schema="every_round")
-    assert everything.allows([])
-    assert not any(everything.allows(rounds) for rounds in ([1, 1], [3], [-1]))
+def test_no_schema_allows_a_round_twice_or_outside_the_run():
+    every_round_schema = Participation(rounds=3, schema="every_round")
+    assert every_round_schema.allows([])
+    assert not any(every_round_schema.allows(rounds) for rounds in ([1, 1], [3], [-1]))

@@ -17,7 +17,7 @@ from fedmf.privacy.plan import cohort_scale, dp_event, unamplified_epsilon
 from fedmf.privacy.sampling import SCHEMES, Sampling
 from fedmf.privacy.sampling.draws import Draws, draw_generator
 from tests.cli.program import printed_by
-from tests.cohorts.controllers import WhoComes
+from tests.cohorts.controllers import FunctionAvailability
 
 ROUNDS, POPULATION, COHORT = 12, 60, 6
 
@@ -102,7 +102,7 @@ def test_calibrate_controller_audit_and_statement(plan):
         cohort_size=COHORT,
         seed=3,
         sampling=plan.sampling,
-        availability=WhoComes(lambda t, clients: clients > 0),
+        availability=FunctionAvailability(lambda t, clients: clients > 0),
     )
     cohorts = [controller.cohort(t) for t in range(ROUNDS)]
     assert len({len(cohort) for cohort in cohorts}) > 1

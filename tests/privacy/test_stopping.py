@@ -55,7 +55,7 @@ def test_the_noise_of_the_first_rounds_is_that_of_the_leading_block(mechanism, r
     assert_allclose(first.encoder(), mechanism.encoder()[:rounds, :rounds], atol=1e-12)
 
 
-@given(participations(most_rounds=7), st.integers(0, 2**32 - 1), st.integers(1, 7))
+@given(participations(max_rounds=7), st.integers(0, 2**32 - 1), st.integers(1, 7))
 @settings(max_examples=40)
 def test_no_contributions_to_the_first_rounds_exceed_what_is_stated(participation, seed, rounds):
     n = participation.rounds
