@@ -1,4 +1,4 @@
-"""Fields of frozen dataclasses: checked, derived where they are left out, kept read-only."""
+"""Fields of frozen dataclasses: checks, derived defaults, and read-only arrays."""
 
 import dataclasses
 import functools
@@ -20,36 +20,36 @@ class Sizes(fields.Checked):
     other: "Sizes | None" = None
 
 
-def test_values_are_checked_in_order_and_derived_from_those_before():
+def test_fields_are_checked_in_order_and_derived_from_earlier_ones():
     sizes = Sizes(rounds=np.int64(7))
     assert (type(sizes.rounds), sizes.half) == (int, 3)
     assert Sizes(rounds=7, half=5).half == 5
-    for given, name in (({"rounds": 0}, "rounds=0"), ({"rounds": 4, "half": -1}, "half=-1")):
+    for arguments, name in (({"rounds": 0}, "rounds=0"), ({"rounds": 4, "half": -1}, "half=-1")):
         with refusal(name):
-            Sizes(**given)
+            Sizes(**arguments)
     with refusal("missing", TypeError):
         Sizes()
 
 
-def test_arrays_are_copies_that_nobody_writes_to():
-    mine = np.ones(2)
-    kept = Sizes(rounds=1, weights=mine).weights
-    mine[0] = 5.0
-    assert kept.tolist() == [1.0, 1.0]
+def test_arrays_are_read_only_copies():
+    array = np.ones(2)
+    stored = Sizes(rounds=1, weights=array).weights
+    array[0] = 5.0
+    assert stored.tolist() == [1.0, 1.0]
     with refusal("read-only"):
-        kept[0] = 0.0
+        stored[0] = 0.0
     with refusal("weights has shape"):
         Sizes(rounds=1, weights=np.ones((1, 1)))
 
 
-def test_an_instance_names_its_class():
+def test_the_error_of_instance_names_the_class():
     with refusal(r"other=3 must be a .*test_fields\.Sizes", TypeError):
         fields.instance(Sizes)("other", 3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Much(fields.ShortRepr):
-    """Fields that a whole page would not hold."""
+class LargeFields(fields.ShortRepr):
+    """Dataclass with fields that would fill a page."""
 
     entries: np.ndarray
     cohorts: tuple[int, ...] = ()
@@ -63,8 +63,8 @@ class Much(fields.ShortRepr):
         return len(self.entries)
 
 
-def test_a_short_repr_shows_shapes_and_leaves_out_defaults():
-    assert repr(Much(entries=np.ones(3))) == "Much(rounds=3, entries=<float64 (3,)>)"
-    whole = Much(entries=np.ones(3), cohorts=tuple(range(9)), note="a", secret="b")
-    text = "Much(rounds=3, entries=<float64 (3,)>, cohorts=<9 entries>, note='a')"
+def test_short_repr_shows_shapes_and_omits_defaults():
+    assert repr(LargeFields(entries=np.ones(3))) == "LargeFields(rounds=3, entries=<float64 (3,)>)"
+    whole = LargeFields(entries=np.ones(3), cohorts=tuple(range(9)), note="a", secret="b")
+    text = "LargeFields(rounds=3, entries=<float64 (3,)>, cohorts=<9 entries>, note='a')"
     assert repr(whole) == text

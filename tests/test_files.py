@@ -1,3 +1,5 @@
+"""Paths, atomic writes, private folders, locks, the cache folder and archives."""
+
 import errno
 import os
 import pathlib
@@ -25,34 +27,37 @@ def contents(path):
     return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-def test_a_folder_and_those_above_it_are_their_owner_s_alone(tmp_path):
-    there = tmp_path / "there"
-    there.mkdir(mode=0o755)
-    before = os.umask(0)
+def test_new_folders_and_files_are_accessible_by_their_owner_only(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o755)
+    old_umask = os.umask(0)
     try:
         for word in ("one", " two"):
-            make_folder(there / "a" / "b")
-            with append_privately(there / "a" / "b" / "log") as log:
+            make_folder(folder / "a" / "b")
+            with append_privately(folder / "a" / "b" / "log") as log:
                 log.write(word)
     finally:
-        os.umask(before)
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (there, there / "a", there / "a" / "b")]
+        os.umask(old_umask)
+    modes = [
+        stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "a", folder / "a" / "b")
+    ]
     assert modes == [0o755, 0o700, 0o700]
-    assert stat.S_IMODE((there / "a" / "b" / "log").stat().st_mode) == 0o600
-    assert (there / "a" / "b" / "log").read_text() == "one two"
+    assert stat.S_IMODE((folder / "a" / "b" / "log").stat().st_mode) == 0o600
+    assert (folder / "a" / "b" / "log").read_text() == "one two"
 
 
 class TestWriteAtomically:
     @pytest.mark.parametrize("content", ["größe", BYTES, lambda out: out.write(BYTES)])
-    def test_replaces(self, tmp_path, content):
+    def test_replaces_the_file(self, tmp_path, content):
         (tmp_path / "a").write_text("old")
         write_atomically(tmp_path / "a", content)
         assert contents(tmp_path) == {pathlib.Path("a"): BYTES}
 
-    def test_a_secret_is_on_disk_and_its_owner_s_alone_before_it_has_its_name(
+    def test_content_is_synced_with_its_mode_before_the_file_is_replaced(
         self, tmp_path, monkeypatch
     ):
-        calls, replace = [], os.replace
+        calls = []
+        replace = os.replace
 
         def fsync(handle):
             state = os.fstat(handle)
@@ -60,25 +65,25 @@ class TestWriteAtomically:
 
         monkeypatch.setattr(os, "fsync", fsync)
         monkeypatch.setattr(os, "replace", lambda *a: (calls.append("replace"), replace(*a)))
-        before = os.umask(0o027)
+        old_umask = os.umask(0o027)
         try:
             write_atomically(tmp_path / "secret", "12345", mode=0o600)
             write_atomically(tmp_path / "open", "")
         finally:
-            os.umask(before)
+            os.umask(old_umask)
         assert calls == [(0o600, 5), "replace", (0o640, 0), "replace"]
 
     @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
     @pytest.mark.parametrize(
         "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
     )
-    def test_a_full_disk_or_ctrl_c_leaves_the_old_file_and_nothing_else(
+    def test_a_full_disk_or_ctrl_c_leaves_the_old_file_only(
         self, tmp_path, monkeypatch, call, error
     ):
         path = tmp_path / "a"
         write_atomically(path, "old")
 
-        def fails(*args, **kwargs):
+        def failing_call(*args, **kwargs):
             raise error
 
         def half_written(out):
@@ -86,7 +91,7 @@ class TestWriteAtomically:
             raise error
 
         if call != "write":
-            monkeypatch.setattr(os, call, fails)
+            monkeypatch.setattr(os, call, failing_call)
         with pytest.raises(type(error)) as caught:
             write_atomically(path, half_written if call == "write" else "new and longer")
         monkeypatch.undo()
@@ -95,7 +100,7 @@ class TestWriteAtomically:
             assert caught.value.filename == str(path)
 
 
-def test_a_folder_is_locked_for_one_at_a_time(tmp_path):
+def test_a_folder_has_one_lock_at_a_time(tmp_path):
     first = lock(tmp_path)
     assert lock(tmp_path) is None
     first.release()
@@ -108,34 +113,34 @@ def test_a_folder_is_locked_for_one_at_a_time(tmp_path):
         lock(tmp_path / "file")
 
 
-def test_a_lock_ends_with_its_release_whatever_was_forked_meanwhile(tmp_path):
-    """A child by Python closes its copy; one of a C library keeps it, as `dup` does here."""
-    held = lock(tmp_path)
-    copy = os.dup(held.descriptor)
-    held.release()
+def test_release_ends_a_lock_although_processes_were_forked(tmp_path):
+    """Tests a child of Python, which closes its copy, and `dup`, a copy that stays open."""
+    folder_lock = lock(tmp_path)
+    copy = os.dup(folder_lock.descriptor)
+    folder_lock.release()
     lock(tmp_path).release()
     os.close(copy)
 
-    held = lock(tmp_path)
+    folder_lock = lock(tmp_path)
     child = os.fork()
     if child == 0:
-        held.release()  # not its own
-        os._exit(int(held.descriptor is not None))
+        folder_lock.release()  # The lock is that of the parent.
+        os._exit(int(folder_lock.descriptor is not None))
     assert os.waitpid(child, 0)[1] == 0
     assert lock(tmp_path) is None
-    held.release()
+    folder_lock.release()
 
 
 @pytest.mark.parametrize(
     ("path", "parts"),
     [("~", ()), ("~/a/b", ("a", "b")), (pathlib.Path("~/a"), ("a",))],
 )
-def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch, path, parts):
+def test_expanded_replaces_a_tilde_by_the_home_folder(tmp_path, monkeypatch, path, parts):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert expanded(path) == tmp_path.joinpath(*parts)
 
 
-def test_other_paths_stay_and_a_tilde_of_nobody_is_refused(tmp_path, monkeypatch):
+def test_expanded_keeps_other_paths_and_refuses_an_unknown_user(tmp_path, monkeypatch):
     for path in ("a/~", "/a", "a", "../a"):
         assert expanded(path) == pathlib.Path(path)
     monkeypatch.chdir(tmp_path)
@@ -144,7 +149,7 @@ def test_other_paths_stay_and_a_tilde_of_nobody_is_refused(tmp_path, monkeypatch
         expanded("~nobody of this name/a")
 
 
-def test_cache_folder(tmp_path, monkeypatch):
+def test_cache_folder_follows_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMF_CACHE", "")
     assert cache_folder() is None
     monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "here"))
@@ -154,11 +159,11 @@ def test_cache_folder(tmp_path, monkeypatch):
     assert cache_folder() == tmp_path / "fedmf"
 
 
-def test_an_entry_whose_header_claims_fewer_numbers_is_noticed(tmp_path):
+def test_check_archive_detects_a_header_with_fewer_numbers(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, x=np.arange(9000))
     check_archive(path)
     path.write_bytes(path.read_bytes().replace(b"(9000,)", b"(1000,)"))
-    assert np.load(path)["x"].shape == (1000,)  # which is why
+    assert np.load(path)["x"].shape == (1000,)  # numpy does not notice.
     with pytest.raises((ValueError, zipfile.BadZipFile)):
         check_archive(path)

@@ -1,4 +1,4 @@
-"""Which ids of clients are missing or look alike, and what is said of one that is wrong."""
+"""Client ids and rounds: which are missing, which look alike, and what an error says."""
 
 import re
 import unicodedata
@@ -24,39 +24,43 @@ NAN, NAT = float("nan"), np.datetime64("NaT")
 EVERY_CHARACTER = [chr(code) for code in range(1, 0x110000) if not 0xD800 <= code < 0xE000]
 
 
-def in_sql(texts):
+def visible_texts_in_sql(texts):
     with duckdb.connect() as database:
-        listed = database.execute(
+        rows = database.execute(
             f"SELECT {tables.visible_text_sql('text')} FROM (SELECT unnest(?) AS text, unnest(?) "
-            "AS place) ORDER BY place",
+            "AS row_index) ORDER BY row_index",
             [texts, [*range(len(texts))]],
         ).fetchall()
-    return [text for (text,) in listed]
+    return [text for (text,) in rows]
 
 
 class TestPythonAndSqlAgree:
-    """The rule stands twice: for logs in the database, for arrays in Python."""
+    """The visible text is computed in SQL for logs, and in Python for arrays."""
 
     @pytest.mark.slow
-    def test_on_every_character(self):
-        # Between letters, and after one that it may be composed with. Characters that one of the
-        # two does not know yet are left out.
+    def test_every_character_has_the_same_visible_text(self):
+        # Each character is between letters, of which it may be composed with the first. Unassigned
+        # characters are omitted, since Python and DuckDB have different versions of Unicode.
         assigned = [c for c in EVERY_CHARACTER if unicodedata.category(c) != "Cn"]
         texts = [f"a{c}b" for c in assigned]
         different = [
             text
-            for text, of_sql in zip(texts, in_sql(texts), strict=True)
+            for text, of_sql in zip(texts, visible_texts_in_sql(texts), strict=True)
             if visible_text(text) != of_sql
         ]
         assert different == []
         assert len(assigned) > 280_000
 
-    def test_blanks_around_what_is_invisible_are_one(self):
+    def test_blanks_around_an_invisible_character_form_one_blank(self):
         texts = [
             f"a{between}b"
             for between in (" \u200b ", "\u00a0\u2060\u00a0", " \u00ad ", " \u2800 ", "  ")
         ]
-        assert in_sql(texts) == [visible_text(text) for text in texts] == ["a b"] * len(texts)
+        assert (
+            visible_texts_in_sql(texts)
+            == [visible_text(text) for text in texts]
+            == ["a b"] * len(texts)
+        )
 
     @settings(max_examples=30, deadline=None)
     @given(
@@ -71,12 +75,12 @@ class TestPythonAndSqlAgree:
             max_size=30,
         )
     )
-    def test_on_texts(self, texts):
-        assert in_sql(texts) == [visible_text(text) for text in texts]
+    def test_texts_have_the_same_visible_text(self, texts):
+        assert visible_texts_in_sql(texts) == [visible_text(text) for text in texts]
 
 
 class TestSkeletons:
-    """Ids of one skeleton count as one client."""
+    """Ids with the same skeleton count as one client."""
 
     @pytest.mark.parametrize(
         ("text", "alike"),
@@ -102,21 +106,21 @@ class TestSkeletons:
             ("an n", "an\r\n\u200bn"),
         ],
     )  # fmt: skip
-    def test_are_one_of_letters_that_look_alike(self, text, alike):
+    def test_letters_that_look_alike_have_one_skeleton(self, text, alike):
         assert skeleton(alike) == skeleton(text) == text
         for form in ("NFC", "NFD"):
             assert skeleton(unicodedata.normalize(form, alike)) == text
 
     @given(st.text(st.characters(min_codepoint=32, max_codepoint=126)))
-    def test_of_ascii_are_the_texts_but_for_double_blanks(self, text):
+    def test_the_skeleton_of_ascii_is_the_text_with_single_blanks(self, text):
         assert skeleton(text) == re.sub("  +", " ", text)
 
     @given(st.text())
-    def test_are_their_own_and_those_of_every_composition(self, text):
+    def test_a_skeleton_is_its_own_skeleton_and_that_of_every_composition(self, text):
         assert skeleton(skeleton(text)) == skeleton(text)
         assert skeleton(unicodedata.normalize("NFD", text)) == skeleton(text)
 
-    def test_tell_words_of_one_script_apart(self):
+    def test_words_of_one_script_have_different_skeletons(self):
         cyrillic = ("\u0430\u043d\u043d\u0430", "\u0438\u043d\u043d\u0430", "\u043e\u043b\u044f")
         greek = (
             "\u03c3\u03bf\u03c6\u03af\u03b1",
@@ -130,10 +134,10 @@ class TestSkeletons:
 
 
 @pytest.mark.parametrize(
-    ("ids", "place"),
+    ("ids", "position"),
     [
         ([1, None], 1),
-        (["a", NAN, "b"], 1),  # numpy would make the text "nan" of it
+        (["a", NAN, "b"], 1),  # numpy would convert it to the text "nan".
         (np.array([1.0, NAN, NAN]), 1),
         (np.array(["a", None], object), 1),
         (np.array(["2026-01-01", "NaT"], "M8[D]"), 1),
@@ -143,8 +147,8 @@ class TestSkeletons:
         (np.array([1 + 0j, complex(NAN, 0)]), 1),
     ],
 )
-def test_missing_ids_are_refused_with_their_row(ids, place):
-    with refusal(rf"client_ids\[{place}\]=.* is missing"):
+def test_missing_ids_are_refused_with_their_position(ids, position):
+    with refusal(rf"client_ids\[{position}\]=.* is missing"):
         client_array("client_ids", ids)
 
 
@@ -173,7 +177,7 @@ def test_look_alikes_are_refused(ids):
         client_array("client_ids", ids)
 
 
-def test_others_are_what_they_are():
+def test_ids_that_do_not_look_alike_are_accepted():
     for ids in (
         ["nan", "NaT", "None", "a"],
         ["Ann", "ann"],
@@ -201,12 +205,12 @@ def test_others_are_what_they_are():
         ("0x1", "not a number"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_round(t, fault):
-    found = round_fault(t, 0, 7)
-    assert found is None if fault is None else fault in found
+def test_round_fault_describes_the_fault(t, fault):
+    description = round_fault(t, 0, 7)
+    assert description is None if fault is None else fault in description
 
 
-def test_rounds_that_count_from_1():
+def test_round_fault_counts_from_the_first_round():
     assert "before the first round" in round_fault("0", 1, 8)
     assert round_fault("8", 1, 8) is None
 
@@ -217,6 +221,6 @@ def test_rounds_that_count_from_1():
      ("a\u2003", "blanks"),
      ("a\u200b", "invisible"), ("\x00a", "invisible"), ("\u3164", "visible")],
 )  # fmt: skip
-def test_what_is_wrong_with_a_client(client, fault):
-    found = client_fault(client)
-    assert found is None if fault is None else fault in found
+def test_client_fault_describes_the_fault(client, fault):
+    description = client_fault(client)
+    assert description is None if fault is None else fault in description

@@ -1,4 +1,4 @@
-"""Pictures do not depend on MPLBACKEND, which Jupyter sets for the commands of its cells."""
+"""Imports of matplotlib do not depend on MPLBACKEND, which Jupyter sets."""
 
 import os
 import pathlib
@@ -12,21 +12,21 @@ import fedmf
 
 
 @pytest.mark.parametrize("module", ["fedmf.reports.pictures", "fedmf.experiments.demo"])
-def test_a_backend_that_is_not_there_does_no_harm(module):
+def test_imports_work_with_a_missing_backend(module):
     program = f"import {module}, os; print(os.environ['MPLBACKEND'])"
     backend = "module://matplotlib_inline.no_such_backend"
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {"MPLBACKEND": backend},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ran.stdout.strip() == backend, ran.stderr
+    assert process.stdout.strip() == backend, process.stderr
 
 
-def test_matplotlib_is_imported_by_packages_that_fix_its_import():
-    """Or within a function that imports fedmf.reports first."""
+def test_only_reports_and_experiments_import_matplotlib_at_module_level():
+    """Others import it within functions, after fedmf.reports."""
     top = pathlib.Path(fedmf.__file__).parent
     for path in top.rglob("*.py"):
         importing = re.search(r"^(import|from) matplotlib", path.read_text(), re.MULTILINE)

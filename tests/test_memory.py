@@ -1,4 +1,4 @@
-"""The memory that is free is the least of what machine, container and process leave."""
+"""The free memory is the least of what the machine, the container and the process limit allow."""
 
 import resource
 import subprocess
@@ -12,7 +12,7 @@ from tests.refusals import refusal
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine with 8,000 kB free, and no container."""
+    """Simulates a machine with 8,000 kB free, and no container."""
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
     monkeypatch.setattr(memory, "_MACHINE", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "_CONTAINERS", ())
@@ -20,16 +20,16 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_the_machine_has_free(machine):
+def test_free_memory_of_the_machine(machine):
     assert memory.available_memory() == 8000 * 1024
-    (machine / "meminfo").unlink()  # as on a machine without one: all that it has
+    (machine / "meminfo").unlink()  # Without the file, all memory of the machine counts.
     assert memory.available_memory() > 10**8
 
 
 @pytest.mark.parametrize(
     ("limit", "expected"), [("max", 8000 * 1024), ("70000", 70_000 - 60_000 + 5000)]
 )
-def test_what_the_container_leaves_with_the_files_that_it_can_give_up(
+def test_free_memory_of_the_container_includes_its_file_cache(
     machine, monkeypatch, limit, expected
 ):
     for name, text in (
@@ -45,16 +45,16 @@ def test_what_the_container_leaves_with_the_files_that_it_can_give_up(
     assert memory.available_memory() == expected
 
 
-def test_what_the_limit_of_the_process_leaves():
+def test_free_memory_under_the_limit_of_the_process():
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30));"
         "from fedmf.memory import available_memory; print(available_memory())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert 0 < int(done.stdout) < 2**30
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert 0 < int(process.stdout) < 2**30
 
 
-def test_a_matrix_that_does_not_fit_what_is_free_is_refused_in_one_sentence(monkeypatch):
+def test_matrices_larger_than_the_free_memory_are_refused(monkeypatch):
     monkeypatch.setattr(checks, "available_memory", lambda: 2**30)
     checks.fits_in_memory("this", (8000, 8000))
     words = "^this would take a dense 16000 x 16000 array of 1.91 GiB, where 1 GiB are free: for so"

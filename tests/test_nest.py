@@ -1,4 +1,4 @@
-"""Structures of arrays have the order and the kinds that `tf.nest` gives them."""
+"""Nested structures have the leaves, and the order of leaves, of `tf.nest`."""
 
 import collections
 from typing import Any, NamedTuple
@@ -30,19 +30,19 @@ STRUCTURES = [
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
-def test_leaves_come_back_in_a_structure_of_the_same_classes(structure):
+def test_unflatten_restores_structure_classes_and_order(structure):
     leaves = nest.flatten(structure)
-    packed = nest.unflatten(structure, leaves)
-    assert packed == structure
-    assert type(packed) is type(structure)
-    assert nest.has_same_structure(packed, structure)
+    restored = nest.unflatten(structure, leaves)
+    assert restored == structure
+    assert type(restored) is type(structure)
+    assert nest.has_same_structure(restored, structure)
     if isinstance(structure, dict):
-        assert list(packed) == list(structure)
+        assert list(restored) == list(structure)
     negated = nest.map_leaves(lambda leaf: (leaf,), structure)
     assert nest.flatten(negated) == leaves
 
 
-def test_structures_differ_by_kind_keys_and_length():
+def test_structures_of_other_kinds_keys_or_lengths_differ():
     for first, second in [
         ([1], (1,)),
         ({"a": 1}, {"b": 1}),
@@ -58,6 +58,6 @@ def test_structures_differ_by_kind_keys_and_length():
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
-def test_it_is_the_order_of_tensorflow(structure):
+def test_the_order_of_leaves_is_that_of_tensorflow(structure):
     tf = pytest.importorskip("tensorflow")
     assert nest.flatten(structure) == tf.nest.flatten(structure)

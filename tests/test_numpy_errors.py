@@ -1,5 +1,6 @@
-"""Public calls compute the same under whatever the caller set with np.seterr: sums lose terms to
-underflow, here, in SciPy and in dp_accounting.
+"""Public calls do not raise if the caller has set np.seterr(all="raise").
+
+Terms in the tails of sums underflow here, in SciPy and in dp_accounting.
 """
 
 import numpy as np
@@ -23,19 +24,21 @@ def _raising():
         yield
 
 
-def planned(**options):
+def make_plan(**options):
     values = {"rounds": ROUNDS, "min_sep": 3, "noise_multiplier": 1.0, "delta": 1e-6}
     return fedmf.PlanConfig(**values | options).plan()
 
 
-def test_numpy_raises_here():
+def test_numpy_raises_in_these_tests():
     with pytest.raises(FloatingPointError, match="underflow"):
         np.exp(np.array([-1000.0]))
 
 
 @every_mechanism
-def test_mechanisms(build, tmp_path):
-    mechanism, workload, once = build(ROUNDS), fedmf.prefix_sum(ROUNDS), single(ROUNDS)
+def test_mechanisms_and_plans_do_not_raise(build, tmp_path):
+    mechanism = build(ROUNDS)
+    workload = fedmf.prefix_sum(ROUNDS)
+    once = single(ROUNDS)
     assert fedmf.sensitivity(mechanism, once).value > 0
     assert fedmf.max_error(mechanism, workload, once) > 0
     assert fedmf.rmse(mechanism, workload, once) > 0
@@ -59,14 +62,14 @@ def test_mechanisms(build, tmp_path):
         ("banded", 120, {"bands": 8}),
     ],
 )
-def test_fits(family, rounds, options):
+def test_fits_do_not_raise(family, rounds, options):
     once = single(rounds)
     workload = fedmf.momentum_sgd(rounds)
     mechanism = fedmf.fit(workload, once, family=family, cache=False, tolerance=1e-2, **options)
     assert fedmf.rmse(mechanism, workload, once) > 0
 
 
-def test_streams_of_many_rounds():
+def test_streams_of_many_rounds_do_not_raise():
     assert FFTMechanism(rounds=3000).stream().width > 0
 
 
@@ -75,8 +78,8 @@ def test_streams_of_many_rounds():
     [{"family": "blt"}, {"private_metrics": 0.1}, {"clip_quantile": 0.5}],
     ids=["blt", "private metrics", "quantile clipping"],
 )
-def test_servers(options, tmp_path):
-    plan = planned(**options)
+def test_servers_do_not_raise(options, tmp_path):
+    plan = make_plan(**options)
     folder = tmp_path / "server"
     server = fedmf.Server(plan, shapes=[(3,)], clients_per_round=3, noise_seed="os", folder=folder)
     metrics = {"loss": 1e-320, "accuracy": 0.5} if plan.private_metrics else None
@@ -93,20 +96,20 @@ def test_servers(options, tmp_path):
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed_size", "random-allocation"])
-def test_sampling_schemes(sampling):
+def test_sampling_schemes_do_not_raise(sampling):
     options = {"rounds": 8, "bands": 2, "sampling": sampling, "population": 400}
-    plan = planned(**options, cohort_size=10, min_sep=None, delta=1e-4)
+    plan = make_plan(**options, cohort_size=10, min_sep=None, delta=1e-4)
     assert 0 < plan.epsilon < np.inf
 
 
-def test_choice_of_bands():
+def test_the_choice_of_bands_does_not_raise():
     workload = fedmf.prefix_sum(16)
     target = {"population": 400, "cohort_size": 10, "epsilon": 8.0, "delta": 1e-6}
     assert fedmf.choose_bands(workload, rounds=16, bands=[2], **target)
 
 
-def test_audits(tmp_path):
-    plan = planned()
+def test_audits_do_not_raise(tmp_path):
+    plan = make_plan()
     log = tmp_path / "log.csv"
     log.write_text("client,round\nann,1\nbo,2\nann,5\n")
     assert fedmf.audit_log(log, plan).epsilon <= plan.epsilon
@@ -114,7 +117,7 @@ def test_audits(tmp_path):
     assert power(3.0, 300_000, threshold=1e-8) > 0.9
 
 
-def test_partitions():
+def test_partitions_do_not_raise():
     for alpha in (1e-9, 0.3, 1e9):
         assert partition.dirichlet(LABELS, 20, alpha, 0).size == LABELS.size
     assert partition.quantity_skew(400, 20, 1000.0, 0).size == LABELS.size

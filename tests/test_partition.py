@@ -1,4 +1,4 @@
-"""Clients that are made: the literature's definitions, written down again, are the oracles."""
+"""Synthetic partitions, compared with the definitions in the literature."""
 
 import collections
 import functools
@@ -27,13 +27,13 @@ LABELS = np.arange(30) % 3
 
 
 def passes(counts, claimed):
-    """Whether counts pass Pearson's test of these probabilities."""
+    """Returns whether counts pass Pearson's test of these probabilities."""
     expected = np.sum(counts) * np.asarray(claimed)
     return scipy.stats.chisquare(counts, expected).pvalue > FALSE_POSITIVE_RATE
 
 
-def table(labels, ids):
-    """Client -> how many examples of each label."""
+def label_counts(labels, ids):
+    """Returns the number of examples of each label, by client."""
     counts = collections.defaultdict(collections.Counter)
     for label, client in zip(np.asarray(labels).tolist(), ids.tolist(), strict=True):
         counts[client][label] += 1
@@ -49,12 +49,12 @@ every_alpha = st.sampled_from([5e-324, 1e-300, 1e-3, 0.3, 1.0, 1e3, 1e300]) | st
 def test_each_example_has_one_client_and_each_client_an_example(data, labels, alpha, seed):
     clients = data.draw(st.integers(1, len(labels)))
     per_client = data.draw(st.integers(1, len(labels) // clients))
-    dealt = {
+    ids_by_kind = {
         "dirichlet": partition.dirichlet(labels, clients, alpha, seed),
         "shards": partition.shards(labels, clients, per_client, seed),
         "quantity": partition.quantity_skew(len(labels), clients, alpha, seed),
     }
-    for name, ids in dealt.items():
+    for name, ids in ids_by_kind.items():
         assert ids.dtype == np.int64
         assert ids.shape == (len(labels),)
         sizes = np.bincount(ids, minlength=clients)
@@ -63,8 +63,8 @@ def test_each_example_has_one_client_and_each_client_an_example(data, labels, al
         assert name == "quantity" or sizes.max() - sizes.min() <= per_client ** (name == "shards")
 
 
-def test_the_same_bits_everywhere():
-    """Computed once, with numpy 1.25 and 2.4."""
+def test_partitions_are_bitwise_identical_on_every_machine():
+    """Compares with digests that were computed with numpy 1.25 and 2.4."""
     digests = {
         name: hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:16]
         for name, ids in {
@@ -81,8 +81,9 @@ def test_the_same_bits_everywhere():
 
 
 def dirichlet_law(concentrations, draws):
-    """Counts of labels in so many draws by q ~ Dir(concentrations) -> their probability: the ratio
-    of Dirichlet integrals times the number of orders.
+    """Returns the probability of each tuple of label counts in draws by q ~ Dir(concentrations).
+
+    It is a ratio of Dirichlet integrals times the number of orders.
     """
     total = sum(concentrations)
     law = {}
@@ -97,12 +98,12 @@ def dirichlet_law(concentrations, draws):
 
 
 @pytest.mark.parametrize("alpha", [pytest.param(0.3, marks=pytest.mark.slow), 2.0])
-def test_the_first_clients_are_of_hsu_s_distribution(alpha):
-    """Two clients of three examples cannot exhaust the six of the rarest label.
+def test_the_first_clients_have_the_distribution_of_hsu_et_al(alpha):
+    """Tests two clients of three examples, which cannot exhaust the six of the rarest label.
 
-    Rejected once in a million. The draws are as many as see each departure but once in a million:
-    another alpha by a factor of 3, a prior that is uniform, and concentrations of alpha for each
-    label.
+    The test rejects once in a million. It draws often enough to miss each departure once in a
+    million: an alpha that is wrong by a factor of 3, a uniform prior, and concentrations of alpha
+    for each label.
     """
     prior = np.array([0.2, 0.3, 0.5])
     labels = np.repeat(np.arange(3), (30 * prior).astype(int))
@@ -115,7 +116,7 @@ def test_the_first_clients_are_of_hsu_s_distribution(alpha):
     def counted(alpha):
         seen = collections.Counter()
         for seed in range(-(-draws // 2)):
-            counts = table(labels, partition.dirichlet(labels, 10, alpha, seed))
+            counts = label_counts(labels, partition.dirichlet(labels, 10, alpha, seed))
             seen.update(tuple(counts[client][label] for label in range(3)) for client in (0, 1))
         return [seen[counts] for counts in law]
 
@@ -124,43 +125,44 @@ def test_the_first_clients_are_of_hsu_s_distribution(alpha):
 
 
 @pytest.mark.parametrize(
-    "made",
+    "assign",
     [
         lambda seed: partition.dirichlet(["a"] * 6, 3, 1.0, seed),
         lambda seed: partition.quantity_skew(6, 3, 0.0, seed),
-        # A shard for each label: which are whose
+        # With one example per label, the shards of a client are a sample of the labels.
         lambda seed: partition.shards(range(6), 3, 2, seed),
     ],
     ids=["dirichlet", "quantity", "shards of labels"],
 )
-def test_which_examples_a_client_has_is_uniform(made):
-    """Rejected once in a million; an example with three times the others' chance is missed as
-    rarely.
-    """
+def test_the_examples_of_a_client_are_a_uniform_sample(assign):
+    """Rejects once in a million, and as rarely misses an example of three times the probability."""
     uniform, weighted = preferring_the_first(6, 3.0, size=2)
     draws = draws_that_see(uniform, weighted)
     sets = list(itertools.combinations(range(6), 2))
     seen = collections.Counter(
-        tuple(np.flatnonzero(made(seed) == 0).tolist()) for seed in range(draws)
+        tuple(np.flatnonzero(assign(seed) == 0).tolist()) for seed in range(draws)
     )
     assert passes([seen[s] for s in sets], uniform)
     rng = np.random.default_rng(0)
     assert not passes(rng.multinomial(draws, weighted), uniform)
 
 
-def test_clients_have_mcmahan_s_shards():
-    """200 shards of 300 of the sorted examples for 100 clients, two each."""
+def test_clients_have_the_shards_of_mcmahan_et_al():
+    """Tests two of 200 shards of 300 sorted examples for each of 100 clients."""
     labels = np.random.default_rng(0).permutation(np.arange(60_000) % 10)
-    counts = table(labels, partition.shards(labels, 100, 2, 1))
+    counts = label_counts(labels, partition.shards(labels, 100, 2, 1))
     assert {sum(count.values()) for count in counts.values()} == {600}
     assert max(len(count) for count in counts.values()) == 2
 
 
-def test_logarithms_of_sizes_have_sigma():
-    """A chi-square test of normals' variance: rejected once in a million, and a variance 1.5 times
-    as large is missed as rarely. Rounding is below a hundredth of the smallest size.
+def test_log_sizes_have_the_standard_deviation_sigma():
+    """Tests the variance of normals by chi-square, which rejects once in a million.
+
+    A variance 1.5 times as large is missed as rarely. Rounding is below a hundredth of the smallest
+    size.
     """
-    clients, sigma = 2000, 0.5
+    clients = 2000
+    sigma = 0.5
     assert missed_by_variance(clients - 1, 1.5) <= MISS_RATE
 
     def fits(drawn):
@@ -177,7 +179,7 @@ def test_logarithms_of_sizes_have_sigma():
     assert not fits(sigma * 1.5**0.5)
 
 
-def test_a_text_says_the_same():
+def test_assign_clients_parses_the_text_of_a_partition():
     ids = partition.quantity_skew(30, 5, 1.0, 7)
     np.testing.assert_array_equal(partition.assign_clients("quantity:1", LABELS, 5, 7), ids)
 
@@ -185,7 +187,7 @@ def test_a_text_says_the_same():
 dirichlet = functools.partial(partition.dirichlet, labels=LABELS, clients=3, alpha=1.0, seed=0)
 shards = functools.partial(partition.shards, labels=LABELS, clients=3, per_client=2, seed=0)
 quantity = functools.partial(partition.quantity_skew, examples=30, clients=3, sigma=1.0, seed=0)
-deal = functools.partial(partition.assign_clients, labels=LABELS, clients=3, seed=0)
+assign_text = functools.partial(partition.assign_clients, labels=LABELS, clients=3, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +196,8 @@ deal = functools.partial(partition.assign_clients, labels=LABELS, clients=3, see
         *named(ValueError, dirichlet, clients=[0, 31], alpha=[0], seed=[-1]),
         *named(ValueError, shards, per_client=[0]),
         *named(ValueError, quantity, examples=[0], clients=[31], sigma=[-1]),
-        *named(ValueError, deal, partition=["dirichlet", "shards:2.5", "iid:1", "shards:0"]),
-        *named(TypeError, deal, partition=[None]),
+        *named(ValueError, assign_text, partition=["dirichlet", "shards:2.5", "iid:1", "shards:0"]),
+        *named(TypeError, assign_text, partition=[None]),
         (lambda: shards(per_client=11), ValueError, "clients=3 times per_client=11"),
         (lambda: dirichlet(labels=[]), ValueError, r"labels has the shape \(0,\)"),
         (lambda: dirichlet(labels=[1.0, math.nan]), ValueError, r"labels\[1\]=nan is missing"),
@@ -212,14 +214,12 @@ deal = functools.partial(partition.assign_clients, labels=LABELS, clients=3, see
         ),
     ],
 )
-def test_refusals(refused):
+def test_wrong_arguments_are_refused(refused):
     assert_refused(*refused)
 
 
-def test_a_picture_shows_who_has_what(tmp_path):
-    """A client with three examples of one label and one of another has a bar of two colours, one
-    three times as long as the other.
-    """
+def test_bars_are_as_long_as_the_label_counts(tmp_path):
+    """Tests a client with three examples of one label and one of another."""
     path = partition.plot_label_counts(["cat", "cat", "dog", "cat"], [7] * 4, tmp_path / "who.png")
     pixels = np.round(255 * image.imread(path)[..., :3]).astype(int)
     first, second = ((pixels == color).all(axis=2) for color in ([31, 119, 180], [255, 127, 14]))
@@ -228,14 +228,14 @@ def test_a_picture_shows_who_has_what(tmp_path):
 
 
 @pytest.mark.parametrize("clients", [100, 101])
-def test_pictures_of_many_clients_are_no_taller_than_those_of_100(tmp_path, clients):
+def test_a_plot_of_many_clients_is_no_taller_than_one_of_100(tmp_path, clients):
     y = np.arange(10_000) % 3
     ids = partition.dirichlet(y, clients, 0.3, 0)
     height, width, _ = image.imread(partition.plot_label_counts(y, ids, tmp_path / "who.png")).shape
     assert (height > width) == (clients == 100)
 
 
-def test_labels_are_no_formulas(tmp_path):
+def test_labels_with_dollar_signs_are_not_parsed_as_formulas(tmp_path):
     path = partition.plot_label_counts(
         ["$x$", "$\\frac", "_a"], ["$$", "b\nc", "d" * 99], tmp_path / "a.png"
     )

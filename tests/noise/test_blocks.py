@@ -1,6 +1,4 @@
-"""Block forms write the causal noising matrix, in few rows of state where
-the mechanism has structure.
-"""
+"""Block forms reproduce the causal noising matrix, with small states for structured mechanisms."""
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ from tests.noise.test_buffers import random_buffers
 @every_mechanism
 @pytest.mark.parametrize("rounds", [1, 37])
 def test_a_causal_stream_has_the_same_covariance(build, rounds):
-    """A lower-triangular factor of the same mechanism (Denisov et al. 2022, Prop. 2.2)."""
+    """Checks that L is a lower-triangular factor of N N^T (Denisov et al. 2022, Prop. 2.2)."""
     N = build(rounds).noising()
     L = build(rounds).stream().causal().as_contraction().contraction
     assert not np.triu(L, 1).any()
@@ -33,17 +31,17 @@ def test_a_causal_stream_has_the_same_covariance(build, rounds):
 
 @every_mechanism
 @pytest.mark.parametrize(("rounds", "length"), [(1, 1), (12, 1), (37, 5), (36, 64)])
-def test_blocks_write_the_noising_matrix(build, rounds, length):
+def test_equal_blocks_reproduce_the_noising_matrix(build, rounds, length):
     stream = build(rounds).stream()
     form = block_form(stream, bounds=equal_blocks(rounds, length))
     N = stream.causal().as_contraction().contraction
     assert deviation(form.noising(), N) <= MAX_DEVIATION
-    assert form.width < max(rounds, 4)  # buffers are kept even where one round needs none
+    assert form.width < max(rounds, 4)  # Buffers have a state even for one round.
     assert form.num_blocks == -(-rounds // min(length, rounds))
 
 
 @every_mechanism
-def test_growing_blocks_with_small_first_states_write_the_noising_matrix(build):
+def test_growing_blocks_with_small_first_states_reproduce_the_noising_matrix(build):
     stream = build(37).stream()
     bounds = growing_blocks(37, 16)
     assert bounds == (0, 1, 2, 4, 8, 16, 32, 37)
@@ -52,11 +50,11 @@ def test_growing_blocks_with_small_first_states_write_the_noising_matrix(build):
     N = stream.causal().as_contraction().contraction
     assert deviation(small.noising(), N) <= MAX_DEVIATION
     if not form.is_rolling:
-        assert small.matrix(1).shape[1] <= 2  # one draw, and one in the state
+        assert small.matrix(1).shape[1] <= 2  # The block has one draw, and the state another one.
 
 
 @pytest.mark.parametrize(("window", "sums"), [(1, 0), (1, 3), (4, 0), (4, 2)])
-def test_buffers_of_any_shape(window, sums):
+def test_blocks_reproduce_buffers_of_any_shape(window, sums):
     buffers = random_buffers(5, 30, window, sums)
     stream = NoiseStream(rounds=30, sources=30, buffers=buffers)
     for length in (1, 7):
@@ -68,7 +66,7 @@ def test_buffers_of_any_shape(window, sums):
 
 
 @pytest.mark.parametrize(
-    ("family", "options", "most"),
+    ("family", "options", "max_width"),
     [
         ("tree", {"decoder": "full"}, 9),
         ("fft", {}, 30),
@@ -77,15 +75,15 @@ def test_buffers_of_any_shape(window, sums):
         ("low_rank", {"bands": 4, "rank": 4}, 8),
     ],
 )
-def test_few_rows_hold_what_structured_mechanisms_need(family, options, most):
+def test_structured_mechanisms_have_small_states(family, options, max_width):
     rounds = 256
     mechanism = fitted(single(rounds), family, **options)
-    form = block_form(mechanism.stream(), bounds=equal_blocks(rounds, 8), max_width=most)
+    form = block_form(mechanism.stream(), bounds=equal_blocks(rounds, 8), max_width=max_width)
     assert form is not None
-    assert form.width <= most
+    assert form.width <= max_width
 
 
-def test_what_has_no_structure_is_not_compressed():
+def test_matrices_without_structure_are_not_compressed():
     noise = np.tril(np.random.default_rng(0).uniform(0.1, 1.0, (64, 64))) + np.eye(64)
     stream = NoiseStream(rounds=64, sources=64, contraction=noise)
     assert block_form(stream, bounds=equal_blocks(64, 8), max_width=20) is None
@@ -95,8 +93,8 @@ def test_what_has_no_structure_is_not_compressed():
     assert block_form(banded.stream(), bounds=equal_blocks(9, 2), max_width=3).width == 3
 
 
-def test_cutting_further_than_allowed_would_be_seen():
-    """Negative control: what is cut off too early fails the check that block_form makes."""
+def test_a_less_accurate_matrix_exceeds_the_deviation():
+    """Negative control: such a matrix fails the check of block_form."""
     N = TreeMechanism(rounds=64, decoder="full").stream().causal().contraction
     form = block_form(NoiseStream(rounds=64, sources=64, contraction=N), bounds=equal_blocks(64, 8))
     written = form.noising()
@@ -105,15 +103,19 @@ def test_cutting_further_than_allowed_would_be_seen():
     assert deviation(1.000001 * written, N) > MAX_DEVIATION
 
 
-def test_deviation_bounds_what_the_sensitivity_can_grow_by():
-    """C' = (N + E)^-1 has at most sens(C) / (1 - ||C E||), for E larger than is ever allowed."""
-    rng, bounded = np.random.default_rng(4), 0
+def test_the_deviation_bounds_the_growth_of_the_sensitivity():
+    """Tests sens(C') <= sens(C) / (1 - ||C E||) for C' = (N + E)^-1, with large E."""
+    rng = np.random.default_rng(4)
+    num_bounded = 0
     for _ in range(20):
         N = np.tril(rng.normal(size=(12, 12))) + 4 * np.eye(12)
         E = np.tril(rng.normal(size=(12, 12))) * rng.uniform(0, 0.1)
-        if (bound := deviation(N + E, N)) < 1:
-            bounded += 1
-            u = rng.choice([0.0, 1.0, -1.0], size=(12, 200))
-            before, after = (np.linalg.norm(np.linalg.inv(M) @ u, axis=0) for M in (N, N + E))
-            assert (after <= before / (1 - bound) * (1 + 1e-12)).all()
-    assert bounded
+        bound = deviation(N + E, N)
+        if bound >= 1:
+            continue
+        num_bounded += 1
+        u = rng.choice([0.0, 1.0, -1.0], size=(12, 200))
+        norms = np.linalg.norm(np.linalg.inv(N) @ u, axis=0)
+        changed_norms = np.linalg.norm(np.linalg.inv(N + E) @ u, axis=0)
+        assert (changed_norms <= norms / (1 - bound) * (1 + 1e-12)).all()
+    assert num_bounded

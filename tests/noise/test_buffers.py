@@ -1,3 +1,5 @@
+"""Buffers: matrix and stream follow the formula for single entries."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from tests.refusals import refusal
 
 
 def random_buffers(seed, n, w, q):
+    """Returns buffers of n rounds, a window of w columns and q sums."""
     rng = np.random.default_rng(seed)
     window = np.where(np.arange(n)[:, None] >= np.arange(w), rng.standard_normal((n, w)), 0.0)
     return Buffers(
@@ -19,19 +22,17 @@ def random_buffers(seed, n, w, q):
     )
 
 
-def entry_by_entry(buffers):
-    """N from the class's formula for single entries."""
+def matrix_by_entries(buffers):
+    """Returns N from the formula for single entries."""
     n, w = buffers.window.shape
     N = np.zeros((n, n))
     for t in range(n):
         for s in range(t + 1):
-            near = t - s < w
-            below = (
-                buffers.read[t] @ (buffers.decay ** (t - w - s) * buffers.write[s])
-                if not near
-                else 0.0
-            )
-            N[t, s] = buffers.window[t, t - s] if near else below
+            if t - s < w:
+                N[t, s] = buffers.window[t, t - s]
+            else:
+                powers = buffers.decay ** (t - w - s)
+                N[t, s] = buffers.read[t] @ (powers * buffers.write[s])
     return N
 
 
@@ -39,7 +40,7 @@ def entry_by_entry(buffers):
 @settings(max_examples=60)
 def test_matrix_and_stream_follow_the_formula(seed, n, q, data):
     buffers = random_buffers(seed, n, data.draw(st.integers(1, n)), q)
-    expected = entry_by_entry(buffers)
+    expected = matrix_by_entries(buffers)
     assert_allclose(buffers.matrix(), expected, atol=1e-12)
     stream = NoiseStream(rounds=n, sources=n, buffers=buffers)
     assert_allclose(np.stack(list(stream.rows(np.eye(n).__getitem__))), expected, atol=1e-12)
@@ -57,10 +58,10 @@ ONE = np.ones((3, 1))
         ({"window": np.tri(3, 2), "feedback": True}, "feedback=True.*window of 2 columns"),
     ],
 )
-def test_refused_in_one_sentence(fields, words):
-    given = {"window": ONE, "read": ONE, "write": ONE, "decay": [0.5]}
-    NoiseStream(rounds=3, sources=3, buffers=Buffers(**given))
+def test_wrong_fields_are_refused(fields, words):
+    valid_fields = {"window": ONE, "read": ONE, "write": ONE, "decay": [0.5]}
+    NoiseStream(rounds=3, sources=3, buffers=Buffers(**valid_fields))
     with refusal(words):
-        Buffers(**given | fields)
+        Buffers(**valid_fields | fields)
     with refusal("rounds=4 and sources=4"):
-        NoiseStream(rounds=4, sources=4, buffers=Buffers(**given))
+        NoiseStream(rounds=4, sources=4, buffers=Buffers(**valid_fields))

@@ -1,4 +1,4 @@
-"""What float32 does to noise: measured through the stream and back."""
+"""The check that float32 represents the noise of a stream."""
 
 import dataclasses
 
@@ -16,9 +16,10 @@ ROUNDS = 48
 FORMS = ("recurrence", "contraction", "buffers")
 
 
-def of_two_bands(form, below):
-    """The noise of C with 1 on the diagonal and `below` under it, whose inverse has entries
-    (-below)^k: in each form the same.
+def two_band_stream(form, below):
+    """Returns the stream of C with 1 on the diagonal and `below` under it, in a form.
+
+    The inverse of C has the entries (-below)^k.
     """
     ones = np.ones((ROUNDS, 1))
     if form == "buffers":
@@ -35,14 +36,14 @@ def of_two_bands(form, below):
 
 @every_mechanism
 @pytest.mark.parametrize("length", [1, 16])
-def test_every_mechanism_is_held_in_blocks(build, length):
+def test_every_mechanism_passes_in_blocks(build, length):
     stream = build(40).stream().causal()
     check_float32(stream, block_form(stream, bounds=equal_blocks(40, length)))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_is_the_form_that_is_tried(form):
-    stream = of_two_bands(form, 0.9)
+def test_the_check_uses_the_block_form(form):
+    stream = two_band_stream(form, 0.9)
     blocks = block_form(stream, bounds=equal_blocks(ROUNDS, 8))
     check_float32(stream, blocks)
     wrong = dataclasses.replace(blocks, matrix=lambda b: 1.002 * blocks.matrix(b))
@@ -52,36 +53,36 @@ def test_it_is_the_form_that_is_tried(form):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("below", [0.9, 2.0, 1e3])
-def test_it_is_refused_where_an_adversary_sees_the_error(form, below):
-    """The reference in float32 in place of float64 draws, undone by C in float64: more than 1e-3
-    exactly where it is refused.
-    """
-    stream = of_two_bands(form, below)
+def test_a_stream_is_refused_if_and_only_if_the_error_is_large(form, below):
+    """Compares with rows of the reference that are rounded to float32, and decoded by C."""
+    stream = two_band_stream(form, below)
     C = np.eye(ROUNDS) + below * np.eye(ROUNDS, k=-1)
     z = np.random.default_rng(1).standard_normal((ROUNDS, 50))
-    with np.errstate(all="ignore"):  # overflows
+    with np.errstate(all="ignore"):  # The noise overflows.
         rows = np.stack(list(stream.rows(lambda i: z[i]))).astype(np.float32)
-        seen = np.abs(C @ rows.astype(np.float64) - z).max()
+        error = np.abs(C @ rows.astype(np.float64) - z).max()
     if below < 1:
-        assert seen < 1e-3
+        assert error < 1e-3
         check_float32(stream)
     else:
-        assert not seen < 1e-3
+        assert not error < 1e-3
         with refusal("too ill-conditioned for float32, in which its noise is made: it is wrong by"):
             check_float32(stream)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_computes_one_matrix_for_all_blocks_of_equal_coefficients(form, monkeypatch):
-    """A server of 20,000 rounds is opened in a second."""
-    stream, block, computed = of_two_bands(form, 0.5), NoiseStream.block, []
+def test_blocks_of_equal_coefficients_share_one_matrix(form, monkeypatch):
+    """Checks why a server of 20,000 rounds opens in a second."""
+    stream = two_band_stream(form, 0.5)
+    block = NoiseStream.block
+    starts = []
 
-    def counted(self, start, stop):
-        computed.append(start)
+    def counting_block(self, start, stop):
+        starts.append(start)
         return block(self, start, stop)
 
-    monkeypatch.setattr(NoiseStream, "block", counted)
+    monkeypatch.setattr(NoiseStream, "block", counting_block)
     check_float32(stream, block_form(stream, bounds=growing_blocks(ROUNDS, 4)))
-    # Blocks of 1, 1, 2 and 4 rounds and those with rounds before round 0; the last one is checked
-    # with longer blocks.
-    assert len(computed) <= 7
+    # There are blocks of 1, 1, 2 and 4 rounds, and blocks of the first rounds. The check has longer
+    # blocks of its own.
+    assert len(starts) <= 7

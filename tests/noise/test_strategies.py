@@ -1,4 +1,4 @@
-"""The cost model: what it chooses, what it refuses, and that its memory is what the arrays take."""
+"""Noise strategies: their choice, refusals, and the memory that they take."""
 
 import collections
 
@@ -21,14 +21,14 @@ LARGE, MEMORY = 4_050_748, 1_500_000_000
 
 @pytest.fixture(autouse=True)
 def disk(monkeypatch):
-    """Sets what is free on the disk; 150 GB unless told otherwise."""
+    """Sets the free space on the disk, by default 150 GB."""
     usage = collections.namedtuple("usage", "total used free")
 
-    def free(gigabytes):
+    def set_free(gigabytes):
         monkeypatch.setattr("shutil.disk_usage", lambda path: usage(0, 0, int(gigabytes * 1e9)))
 
-    free(150)
-    return free
+    set_free(150)
+    return set_free
 
 
 def banded(rounds, bands):
@@ -41,7 +41,7 @@ def dense(rounds):
 
 
 @pytest.mark.parametrize(
-    ("stream", "name", "mapped", "most"),
+    ("stream", "name", "uses_disk", "max_cost"),
     [
         (lambda: IdentityMechanism(rounds=2052).stream(), "recurrent", False, 2),
         (lambda: banded(2052, 342), "recurrent", True, 12),
@@ -50,25 +50,25 @@ def dense(rounds):
         (lambda: banded(100_000, 32), "recurrent", False, 5),
     ],
 )
-def test_large_models(stream, name, mapped, most):
+def test_the_best_strategy_of_large_models(stream, name, uses_disk, max_cost):
     best = host_strategies(stream(), LARGE, memory_bytes=MEMORY)[0]
-    assert (best.name, best.disk > 0) == (name, mapped)
-    assert best.cost <= most
+    assert (best.name, best.disk > 0) == (name, uses_disk)
+    assert best.cost <= max_cost
     assert best.memory <= MEMORY
 
 
-def test_small_models_are_not_compressed_for_nothing():
+def test_noise_of_small_models_is_not_compressed():
     stream = TreeMechanism(rounds=400, decoder="online").stream()
     assert host_strategies(stream, 1000)[0].name == "regenerated"
     assert choose_host_strategy(stream, 1000, name="recurrent").width <= 9
 
 
-def test_memory_decides_and_disk_where_there_is_none(disk):
+def test_the_strategy_depends_on_memory_and_disk(disk):
     wide = banded(2052, 342)
     assert choose_host_strategy(wide, LARGE, memory_bytes=20 * 10**9).disk == 0
-    mapped = choose_host_strategy(wide, LARGE, memory_bytes=MEMORY)
-    assert (mapped.name, mapped.disk) == ("recurrent", 4 * LARGE * mapped.rows)
-    assert 341 <= mapped.rows < 1.1 * 341
+    with_map = choose_host_strategy(wide, LARGE, memory_bytes=MEMORY)
+    assert (with_map.name, with_map.disk) == ("recurrent", 4 * LARGE * with_map.rows)
+    assert 341 <= with_map.rows < 1.1 * 341
     disk(5)
     regenerated = choose_host_strategy(wide, LARGE, memory_bytes=MEMORY)
     assert (regenerated.name, regenerated.disk) == ("regenerated", 0)
@@ -80,9 +80,7 @@ def test_memory_decides_and_disk_where_there_is_none(disk):
         choose_host_strategy(dense(40), LARGE, memory_bytes=1000)
 
 
-def test_unasked_noise_takes_a_quarter_of_the_memory_and_two_thirds_of_the_free_disk(
-    disk, tmp_path, monkeypatch
-):
+def test_default_memory_is_a_quarter_and_default_disk_two_thirds(disk, tmp_path, monkeypatch):
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.get)
     monkeypatch.setattr("pathlib.Path.exists", lambda path: True)
     for limit, expected in (
@@ -96,11 +94,11 @@ def test_unasked_noise_takes_a_quarter_of_the_memory_and_two_thirds_of_the_free_
     assert default_disk(tmp_path / "not" / "there") == 2 * 10**9
 
 
-@pytest.mark.parametrize("bad", [{"size": -1}, {"memory_bytes": 0}])
-def test_refusals_name_the_argument(bad):
-    [(name, value)] = bad.items()
+@pytest.mark.parametrize("change", [{"size": -1}, {"memory_bytes": 0}])
+def test_refusals_name_the_argument(change):
+    [(name, value)] = change.items()
     with refusal(f"{name}={value}"):
-        choose_host_strategy(**{"stream": dense(5), "size": 3} | bad)
+        choose_host_strategy(**{"stream": dense(5), "size": 3} | change)
     with refusal("noise_strategy='fast'"):
         choose_host_strategy(dense(5), 3, name="fast")
 
@@ -115,7 +113,7 @@ def test_refusals_name_the_argument(bad):
         (lambda: IdentityMechanism(rounds=3).stream(), 0, True),
     ],
 )
-def test_graphs_recur_with_what_fits_their_state_and_are_never_handed_rows_unasked(
+def test_graphs_are_recurrent_if_the_state_fits_and_precomputed_by_name_only(
     stream, size, possible
 ):
     stream = stream()
@@ -130,8 +128,8 @@ def test_graphs_recur_with_what_fits_their_state_and_are_never_handed_rows_unask
             choose_graph_strategy(stream, size)
 
 
-def test_noise_that_float32_does_not_hold_is_refused():
-    """N has entries up to 2^35."""
+def test_noise_that_float32_cannot_represent_is_refused():
+    """Tests an N with entries up to 2^35."""
     stream = plans.banded(36, 1.0, 2.0).stream()
     with refusal("too ill-conditioned for float32"):
         choose_graph_strategy(stream, 37)
