@@ -21,7 +21,7 @@ class TooLargeForMemory(ValueError):
 
 # The largest single dense array, the square matrix of 20,000 rounds.
 MAX_BYTES = 8 * 20_000**2
-# Smaller arrays pass unasked: asking for the free memory takes longer than making them.
+# Arrays up to this size are not checked, since reading the free memory would take longer.
 _SMALL_BYTES = 2**22
 _OTHER_FAMILY = (
     "for so many rounds use a family that never makes them (toeplitz or blt with any number of "
@@ -33,7 +33,7 @@ MAX_SIZE = 10**12
 MAX_ROUNDS = 100_000_000
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Returns the text of a value in an error message, on one line."""
     text = repr(value)
     return " ".join(text.split()) if "\n" in text else text
@@ -52,7 +52,9 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: s
     `hint`, the way out, ends the sentence of the error.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name}={_shown(value)} is a {type(value).__name__}, not an int: {hint}")
+        raise TypeError(
+            f"{name}={_format_value(value)} is a {type(value).__name__}, not an int: {hint}"
+        )
     number = int(value)
     if number < low or (high is not None and number > high):
         bounds = f"at least {low}" if high is None else f"in {low}..{high}"
@@ -64,7 +66,7 @@ def finite_float(name: str, value: Any, *, hint: str) -> float:
     """Returns `value` as a finite float, with 0.0 for -0.0; `hint` ends the error's sentence."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(
-            f"{name}={_shown(value)} is a {type(value).__name__}, not a real number: {hint}"
+            f"{name}={_format_value(value)} is a {type(value).__name__}, not a real number: {hint}"
         )
     try:
         number = float(value)
@@ -81,7 +83,8 @@ def boolean(name: str, value: Any) -> bool:
     """Returns `value`, which must be True or False, as a bool."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(
-            f"{name}={_shown(value)} is a {type(value).__name__}, not a bool: use True or False"
+            f"{name}={_format_value(value)} is a {type(value).__name__}, not a bool: use True or "
+            "False"
         )
     return bool(value)
 
@@ -134,11 +137,13 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
     """Returns `value`, one of the strings `choices`."""
     if not isinstance(value, str):
         raise TypeError(
-            f"{name}={_shown(value)} is a {type(value).__name__}, not a str: choose one "
+            f"{name}={_format_value(value)} is a {type(value).__name__}, not a str: choose one "
             f"of {', '.join(choices)}"
         )
     if value not in choices:
-        raise ValueError(f"{name}={_shown(value)} is unknown: choose one of {', '.join(choices)}")
+        raise ValueError(
+            f"{name}={_format_value(value)} is unknown: choose one of {', '.join(choices)}"
+        )
     return value
 
 

@@ -125,7 +125,7 @@ def path(default: str | None, help: str) -> Any:
 def validated(
     check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING, *, repr: bool = True
 ) -> Any:
-    """Returns a field with a check that no command shows, since it has no help text."""
+    """Returns a field with a check but without a help text, which no command shows."""
     return dataclasses.field(default=default, metadata={"check": check}, repr=repr)
 
 

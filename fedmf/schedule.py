@@ -79,7 +79,7 @@ class WarmupCooldown:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GivenSchedule:
+class CustomSchedule:
     """Schedule of steps, or of one rate for each round.
 
     For example, Denisov et al. 2022, Sec. 5, use 0.15 of the peak in the last 512 of 2048 rounds.
@@ -92,9 +92,9 @@ class GivenSchedule:
     Raises:
       TypeError, ValueError: the shares are for another number of rounds, or not a schedule.
 
-    >>> GivenSchedule(rounds=4, peak=2.0, shares="3:0.15").learning_rates()
+    >>> CustomSchedule(rounds=4, peak=2.0, shares="3:0.15").learning_rates()
     array([2. , 2. , 2. , 0.3])
-    >>> GivenSchedule(rounds=2, peak=2.0, shares="1 0.5").learning_rates()
+    >>> CustomSchedule(rounds=2, peak=2.0, shares="1 0.5").learning_rates()
     array([2., 1.])
     """
 

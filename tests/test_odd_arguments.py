@@ -248,7 +248,7 @@ CALLS = {
     "PlanConfig.from_mapping": call(
         lambda values: fedmf.PlanConfig.from_mapping(values, "values"), values=CONFIG.flat()
     ),
-    "PlanConfig.given_schedule": call(SCHEDULED.given_schedule, {"peak": REAL}, peak=1.0),
+    "PlanConfig.custom_schedule": call(SCHEDULED.custom_schedule, {"peak": REAL}, peak=1.0),
     "PlanConfig.of": call(fedmf.PlanConfig.of, plan=PLAN),
     "PlanConfig.plan": call(CONFIG.plan, {"mechanism": "None"}, mechanism=MECHANISM),
     "PlanConfig.plan_with": call(

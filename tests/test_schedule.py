@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmf.schedule import GivenSchedule, WarmupCooldown, schedule_text
+from fedmf.schedule import CustomSchedule, WarmupCooldown, schedule_text
 from tests.paper_figures import BANDED_SCHEDULE
 from tests.refusals import assert_refused, named
 
@@ -67,7 +67,7 @@ def test_steps_and_shares_for_each_round_have_the_same_rates(steps):
     in_steps = schedule_text("schedule", ", ".join(f"{t}:{steps[t]!r}" for t in sorted(steps)))
     for text in (in_steps, schedule_text("schedule", shares)):
         assert schedule_text("schedule", text) == text
-        rates = GivenSchedule(rounds=30, peak=3.0, shares=text).learning_rates()
+        rates = CustomSchedule(rounds=30, peak=3.0, shares=text).learning_rates()
         np.testing.assert_array_equal(rates, 3.0 * np.array(shares))
 
 
@@ -80,7 +80,7 @@ def test_schedule_text_contains_the_content_of_a_file(tmp_path, content):
 
 
 warmup_schedule = functools.partial(WarmupCooldown, rounds=8, peak=1.0)
-share_schedule = functools.partial(GivenSchedule, rounds=4, peak=1.0)
+share_schedule = functools.partial(CustomSchedule, rounds=4, peak=1.0)
 parse = functools.partial(schedule_text, "schedule")
 
 

@@ -21,7 +21,7 @@ from fedmf.experiments.papers.stackoverflow_sizes import (
 from fedmf.experiments.papers.study import Fields, Study, sized
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.bands import choose_bands
-from fedmf.schedule import GivenSchedule, WarmupCooldown
+from fedmf.schedule import CustomSchedule, WarmupCooldown
 from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
 DELTA = 1e-6
@@ -106,7 +106,7 @@ def optimum(size: Size, momentum: float, fall: str, once: bool) -> Mechanism:
     rates = {
         "": None,
         COOLDOWN: WarmupCooldown(rounds=n, peak=1.0, warmup=0.0, cooldown=0.25).learning_rates(),
-        DECAY: GivenSchedule(rounds=n, peak=1.0, shares=decay(n)).learning_rates(),
+        DECAY: CustomSchedule(rounds=n, peak=1.0, shares=decay(n)).learning_rates(),
     }[fall]
     workload = fedmf.momentum_sgd(n, momentum, rates)
     return fedmf.fit(workload, size.once if once else size.in_order, family="dense", tolerance=1e-3)

@@ -83,7 +83,7 @@ def fit(
     import fedmf
     from fedmf import workloads
     from fedmf.mechanisms.fitting.progress import interrupted_fit, progress_line
-    from fedmf.schedule import GivenSchedule
+    from fedmf.schedule import CustomSchedule
     from fedmf.terminal.interrupts import Interrupted
     from fedmf.terminal.progress_bar import elapsed
 
@@ -104,7 +104,7 @@ def fit(
                     f"learning_rate_schedule={given} is given beside warmup and cooldown: leave "
                     "them out"
                 )
-            rates = GivenSchedule(rounds=n, peak=1.0, shares=given).learning_rates()
+            rates = CustomSchedule(rounds=n, peak=1.0, shares=given).learning_rates()
         elif any(shares.values()):
             rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, **shares).learning_rates()
         A = workloads.named(workload, n, momentum=momentum, learning_rates=rates)

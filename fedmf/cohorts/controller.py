@@ -193,7 +193,7 @@ class ParticipationController:
 
     def _check_no_timers(self, what: str) -> None:
         """Raises ValueError if devices deviate from timers that `what` does not have."""
-        if not self.behavior.timers_as_asked:
+        if not self.behavior.is_compliant:
             raise ValueError(
                 f"{what} leaves no choice to devices, so that none can deviate or check in early "
                 f"as {self.behavior} says: "
@@ -314,12 +314,12 @@ class ParticipationController:
         )
 
     def _is_eligible(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
-        """Returns whether clients check in if asked in round t, bool (clients,).
+        """Returns whether the timers of clients let them check in for round t, bool (clients,).
 
         These are the eligible clients, and the ineligible ones that do not comply.
         """
         behavior = self.behavior
-        if behavior.timers_as_asked:
+        if behavior.is_compliant:
             return self._rule.is_eligible(t, self._history, clients)
         if isinstance(clients, slice):
             clients = np.arange(clients.start, clients.stop)

@@ -39,7 +39,7 @@ class DeviceBehavior(fields.Checked):
     seed: int = fields.seed(0, "")
 
     @property
-    def timers_as_asked(self) -> bool:
+    def is_compliant(self) -> bool:
         """Whether every device complies with its timer and its limit."""
         return self.noncompliant_fraction == 0 and self.timer_jitter == 0
 

@@ -39,7 +39,7 @@ CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size(fields.Checked):
-    """Population and cohort size of a run, and of the simulation that stands for it.
+    """Population and cohort size of a run, and of the smaller run that simulates it.
 
     Attributes:
       population, cohort_size: sizes of the run.
@@ -96,7 +96,7 @@ def refuse_impossible(
     sampling: Sampling | None = None,
     behavior: DeviceBehavior | None = None,
 ) -> None:
-    """Raises the TypeError or ValueError of a controller for the sizes of the run.
+    """Raises TypeError or ValueError if a controller of the run would.
 
     The errors of `forecast` itself would name the sizes of the simulation.
     """

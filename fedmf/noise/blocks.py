@@ -212,9 +212,9 @@ def _compress(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> BlockFo
     return None
 
 
-def deviation(written: np.ndarray, N: np.ndarray) -> float:
-    """Returns the Frobenius norm of C E, for E = written - N and C = N^-1."""
-    CE = scipy.linalg.solve_triangular(N, written - N, lower=True, check_finite=False)
+def deviation(approximation: np.ndarray, N: np.ndarray) -> float:
+    """Returns the Frobenius norm of C E, for E = approximation - N and C = N^-1."""
+    CE = scipy.linalg.solve_triangular(N, approximation - N, lower=True, check_finite=False)
     return float(np.linalg.norm(CE))
 
 

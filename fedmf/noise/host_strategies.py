@@ -1,4 +1,4 @@
-"""Strategies that compute noise vectors ahead on the host, their costs, and the choice of one."""
+"""Strategies that precompute noise vectors on the host, their costs, and the choice of one."""
 
 import pathlib
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from fedmf.noise.stream import NoiseStream
 
 HOST_STRATEGIES = ("recurrent", "regenerated")
 # Rows that are computed from all draws in one product. Longer blocks are whole multiples of it, so
-# that no bit of a row depends on their length.
+# that rows are bitwise identical for every length.
 ROWS_TOGETHER = 128
 # Compressing a noising matrix of 2052 rounds takes about this many seconds, and n^3 in general. It
 # is done if it saves more.
@@ -206,7 +206,7 @@ def _regenerated(stream: NoiseStream, storage: Storage) -> NoiseStrategy:
     if stream.contraction is None and n > _MAX_CONTRACTED_ROUNDS:
         reason = f"{n} rounds: the rows of N are not written out beyond {_MAX_CONTRACTED_ROUNDS}"
         return NoiseStrategy(name="regenerated", reason=reason)
-    # These two must not depend on the memory, since the bits of the rows depend on them.
+    # These two do not depend on the memory, so that rows are bitwise identical on every machine.
     product_rows = min(ROWS_TOGETHER, 2 ** (longest_block(storage.size).bit_length() - 1))
     width = tile_width(storage.size, min(product_rows, -(-n // 2)))
     scratch = 4 * THREADS * (n + product_rows) * min(storage.size, width)
@@ -256,7 +256,7 @@ def _regenerated_blocks(
     num_stored = np.minimum(starts, stored_draws)
     num_draws = int((stops - num_stored).sum())
     num_products = int(((stops - starts) * stops).sum())
-    # Stored draws are copied for a block that needs others too.
+    # The stored draws are copied for a block that also needs draws that are not stored.
     num_copies = 2 * n + stored_draws + int(num_stored[stops > stored_draws].sum())
     layout = TileLayout(
         tile_width=width,

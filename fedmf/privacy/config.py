@@ -38,7 +38,7 @@ from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import SCHEMES, Sampling, scheme_class, scheme_name, takes
 from fedmf.privacy.sampling.base import SETTINGS
-from fedmf.schedule import GivenSchedule, schedule_text
+from fedmf.schedule import CustomSchedule, schedule_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ class PlanConfig:
         check_delta(self.delta)
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
-        self.given_schedule()
+        self.custom_schedule()
         self._check_mechanism()
         self._check_target()
         takes_budget = "budget" in SCHEMAS[self.schema].settings
@@ -322,16 +322,16 @@ class PlanConfig:
 
     def fit_workload(self) -> workloads.Workload:
         """The workload that mechanisms are fitted for: prefix sums in the banded paper (Sec. 6)."""
-        schedule = None if self.workload == "identity" else self.given_schedule()
+        schedule = None if self.workload == "identity" else self.custom_schedule()
         rates = None if schedule is None else schedule.learning_rates()
         momentum = self.workload_momentum
         return workloads.named(self.workload, self.rounds, momentum=momentum, learning_rates=rates)
 
-    def given_schedule(self, peak: float = 1.0) -> GivenSchedule | None:
+    def custom_schedule(self, peak: float = 1.0) -> CustomSchedule | None:
         """The schedule of learning_rate_schedule; None where that is not set."""
         if (shares := self.learning_rate_schedule) is None:
             return None
-        return GivenSchedule(rounds=self.rounds, peak=peak, shares=shares)
+        return CustomSchedule(rounds=self.rounds, peak=peak, shares=shares)
 
     def fit(self, *, show_progress: bool = False) -> Mechanism:
         """The mechanism: read from its file, or fitted.

@@ -12,7 +12,7 @@ from fedmf.cohorts.availability import availability_from_text
 from fedmf.files import expanded
 from fedmf.privacy.config import PlanConfig, named_options
 from fedmf.runs.executions import execution_kind, execution_names
-from fedmf.schedule import GivenSchedule, WarmupCooldown
+from fedmf.schedule import CustomSchedule, WarmupCooldown
 from fedmf.server.following import RULES as SCALED_RULES
 from fedmf.server.following import Scaling
 from fedmf.server.optimizers import (
@@ -232,9 +232,9 @@ class TrainConfig(PlanConfig):
         changes = {f"server_{name}": values[name] for name in _SHARED if name in values}
         return dataclasses.replace(self, server_optimizer=optimizer.name, **changes)
 
-    def server_schedule(self) -> WarmupCooldown | GivenSchedule:
+    def server_schedule(self) -> WarmupCooldown | CustomSchedule:
         """The server's learning rates."""
-        return self.given_schedule(self.server_learning_rate) or WarmupCooldown(
+        return self.custom_schedule(self.server_learning_rate) or WarmupCooldown(
             rounds=self.rounds,
             peak=self.server_learning_rate,
             warmup=self.warmup,
