@@ -445,7 +445,7 @@ def _here(tmp_path, monkeypatch):
     """A folder with the files that calls read; no pictures, statements, fits or servers' files."""
     monkeypatch.chdir(tmp_path)
     for work in (
-        "fedmf.partition._count_labels", "fedmf.audits.audit.markdown",
+        "fedmf.reports.label_bars.count_labels", "fedmf.audits.audit.markdown",
         "fedmf.privacy.bands.BandSearch.banded", "fedmf.runs.folder.RunFolder.open",
         "fedmf.server.audit.released_rows", "fedmf.server.server.ServerFolder.create",
         "fedmf.server.server.ServerFolder.read",

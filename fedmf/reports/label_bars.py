@@ -1,0 +1,138 @@
+"""Plot of the label counts of clients, as a stacked bar for each client."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from fedmf.reports.canvas import canvas, whole_steps
+
+# Largest numbers of bars and of colours.
+_MAX_BARS = 100
+_MAX_COLORS = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelBars:
+    """Label counts of the plotted clients.
+
+    Attributes:
+      counts: examples of each client and label, int64 (clients, labels + 1); the last column is
+        that of the labels without a colour.
+      label_names: texts of the labels with a colour.
+      has_other_labels: whether there are labels without a colour.
+      client_names: texts of the plotted clients.
+      step: every `step`-th client is plotted.
+      num_clients, num_examples: numbers of all clients and examples.
+    """
+
+    counts: np.ndarray
+    label_names: list[str]
+    has_other_labels: bool
+    client_names: list[str]
+    step: int
+    num_clients: int
+    num_examples: int
+
+
+def count_labels(
+    unique_labels: np.ndarray,
+    label_codes: np.ndarray,
+    unique_ids: np.ndarray,
+    client_codes: np.ndarray,
+) -> LabelBars:
+    """Returns the label counts for a plot, from encoded labels and client ids of examples."""
+    num_clients = unique_ids.size
+    step = -(-num_clients // _MAX_BARS)
+    label_counts = np.bincount(label_codes)
+    frequent = np.sort(np.argsort(-label_counts, kind="stable")[:_MAX_COLORS])
+    column_by_label = np.full(unique_labels.size, frequent.size)
+    column_by_label[frequent] = np.arange(frequent.size)
+    is_plotted = client_codes % step == 0
+    rows = client_codes[is_plotted] // step
+    columns = column_by_label[label_codes[is_plotted]]
+    counts = np.zeros((-(-num_clients // step), frequent.size + 1), np.int64)
+    np.add.at(counts, (rows, columns), 1)
+    return LabelBars(
+        counts=counts,
+        label_names=[_truncate(label) for label in unique_labels[frequent]],
+        has_other_labels=unique_labels.size > frequent.size,
+        client_names=[_truncate(client) for client in unique_ids[::step]],
+        step=step,
+        num_clients=num_clients,
+        num_examples=label_codes.size,
+    )
+
+
+def draw_label_bars(bars: LabelBars) -> bytes:
+    """Returns the PNG file of a plot."""
+    num_bars = len(bars.counts)
+    legend_names = list(bars.label_names)
+    num_columns = 10 if max(map(len, legend_names)) < 5 else 3
+    colors = [*_label_colors(len(legend_names)), "#c8c8c8"]
+    if bars.has_other_labels:
+        legend_names.append("others")
+    num_legend_rows = -(-len(legend_names) // num_columns)
+    height = 1.1 + 0.1 * max(num_bars, 8) + 0.2 * num_legend_rows
+    with canvas(height, "") as (figure, png):
+        ax = figure.subplots()
+        _add_bars(ax, bars.counts, colors)
+        share = f"1 in {bars.step} of " if bars.step > 1 else ""
+        ax.set(
+            title=(
+                f"Examples of clients: {share}{bars.num_clients:,} clients, "
+                f"{bars.num_examples:,} examples"
+            ),
+            xlabel="examples",
+            ylabel="client",
+            xlim=(0, bars.counts.sum(axis=1).max()),
+            ylim=(num_bars - 0.4, -0.6),
+        )
+        ax.xaxis.set_major_locator(whole_steps(8))
+        ticks = np.arange(0, num_bars, max(1, -(-num_bars // 12)))
+        ax.set_yticks(ticks, [bars.client_names[tick] for tick in ticks], parse_math=False)
+        ax.grid(visible=False, axis="y")
+        _add_legend(figure, legend_names, colors, num_columns)
+    return png.getvalue()
+
+
+def _add_bars(ax: Axes, counts: np.ndarray, colors: list[Any]) -> None:
+    """Adds a rectangle for each positive count, stacked in the row of its client."""
+    row, column = np.nonzero(counts)
+    x_end = np.cumsum(counts, axis=1)[row, column]
+    x_start = x_end - counts[row, column]
+    y_low = row - 0.43
+    y_high = row + 0.43
+    corners = np.array([(x_start, y_low), (x_end, y_low), (x_end, y_high), (x_start, y_high)])
+    rectangles = list(np.moveaxis(corners, -1, 0))
+    ax.add_collection(PolyCollection(rectangles, facecolors=[colors[k] for k in column]))
+
+
+def _add_legend(figure: Figure, names: list[str], colors: list[Any], num_columns: int) -> None:
+    """Adds the legend of the labels above a plot."""
+    legend = figure.legend(
+        [Patch(color=color) for color in colors[: len(names)]],
+        names,
+        loc="outside upper center",
+        ncols=num_columns,
+        handlelength=1.0,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # A label may contain $.
+
+
+def _truncate(value: Any) -> str:
+    """Returns the first 24 characters of a label or client id."""
+    return f"{value!s:.24}"
+
+
+def _label_colors(count: int) -> list[Any]:
+    """Returns a distinct colour for each label."""
+    if count <= 10:
+        return [colormaps["tab10"](k) for k in range(count)]
+    return [*colormaps["turbo"](np.linspace(0.04, 0.96, count))]
