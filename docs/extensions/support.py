@@ -131,23 +131,23 @@ def refusals() -> str:
 
 
 def theorems() -> str:
-    """Scheme by scheme: class, accounting with its theorems, and what must stay secret, in the
-    words of the privacy statement.
+    """Returns a table of the schemes: class, accounting with its theorems, and the accountant's
+    neighbouring relation, in the words of the privacy statement.
     """
 
     def row(scheme: str) -> list[str]:
         mechanism = mechanism_of("banded")
         chosen = SCHEMES[scheme].configured(**SIZES)
         chosen = chosen.for_mechanism(mechanism)
-        said = chosen.statement(mechanism, 1.0)
+        description = chosen.description(mechanism, 1.0)
         return [
             f"`{scheme}`",
             f"{{py:class}}`fedmf.{type(chosen).__name__}`",
-            said["accounting"],
-            said["adjacency"],
+            f"{description.accountant}, of {description.accounted}",
+            description.relation,
         ]
 
     return table(
-        ["scheme", "class", "accounting of an example", "why it covers zero-out"],
+        ["scheme", "class", "accounting of an example", "relation of the accountant"],
         (row(s) for s in SCHEMES),
     )

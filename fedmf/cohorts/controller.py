@@ -23,7 +23,8 @@ from fedmf.participation.schema import Participation
 from fedmf.participation.separation import check_separation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import Sampling
-from fedmf.privacy.sampling.draws import Draws, EpochOrder, draw_generator
+from fedmf.privacy.sampling.draws import Draws, EpochOrder
+from fedmf.privacy.sampling.randomness import SamplingRandomness
 
 # The controller holds arrays of a few bytes per client, here tens of gigabytes.
 _MAX_POPULATION = 10**10
@@ -413,7 +414,7 @@ class ParticipationController:
                 eligible=lambda clients: self._is_eligible(t, clients),
                 available=lambda clients: self._is_available(t, clients),
             )
-            drawn = pool.draw(draw_generator(self.seed, t), self.cohort_size)
+            drawn = pool.draw(SamplingRandomness(self.seed).of_round(t), self.cohort_size)
             return drawn, drawn
         sample = self._sample(t)
         available = sample[self._is_available(t, sample)]

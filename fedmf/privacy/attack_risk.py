@@ -268,10 +268,10 @@ def picture(risk: AttackRisk, alone: AttackRisk, *, wide: int = 48, high: int = 
     lines = [f"|{''.join(row)}| {sides.get(i, '')}".rstrip() for i, row in enumerate(rows)]
     ticks = "".join(f"{label:<{wide // 4}}" for label in ("0.01%", "0.1%", "1%", "10%")) + "100%"
     return [
-        "Clients found, of those that are there",
+        "True-positive rate",
         *lines,
         f"+{'-' * (wide + 1)}+",
         ticks,
-        "Clients accused, of those that are not there",
+        "False-positive rate",
         "o at most, by the noise   - what epsilon alone allows   . by guessing",
     ]

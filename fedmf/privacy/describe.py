@@ -208,10 +208,10 @@ def statement_values(
     if commands is not None:
         commands = checks.strings("commands", commands, hint="give a list of commands, or None")
     scheme = plan.sampling
-    sentences: dict[str, str] = {}
+    sentences: dict[str, Any] = {}
     if scheme is not None:
         noise = unit_noise(plan)
-        sentences = scheme.statement(plan.mechanism, noise)
+        sentences = scheme.description(plan.mechanism, noise).values()
         # Given how many others are in each round, their number would tell of the client.
         sentences["secret"] = ", and so does how many are in any round" * scheme.independent
         if evidence := scheme.evidence(plan.mechanism, noise, plan.delta):

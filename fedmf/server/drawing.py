@@ -12,7 +12,7 @@ from fedmf.mechanisms.budget import Budget, participation_rule
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import Sampling
-from fedmf.privacy.sampling.draws import draw_generator
+from fedmf.privacy.sampling.randomness import SamplingRandomness
 from fedmf.server.folder import ServerConfig
 from fedmf.server.roster import Client
 from fedmf.server.source import derived_seed
@@ -110,5 +110,5 @@ def draw_cohort(eligible: Sequence[Client], size: int, seed: int, t: int) -> lis
       t: the round.
     """
     cohort_size = min(size, len(eligible))
-    indices = draw_generator(seed, t).choice(len(eligible), cohort_size, replace=False)
+    indices = SamplingRandomness(seed).of_round(t).choice(len(eligible), cohort_size, replace=False)
     return [eligible[index] for index in np.sort(indices).tolist()]

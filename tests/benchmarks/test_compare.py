@@ -125,7 +125,7 @@ def test_a_page_without_the_marks_is_refused(tmp_path):
 
 def test_all_libraries_get_the_same_encoder():
     """The Gram matrix that opake is given is that of fedmf's mechanism, at its scale."""
-    from fedmf.privacy.sampling.losses import bin_gram
+    from fedmf.privacy.sampling.bin_losses import bin_gram
 
     mechanism = accounting._toeplitz(12, 3)
     ours = bin_gram(mechanism, 4) / mechanism.encoder()[0, 0] ** 2

@@ -15,7 +15,9 @@ from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.describe import calibrate_command, statement_values, summary
 from fedmf.privacy.plan import cohort_scale, dp_event, unamplified_epsilon
 from fedmf.privacy.sampling import SCHEMES, Sampling
-from fedmf.privacy.sampling.draws import Draws, draw_generator
+from fedmf.privacy.sampling.description import Description
+from fedmf.privacy.sampling.draws import Draws
+from fedmf.privacy.sampling.randomness import SamplingRandomness
 from tests.cli.program import printed_by
 from tests.cohorts.controllers import FunctionAvailability
 
@@ -31,9 +33,8 @@ class Coins(Draws):
     seed: int
 
     def clients(self, t):
-        return np.flatnonzero(
-            draw_generator(self.seed, t).random(self.population) < self.probability
-        )
+        generator = SamplingRandomness(self.seed).of_round(t)
+        return np.flatnonzero(generator.random(self.population) < self.probability)
 
     def can_draw(self, t, clients):
         return np.ones(len(clients), bool)
@@ -71,12 +72,12 @@ def bernoulli():
         def draws(self, seed):
             return Coins(self.population, self.probability, seed)
 
-        def statement(self, mechanism, noise):
-            return {
-                "adjacency": "Coins.",
-                "accounting": "By coins",
-                "drawing": "A coin each.",
-            }
+        def description(self, mechanism, noise):
+            return Description(
+                selection="each client tosses a coin",
+                accountant="privacy loss distributions",
+                accounted=f"{mechanism.rounds} coins",
+            )
 
     yield Bernoulli
     del SCHEMES["bernoulli"]
@@ -110,10 +111,12 @@ def test_calibrate_controller_audit_and_statement(plan):
     audit = controller.audit(plan)
     assert audit.contradictions == ()
     assert audit.amplified_epsilon == plan.epsilon
-    text = audit.statement(cohort_size=COHORT)
-    assert "By coins. The smaller of it" in text
-    assert "A coin each. Who is drawn stays secret, and so does how many are in any" in " ".join(
-        text.split()
+    text = " ".join(audit.statement(cohort_size=COHORT).split())
+    assert "Privacy loss distributions for (epsilon, delta), of 12 coins. The smaller of it" in text
+    assert "The accountant bounds the loss from adding or removing a client." in text
+    assert (
+        "Each client tosses a coin. The sampled clients stay secret, and so does how many are in "
+        "any round" in text
     )
     assert audit.statement_values(cohort_size=COHORT)["observed"]["short_rounds"] is None
     json.dumps(summary(plan), allow_nan=False)

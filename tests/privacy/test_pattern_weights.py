@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmf.privacy.sampling.losses import MinSepLosses, largest_log_factor
+from fedmf.privacy.sampling.min_sep_bound import largest_log_factor
+from fedmf.privacy.sampling.min_sep_losses import MinSepLosses
 
 
 def patterns(rounds, b, p):

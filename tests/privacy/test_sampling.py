@@ -16,8 +16,8 @@ from fedmf.privacy.sampling import (
     CyclicRandomAllocation,
     scheme_class,
 )
-from fedmf.privacy.sampling.cyclic import proven_bands
-from fedmf.privacy.sampling.losses import bin_gram
+from fedmf.privacy.sampling.bin_losses import bin_gram
+from fedmf.privacy.sampling.encoder_checks import proven_bands
 from tests.cli.program import printed_by
 
 SCHEMES = (CyclicPoisson, CyclicFixedSize, CyclicRandomAllocation)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism
-from fedmf.privacy import monte_carlo
+from fedmf.privacy import loss_samples, monte_carlo
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta, gaussian_epsilon
-from fedmf.privacy.monte_carlo import (
+from fedmf.privacy.loss_samples import (
     PROOF,
     SEARCH,
     AddSample,
@@ -29,7 +29,8 @@ from fedmf.privacy.monte_carlo import (
 )
 from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.random_allocation import random_allocation_epsilon
-from fedmf.privacy.sampling.losses import BinLosses, MinSepLosses
+from fedmf.privacy.sampling.bin_losses import BinLosses
+from fedmf.privacy.sampling.min_sep_losses import MinSepLosses
 from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_chi_square
 from tests.privacy.plans import banded, ledger_of, plan
 
@@ -185,10 +186,11 @@ class TestBounds:
             AddSample(loss=np.sort(losses.sample(0, 2000, np.random.default_rng(s))[1]))
             for s in range(self.runs)
         ]
-        bounds = [sample.by_line(epsilon, (-0.5, -1.5), self.failure, 2000) for sample in samples]
+        points = (-0.5, -1.5)
+        bounds = [sample.line_bound(epsilon, points, self.failure, 2000) for sample in samples]
         assert sum(bound < truth for bound in bounds) <= self.limit
         assert (
-            sum(sample.by_line(epsilon, (-0.5, -1.5), 1.0, 2000) < truth for sample in samples)
+            sum(sample.line_bound(epsilon, points, 1.0, 2000) < truth for sample in samples)
             > self.limit
         )
 
@@ -197,7 +199,7 @@ class TestBounds:
         for K in (1, 2, 7):
             weights = np.exp(-(K - 1) * L) * -np.expm1(e - L)
             assert math.log(weights.max()) == pytest.approx(
-                monte_carlo.log_weight_bound(K, 0.0, e), abs=1e-6
+                loss_samples.log_weight_bound(K, 0.0, e), abs=1e-6
             )
 
     def test_hold_against_an_enumeration_of_all_patterns(self, quick):
@@ -253,8 +255,8 @@ class TestEpsilon:
         if norm:
             assert found == random_allocation_epsilon(2.0 / norm, 1e-5, positions=b)
         assert ("Monte-Carlo" in scheme.evidence(mechanism, 2.0, 1e-5)) == (norm is None)
-        said = scheme.statement(mechanism, 2.0)["accounting"]
-        assert ("Random allocation" in said) == (norm is not None)
+        accountant = scheme.description(mechanism, 2.0).accountant
+        assert ("random allocation" in accountant) == (norm is not None)
 
     def test_of_bins_of_very_different_size_holds(self, quick):
         """An attack: a root of the Gram matrix that was exact beside its largest entry alone had a
@@ -302,7 +304,7 @@ class TestEpsilon:
     def test_is_the_same_on_any_number_of_threads(self, quick, monkeypatch):
         scheme, mechanism, found = fedmf.BallsInBins(population=90, bins=9), banded(40, 1, 0.5), []
         for threads in (1, 3):
-            monkeypatch.setattr(monte_carlo.os, "cpu_count", lambda: threads)  # noqa: B023
+            monkeypatch.setattr(loss_samples.os, "cpu_count", lambda: threads)  # noqa: B023
             monte_carlo.simulated_epsilon.cache_clear()
             monte_carlo._search.cache_clear()
             found.append(scheme.epsilon(mechanism, 1.0, 1e-5))

@@ -152,7 +152,7 @@ class TestSampled:
         said = statement(sampled(fedmf.CyclicFixedSize))
         text = point(said, "Assumptions")
         assert "a uniform subset of 20 clients" in text
-        assert "Who is drawn stays secret: amplification" in text  # how many are drawn is no secret
+        assert "The sampled clients stay secret: amplification" in text  # their number is no secret
         assert "twice the clip norm" in point(said, "Adjacency")
 
     def test_places(self):

@@ -1,8 +1,8 @@
-"""What a sampling scheme answers for itself: which clients it draws, what that guarantees, and how
-a statement describes it.
+"""The interface of sampling schemes: the clients that each round samples, the guarantee that
+follows, and a short description for the privacy statement.
 
-A scheme is one class. Calibration, controller, audits, statements, configs and the command line ask
-it and know no scheme by name.
+A scheme is one class. Calibration, controller, audits, statements, configs and the command line
+call its methods and know no scheme by name.
 """
 
 import abc
@@ -22,6 +22,7 @@ from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.amplification import MIN_COMPOSED_DELTA, rdp_epsilon
 from fedmf.privacy.gaussian import check_delta
+from fedmf.privacy.sampling.description import Description
 from fedmf.privacy.sampling.draws import Draws
 
 if TYPE_CHECKING:
@@ -30,18 +31,17 @@ if TYPE_CHECKING:
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
-# The largest chance that a run that was sampled as planned is said to contradict its sampling.
+# Largest probability that an audit reports contradictions of a run that was sampled as planned.
 FALSE_POSITIVE_RATE = 1e-6
 
-# Name on the command line and in configs -> the class.
+# Schemes by their names on the command line and in configs.
 SCHEMES: "dict[str, type[Sampling]]" = {}
 # Names before the current release, which are read for one release more.
 _NAMES_BY_FORMER_NAME = {"reshuffle": "random-allocation"}
-# Of a curve, where a scheme has epsilon for a delta and not the reverse.
+# Deltas of a privacy curve, for schemes that compute epsilon from delta and not the reverse.
 _DELTAS = tuple(float(d) for d in 10.0 ** np.arange(-10, 0.01, 0.1)[:-1])
-# The fields of a `PlanConfig` that schemes are made from.
+# The fields of a `PlanConfig` from which schemes are made.
 SETTINGS = ("population", "cohort_size", "partitions", "min_sep")
-
 
 # Checks of the fields that schemes share.
 check_population = functools.partial(
@@ -54,18 +54,26 @@ check_bands = functools.partial(
     checks.integer, low=1, hint="use the number of bands, or leave it out"
 )
 
+# Methods that sum terms so small that they underflow, which must not raise under the caller's
+# settings of numpy.
+_NUMERICAL_METHODS = {
+    "contradictions",
+    "curve",
+    "epsilon",
+    "evidence",
+    "expected_epsilon",
+    "rdp_epsilon",
+}
 
-# Methods whose sums lose terms to underflow, in every scheme.
-_COMPUTED = {"contradictions", "curve", "epsilon", "evidence", "expected_epsilon", "rdp_epsilon"}
 
-
-def _check_mechanism(name: str, value: Any) -> Any:
+def _check_mechanism(name: str, value: Mechanism) -> Mechanism:
+    """Returns the mechanism; raises TypeError for anything else."""
     check_mechanism(value)
     return value
 
 
-# The checks of what the methods of every scheme take, by argument.
-_ARGUMENTS: dict[str, Callable[[str, Any], Any]] = {
+# Checks of the arguments that the methods of all schemes share, by argument name.
+_CHECK_BY_ARGUMENT: dict[str, Callable[[str, Any], Any]] = {
     "mechanism": _check_mechanism,
     "noise": functools.partial(
         checks.positive, hint="pass a standard deviation, or 0 for no noise", allow_zero=True
@@ -80,21 +88,21 @@ _ARGUMENTS: dict[str, Callable[[str, Any], Any]] = {
 def _with_checked_arguments(
     method: Callable[_Parameters, _Result],
 ) -> Callable[_Parameters, _Result]:
-    """Makes a method of a scheme check those of its arguments that `_ARGUMENTS` names."""
+    """Returns the method with a check of every argument that `_CHECK_BY_ARGUMENT` names."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def call(*args: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
         bound = signature.bind(*args, **options)
-        for name in _ARGUMENTS.keys() & bound.arguments.keys():
-            bound.arguments[name] = _ARGUMENTS[name](name, bound.arguments[name])
+        for name in _CHECK_BY_ARGUMENT.keys() & bound.arguments.keys():
+            bound.arguments[name] = _CHECK_BY_ARGUMENT[name](name, bound.arguments[name])
         return method(*bound.args, **bound.kwargs)
 
     return call
 
 
-def _check_arguments_of(scheme: type) -> None:
-    """Makes all methods that a class defines check their arguments."""
+def _add_argument_checks(scheme: type) -> None:
+    """Replaces the public methods that a class defines by ones that check their arguments."""
     for name, method in list(vars(scheme).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
             setattr(scheme, name, _with_checked_arguments(method))
@@ -102,25 +110,26 @@ def _check_arguments_of(scheme: type) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(fields.Checked, abc.ABC):
-    """How a server draws the clients of each round, where that amplifies the guarantee.
+    """A sampling scheme: random selection of the clients of each round, which amplifies privacy.
 
     A scheme is a frozen, keyword-only dataclass. With `name = "mine"` it is `--sampling mine`.
-    Configs and command lines give it what it has of population, cohort_size, partitions and
-    min_sep: a scheme whose fields are others overrides `configured`, `settings` and `resized`.
+    Configs and command lines set its fields among population, cohort_size, partitions and min_sep.
+    A scheme with other fields overrides `configured`, `settings` and `resized`.
 
-    `noise` is everywhere the standard deviation of Z for unit clip norm.
+    In all methods `noise` is the standard deviation of Z for unit clip norm.
 
     Attributes:
-      name: on the command line and in configs; a class without one is no scheme yet.
-      population: clients that can be drawn.
+      name: on the command line and in configs; a class without a name is abstract.
+      population: clients that can be sampled.
       cohort_size: clients of a round, on average; the divisor of the mean.
-      independent: clients are drawn independently of each other, so that cohorts vary in size and
-        clients that are away are not replaced.
-      needs_bands: clients rest for as many rounds as the mechanism has bands.
-      probability: the largest of any client that can be drawn in a round to be drawn in it.
+      independent: whether clients are sampled independently of each other, so that cohorts vary in
+        size and clients that are away are not replaced.
+      needs_bands: whether clients are ineligible for as many rounds as the mechanism has bands.
+      probability: largest probability, over clients and rounds, that a client is sampled in a round
+        in which it can be.
       min_delta: the least delta at which `epsilon` is finite.
-      simulated: `epsilon` is simulated, which takes minutes and fails with a stated probability;
-        `expected_epsilon` takes seconds.
+      simulated: whether `epsilon` is simulated, which takes minutes and fails with a stated
+        probability; `expected_epsilon` takes seconds.
     """
 
     name: ClassVar[str] = ""
@@ -129,7 +138,7 @@ class Sampling(fields.Checked, abc.ABC):
     min_delta: ClassVar[float] = MIN_COMPOSED_DELTA
     simulated: ClassVar[bool] = False
 
-    if TYPE_CHECKING:  # at run time fields or properties
+    if TYPE_CHECKING:  # Subclasses have fields or properties of these names.
 
         @property
         def population(self) -> int: ...  # noqa: D102
@@ -142,9 +151,9 @@ class Sampling(fields.Checked, abc.ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for name in _COMPUTED.intersection(vars(cls)):
+        for name in _NUMERICAL_METHODS.intersection(vars(cls)):
             setattr(cls, name, with_numpy_defaults(vars(cls)[name]))
-        _check_arguments_of(cls)
+        _add_argument_checks(cls)
         if cls.name:
             SCHEMES[cls.name] = cls
 
@@ -157,104 +166,109 @@ class Sampling(fields.Checked, abc.ABC):
         partitions: int | None = None,
         min_sep: int | None = None,
     ) -> Self:
-        """The scheme of these settings, of which None is none.
+        """Returns the scheme with these settings; None leaves a setting out.
 
         Raises:
           ValueError: a setting that the scheme has no field for, or a field without a setting.
         """
-        given = (population, cohort_size, partitions, min_sep)
-        settings = {n: value for n, value in zip(SETTINGS, given, strict=True) if value is not None}
-        known = {field.name: field for field in dataclasses.fields(cls)}
+        value_by_name = {
+            "population": population,
+            "cohort_size": cohort_size,
+            "partitions": partitions,
+            "min_sep": min_sep,
+        }
+        settings = {name: value for name, value in value_by_name.items() if value is not None}
+        field_by_name = {field.name: field for field in dataclasses.fields(cls)}
         for name, value in settings.items():
-            if name not in known:
+            if name not in field_by_name:
                 raise ValueError(
                     f"{name}={value} does not belong to sampling={cls.name}: leave it out"
                 )
-        for name, field in known.items():
+        for name, field in field_by_name.items():
             if field.default is dataclasses.MISSING and name not in settings:
                 raise ValueError(f"sampling={cls.name} needs {name}=None to be given")
         return cls(**settings)
 
     def settings(self) -> dict[str, Any]:
-        """The fields of a `PlanConfig` that `configured` makes this scheme from."""
+        """Returns the fields of a `PlanConfig` from which `configured` makes this scheme."""
         values = {name: getattr(self, name) for name in SETTINGS if hasattr(self, name)}
         return {"sampling": self.name, **values}
 
     def resized(self, *, population: int, cohort_size: int) -> Self:
-        """The scheme of another population and cohort size."""
+        """Returns the scheme for another population and cohort size."""
         sizes: dict[str, int] = {"population": population, "cohort_size": cohort_size}
         return dataclasses.replace(self, **sizes)
 
     def facts(self, rounds: int) -> dict[str, Any]:
-        """What the scheme is, for a summary, in plain JSON types: its class and fields, and what
-        follows from them.
+        """Returns the class of the scheme, its fields and the numbers that follow from them, in
+        plain JSON types.
         """
         return {"scheme": type(self).__name__, **dataclasses.asdict(self)}
 
     @abc.abstractmethod
     def for_mechanism(self, mechanism: Mechanism) -> Self:
-        """The scheme with all that it takes from the mechanism.
+        """Returns the scheme with the fields set that follow from the mechanism.
 
         Raises:
-          ValueError: a mechanism for which no amplification is proven.
+          ValueError: no amplification is proven for the mechanism.
         """
 
     @abc.abstractmethod
     def participation(self, rounds: int) -> Participation:
-        """What every client keeps to, whatever is drawn."""
+        """Returns the participation that holds for every client, whatever is sampled."""
 
     @abc.abstractmethod
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """An upper bound on epsilon for the zero-out relation;
-        infinite where no amplification is proven.
+        """Returns an upper bound on epsilon for the zero-out relation; infinite where no
+        amplification is proven.
         """
 
     def curve(
         self, mechanism: Mechanism, noise: float, *, search: bool = False
     ) -> tuple[tuple[float, float], ...]:
-        """Pairs (epsilon, delta) that hold all at once, but for a chance of `curve_failure`.
+        """Returns pairs (epsilon, delta) that hold simultaneously, except with probability
+        `curve_failure`.
 
         Args:
-          mechanism, noise: as of `epsilon`.
-          search: of a simulated scheme, by random numbers that those of the proof have not seen.
+          mechanism, noise: as in `epsilon`.
+          search: whether a simulated scheme uses random numbers independent of those of the proof.
         """
-        pairs = ((self.epsilon(mechanism, noise, d), d) for d in _DELTAS if d >= self.min_delta)
-        return tuple(pair for pair in pairs if math.isfinite(pair[0]))
+        deltas = [delta for delta in _DELTAS if delta >= self.min_delta]
+        pairs = [(self.epsilon(mechanism, noise, delta), delta) for delta in deltas]
+        return tuple((epsilon, delta) for epsilon, delta in pairs if math.isfinite(epsilon))
 
     def curve_failure(self, mechanism: Mechanism) -> float:
-        """The chance, over our own coins, that a pair of `curve` is too small."""
+        """Returns the probability, over the simulation's randomness, that `curve` is too small."""
         return 0.0
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """What a search for the noise asks in place of `epsilon`, where that takes long; the
-        outcome is held against `epsilon`.
-        """
+        """Returns a fast estimate for the noise search; `epsilon` verifies its result."""
         return self.epsilon(mechanism, noise, delta)
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
-        """Sentences for the privacy statement on what `epsilon` rests on at this delta; empty where
-        `statement` says all.
+        """Returns sentences for the privacy statement about the simulation behind `epsilon` at this
+        delta; empty if `epsilon` is not simulated.
         """
         return ""
 
     def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent | None":
-        """The run as an event of dp_accounting, where that has one."""
+        """Returns the run as an event of dp_accounting; None if dp_accounting has no such event."""
         return None
 
     def rdp_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """Epsilon by Renyi accounting of `event`; infinite where there is none."""
+        """Returns epsilon by Renyi accounting of `event`; infinite without an event."""
         event = self.event(mechanism, noise)
         return math.inf if event is None else rdp_epsilon(event, delta)
 
     @abc.abstractmethod
     def draws(self, seed: int) -> Draws:
-        """Which clients each round draws: a pure function of (seed, round)."""
+        """Returns the samples of all rounds, a pure function of (seed, round)."""
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """What in a record of participation is not as drawn, one sentence each; at most
-        `FALSE_POSITIVE_RATE` of true records have any.
+        """Returns evidence that the record was not sampled by this scheme, one sentence each.
 
-        Too few participations contradict nothing: clients that were drawn may drop out.
+        A record that was sampled by it has any with probability at most `FALSE_POSITIVE_RATE`. Too
+        few participations contradict nothing, because sampled clients may drop out.
         """
         if observed.clients > self.population:
             return [
@@ -263,37 +277,36 @@ class Sampling(fields.Checked, abc.ABC):
         return []
 
     def unlikely(self, words: str, at_least: int, *, draws: int, times: int) -> list[str]:
-        """A sentence if one of `times` counts of `draws` draws each hardly reaches `at_least`.
+        """Returns `words` as evidence if sampling hardly gives a count of `at_least`, else nothing.
 
-        A scheme asks for at most three.
+        The count is the largest of `times` counts, each of `draws` samples with `probability`. A
+        scheme may call this three times, which divide `FALSE_POSITIVE_RATE` among them.
         """
         from scipy import stats
 
-        chance = times * float(stats.binom.sf(at_least - 1, draws, self.probability))
-        if chance >= FALSE_POSITIVE_RATE / 3:
+        union_bound = times * float(stats.binom.sf(at_least - 1, draws, self.probability))
+        if union_bound >= FALSE_POSITIVE_RATE / 3:
             return []
         return [
             f"{words}, which sampling with probability {self.probability:.6g} gives with "
-            f"probability at most {max(chance, 1e-300):.2g}"
+            f"probability at most {max(union_bound, 1e-300):.2g}"
         ]
 
     def unlikely_cohort(self, observed: ParticipationStats, draws: int) -> list[str]:
-        """A sentence if the largest round has more clients than `draws` draws hardly give."""
+        """Returns evidence if `draws` samples hardly give a round as large as the largest one."""
         largest = int(observed.cohort_sizes.max())
         words = f"a round has {largest} clients"
         return self.unlikely(words, largest, draws=draws, times=observed.rounds)
 
     @abc.abstractmethod
-    def statement(self, mechanism: Mechanism, noise: float) -> dict[str, str]:
-        """Sentences for the privacy statement, in which numbers are rounded to the safe side.
+    def description(self, mechanism: Mechanism, noise: float) -> Description:
+        """Returns a short description of the scheme, with numbers rounded to the safe side.
 
-        - adjacency: why the accountant's relation covers zero-out.
-        - accounting: how epsilon was computed, without the full stop.
-        - drawing: how clients are drawn.
+        The template of the privacy statement makes the sentences from it.
         """
 
 
-_check_arguments_of(Sampling)
+_add_argument_checks(Sampling)
 
 
 def scheme_name(argument: str, value: Any) -> str:

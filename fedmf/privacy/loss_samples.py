@@ -1,0 +1,264 @@
+"""Samples of privacy losses, and the bounds on delta that they prove.
+
+With the pair P, Q and the loss L of `fedmf.privacy.losses`,
+
+    delta_remove(e) = E_P max(0, 1 - exp(e - L)),    delta_add(e) = E_Q max(0, 1 - exp(e + L)).
+
+Remove: importance sampling with bounded weights. Draw K patterns x_1 .. x_K together, from a
+distribution h for which
+
+    T = p(x_1) .. p(x_K) exp(sum over i < l of <C x_i, C x_l> / sigma^2) / h(x_1, .., x_K)
+
+is known, and y ~ N(C (x_1 + .. + x_K), sigma^2 I). Summed over the patterns, T times the density of
+y is (dP/dQ)^K dQ. Hence delta_remove(e) = E W with
+
+    W = T exp(-(K - 1) L) max(0, 1 - exp(e - L))
+    0 <= W <= T_max exp(-(K - 1) e) (1 - 1/K)^(K - 1) / K.
+
+Where T_max is near E T, the limit is the bound of Renyi accounting of order K. An empirical
+Bernstein inequality (Maurer and Pontil 2009, Theorem 4) turns the sample into a bound on E W. K = 1
+is plain sampling from P.
+
+Add: L is a convex function of y, the log of a sum of exponentials. So its sublevel sets are convex,
+and t -> Phi^-1(Q(L <= t)) is concave (Ehrhard 1983). A line through exact binomial bounds at two
+points of moderate probability lies above it in the tail, where no sample is.
+"""
+
+import concurrent.futures
+import dataclasses
+import math
+import os
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from fedmf.privacy.losses import Losses
+from fedmf.terminal import interrupts, progress_bar
+
+# First words of the seeds of independent samples: one chooses the noise, the order, the points and
+# the size, and the other proves.
+SEARCH = 0
+PROOF = 1
+# Losses beyond this, whose exponentials overflow, are replaced by it. Epsilon is smaller: W falls
+# with L beyond epsilon + 1, or is 1 for K = 1, and a loss below -MAX_LOSS counts in full for adding
+# a client.
+MAX_LOSS = 700.0
+# With fewer losses below -epsilon than this, a line estimates delta_add better than their mean.
+_FEW_LOSSES = 100
+# Numbers that a shard of a sample draws or computes, about, and the range of its size.
+_SHARD_WORK = 1.2e7
+_MIN_LOG2_SHARD = 8
+_MAX_LOG2_SHARD = 13
+
+_Arrays = tuple[np.ndarray, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RemoveSample:
+    """A sample of W for the remove direction.
+
+    Attributes:
+      order: K.
+      log_factor_bound: log T_max.
+      size: of the sample.
+      log_factor, loss: log T and L where L > 0, float64; other losses have W = 0.
+    """
+
+    order: int
+    log_factor_bound: float
+    size: int
+    log_factor: np.ndarray
+    loss: np.ndarray
+
+    def moments(self, epsilon: float) -> tuple[float, float]:
+        """Returns the mean and the mean square of W."""
+        is_above = self.loss > epsilon
+        L = self.loss[is_above]
+        W = np.exp(self.log_factor[is_above] - (self.order - 1) * L) * -np.expm1(epsilon - L)
+        return float(W.sum()) / self.size, float((W * W).sum()) / self.size
+
+    def bound(self, epsilon: float, failure: float, size: int | None = None) -> float:
+        """Computes an upper bound on delta_remove, decreasing in epsilon.
+
+        Args:
+          epsilon: e.
+          failure: probability that the bound is wrong.
+          size: computes the bound of a sample of this size with the same moments; None for the
+            sample's own.
+        """
+        mean, mean_square = self.moments(epsilon)
+        log_largest = log_weight_bound(self.order, self.log_factor_bound, epsilon)
+        largest = math.exp(min(log_largest, MAX_LOSS))
+        return bernstein_bound(mean, mean_square, largest, size or self.size, failure)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class AddSample:
+    """A sample of L under Q for the add direction.
+
+    Attributes:
+      loss: float64, ascending.
+    """
+
+    loss: np.ndarray
+
+    def estimate(self, epsilon: float, points: tuple[float, float]) -> float:
+        """Estimates delta_add as the mean of max(0, 1 - exp(epsilon + L)), or by the line through
+        two points, without a margin, where few losses are below -epsilon.
+        """
+        if np.searchsorted(self.loss, -epsilon) < _FEW_LOSSES:
+            return self.line_bound(epsilon, points, 1.0, len(self.loss))
+        mean, _ = self._moments(epsilon)
+        return mean
+
+    def _moments(self, epsilon: float) -> tuple[float, float]:
+        """Returns the mean and the mean square of max(0, 1 - exp(epsilon + L))."""
+        W = -np.expm1(epsilon + self.loss[: np.searchsorted(self.loss, -epsilon)])
+        return float(W.sum()) / len(self.loss), float((W * W).sum()) / len(self.loss)
+
+    def bound(
+        self, epsilon: float, points: tuple[float, float], failure: float, size: int | None = None
+    ) -> float:
+        """Computes an upper bound on delta_add, decreasing in epsilon: the smaller one of
+        Bernstein's inequality and of the line through two points.
+
+        Args:
+          epsilon: e.
+          points: losses of moderate probability, the larger first.
+          failure: probability that the bound is wrong.
+          size: as in `RemoveSample.bound`.
+        """
+        sample_size = size or len(self.loss)
+        mean, mean_square = self._moments(epsilon)
+        plain_bound = bernstein_bound(mean, mean_square, 1.0, sample_size, failure / 2)
+        return min(plain_bound, self.line_bound(epsilon, points, failure / 2, sample_size))
+
+    def line_bound(
+        self, epsilon: float, points: tuple[float, float], failure: float, size: int
+    ) -> float:
+        """Computes the bound by Ehrhard's inequality for a sample of this size whose shares below
+        the two points are those of this sample.
+        """
+        from scipy import special
+
+        upper, lower = points
+        counts_below = np.searchsorted(self.loss, points, side="right")
+        upper_share, lower_share = counts_below / len(self.loss)
+        # Exact binomial bounds (Clopper and Pearson), from below at the upper point and from above
+        # at the lower one.
+        upper_probability = 0.0
+        if upper_share:
+            upper_probability = special.betaincinv(
+                upper_share * size, (1 - upper_share) * size + 1, failure / 2
+            )
+        lower_probability = 1 - special.betaincinv(
+            (1 - lower_share) * size, lower_share * size + 1, failure / 2
+        )
+        if -epsilon > lower or not 0 < lower_probability < upper_probability < 1:
+            return 1.0
+        rise = special.ndtri(upper_probability) - special.ndtri(lower_probability)
+        slope = rise / (upper - lower)
+        start = special.ndtri(lower_probability) - slope * lower
+        # E max(0, 1 - exp(epsilon + L)) is the integral of exp(epsilon + t) Q(L <= t) over t <
+        # -epsilon, here with Phi(start + slope t) for Q.
+        end = start - slope * epsilon
+        log_rest = epsilon - start / slope + 1 / (2 * slope**2) + special.log_ndtr(end - 1 / slope)
+        return float(special.ndtr(end) - math.exp(min(log_rest, 0.0)))
+
+
+def log_weight_bound(order: int, log_factor_bound: float, epsilon: float) -> float:
+    """Computes the log of the largest W: exp(-(K - 1) L) (1 - exp(e - L)) is largest at exp(e - L)
+    = 1 - 1/K.
+    """
+    log_peak = 0.0
+    if order > 1:
+        log_peak = (order - 1) * math.log1p(-1 / order) - math.log(order)
+    return log_factor_bound - (order - 1) * epsilon + log_peak
+
+
+def bernstein_bound(
+    mean: float, mean_square: float, largest: float, size: int, failure: float
+) -> float:
+    """Computes an upper bound on the expectation of a variable in [0, largest] (Maurer and Pontil
+    2009, Theorem 4).
+
+    The mean square replaces the variance, which is smaller: then the bound decreases wherever the
+    variable does.
+    """
+    log = math.log(2 / failure)
+    deviation = math.sqrt(2 * mean_square * log / (size - 1))
+    return mean + deviation + 7 * largest * log / (3 * (size - 1))
+
+
+def remove_sample(losses: Losses, order: int, size: int, purpose: int) -> RemoveSample:
+    """Draws at least `size` samples of W."""
+
+    def positive_losses(log_factor: np.ndarray, loss: np.ndarray) -> _Arrays:
+        is_positive = loss > 0
+        return log_factor[is_positive], loss[is_positive]
+
+    shards = _shards(losses, order, size, purpose, positive_losses)
+    return RemoveSample(
+        order=order,
+        log_factor_bound=losses.log_factor_bound(order),
+        size=len(shards) * shard_size(losses),
+        log_factor=np.concatenate([log_factor for log_factor, _ in shards]),
+        loss=np.concatenate([loss for _, loss in shards]),
+    )
+
+
+def add_sample(losses: Losses, size: int, purpose: int) -> AddSample:
+    """Draws at least `size` samples of L under Q."""
+    shards = _shards(losses, 0, size, purpose, lambda _, loss: (loss,))
+    return AddSample(loss=np.sort(np.concatenate([loss for (loss,) in shards])))
+
+
+def shard_size(losses: Losses) -> int:
+    """Returns the number of samples that are drawn together, from a generator of their own.
+
+    It depends on the losses alone and not on the machine.
+    """
+    log2_size = round(math.log2(_SHARD_WORK / losses.work))
+    return 2 ** max(_MIN_LOG2_SHARD, min(_MAX_LOG2_SHARD, log2_size))
+
+
+def _shards(
+    losses: Losses,
+    order: int,
+    size: int,
+    purpose: int,
+    select: Callable[[np.ndarray, np.ndarray], _Arrays],
+) -> list[_Arrays]:
+    """Draws at least `size` samples in shards, in parallel threads, and returns what `select`
+    keeps of each shard; the same on any number of threads.
+
+    Raises:
+      FloatingPointError: the noise is so small that a factor overflows, or a loss is not a number.
+    """
+    samples_per_shard = shard_size(losses)
+
+    def draw(shard: int) -> _Arrays:
+        seed = np.random.SeedSequence([purpose, order, shard])
+        generator = np.random.Generator(np.random.Philox(seed))
+        with np.errstate(all="ignore"):
+            log_factor, loss = losses.sample(order, samples_per_shard, generator)
+        if not np.isfinite(log_factor).all() or np.isnan(loss).any():
+            raise FloatingPointError("privacy losses leave float64")
+        return select(log_factor, np.clip(loss, -MAX_LOSS, MAX_LOSS))
+
+    num_shards = -(-size // samples_per_shard)
+    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+    is_hidden = not sys.stderr.isatty()
+    with progress_bar.bar(
+        total=num_shards, desc="privacy losses", delay=2, disable=is_hidden
+    ) as bar:
+        try:
+            shards = []
+            for shard in pool.map(draw, range(num_shards)):
+                interrupts.check()
+                shards.append(shard)
+                bar.update()
+            return shards
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,157 @@
+"""Cyclic random allocation: one round in every epoch for each client, drawn anew."""
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.leading import column_norm
+from fedmf.participation.schema import Participation
+from fedmf.participation.stats import ParticipationStats, off_multiples
+from fedmf.privacy.gaussian import MIN_DELTA
+from fedmf.privacy.random_allocation import random_allocation_curve, random_allocation_epsilon
+from fedmf.privacy.rounding import down
+from fedmf.privacy.sampling.cyclic import Cyclic
+from fedmf.privacy.sampling.description import Description
+from fedmf.privacy.sampling.draws import Draws, EpochPlaces
+from fedmf.privacy.sampling.encoder_checks import proven_bands
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CyclicRandomAllocation(Cyclic):
+    """Random allocation: in every epoch each client draws its one round anew, where `BallsInBins`
+    draws it once for the whole run.
+
+    An epoch has floor(population / cohort_size) rounds. A client draws one of its `positions`
+    rounds, the ones congruent to it modulo `partitions`, uniformly and independently of all others.
+    `partitions` must divide the epoch. Cohorts vary in size, population / epoch on average.
+
+    The guarantee is that of random allocation (`fedmf.privacy.random_allocation`). A client's
+    rounds are multiples of partitions >= bands apart, also across epochs. What the client adds in
+    round i lies in rows i .. i + bands - 1 of C x, which none of its other rounds reaches and which
+    end before its next round. So each epoch is one of `positions` adaptive Gaussian queries, query
+    i of sensitivity ||C e_i||, conditioned on the other clients, whose rounds are independent of
+    this client's. dp_accounting has no such event.
+
+    No amplification is proven for one order that all epochs share.
+
+    Attributes:
+      population: m, clients that can be sampled.
+      cohort_size: clients of a round: an epoch has floor(population / cohort_size) rounds.
+      partitions: rounds of one client are multiples of it apart; it divides the epoch.
+
+    >>> scheme = CyclicRandomAllocation(population=1000, cohort_size=10, partitions=4)
+    >>> scheme.epoch, scheme.positions, scheme.participation(250)
+    (100, 25, Participation(rounds=250, schema='min_sep', min_sep=4, max_participations=3))
+    """
+
+    name: ClassVar[str] = "random-allocation"
+    min_delta: ClassVar[float] = MIN_DELTA
+    independent: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.partitions is not None and self.epoch % self.partitions:
+            raise ValueError(
+                f"partitions={self.partitions} does not divide an epoch of {self.epoch} rounds "
+                f"(population={self.population} // cohort_size={self.cohort_size}): use a "
+                f"divisor of {self.epoch}, or leave partitions out"
+            )
+
+    def for_mechanism(self, mechanism: Mechanism) -> Self:
+        """Returns the scheme with the least number of partitions that divides an epoch and is at
+        least the mechanism's bands, if `partitions` is not set.
+        """
+        if self.partitions is not None:
+            return super().for_mechanism(mechanism)
+        bands = proven_bands(mechanism)
+        divisors = (b for b in range(bands, self.epoch + 1) if self.epoch % b == 0)
+        return dataclasses.replace(self, partitions=next(divisors, bands))
+
+    @property
+    def epoch(self) -> int:
+        """The number of rounds in which every client is sampled once."""
+        return self.population // self.cohort_size
+
+    @property
+    def positions(self) -> int:
+        """The number of rounds of an epoch among which a client's round is uniform."""
+        return self.epoch // self.num_partitions
+
+    @property
+    def probability(self) -> float:
+        """The probability 1 / positions that a client draws a particular one of its rounds."""
+        return 1 / self.positions
+
+    def epochs(self, rounds: int) -> int:
+        """Returns the number of epochs that a run begins."""
+        return -(-rounds // self.epoch)
+
+    def facts(self, rounds: int) -> dict[str, Any]:
+        """Returns class, fields, and the numbers of rounds and epochs."""
+        facts = super().facts(rounds)
+        facts["epoch"] = self.epoch
+        facts["epochs"] = self.epochs(rounds)
+        facts["positions"] = self.positions
+        return facts
+
+    def participation(self, rounds: int) -> Participation:
+        """Returns the participation of one round an epoch, at least `partitions` apart."""
+        separation = min(self.num_partitions, rounds)
+        most_participations = min(self.epochs(rounds), -(-rounds // separation))
+        return Participation(
+            rounds=rounds,
+            schema="min_sep",
+            min_sep=separation,
+            max_participations=most_participations,
+        )
+
+    def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """Computes epsilon of random allocation."""
+        return random_allocation_epsilon(
+            noise / column_norm(mechanism),
+            delta,
+            positions=self.positions,
+            epochs=self.epochs(mechanism.rounds),
+        )
+
+    def curve(
+        self, mechanism: Mechanism, noise: float, *, search: bool = False
+    ) -> tuple[tuple[float, float], ...]:
+        """Computes the curve of random allocation."""
+        return random_allocation_curve(
+            noise / column_norm(mechanism),
+            positions=self.positions,
+            epochs=self.epochs(mechanism.rounds),
+        )
+
+    def draws(self, seed: int) -> Draws:
+        """Returns the rounds that clients draw in every epoch."""
+        return EpochPlaces(
+            population=self.population,
+            epoch=self.epoch,
+            partitions=self.num_partitions,
+            seed=seed,
+        )
+
+    def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
+        """Adds clients outside their partition, and a round that is too large."""
+        return (
+            super().contradictions(observed, rounds)
+            + off_multiples(observed, self.num_partitions)
+            + self.unlikely_cohort(observed, self.largest_partition_size)
+        )
+
+    def description(self, mechanism: Mechanism, noise: float) -> Description:
+        """Returns a short description of random allocation."""
+        return Description(
+            selection=f"in every epoch of {self.epoch} rounds each client draws one of its "
+            f"{self.positions}, uniformly and independently of all others and of other epochs",
+            accountant="random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284)",
+            accounted=f"{self.epochs(mechanism.rounds)} epochs, in each of which a client takes "
+            f"part in one of {self.positions} rounds (Choquette-Choo et al. 2023, Corollary F.2, "
+            "with rounds drawn independently) and each round is a Gaussian mechanism with noise "
+            f"multiplier {down(noise / column_norm(mechanism))}; computed without simulation and "
+            "rounded to the safe side",
+            relation="zero-out",
+            by_partition=True,
+        )

@@ -1,0 +1,49 @@
+"""Properties of a mechanism's encoder on which amplification by sampling rests."""
+
+import numpy as np
+
+from fedmf.mechanisms.base import Mechanism
+
+
+def proven_bands(mechanism: Mechanism) -> int:
+    """Returns the bands of a lower-triangular encoder, counted from its entries: the mechanism's
+    own statement about them is not trusted.
+
+    Raises:
+      ValueError: the encoder is not square and lower-triangular.
+    """
+    rows = mechanism.banded_rows()
+    if rows is not None:
+        return int(rows.shape[1])
+    column = mechanism.toeplitz_coefficients()
+    if column is not None:
+        return int(np.flatnonzero(column).max(initial=0)) + 1
+    C = mechanism.encoder()
+    n = mechanism.rounds
+    if C.shape != (n, n) or np.triu(C, 1).any():
+        raise ValueError(
+            f"family={mechanism.family} has no square lower-triangular encoder, which "
+            "amplification by sampling needs: use banded, "
+            "identity, toeplitz or dense, or leave sampling out"
+        )
+    is_nonzero = C != 0
+    lags = np.arange(n) - is_nonzero.argmax(axis=1)
+    return int(lags[is_nonzero.any(axis=1)].max(initial=0)) + 1
+
+
+def check_no_negative_entry(mechanism: Mechanism, scheme_name: str) -> None:
+    """Raises ValueError if the encoder has a negative entry, where no dominating pair of
+    distributions is proven.
+    """
+    entries = mechanism.toeplitz_coefficients()
+    if entries is None:
+        entries = mechanism.banded_rows()
+    if entries is None:
+        entries = mechanism.encoder()
+    least = float(entries.min())
+    if least < 0:
+        raise ValueError(
+            f"the {mechanism.family} encoder has a negative entry, {least:.3g}, and for those "
+            f"no pair of distributions is proven to be the worst for {scheme_name} "
+            "(Choquette-Choo et al. 2024, Lemma 3.2): use banded, toeplitz or blt"
+        )

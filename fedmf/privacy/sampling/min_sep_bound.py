@@ -1,0 +1,218 @@
+"""Upper bounds on the weight T of K patterns of b-min-sep sampling that are drawn together.
+
+T is a product over rounds of z(e, h), times exp(-a) for each participation
+(`fedmf.privacy.sampling.min_sep_losses`). e, the number of eligible patterns, and h, a sum over the
+other ones, follow from the patterns' ages: the rounds since each last took part, where b stands for
+b or more.
+
+- By ages: the largest log T up to round t is a function of the ages before it, and that of the next
+  round is the largest over which patterns take part. This is dynamic programming in b^K states.
+- By credits: a closed form for any K, described at `_credit_bound`.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmf.privacy.losses import MAX_EXPONENT
+
+# Patterns of a bound by ages, and numbers that its choice of an advance and the bound itself may
+# compute.
+_MAX_ORDER = 8
+_MAX_WORK = 1e9
+# Blocks of rounds that share a z: in the bound, and in the search for its advance.
+_BLOCKS = 64
+_SEARCH_BLOCKS = 8
+# Steps of the fixed-point iteration for the advance of a bound by credits.
+_CREDIT_STEPS = 8
+
+
+class FactorBound(NamedTuple):
+    """The log of an upper bound on T, and the advance a for which it holds."""
+
+    log_factor: float
+    advance: float
+
+
+@functools.lru_cache(maxsize=64)
+def binomial(K: int, p: float) -> np.ndarray:
+    """Returns [m, e]: the probability of m out of e, each with probability p, for e <= K."""
+    from scipy import stats
+
+    count = np.arange(K + 1)
+    return stats.binom.pmf(count[:, np.newaxis], count, p)
+
+
+def is_affordable(rounds: int, min_sep: int, order: int) -> bool:
+    """Returns whether `bound_by_ages` takes seconds at most, with some eight trials of an advance
+    on fewer rounds.
+    """
+    # The z of a block costs ten steps and more.
+    steps = rounds + 8 * max(_BLOCKS, 2 * min_sep) + 20 * _BLOCKS
+    return order <= _MAX_ORDER and (order + 1) * steps * float(min_sep) ** order <= _MAX_WORK
+
+
+def bound_by_ages(products: np.ndarray, min_sep: int, p: float, order: int) -> FactorBound:
+    """Computes the bound by ages at the advance that gives the least.
+
+    log T is a convex function of the advance, which is chosen for some of the rounds.
+
+    Args:
+      products: <c_t, c_(t-d)> / sigma^2, float64 (bands, rounds), [d, t], none negative.
+      min_sep: b >= bands, at least 2.
+      p: probability of an eligible client.
+      order: K.
+    """
+    from scipy import optimize
+
+    rounds = products.shape[1]
+    num_rounds = min(rounds, max(_BLOCKS, 2 * min_sep))
+    some_rounds = np.linspace(0, rounds - 1, num_rounds, dtype=int)
+    some_products = products[:, some_rounds]
+
+    def log_factor_at(advance: float) -> float:
+        return largest_log_factor(
+            some_products, min_sep, p, order=order, advance=advance, blocks=_SEARCH_BLOCKS
+        )
+
+    search = optimize.minimize_scalar(
+        log_factor_at, bounds=(-1.0, 1.0), method="bounded", options={"xatol": 0.01}
+    )
+    advance = float(search.x)
+    log_factor = largest_log_factor(products, min_sep, p, order=order, advance=advance)
+    return FactorBound(log_factor, advance)
+
+
+def largest_log_factor(
+    products: np.ndarray,
+    min_sep: int,
+    probability: float,
+    *,
+    order: int,
+    advance: float,
+    blocks: int = _BLOCKS,
+) -> float:
+    """Computes an upper bound on log T, which some patterns reach if there are at most `blocks`
+    rounds.
+
+    Args:
+      products: <c_t, c_(t-d)> / sigma^2, float64 (bands, rounds), [d, t], none negative.
+      min_sep: b >= bands, at least 2.
+      probability: p.
+      order: K.
+      advance: a.
+      blocks: of rounds that share a z, about.
+    """
+    K = order
+    b = min_sep
+    n = products.shape[1]
+    # Axis i is pattern i, and entry j its age j + 1 before the round.
+    largest = np.zeros((b,) * K)
+    updated = np.empty_like(largest)
+    block_size = -(-n // blocks)
+    for start in range(0, n, block_size):
+        # z grows with every product: those of a block's rounds are replaced by the largest.
+        block_products = products[:, start : start + block_size].max(axis=1)
+        log_z = _log_z(block_products, b, probability, K, advance)
+        for _ in range(start, min(start + block_size, n)):
+            largest += log_z
+            for axis in range(K):
+                by_age = np.moveaxis(largest, axis, 0)
+                updated_by_age = np.moveaxis(updated, axis, 0)
+                updated_by_age[1:] = by_age[:-1]
+                np.maximum(updated_by_age[-1], by_age[-1], out=updated_by_age[-1])
+                updated_by_age[0] = by_age[-1] - advance
+                largest, updated = updated, largest
+    return float(largest.max())
+
+
+def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np.ndarray:
+    """Computes log z by the ages of K patterns, float64 (b, .., b)."""
+    growth_by_age = np.ones(b)  # exp of a pattern's term of h
+    growth_by_age[: len(products) - 1] = np.exp(products[1:])
+    num_eligible = np.zeros((b,) * K, np.int8)
+    growth = np.ones((b,) * K)
+    is_eligible = np.arange(b) == b - 1
+    for axis in range(K):
+        shape = [1] * K
+        shape[axis] = b
+        num_eligible += is_eligible.reshape(shape)
+        growth *= growth_by_age.reshape(shape)
+    probabilities = binomial(K, p)
+    z = probabilities[0][num_eligible]
+    power = np.ones_like(growth)
+    for m in range(1, K + 1):
+        power *= growth
+        weights = probabilities[m] * math.exp(m * (m - 1) / 2 * products[0] + m * advance)
+        z += weights[num_eligible] * power
+    return np.log(z, out=z)
+
+
+def bound_by_credits(
+    largest_products: np.ndarray, K: int, *, rounds: int, min_sep: int, p: float
+) -> FactorBound:
+    """Computes the bound by credits at an advance near the sum of the credits.
+
+    Args:
+      largest_products: largest <c_t, c_(t-d)> / sigma^2 over the rounds t, float64 (bands,).
+      K: patterns.
+      rounds, min_sep: n and b.
+      p: probability of an eligible client.
+    """
+    if K == 1:
+        return FactorBound(0.0, 0.0)
+    largest_exponent = K * (K - 1) / 2 * largest_products[0]
+    largest_exponent += K * (K - 1) * largest_products[1:].max(initial=0)
+    if largest_exponent > MAX_EXPONENT:
+        return FactorBound(math.inf, 0.0)
+    best = FactorBound(math.inf, 0.0)
+    advance = 0.0
+    for _ in range(_CREDIT_STEPS):
+        log_factor, credit = _credit_bound(
+            largest_products, K, advance, rounds=rounds, min_sep=min_sep, p=p
+        )
+        best = min(best, FactorBound(log_factor, advance))
+        if not credit < MAX_EXPONENT / K or abs(credit - advance) < 1e-6 * abs(credit):
+            break
+        advance = max(credit, 0.0)
+    return best
+
+
+def _credit_bound(
+    largest_products: np.ndarray, K: int, advance: float, *, rounds: int, min_sep: int, p: float
+) -> tuple[float, float]:
+    """Computes (log of an upper bound on T, sum of the credits d_1, d_2, ..) for the advance a.
+
+    If s of the patterns took part in the last b - 1 rounds, then e <= K - s, and z grows with e and
+    h. Given s, log z is convex in h. So log z less a linear credit is largest where all s took part
+    in the same round, j rounds ago, with h = s X_j. Credits d_j with log z(K - s, s X_j) <=
+    log z(K, 0) + s d_j for all s and j therefore give log T <= n log z(K, 0) + the credits of all
+    participations - a times their number.
+    """
+    from scipy import special
+
+    n = rounds
+    b = min_sep
+    m = np.arange(K + 1)
+    s = np.arange(K + 1)
+    with np.errstate(divide="ignore"):
+        log_weights = (
+            np.log(binomial(K, p)) + (m * (m - 1) / 2 * largest_products[0] + advance * m)[:, None]
+        )
+    level = float(special.logsumexp(log_weights[:, K]))
+    if b == 1:
+        return n * level, 0.0
+    product_by_age = np.zeros(b)  # X_1, X_2, .., and 0 beyond the bands
+    product_by_age[1 : len(largest_products)] = largest_products[1:]
+    exponents = m[:, None, None] * s[None, :, None] * product_by_age[None, None, 1:]
+    log_z = special.logsumexp(log_weights[:, K - s][:, :, None] + exponents, axis=0)  # [s, age]
+    credits = ((log_z[1:] - level) / s[1:, None]).max(axis=0)
+    credit = float(credits.sum())
+    most_participations = -(-n // b)
+    # The credits that a participation has left are negative only near the last round.
+    remaining_credits = np.cumsum(credits[::-1])[::-1]
+    excess = max(0.0, credit - advance) * K * most_participations
+    log_factor = n * level + excess + K * max(0.0, float((-remaining_credits).max()))
+    return log_factor, credit

@@ -1,0 +1,249 @@
+"""Privacy losses of b-min-sep sampling, sampled for `fedmf.privacy.loss_samples`.
+
+`MinSepLosses.sample` draws K patterns together, round after round. The factor T of what it drew is
+a product over rounds of z(e, h), the sum of the weights of the numbers m of patterns that may take
+part, times exp(-a) for each participation:
+
+    z(e, h) = sum over m of binomial(e, p)(m) exp(m (m - 1) / 2 |c_t|^2 / sigma^2 + m h + m a).
+
+e is the number of eligible patterns, and h a sum over the earlier rounds of the others.
+`fedmf.privacy.sampling.min_sep_bound` bounds the largest T.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmf.mechanisms.banded.fit import diagonals_of
+from fedmf.mechanisms.banded.recursion import columns_of_rows
+from fedmf.mechanisms.base import Mechanism
+from fedmf.privacy.losses import MAX_EXPONENT, Losses, digest_of
+from fedmf.privacy.sampling.encoder_checks import proven_bands
+from fedmf.privacy.sampling.min_sep_bound import (
+    FactorBound,
+    binomial,
+    bound_by_ages,
+    bound_by_credits,
+    is_affordable,
+)
+
+# Blocks of C^T have at least so many columns, which makes their products fast.
+_MIN_BLOCK_WIDTH = 32
+# Rounds whose weights are multiplied before a logarithm is taken: fewer logarithms, no overflow.
+_ROUNDS_PER_LOG = 16
+# Rounding error that a bound on log T allows for.
+_BOUND_ROUNDING = 1e-6
+
+
+class _Block(NamedTuple):
+    """Consecutive columns of C / sigma, with the rows that they reach."""
+
+    first_column: int
+    end_column: int
+    end_row: int
+    entries: np.ndarray
+
+
+class MinSepLosses(Losses):
+    """Losses of b-min-sep sampling for an encoder of at most b bands (Dong et
+    al. 2026, arXiv:2602.09338).
+
+    With c_i the columns of C and L_i = 0 for i >= n, the log-likelihood ratio follows (Eq. 2)
+
+        L_i = logaddexp(log(1-p) + L_(i+1), log p + (2 <c_i, y> - |c_i|^2) / (2 sigma^2) + L_(i+b)).
+
+    The stationary start averages L_0 .. L_(b-1) with weights 1, p, .., p.
+
+    Args:
+      columns: C by columns, float64 (n, bands), [t, j] = C[t + j, t] / sigma.
+      min_sep: b >= bands.
+      probability: p of an eligible client, in (0, 1].
+    """
+
+    def __init__(self, columns: np.ndarray, min_sep: int, probability: float) -> None:
+        self.columns = columns
+        self.p = probability
+        self.rounds, self.bands = columns.shape
+        self.b = min_sep
+        self.products = _column_products(columns)
+        self.digest = digest_of("min_sep", columns, min_sep, probability)
+        self.work = 6.0 * self.rounds
+        self._blocks = _blocks(columns)
+        self._bound_by_order: dict[int, FactorBound] = {}
+
+    def sample(
+        self, order: int, size: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Samples (log T, L) of `order` patterns.
+
+        In each round m of the e eligible patterns take part, with a probability proportional to
+
+            binomial(e, p)(m) exp(m (m - 1) / 2 |c_t|^2 / sigma^2 + m h + m a).
+
+        h is the sum of <c_t, c_s> / sigma^2 over earlier rounds s, times the number of patterns
+        that took part in s. The advance a makes up for what those m add to h of later rounds.
+        """
+        n = self.rounds
+        normals = rng.standard_normal((n, size))
+        inner = np.zeros((n, size))  # <c_t, y> / sigma^2
+        for block in self._blocks:
+            rows = normals[block.first_column : block.end_row]
+            inner[block.first_column : block.end_column] = block.entries.T @ rows
+        del normals
+        log_factor = np.zeros(size)
+        if order:
+            log_factor += self._draw_patterns(order, inner, rng)
+        return log_factor, self.loss(inner)
+
+    def _draw_patterns(self, K: int, inner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Draws K patterns, adds their <c_t, C x> to `inner`, and returns log T."""
+        n, size = inner.shape
+        b = self.b
+        advance = self._bound(K).advance
+        mean = np.zeros((n, size))
+        num_participations = np.zeros(size)
+        # Entry t + b is the number of patterns that took part in round t; the first b entries are
+        # participations before the first round.
+        taking_part = np.zeros((n + b, size), np.int8)
+        if b > 1:
+            self._draw_earlier_participations(K, taking_part, rng)
+        num_eligible = (K - taking_part[:b].sum(axis=0)).astype(np.int8)
+        log_factor = np.zeros(size)
+        factor = np.ones(size)
+        for t in range(n):
+            num_eligible += taking_part[t]
+            weights = self._weights(K, t, advance)[:, num_eligible]
+            growth = np.exp(mean[t])
+            power = growth.copy()
+            for m in range(1, K + 1):
+                weights[m] *= power
+                power *= growth
+            np.cumsum(weights, axis=0, out=weights)
+            factor *= weights[-1]
+            if t % _ROUNDS_PER_LOG == _ROUNDS_PER_LOG - 1 or t == n - 1:
+                log_factor += np.log(factor)
+                factor[:] = 1.0
+            threshold = rng.random(size) * weights[-1]
+            active = np.flatnonzero(threshold >= weights[0])
+            if len(active):
+                is_above = threshold[active] >= weights[:, active]
+                m = np.minimum(is_above.sum(axis=0), num_eligible[active])
+                taking_part[t + b, active] = m
+                num_eligible[active] -= m.astype(np.int8)
+                num_participations[active] += m
+                low, high, products = self._products_around(t)
+                mean[low:high, active] += products[:, None] * m
+        inner += mean
+        return log_factor - advance * num_participations
+
+    def _draw_earlier_participations(
+        self, K: int, taking_part: np.ndarray, rng: np.random.Generator
+    ) -> None:
+        """Draws for K patterns the round before the first one that still makes them ineligible.
+
+        In the stationary state a participation in round s - b leaves s ineligible rounds.
+        """
+        weights = np.full(self.b, self.p)
+        weights[0] = 1.0
+        size = taking_part.shape[1]
+        for _ in range(K):
+            wait = rng.choice(self.b, size=size, p=weights / weights.sum())
+            waiting = np.flatnonzero(wait)
+            taking_part[wait[waiting], waiting] += 1
+
+    def _products_around(self, t: int) -> tuple[int, int, np.ndarray]:
+        """Returns (low, high, <c_s, c_t> / sigma^2 for low <= s < high)."""
+        low = max(0, t - self.bands + 1)
+        high = min(self.rounds, t + self.bands)
+        earlier = self.products[t - np.arange(low, t), t]
+        later_rounds = np.arange(t, high)
+        later = self.products[later_rounds - t, later_rounds]
+        return low, high, np.concatenate([earlier, later])
+
+    def _weights(self, K: int, t: int, advance: float) -> np.ndarray:
+        """Returns the weights [m, e] of m out of e patterns in round t, without the term in h."""
+        m = np.arange(K + 1)
+        return (
+            binomial(K, self.p)
+            * np.exp(m * (m - 1) / 2 * self.products[0, t] + advance * m)[:, None]
+        )
+
+    def loss(self, inner: np.ndarray) -> np.ndarray:
+        """Computes L from <c_t, y> / sigma^2, float64 (rounds, size), which it overwrites: by the
+        recursion, in ratios and not in their logs.
+
+        A ratio may overflow: L is infinite then. It comes back to below exp(300), or is lost by
+        underflow, with probability about exp(-385) only: the mean of each ratio under Q is 1, and
+        that of its inverse under P.
+        """
+        n, size = inner.shape
+        ratio = np.ones((n + self.b, size))
+        for t in range(n - 1, -1, -1):
+            term = np.exp(inner[t] - self.products[0, t] / 2, out=inner[t])
+            term *= self.p
+            term *= ratio[t + self.b]
+            np.multiply(ratio[t + 1], 1 - self.p, out=ratio[t])
+            ratio[t] += term
+        if self.b == 1:
+            return np.log(ratio[0])
+        stationary_sum = ratio[0] + self.p * ratio[1 : self.b].sum(axis=0)
+        return np.log(stationary_sum / (1 + (self.b - 1) * self.p))
+
+    def log_factor_bound(self, order: int) -> float:
+        """Computes the log of an upper bound on T, at the advance that `sample` uses."""
+        rounding = _BOUND_ROUNDING if order > 1 else 0.0
+        return self._bound(order).log_factor + rounding
+
+    def _bound(self, K: int) -> FactorBound:
+        """Returns the bound on T of K patterns: the largest T where that can be computed, and else
+        the bound by credits.
+        """
+        if K not in self._bound_by_order:
+            bound = bound_by_credits(
+                self.products.max(axis=1), K, rounds=self.rounds, min_sep=self.b, p=self.p
+            )
+            no_overflow = K * K * self.products.max() <= MAX_EXPONENT
+            if min(K, self.b) > 1 and no_overflow and is_affordable(self.rounds, self.b, K):
+                bound = min(bound, bound_by_ages(self.products, self.b, self.p, K))
+            # Stored once, when it is final: another thread that saw an earlier bound would sample
+            # with its advance.
+            self._bound_by_order[K] = bound
+        return self._bound_by_order[K]
+
+
+def _column_products(columns: np.ndarray) -> np.ndarray:
+    """Returns <c_t, c_(t-d)> / sigma^2 as [d, t], float64 (bands, rounds)."""
+    rounds, bands = columns.shape
+    padded = np.hstack([columns, np.zeros_like(columns)])
+    products = np.zeros((bands, rounds))
+    for d in range(bands):
+        later_columns = columns[d:]
+        earlier_columns = padded[: len(later_columns), d : d + bands]
+        products[d, d:] = (later_columns * earlier_columns).sum(axis=1)
+    return products
+
+
+def _blocks(columns: np.ndarray) -> list[_Block]:
+    """Returns the blocks of C / sigma with which C^T z takes a few products of matrices."""
+    n, bands = columns.shape
+    width = max(bands, _MIN_BLOCK_WIDTH)
+    blocks = []
+    for low in range(0, n, width):
+        high = min(low + width, n)
+        end = min(low + width + bands - 1, n)
+        entries = np.zeros((end - low, high - low))
+        for j in range(bands):
+            t = np.arange(low, min(high, n - j))
+            entries[t - low + j, t - low] = columns[t, j]
+        blocks.append(_Block(low, high, end, entries))
+    return blocks
+
+
+@functools.lru_cache(maxsize=2)
+def columns_of(mechanism: Mechanism) -> np.ndarray:
+    """Returns C by columns, float64 (n, bands): [t, j] = C[t + j, t]."""
+    rows = mechanism.banded_rows()
+    if rows is None:
+        rows = diagonals_of(mechanism.encoder(), proven_bands(mechanism))
+    return columns_of_rows(rows)

@@ -1,0 +1,108 @@
+"""Cyclic Poisson sampling (banded paper, Alg. 6)."""
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
+
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.leading import column_norm
+from fedmf.participation.stats import ParticipationStats
+from fedmf.privacy.amplification import sampled_gaussian_curve, sampled_gaussian_epsilon
+from fedmf.privacy.sampling.cyclic import IndependentRounds
+from fedmf.privacy.sampling.description import Description
+from fedmf.privacy.sampling.draws import Draws, PartitionDraws
+
+if TYPE_CHECKING:
+    import dp_accounting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CyclicPoisson(IndependentRounds):
+    """Poisson sampling within partitions: every client of the round's partition takes part with
+    probability q, independently (banded paper, Alg. 6 and Cor. F.1).
+
+    Cohorts vary in size; the divisor of the mean stays cohort_size.
+
+    Attributes:
+      population, cohort_size, partitions: m clients, B of them a round, in b partitions; None takes
+        the mechanism's bands for b.
+
+    >>> scheme = CyclicPoisson(population=342_000, cohort_size=1000, partitions=9)
+    >>> round(scheme.probability, 6), scheme.compositions(2052), scheme.participation(2052).min_sep
+    (0.026316, 228, 9)
+    """
+
+    name: ClassVar[str] = "poisson"
+    independent: ClassVar[bool] = True
+
+    @property
+    def probability(self) -> float:
+        """q = cohort_size * partitions / population (banded paper, Example F.1, swaps n and m).
+
+        The probability is the same for all clients, although partitions may differ in size by one:
+        the guarantee does not need equal sizes.
+        """
+        return self.cohort_size * self.num_partitions / self.population
+
+    def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent":
+        """Returns the event for add-or-remove, which covers zero-out because clients are sampled
+        independently.
+        """
+        import dp_accounting
+
+        query = dp_accounting.GaussianDpEvent(noise / column_norm(mechanism))
+        sampled_query = dp_accounting.PoissonSampledDpEvent(self.probability, query)
+        return dp_accounting.SelfComposedDpEvent(sampled_query, self.compositions(mechanism.rounds))
+
+    def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
+        """Computes epsilon by privacy loss distributions (banded paper, Cor. F.1)."""
+        return sampled_gaussian_epsilon(
+            noise / column_norm(mechanism),
+            delta,
+            probability=self.probability,
+            compositions=self.compositions(mechanism.rounds),
+        )
+
+    def curve(
+        self, mechanism: Mechanism, noise: float, *, search: bool = False
+    ) -> tuple[tuple[float, float], ...]:
+        """Computes the curve by privacy loss distributions."""
+        return sampled_gaussian_curve(
+            noise / column_norm(mechanism),
+            probability=self.probability,
+            compositions=self.compositions(mechanism.rounds),
+        )
+
+    def draws(self, seed: int) -> Draws:
+        """Returns independent samples from the round's partition."""
+        return PartitionDraws(
+            population=self.population,
+            partitions=self.num_partitions,
+            seed=seed,
+            probability=self.probability,
+        )
+
+    def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
+        """Adds a round that is too large, and too many participations in total.
+
+        Both are bounded as if every round sampled from the largest partition.
+        """
+        members = self.largest_partition_size
+        total = observed.participations
+        return (
+            super().contradictions(observed, rounds)
+            + self.unlikely_cohort(observed, members)
+            + self.unlikely(
+                f"there are {total} participations", total, draws=members * observed.rounds, times=1
+            )
+        )
+
+    def description(self, mechanism: Mechanism, noise: float) -> Description:
+        """Returns a short description of Poisson sampling within partitions."""
+        return Description(
+            selection=f"each client with probability {self.probability:.12g}, independently of all "
+            "others and of other rounds",
+            accountant="privacy loss distributions (the library dp-accounting)",
+            accounted=f"{self._queries(mechanism, noise)} on a Poisson sample with probability "
+            f"{self.probability:.12g} (Corollary F.1)",
+            by_partition=True,
+        )

@@ -1,0 +1,91 @@
+"""The random numbers of client sampling: every scheme takes them from one class."""
+
+import dataclasses
+
+import numpy as np
+
+# The second word of each generator's seed: the first for what is drawn once, the other for a
+# round. The word 2 belongs to the order of a client's examples (fedmf/training).
+_RUN_WORD = 0
+_ROUND_WORD = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingRandomness:
+    """Independent generators for the run, its epochs and its rounds, all from one seed.
+
+    Attributes:
+      seed: of the cohorts.
+
+    >>> randomness = SamplingRandomness(seed=1)
+    >>> len(set(randomness.uniform_subset(t=0, population=7, size=3).tolist()))
+    3
+    """
+
+    seed: int
+
+    def of_run(self) -> np.random.Generator:
+        """Returns the generator of what is drawn once for the whole run."""
+        return np.random.default_rng([self.seed, _RUN_WORD])
+
+    def of_epoch(self, epoch: int, partition: int) -> np.random.Generator:
+        """Returns the generator of one partition's draws in one epoch."""
+        return np.random.default_rng([self.seed, _RUN_WORD, epoch, partition, 1])
+
+    def of_round(self, t: int) -> np.random.Generator:
+        """Returns the generator of round t."""
+        return np.random.default_rng([self.seed, _ROUND_WORD, t])
+
+    def uniform_subset(self, t: int, population: int, size: int) -> np.ndarray:
+        """Draws a uniform subset of 0 .. population - 1 for round t: int64 (size,), unsorted."""
+        return _subset(self.of_round(t), population, size)
+
+    def independent_subset(self, t: int, population: int, probability: float) -> np.ndarray:
+        """Draws each of 0 .. population - 1 independently for round t: int64, unsorted."""
+        generator = self.of_round(t)
+        # The size of an independent sample is binomial. Given the size, all subsets are equally
+        # likely.
+        size = int(generator.binomial(population, probability))
+        return _subset(generator, population, size)
+
+    def bins(self, population: int, bins: int) -> np.ndarray:
+        """Draws a uniform bin for each client, once for the run, in small unsigned integers."""
+        dtype = np.min_scalar_type(bins - 1)
+        return self.of_run().integers(bins, size=population, dtype=dtype)
+
+    def positions(self, epoch: int, partition: int, members: int, positions: int) -> np.ndarray:
+        """Draws a uniform position for each member of a partition, anew in each epoch."""
+        dtype = np.min_scalar_type(positions - 1)
+        return self.of_epoch(epoch, partition).integers(positions, size=members, dtype=dtype)
+
+    def order(self, population: int, length: int) -> np.ndarray:
+        """Draws a uniform sequence of `length` different clients, once for the run, in the smallest
+        unsigned integers that hold them.
+        """
+        generator = self.of_run()
+        dtype = np.min_scalar_type(population - 1)
+        if length <= population // 50:
+            return generator.choice(population, length, replace=False).astype(dtype)
+        order = np.arange(population, dtype=dtype)
+        generator.shuffle(order)
+        return order[:length].copy() if length < population else order
+
+    def stationary_wait(self, population: int, min_sep: int, probability: float) -> np.ndarray:
+        """Draws the rounds that each client is ineligible at the start of b-min-sep sampling.
+
+        In the stationary state a client waits s >= 1 rounds with probability p / (1 + (b - 1) p)
+        for each s < b, and else none.
+        """
+        b = min_sep
+        p = probability
+        # Uniform over [0, 1 + (b - 1) p): below 1 a client is eligible at once, and each further
+        # stretch of length p stands for one more round.
+        point = self.of_run().random(population) * (1 + (b - 1) * p)
+        wait = np.minimum(np.floor(np.maximum(point - 1, 0) / p) + 1, b - 1)
+        return np.where(point < 1, 0, wait).astype(np.min_scalar_type(b))
+
+
+def _subset(generator: np.random.Generator, population: int, size: int) -> np.ndarray:
+    """Draws a uniform subset without ordering it, which takes less time."""
+    subset = generator.choice(population, size, replace=False, shuffle=False)
+    return subset.astype(np.int64)
