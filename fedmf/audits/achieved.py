@@ -22,7 +22,7 @@ from fedmf.mechanisms.sensitivity import Sensitivity
 from fedmf.participation.clients import ClientRounds
 from fedmf.privacy.describe import guarantee_values
 from fedmf.privacy.plan import Plan, unamplified_epsilon
-from fedmf.privacy.rounding import finite
+from fedmf.privacy.rounding import finite_or_none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,8 +93,8 @@ class NoncompliantClient:
         return {
             "client": self.client,
             "rounds": list(self.rounds),
-            "epsilon": finite(achieved.epsilon),
-            "rho": finite(achieved.rho),
+            "epsilon": finite_or_none(achieved.epsilon),
+            "rho": finite_or_none(achieved.rho),
             "sensitivity": achieved.sensitivity.value,
         }
 

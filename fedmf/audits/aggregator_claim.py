@@ -14,7 +14,7 @@ from typing import Any
 from fedmf import checks, fields
 from fedmf.audits.noise import FALSE_POSITIVE_RATE
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_noise_multiplier
-from fedmf.privacy.rounding import finite
+from fedmf.privacy.rounding import finite_or_none
 
 # Tests of the noise: all updates are zero.
 NOISE_TESTS = ("zeros", "noise", "rounds", "tails", "dependence", "start")
@@ -227,7 +227,9 @@ class AggregatorAudit:
     def values(self) -> dict[str, Any]:
         """Returns all attributes in plain JSON types; an infinite epsilon is null."""
         values = {"passed": self.passed} | dataclasses.asdict(self)
-        return values | {name: finite(values[name]) for name in ("epsilon_round", "epsilon_run")}
+        return values | {
+            name: finite_or_none(values[name]) for name in ("epsilon_round", "epsilon_run")
+        }
 
 
 class Outcomes:

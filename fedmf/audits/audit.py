@@ -17,7 +17,7 @@ from fedmf.privacy.describe import (
     statement_values,
 )
 from fedmf.privacy.plan import Plan
-from fedmf.privacy.rounding import finite
+from fedmf.privacy.rounding import finite_or_none
 from fedmf.privacy.statement import markdown
 from fedmf.privacy.systems import SYSTEMS, Subject, check_audited_system
 
@@ -170,7 +170,7 @@ class Audit(fields.Checked, fields.ShortRepr):
         )
         achieved = self._achieved_values()
         if achieved is not None:
-            achieved["epsilon_if_sampled_as_planned"] = finite(self.amplified_epsilon)
+            achieved["epsilon_if_sampled_as_planned"] = finite_or_none(self.amplified_epsilon)
         if self.contradictions and self.achieved is not None:
             is_simulation = self.planned.simulation is not None
             values["group_privacy"] = [] if is_simulation else group_values(self.achieved.plan)
@@ -288,7 +288,7 @@ class Audit(fields.Checked, fields.ShortRepr):
             sampling_name = type(self.planned.sampling).__name__
         epsilon_of_all = None
         if self.everyone is not None and not is_simulation:
-            epsilon_of_all = finite(self.everyone.epsilon)
+            epsilon_of_all = finite_or_none(self.everyone.epsilon)
         return values | {
             "delta": self.planned.delta,
             "sampling": sampling_name,

@@ -76,7 +76,7 @@ def calibrate(
         click.echo(markdown(values))
     else:
         clients = config.claimed_cohort or config.cohort_size
-        summary = describe.summary(plan) | {"rmse": error, "effective_rmse": error / clients}
+        summary = describe.plan_summary(plan) | {"rmse": error, "effective_rmse": error / clients}
         remark = tail_remark(plan)
         if remark is not None:
             summary["noise_source"] = remark

@@ -148,10 +148,10 @@ def _of_the_task(field: "dataclasses.Field[Any]", section: str) -> Decorator:
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The argument MECHANISM, a file, and the options of its plan, for `plan_config`."""
-    from fedmf.privacy.flat_config import OF_THE_FIT
+    from fedmf.privacy.flat_config import FIT_FIELDS
 
     mechanism = click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
-    options = options_of("PlanConfig", leave_out=OF_THE_FIT, required=("rounds",))
+    options = options_of("PlanConfig", leave_out=FIT_FIELDS, required=("rounds",))
     return in_one("promise", mechanism)(options(command))
 
 

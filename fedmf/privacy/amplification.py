@@ -256,7 +256,7 @@ def least_noise_multiplier(
     return sigma
 
 
-def rdp_epsilon(event: "dp_accounting.DpEvent", delta: float) -> float:
+def event_rdp_epsilon(event: "dp_accounting.DpEvent", delta: float) -> float:
     """Epsilon of an event by Renyi accounting, for add/remove; infinite without noise."""
     return float(_rdp_accountant(event).get_epsilon(check_delta(delta)))
 

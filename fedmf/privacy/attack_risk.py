@@ -25,7 +25,7 @@ import numpy as np
 from fedmf import checks, fields
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.plan import Plan, check_plan, unit_noise
-from fedmf.privacy.rounding import finite
+from fedmf.privacy.rounding import finite_or_none
 
 # Of a true-positive rate in float64, relative: 7e-11 at most, where a is near 1e-308.
 _ROUNDING = 1e-9
@@ -133,7 +133,7 @@ class AttackRisk:
         """In plain JSON types; an infinite mu is null."""
         rates = {f"true_positive_rate_at_{a}": self.true_positive_rate(a) for a in RATES}
         failure = {"failure": self.failure} if self.failure else {}
-        return {"mu": finite(self.mu), "advantage": self.advantage} | rates | failure
+        return {"mu": finite_or_none(self.mu), "advantage": self.advantage} | rates | failure
 
     @functools.cached_property
     def _lines(self) -> tuple[np.ndarray, np.ndarray]:
@@ -246,7 +246,9 @@ def claimed_alone(epsilon: float, delta: float) -> AttackRisk:
     return AttackRisk(mu=math.inf, pairs=((epsilon, delta),) if math.isfinite(epsilon) else ())
 
 
-def picture(risk: AttackRisk, alone: AttackRisk, *, wide: int = 48, high: int = 11) -> list[str]:
+def trade_off_plot(
+    risk: AttackRisk, alone: AttackRisk, *, wide: int = 48, high: int = 11
+) -> list[str]:
     """Lines of text: hits over false alarms, from 1 in 10,000 on a logarithmic axis.
 
     Args:

@@ -64,24 +64,24 @@ class _Limit:
         return self.reached(AttackRisk(mu=1 / plan.noise_multiplier, pairs=pairs))
 
 
-def enough_noise(delta: float, target: Target) -> float:
+def unamplified_noise_multiplier(delta: float, target: Target) -> float:
     """The least noise multiplier that gives a target without sampling.
 
     Raises:
       TypeError, ValueError: not one target, or one out of range.
 
-    >>> round(enough_noise(1e-6, {"epsilon": 4.0}), 5)
+    >>> round(unamplified_noise_multiplier(1e-6, {"epsilon": 4.0}), 5)
     1.19352
-    >>> round(enough_noise(1e-6, {"advantage": 0.1}), 4)
+    >>> round(unamplified_noise_multiplier(1e-6, {"advantage": 0.1}), 4)
     3.9789
     """
     return _limit(delta, target).enough
 
 
-def rates_of(text: str) -> tuple[float, float]:
+def parse_rates(text: str) -> tuple[float, float]:
     """(false-positive rate, true-positive rate) of a text such as 0.05@0.01, the second first.
 
-    >>> rates_of("0.05@0.01")
+    >>> parse_rates("0.05@0.01")
     (0.01, 0.05)
     """
     try:
@@ -94,9 +94,9 @@ def rates_of(text: str) -> tuple[float, float]:
     return false, true
 
 
-def rates_text(name: str, text: str) -> str:
-    """The text of `rates_of`, where it is a target that can be met."""
-    enough_noise(0.5, {"true_positive_rate": rates_of(text)})
+def check_rates(name: str, text: str) -> str:
+    """The text of `parse_rates`, where it is a target that can be met."""
+    unamplified_noise_multiplier(0.5, {"true_positive_rate": parse_rates(text)})
     return text
 
 

@@ -19,9 +19,15 @@ from fedmf.mechanisms.fitting.progress import interruptible_fits, progress_line
 from fedmf.mechanisms.leading import column_norm
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import SCHEMAS, Budgeted, Participation
-from fedmf.privacy.calibrate import Target, calibrate, enough_noise, rates_of, rates_text
+from fedmf.privacy.calibrate import (
+    Target,
+    calibrate,
+    check_rates,
+    parse_rates,
+    unamplified_noise_multiplier,
+)
 from fedmf.privacy.flat_config import (
-    OF_THE_FIT,
+    FIT_FIELDS,
     OPTIONS_WITH_FIELDS,
     TARGETS,
     families,
@@ -139,7 +145,7 @@ class PlanConfig:
         None, "Or the most by which an attack on a client beats guessing, such as 0.1.", below=1
     )
     true_positive_rate: str | None = fields.option(
-        None, "Or the most hits of an attack at a rate of false alarms: 0.05@0.01.", rates_text
+        None, "Or the most hits of an attack at a rate of false alarms: 0.05@0.01.", check_rates
     )
     delta: float = fields.positive_float(1e-6, "Failure probability.")
     clip_norm: float = fields.positive_float(1.0, "L2 bound on a client's update.")
@@ -267,7 +273,7 @@ class PlanConfig:
     def target(self) -> Target:
         """What the noise is to give; nothing where it is given itself."""
         if (rates := self.true_positive_rate) is not None:
-            return {"true_positive_rate": rates_of(rates)}
+            return {"true_positive_rate": parse_rates(rates)}
         target: Target = {"epsilon": self.epsilon, "advantage": self.advantage}
         return target if any(target.values()) else {}
 
@@ -381,7 +387,7 @@ class PlanConfig:
         mechanism = self.fit() if mechanism is None else mechanism
         if not (target := self.target()):
             return self.plan_with(mechanism, self.noise_multiplier or 0.0)
-        plan = self.plan_with(mechanism, enough_noise(self.delta, target))
+        plan = self.plan_with(mechanism, unamplified_noise_multiplier(self.delta, target))
         if plan.sampling is None:
             return plan
         calibrated = calibrate(
@@ -424,9 +430,9 @@ class PlanConfig:
     @classmethod
     def of(cls, plan: Plan) -> "PlanConfig":
         """The promise of a plan that was made in Python; its mechanism is mechanism.npz."""
-        return PlanConfig(min_sep=1, noise_multiplier=0.0).stating(plan)
+        return PlanConfig(min_sep=1, noise_multiplier=0.0).pinned_to(plan)
 
-    def stating(self, plan: Plan, mechanism: str = "mechanism.npz") -> "PlanConfig":
+    def pinned_to(self, plan: Plan, mechanism: str = "mechanism.npz") -> "PlanConfig":
         """The promise in the numbers of `plan`, of which nothing is left to follow from others.
 
         Args:
@@ -439,7 +445,7 @@ class PlanConfig:
         adaptive = plan.quantile_clipping
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
         # What the plan decides: at its default, unless the plan says otherwise.
-        decided = {*OF_THE_FIT, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}
+        decided = {*FIT_FIELDS, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}
         decided |= {"schema", "max_participations", "private_metrics", "largest_loss"}
         decided |= {name for name in values if name.startswith("clip_")}
         for name in decided - {"cohort_size"}:

@@ -10,9 +10,9 @@ from fedmf.files import shell_path, shell_word
 from fedmf.mechanisms.budget import max_rounds_per_client
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy import statement as _statement
-from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone, picture
+from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone, trade_off_plot
 from fedmf.privacy.config import PlanConfig
-from fedmf.privacy.flat_config import OF_THE_FIT
+from fedmf.privacy.flat_config import FIT_FIELDS
 from fedmf.privacy.plan import (
     Plan,
     bit_stddev,
@@ -26,17 +26,17 @@ from fedmf.privacy.plan import (
     unit_noise,
     update_noise_multiplier,
 )
-from fedmf.privacy.rounding import finite
+from fedmf.privacy.rounding import finite_or_none
 from fedmf.privacy.source_tail import tail_remark
 from fedmf.privacy.systems import Subject, system_of
 
 # Options of a printed command, also where they are at their default: the guarantee rests on them.
-ALWAYS_SAID = ("rounds", "delta", "clip_norm")
+ALWAYS_PRINTED = ("rounds", "delta", "clip_norm")
 # Users with so many devices are given a guarantee of their own.
 _DEVICES = (2, 3, 5)
 
 
-def summary(plan: Plan) -> dict[str, Any]:
+def plan_summary(plan: Plan) -> dict[str, Any]:
     """The plan in plain JSON types, for the run folder and for `--json`."""
     certificate = plan.mechanism.certificate
     cohorts = plan.simulation
@@ -46,15 +46,15 @@ def summary(plan: Plan) -> dict[str, Any]:
         "bands": plan.mechanism.bands,
         "participation": plan.participation.limits(),
         "sampling": _sampling_facts(
-            plan, {"unamplified_epsilon": finite(unamplified_epsilon(plan))}
+            plan, {"unamplified_epsilon": finite_or_none(unamplified_epsilon(plan))}
         ),
         "clip_norm": plan.clip_norm,
         "noise_multiplier": plan.noise_multiplier,
         "sensitivity": dataclasses.asdict(plan.sensitivity),
         "stddev": plan.stddev,
-        "epsilon": finite(plan.epsilon),
+        "epsilon": finite_or_none(plan.epsilon),
         "delta": plan.delta,
-        "rho": finite(plan.rho),
+        "rho": finite_or_none(plan.rho),
         "attack_risk": risk_values(plan),
         "neighbouring_relation": "zero-out",
         "simulated_cohort": None if cohorts is None else cohorts.simulated,
@@ -93,10 +93,10 @@ def guarantee_values(plan: Plan) -> dict[str, Any]:
     An infinite epsilon is null.
     """
     return {
-        "epsilon": finite(plan.epsilon),
+        "epsilon": finite_or_none(plan.epsilon),
         "delta": plan.delta,
-        "rho": finite(plan.rho),
-        "unamplified_epsilon": finite(unamplified_epsilon(plan)),
+        "rho": finite_or_none(plan.rho),
+        "unamplified_epsilon": finite_or_none(unamplified_epsilon(plan)),
         "attack_risk": risk_values(plan),
         "noise_multiplier": plan.noise_multiplier,
         "sensitivity": plan.sensitivity.value,
@@ -123,9 +123,9 @@ def attack_values(plan: Plan) -> dict[str, Any]:
     risk = attack_risk(plan)
     alone = claimed_alone(plan.epsilon, plan.delta)
     return risk_values(plan) | {
-        "epsilon": finite(plan.epsilon),
+        "epsilon": finite_or_none(plan.epsilon),
         "epsilon_alone": alone.values(),
-        "picture": picture(risk, alone),
+        "picture": trade_off_plot(risk, alone),
     }
 
 
@@ -137,9 +137,9 @@ def group_values(plan: Plan) -> list[dict[str, Any]]:
     return [
         {
             "devices": g,
-            "epsilon": finite(plan.group_epsilon(g)),
+            "epsilon": finite_or_none(plan.group_epsilon(g)),
             "delta": plan.delta,
-            "rho": finite(g * g * plan.rho),
+            "rho": finite_or_none(g * g * plan.rho),
             "attack_risk": attack_risk(plan, g).values(),
         }
         for g in _DEVICES
@@ -216,7 +216,9 @@ def statement_values(
         sentences["secret"] = ", and so does how many are in any round" * scheme.independent
         if evidence := scheme.evidence(plan.mechanism, noise, plan.delta):
             sentences["evidence"] = evidence
-    guarantee = guarantee_values(plan) | ({"rdp_epsilon": finite(rdp_epsilon(plan))} if rdp else {})
+    guarantee = guarantee_values(plan) | (
+        {"rdp_epsilon": finite_or_none(rdp_epsilon(plan))} if rdp else {}
+    )
     private = plan.noise_multiplier > 0
     released = "all privatised aggregates" if private else "all aggregates, without noise"
     values = {
@@ -330,5 +332,5 @@ def audit_log_command(
 def _flags_of_all_rounds(plan: Plan, config: PlanConfig | None) -> list[str]:
     """Returns the options that say what is planned for all rounds of the mechanism."""
     whole = dataclasses.replace(plan.longer or plan, delta=plan.delta)
-    pinned = PlanConfig.of(whole) if config is None else config.stating(whole)
-    return pinned.flags(leave_out=OF_THE_FIT, always=ALWAYS_SAID)
+    pinned = PlanConfig.of(whole) if config is None else config.pinned_to(whole)
+    return pinned.flags(leave_out=FIT_FIELDS, always=ALWAYS_PRINTED)

@@ -14,7 +14,7 @@ from fedmf.mechanisms.family import families_with, fitted_families
 # Options of families that are fields of a config themselves.
 OPTIONS_WITH_FIELDS = ("bands", "decoder")
 # The fields that say how a mechanism is made. A command that is given its file has none of them.
-OF_THE_FIT = ("family", "mechanism", "mechanism_options", *OPTIONS_WITH_FIELDS)
+FIT_FIELDS = ("family", "mechanism", "mechanism_options", *OPTIONS_WITH_FIELDS)
 # The fields that say how much noise: one of them is given.
 TARGETS = ("epsilon", "noise_multiplier", "advantage", "true_positive_rate")
 TASK_OPTION = "task_option."

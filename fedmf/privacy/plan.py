@@ -19,8 +19,7 @@ from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
-from fedmf.privacy.amplification import group_epsilon
-from fedmf.privacy.amplification import rdp_epsilon as _rdp_epsilon
+from fedmf.privacy.amplification import event_rdp_epsilon, group_epsilon
 from fedmf.privacy.gaussian import check_delta, check_float32_holds, gaussian_epsilon
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
@@ -427,7 +426,7 @@ def rdp_epsilon(plan: Plan) -> float:
     """
     if plan.noise_multiplier > 1e100:  # whose square overflows in dp_accounting
         return rdp_epsilon(dataclasses.replace(plan, noise_multiplier=1e100))
-    unamplified = _rdp_epsilon(dp_event(dataclasses.replace(plan, sampling=None)), plan.delta)
+    unamplified = event_rdp_epsilon(dp_event(dataclasses.replace(plan, sampling=None)), plan.delta)
     if plan.sampling is None or plan.noise_multiplier == 0:
         return unamplified
     sampled = plan.sampling.rdp_epsilon(plan.mechanism, unit_noise(plan), plan.delta)

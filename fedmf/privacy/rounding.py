@@ -10,7 +10,7 @@ def _rounded(value: float, digits: int, rounding: str) -> str:
     return f"{float(shown):.{digits}g}"
 
 
-def finite(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """`value`, or None, which is JSON's null, where it is infinite."""
     return value if value is not None and math.isfinite(value) else None
 

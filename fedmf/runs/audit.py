@@ -18,7 +18,7 @@ from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.config import PlanConfig
-from fedmf.privacy.describe import calibrate_command, summary
+from fedmf.privacy.describe import calibrate_command, plan_summary
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import as_text, mechanism_digest
 from fedmf.privacy.stopping import stopped_after
@@ -240,8 +240,8 @@ def plan_record(config: TrainConfig, plan: Plan) -> dict[str, Any]:
 
     "config" and "mechanism_sha256" are what `recorded_plan` reads; the rest follows from them.
     """
-    return summary(plan) | {
-        "config": dataclasses.asdict(config.stating(plan)),
+    return plan_summary(plan) | {
+        "config": dataclasses.asdict(config.pinned_to(plan)),
         "mechanism_sha256": mechanism_digest(plan.mechanism),
     }
 

@@ -2,7 +2,7 @@
 
 run/
   config.json          TrainConfig
-  plan.json            `describe.summary` of the plan, task description, versions
+  plan.json            `describe.plan_summary` of the plan, task description, versions
   statement.md         the privacy statement
   mechanism.npz        the fitted mechanism
   metrics.jsonl        one row a round; the same bits for the same seeds; mode 0600
@@ -307,7 +307,7 @@ class Run(fields.Checked):
     Attributes:
       path: its folder.
       config: its TrainConfig.
-      plan: `describe.summary` of the plan, with "task", "versions" and "rmse" beside it.
+      plan: `describe.plan_summary` of the plan, with "task", "versions" and "rmse" beside it.
       metrics: rows of metrics.jsonl: {"round": t, "clients": c, "examples": e, "train_loss": x,
         "validation": {...} or absent}.
       timings: rows of timings.jsonl: {"round": t, "seconds": s}.

@@ -15,13 +15,11 @@ from scipy import special, stats
 import fedmf
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism
 from fedmf.privacy.amplification import (
+    event_rdp_epsilon,
     group_epsilon,
     least_noise_multiplier,
     sampled_gaussian_epsilon,
     sampled_gaussian_noise_multiplier,
-)
-from fedmf.privacy.amplification import (
-    rdp_epsilon as rdp_epsilon_of,
 )
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.plan import (
@@ -319,7 +317,7 @@ def test_renyi_accounting_gives_the_labels_of_denisov(sigma, label):
     # and is at most as large.
     plan = plan_of(ONCE, noise_multiplier=sigma)
     assert label - 0.5 <= rdp_epsilon(plan) <= label + 0.05
-    assert plan.epsilon < rdp_epsilon(plan) == rdp_epsilon_of(dp_event(plan), 1e-6)
+    assert plan.epsilon < rdp_epsilon(plan) == event_rdp_epsilon(dp_event(plan), 1e-6)
 
 
 def test_bands_are_read_from_the_entries():

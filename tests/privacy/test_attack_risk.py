@@ -312,7 +312,7 @@ def test_a_config_states_the_noise_that_its_target_took(target):
     config = PlanConfig(rounds=8, min_sep=4, family="identity", **target)
     assert config.adds_noise
     made = config.plan()
-    stated = config.stating(made)
+    stated = config.pinned_to(made)
     assert stated.noise_multiplier == made.noise_multiplier
     assert stated.advantage is stated.true_positive_rate is None
 

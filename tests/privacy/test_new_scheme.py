@@ -12,7 +12,7 @@ import pytest
 import fedmf
 from fedmf.mechanisms.leading import column_norm
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
-from fedmf.privacy.describe import calibrate_command, statement_values, summary
+from fedmf.privacy.describe import calibrate_command, plan_summary, statement_values
 from fedmf.privacy.plan import cohort_scale, dp_event, unamplified_epsilon
 from fedmf.privacy.sampling import SCHEMES, Sampling
 from fedmf.privacy.sampling.description import Description
@@ -119,7 +119,7 @@ def test_calibrate_controller_audit_and_statement(plan):
         "any round" in text
     )
     assert audit.statement_values(cohort_size=COHORT)["observed"]["short_rounds"] is None
-    json.dumps(summary(plan), allow_nan=False)
+    json.dumps(plan_summary(plan), allow_nan=False)
 
 
 def test_train_config(bernoulli):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf.mechanisms import BandedMechanism, DenseMechanism, IdentityMechanism
-from fedmf.privacy.describe import statement_values, summary
+from fedmf.privacy.describe import plan_summary, statement_values
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon
 from fedmf.privacy.plan import cohort_scale, dp_event, rdp_epsilon
 from tests.mechanisms.schemas import separated, single
@@ -128,7 +128,7 @@ class TestEpsilon:
         assert math.copysign(1, nothing.noise_multiplier) == 1
         assert (nothing.epsilon, nothing.rho, nothing.stddev) == (INF, INF, 0)
         assert type(dp_event(nothing)).__name__ == "NonPrivateDpEvent"
-        assert summary(nothing)["epsilon"] is summary(nothing)["rho"] is None
+        assert plan_summary(nothing)["epsilon"] is plan_summary(nothing)["rho"] is None
         assert {plan(noise_multiplier=sigma).rho for sigma in (5e-324, 1e-200)} == {INF}
         assert {plan(noise_multiplier=sigma).rho for sigma in (1e200, 1e308)} == {0.0}
 
@@ -160,7 +160,7 @@ class TestPlan:
             claimed.epsilon,
             claimed.rho,
         )
-        shown = json.loads(json.dumps(summary(made), allow_nan=False))
+        shown = json.loads(json.dumps(plan_summary(made), allow_nan=False))
         assert (shown["simulated_cohort"], shown["claimed_cohort"]) == (10, 100)
         assert shown["stddev"] == made.stddev
         assert shown["sensitivity"]["value"] == claimed.sensitivity.value

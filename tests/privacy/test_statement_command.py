@@ -9,7 +9,7 @@ import pytest
 
 from fedmf.mechanisms.budget import Budget
 from fedmf.participation.schema import Participation
-from fedmf.privacy.describe import calibrate_command, statement, statement_values, summary
+from fedmf.privacy.describe import calibrate_command, plan_summary, statement, statement_values
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
@@ -55,12 +55,12 @@ def printed_again(made, folder):
 
 def check(made, folder):
     shown = printed_again(made, folder)
-    assert shown["epsilon"] == summary(made)["epsilon"]
+    assert shown["epsilon"] == plan_summary(made)["epsilon"]
     assert shown["stddev"] == made.stddev
     assert shown["statement"] == statement(made)
     assert shown["statement_values"] == statement_values(made)
-    again = {name: shown[name] for name in summary(made)}
-    assert again == json.loads(json.dumps(summary(made)))
+    again = {name: shown[name] for name in plan_summary(made)}
+    assert again == json.loads(json.dumps(plan_summary(made)))
 
 
 @pytest.fixture

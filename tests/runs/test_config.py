@@ -178,7 +178,7 @@ class TestALearningRateSchedule:
         words = shlex.split(" ".join(from_file.flags()))
         written = words[words.index("--learning-rate-schedule") + 1]
         assert config(learning_rate_schedule=written) == from_file
-        assert from_file.stating(from_file.plan()).learning_rate_schedule == written
+        assert from_file.pinned_to(from_file.plan()).learning_rate_schedule == written
 
     def test_takes_the_place_of_warmup_and_cooldown(self):
         config(**FALLING, warmup=0.0, cooldown=0.0)

@@ -20,7 +20,7 @@ from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.amplification import MIN_COMPOSED_DELTA, rdp_epsilon
+from fedmf.privacy.amplification import MIN_COMPOSED_DELTA, event_rdp_epsilon
 from fedmf.privacy.gaussian import check_delta
 from fedmf.privacy.sampling.description import Description
 from fedmf.privacy.sampling.draws import Draws
@@ -258,7 +258,7 @@ class Sampling(fields.Checked, abc.ABC):
     def rdp_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """Returns epsilon by Renyi accounting of `event`; infinite without an event."""
         event = self.event(mechanism, noise)
-        return math.inf if event is None else rdp_epsilon(event, delta)
+        return math.inf if event is None else event_rdp_epsilon(event, delta)
 
     @abc.abstractmethod
     def draws(self, seed: int) -> Draws:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf.mechanisms import BandedMechanism
-from fedmf.privacy.describe import summary
+from fedmf.privacy.describe import plan_summary
 from fedmf.runs.folder import RunFolder
 from fedmf.runs.notes import figures_note
 from fedmf.training.checked_task import CheckedTask
@@ -140,7 +140,7 @@ def test_another_mechanism_of_the_same_description_is_refused(tmp_path):
 
     plan = plan_of(0.8)
     other_plan = plan_of(0.6)
-    assert summary(plan) == summary(other_plan)
+    assert plan_summary(plan) == plan_summary(other_plan)
     folder = begin(tmp_path / "run", plan=plan)
     with refusal("with another plan: its mechanism has other matrices"):
         go_on(folder, plan=other_plan)
