@@ -1,16 +1,16 @@
-"""Epsilon of repeated Gaussian queries on a random sample: what Thm. 4 of the banded paper reduces
-a sampled run to (Alg. 7 of the banded paper).
+"""Epsilon of repeated Gaussian queries on Poisson samples, to which Thm. 4 of the banded paper
+reduces a sampled run (Alg. 7 of the banded paper).
 
-Every value is an upper bound, for the zero-out relation: in a neighbouring data set one client
+Every value is an upper bound for the zero-out relation: in a neighbouring data set one client
 contributes the zero vector. Zeroing a client out and removing it give the same distributions where
-clients are drawn independently (Poisson) and the divisor is fixed, so that the add/remove
-accountant speaks of zero-out there.
+clients are sampled independently (Poisson) and the divisor is fixed, so that the add-or-remove
+accountant bounds zero-out there.
 """
 
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedmf import checks
 from fedmf.privacy.curves import epsilons_of_curve
@@ -26,16 +26,33 @@ from fedmf.privacy.gaussian import (
 
 if TYPE_CHECKING:
     import dp_accounting
+    from dp_accounting import pld, rdp
 
 # dp_accounting composes losses by a Fourier transform in float64, whose rounding moves a delta by
-# up to 1e-13 either way (2052 releases; docs/accounting.md). It is asked for a smaller delta by ten
-# times that, and for none that is not well above.
-_COMPOSITION_ERROR, _ERROR_OF_A_COMPOSITION = 1e-12, 5e-16
+# up to 1e-13 either way (2052 releases; docs/accounting.md). Ten times that is subtracted from
+# delta, which must be well above it.
+_COMPOSITION_ERROR = 1e-12
+_ERROR_PER_COMPOSITION = 5e-16
 MIN_COMPOSED_DELTA = 1e-10
 
-# With more noise the loss of one release is nothing beside 1, and dp_accounting says less than is
-# true, or fails. Less noise only overstates.
-_MOST_NOISE = 1e6
+# With more noise the loss of one release is negligible beside 1, and dp_accounting understates
+# epsilon or fails. Less noise only overstates it.
+_MAX_NOISE_MULTIPLIER = 1e6
+
+# Finest grids of losses, in units of the loss of one release. The coarser one is for clients that
+# are hardly ever sampled, where each point costs the same and less depends on it.
+_FINEST_STEP = 3e-6
+_FINEST_STEP_OF_RARE_SAMPLES = 3e-5
+# Grids below this times the noise multiplier have equal deltas at neighbouring points, up to
+# rounding.
+_ROUNDING_STEP = 1e-11
+# Refinements of the grid of a curve.
+_MAX_REFINEMENTS = 6
+
+# The search for a noise multiplier ends here.
+_MAX_SEARCHED_MULTIPLIER = 1e6
+# With less noise than this a target is reached without protection by noise.
+_NEGLIGIBLE_NOISE = 0.1
 
 # Renyi orders: dense where guarantees of epsilon 0.1 to 20 have their optimum, sparse beyond.
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [2**i for i in range(6, 17)]
@@ -45,13 +62,13 @@ _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [2**i for 
 def sampled_gaussian_epsilon(
     noise_multiplier: float, delta: float, *, probability: float, compositions: int
 ) -> float:
-    """Epsilon of `compositions` Gaussian releases, each on a Poisson sample: PLD accounting (banded
-    paper, Cor. F.1).
+    """Computes epsilon of `compositions` Gaussian releases, each on a Poisson sample, by PLD
+    accounting (banded paper, Cor. F.1).
 
     Args:
       noise_multiplier: of each release, stddev over its sensitivity; 0 gives infinity.
-      delta: in [1e-15, 1); below 1e-10, where rounding would count, the result is infinite.
-      probability: q in (0, 1], with which each client is in a sample, independently.
+      delta: in [1e-15, 1); below 1e-10, where rounding would matter, the result is infinite.
+      probability: q in (0, 1] of each client to be in a sample, independently.
       compositions: k >= 1.
 
     >>> epsilon = sampled_gaussian_epsilon(
@@ -64,67 +81,82 @@ def sampled_gaussian_epsilon(
     k = checks.integer("compositions", compositions, low=1, hint="count the releases")
     if not 0 < q <= 1:
         raise ValueError(
-            f"probability={probability} must be in (0, 1]: it is the chance of one "
+            f"probability={probability} must be in (0, 1]: it is the probability of one "
             "client to be in a sample"
         )
     if q == 1:
         return gaussian_epsilon(noise_multiplier / math.sqrt(k), delta)
     if noise_multiplier == 0 or delta < MIN_COMPOSED_DELTA:
         return math.inf
-    scale = loss_scale(noise_multiplier)
-    if scale > MAX_EPSILON:
+    if loss_scale(noise_multiplier) > MAX_EPSILON:
         return math.inf
     if _total_variation_bound(noise_multiplier, q, k) <= delta:
         return 0.0
-    error = max(_COMPOSITION_ERROR, _ERROR_OF_A_COMPOSITION * k)
-    if delta < 10 * error:  # which the rounding of so many compositions could take up
+    error = _composition_error(k)
+    if delta < 10 * error:
+        # The rounding of so many compositions could exceed delta.
         return fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
-    if noise_multiplier > _MOST_NOISE:
+    if noise_multiplier > _MAX_NOISE_MULTIPLIER:
         # The Renyi moments of a Poisson sample are those sums with E (R - 1)^j in place of T_j,
         # which is no less.
-        by_renyi = fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
-        return min(
-            by_renyi, sampled_gaussian_epsilon(_MOST_NOISE, delta, probability=q, compositions=k)
+        renyi_epsilon = fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
+        epsilon_with_less_noise = sampled_gaussian_epsilon(
+            _MAX_NOISE_MULTIPLIER, delta, probability=q, compositions=k
         )
-    # dp_accounting rounds losses up, so that a coarse grid can only overstate epsilon: by about k /
-    # 16 times the square of interval over the whole loss's deviation. A grid as fine as that asks
-    # for takes 1e-5 to 1e-4 of epsilon; a fixed 1e-4 took 30% of small ones and many seconds for
-    # large ones. Coarse grids are cheap, so epsilon is found by refining. An epsilon that is
-    # nothing beside the loss of one release would take more points than there is memory for: there
-    # the last step overstates it, by up to 2e-4 at 2052 releases. Where a client is hardly ever
-    # drawn each point costs the same and less depends on it.
-    share = min(1e-3, 6e-3 / math.sqrt(k))
+        return min(renyi_epsilon, epsilon_with_less_noise)
+    is_rare = k * q <= 100 * delta
+    return _refined_epsilon(noise_multiplier, q, k, delta - error, is_rare=is_rare)
+
+
+def _composition_error(compositions: int) -> float:
+    """Returns ten times the rounding error of a delta of dp_accounting."""
+    return max(_COMPOSITION_ERROR, _ERROR_PER_COMPOSITION * compositions)
+
+
+def _refined_epsilon(
+    noise_multiplier: float, q: float, k: int, delta: float, *, is_rare: bool
+) -> float:
+    """Computes epsilon on finer and finer grids of losses, until a finer one gains little.
+
+    dp_accounting rounds losses up, so that a coarse grid only overstates epsilon: by about k / 16
+    times the square of interval over the deviation of the whole loss. The last grid overstates it
+    by 1e-5 to 1e-4; a fixed one of 1e-4 overstated small ones by 30% and took many seconds for
+    large ones. An epsilon that is negligible beside the loss of one release would take more points
+    than fit into memory: there the last grid overstates it by up to 2e-4 at 2052 releases.
+    """
+    scale = loss_scale(noise_multiplier)
+    relative_step = min(1e-3, 6e-3 / math.sqrt(k))
+    finest_step = _FINEST_STEP_OF_RARE_SAMPLES if is_rare else _FINEST_STEP
+    finest_step = max(finest_step, _ROUNDING_STEP * noise_multiplier)
+    finest_interval = finest_step * scale
     interval = 1e-3 * scale
-    finest = 3e-6 if k * q > 100 * delta else 3e-5
-    # Else the deltas of neighbouring points are equal but for rounding
-    finest = max(finest, 1e-11 * noise_multiplier)
     epsilon = math.inf
     while True:
-        found = float(
-            _sampled_accountant(noise_multiplier, q, k, interval).get_epsilon(delta - error)
-        )
-        epsilon = min(epsilon, found)  # of much noise, rounding makes fine grids the worse ones
-        wanted = max(share * epsilon, finest * scale)
-        if epsilon == 0 or interval <= 2 * wanted:  # a finer grid gives no more
+        accountant = _sampled_accountant(noise_multiplier, q, k, interval)
+        # With much noise, rounding makes the finer grids the worse ones.
+        epsilon = min(epsilon, float(accountant.get_epsilon(delta)))
+        next_interval = max(relative_step * epsilon, finest_interval)
+        if epsilon == 0 or interval <= 2 * next_interval:
             return epsilon
-        if share * epsilon < finest * scale:
-            # Of an epsilon that is 0 a coarser grid often says so
-            wanted = max(wanted, interval / 16)
-        # Powers of two, so that other deltas find the same accountants.
-        interval = 2.0 ** math.floor(math.log2(wanted))
+        if relative_step * epsilon < finest_interval:
+            # A coarser grid often shows already that epsilon is 0.
+            next_interval = max(next_interval, interval / 16)
+        # Powers of two, so that other deltas use the same accountants.
+        interval = 2.0 ** math.floor(math.log2(next_interval))
 
 
 @functools.lru_cache(maxsize=256)
 def sampled_gaussian_curve(
     noise_multiplier: float, *, probability: float, compositions: int
 ) -> tuple[tuple[float, float], ...]:
-    """(epsilon, delta) of `compositions` Gaussian releases, each on a Poisson sample: upper bounds.
+    """Computes upper bounds (epsilon, delta) of `compositions` Gaussian releases, each on a Poisson
+    sample.
 
     Args:
-      noise_multiplier, probability, compositions: as of `sampled_gaussian_epsilon`, q below 1.
+      noise_multiplier, probability, compositions: as in `sampled_gaussian_epsilon`, q below 1.
 
     Returns:
-      Pairs of growing epsilon; none where the accountant has no answer.
+      Pairs with increasing epsilon; empty if the accountant has no answer.
 
     >>> curve = sampled_gaussian_curve(1.0, probability=0.1, compositions=1)
     >>> round(curve[0][1], 4)  # 0.1 (2 Phi(1/2) - 1)
@@ -133,47 +165,55 @@ def sampled_gaussian_curve(
     sigma = noise_multiplier
     q = probability
     k = compositions
-    if q == 1 or sigma == 0 or loss_scale(sigma) > MAX_EPSILON or sigma > _MOST_NOISE:
+    if q == 1 or sigma == 0 or loss_scale(sigma) > MAX_EPSILON or sigma > _MAX_NOISE_MULTIPLIER:
         return ()
-    error = max(_COMPOSITION_ERROR, _ERROR_OF_A_COMPOSITION * k)
-    least = min(1.0, _total_variation_bound(sigma, q, k))
-    if least < 1e3 * error:
-        return ((0.0, least),)
+    error = _composition_error(k)
+    total_variation = min(1.0, _total_variation_bound(sigma, q, k))
+    if total_variation < 1e3 * error:
+        return ((0.0, total_variation),)
     epsilons = epsilons_of_curve(sigma / math.sqrt(k))
     interval = 2.0 ** math.floor(math.log2(1e-3 * loss_scale(sigma)))
-    best = [1.0] * len(epsilons)
-    for _ in range(6):
-        # Coarse grids only overstate; a finer one is tried until it gives no more.
-        before = best[0]
+    best_deltas = [1.0] * len(epsilons)
+    for _ in range(_MAX_REFINEMENTS):
+        # Coarse grids only overstate delta; finer ones follow until they gain little.
+        previous_delta = best_deltas[0]
         try:
             accountant = _sampled_accountant(sigma, q, k, interval)
-            found = [float(delta) + error for delta in accountant.get_delta(epsilons)]
-        except ValueError:  # "deltas are not in non-increasing order", of losses in the hundreds
+            deltas = [float(delta) + error for delta in accountant.get_delta(epsilons)]
+        except ValueError:
+            # dp_accounting fails on losses in the hundreds: "deltas are not in non-increasing
+            # order".
             break
-        best = [min(pair) for pair in zip(best, found, strict=True)]
-        if best[0] > 0.998 * before or interval < 1e-11 * sigma:
+        best_deltas = [min(pair) for pair in zip(best_deltas, deltas, strict=True)]
+        if best_deltas[0] > 0.998 * previous_delta or interval < _ROUNDING_STEP * sigma:
             break
         interval /= 4
-    best[0] = min(best[0], least)
-    return tuple(zip(epsilons, best, strict=True))
+    best_deltas[0] = min(best_deltas[0], total_variation)
+    return tuple(zip(epsilons, best_deltas, strict=True))
 
 
 def _total_variation_bound(noise_multiplier: float, q: float, k: int) -> float:
-    """A bound on delta at epsilon 0.
+    """Computes an upper bound on delta at epsilon 0.
 
-    A client is drawn at all with probability k q at most, and in one release it shows as the
-    Gaussian does. Or by Pinsker's inequality, where the divergence of one release is at most log(1
-    + q^2 (exp(s^2) - 1)), that of order 2.
+    By a union bound, a client is sampled with probability k q at most, and one release of it has
+    the total variation of the Gaussian. Or by Pinsker's inequality, with the Renyi divergence of
+    order 2, which is at most log(1 + q^2 (exp(s^2) - 1)) for one release.
     """
     s = 1 / noise_multiplier
-    divergence = k * math.log1p(q * q * math.expm1(s * s)) if s < 1 else math.inf
-    return min(k * q * math.erf(s / math.sqrt(8)), math.sqrt(divergence / 2))
+    union_bound = k * q * math.erf(s / math.sqrt(8))
+    if s >= 1:
+        return union_bound
+    divergence = k * math.log1p(q * q * math.expm1(s * s))
+    return min(union_bound, math.sqrt(divergence / 2))
 
 
 @functools.lru_cache(maxsize=16)
-def _sampled_accountant(noise_multiplier: float, q: float, k: int, interval: float) -> Any:
-    """The composed privacy loss: it takes a second or more, and answers for every delta (group
-    privacy asks for many).
+def _sampled_accountant(
+    noise_multiplier: float, q: float, k: int, interval: float
+) -> "pld.PLDAccountant":
+    """Returns the accountant of the composed releases, on a grid of losses with this interval.
+
+    To compose them takes a second or more, and the accountant then computes epsilon for any delta.
     """
     import dp_accounting
     from dp_accounting import pld
@@ -190,7 +230,7 @@ def _sampled_accountant(noise_multiplier: float, q: float, k: int, interval: flo
 def sampled_gaussian_noise_multiplier(
     epsilon: float, delta: float, *, probability: float, compositions: int
 ) -> float:
-    """Least noise multiplier of each release, to 1e-5 relative, with which
+    """Computes the least noise multiplier of each release, to 1e-5 relative, with which
     `sampled_gaussian_epsilon` is at most epsilon.
 
     >>> sigma = sampled_gaussian_noise_multiplier(2.0, 1e-6, probability=18 / 342, compositions=114)
@@ -206,64 +246,83 @@ def sampled_gaussian_noise_multiplier(
 
 
 def least_noise_multiplier(
-    epsilon_of: Callable[[float], float],
-    epsilon: float,
+    risk_of: Callable[[float], float],
+    target: float,
     *,
     relative: float = 1e-5,
     name: str = "epsilon",
 ) -> float:
-    """The least noise multiplier, to `relative`, that a decreasing `epsilon_of` maps to at most
-    `epsilon`. Never too small.
+    """Computes the least noise multiplier with a risk of at most `target`. It is never too small.
 
-    `name` is what errors call it: of a risk, no noise is claimed to be enough.
+    Args:
+      risk_of: decreasing function of the noise multiplier.
+      target: positive risk.
+      relative: tolerance of the noise multiplier.
+      name: of the risk, in errors.
+
+    Raises:
+      ValueError: the target is reached with no noise multiplier below 1e6, or with next to none.
 
     >>> round(least_noise_multiplier(lambda sigma: 3 / sigma, 2.0), 3)
     1.5
     """
     from scipy import optimize
 
-    epsilon = check_epsilon(epsilon)
+    target = check_epsilon(target)
     upper = 1.0
-    while epsilon_of(upper) > epsilon:
+    while risk_of(upper) > target:
         upper *= 2
-        if upper > 1e6:
+        if upper > _MAX_SEARCHED_MULTIPLIER:
+            way_out = f"{name} or delta" if name == "epsilon" else name
             raise ValueError(
-                f"{name}={epsilon} cannot be reached with noise multipliers below 1e6: ask for a "
-                f"larger {name}{' or delta' * (name == 'epsilon')}"
+                f"{name}={target} cannot be reached with noise multipliers below 1e6: ask for a "
+                f"larger {way_out}"
             )
     lower = upper / 2
-    while (reached := epsilon_of(lower)) <= epsilon:
-        if lower < 0.1 and name != "epsilon":
-            raise ValueError(
-                f"{name}={epsilon} is reached with hardly any noise, because a given client is "
-                "hardly ever drawn, and those that are have no protection: ask for an epsilon, or "
-                f"for a smaller {name}"
-            )
-        if lower < 0.1 and reached == 0:
-            raise ValueError(
-                "delta is at least the probability that a given client is ever drawn, and no noise "
-                "at all would do: lower delta below it"
-            )
-        lower, upper = lower / 2, lower
+    while (risk := risk_of(lower)) <= target:
+        if lower < _NEGLIGIBLE_NOISE:
+            _check_protection_by_noise(name, target, risk)
+        upper = lower
+        lower = lower / 2
 
     def excess(log_sigma: float) -> float:
-        return math.log(min(max(epsilon_of(math.exp(log_sigma)), 1e-9), 1e9)) - math.log(epsilon)
+        risk = min(max(risk_of(math.exp(log_sigma)), 1e-9), 1e9)
+        return math.log(risk) - math.log(target)
 
     sigma = math.exp(optimize.brentq(excess, math.log(lower), math.log(upper), xtol=relative / 4))
-    # The search ends on either side.
-    while epsilon_of(sigma) > epsilon:
+    # The search may end on either side of the target.
+    while risk_of(sigma) > target:
         sigma *= 1 + relative / 2
     return sigma
 
 
+def _check_protection_by_noise(name: str, target: float, risk: float) -> None:
+    """Raises ValueError if a risk is reached with negligible noise because a client is hardly ever
+    sampled.
+    """
+    if name != "epsilon":
+        raise ValueError(
+            f"{name}={target} is reached with hardly any noise, because a given client is "
+            "hardly ever sampled, and sampled clients have no protection: ask for an epsilon, or "
+            f"for a smaller {name}"
+        )
+    if risk == 0:
+        raise ValueError(
+            "delta is at least the probability that a given client is ever sampled, and no noise "
+            "at all would do: lower delta below it"
+        )
+
+
 def event_rdp_epsilon(event: "dp_accounting.DpEvent", delta: float) -> float:
-    """Epsilon of an event by Renyi accounting, for add/remove; infinite without noise."""
+    """Computes epsilon of an event by Renyi accounting, for add-or-remove; infinite without
+    noise.
+    """
     return float(_rdp_accountant(event).get_epsilon(check_delta(delta)))
 
 
 @functools.lru_cache(maxsize=16)
-def _rdp_accountant(event: "dp_accounting.DpEvent") -> Any:
-    """The composed Renyi divergences, which answer for every delta."""
+def _rdp_accountant(event: "dp_accounting.DpEvent") -> "rdp.RdpAccountant":
+    """Returns the accountant of an event, which computes epsilon for any delta."""
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant(_ORDERS)
@@ -272,12 +331,16 @@ def _rdp_accountant(event: "dp_accounting.DpEvent") -> Any:
 
 
 def group_epsilon(
-    epsilon_at: Callable[[float], float], delta: float, clients: int, *, least: float = MIN_DELTA
+    epsilon_at: Callable[[float], float],
+    delta: float,
+    clients: int,
+    *,
+    min_delta: float = MIN_DELTA,
 ) -> float:
-    """Epsilon at `delta` for a group of `clients` from that of one client at any delta.
+    """Computes epsilon at `delta` for a group of clients from that of one client at any delta.
 
     If one client has (e, d), then g have (g e, d (exp(g e) - 1) / (exp(e) - 1)): Vadhan 2017, Lemma
-    2.2. The d is searched for, down to `least`; infinite if none is small enough.
+    2.2. The largest d is searched for, down to `min_delta`; infinite if none is small enough.
 
     >>> round(group_epsilon(lambda d: gaussian_epsilon(4.0, d), 1e-6, 2), 2) >= gaussian_epsilon(
     ...     2.0, 1e-6
@@ -288,7 +351,7 @@ def group_epsilon(
     if clients == 1:
         return epsilon_at(delta)
 
-    def whole(d: float) -> tuple[float, float]:
+    def group_guarantee(d: float) -> tuple[float, float]:
         e = epsilon_at(d)
         if e == 0:
             return 0.0, clients * d
@@ -296,16 +359,17 @@ def group_epsilon(
             return math.inf, math.inf
         return clients * e, d * math.expm1(clients * e) / math.expm1(e)
 
-    if delta / clients < least:
+    if delta / clients < min_delta:
         return math.inf
-    low = math.log(least)
+    low = math.log(min_delta)
     high = math.log(delta / clients)
-    best = math.inf
+    best_epsilon = math.inf
     for _ in range(24):
         middle = (low + high) / 2
-        e, d = whole(math.exp(middle))
-        if d <= delta:
-            best, low = min(best, e), middle
+        epsilon, delta_of_group = group_guarantee(math.exp(middle))
+        if delta_of_group <= delta:
+            best_epsilon = min(best_epsilon, epsilon)
+            low = middle
         else:
             high = middle
-    return best
+    return best_epsilon

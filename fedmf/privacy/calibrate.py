@@ -1,4 +1,4 @@
-"""From a privacy target to the plan with the least noise that meets it."""
+"""Calibration: the plan with the least noise that meets a privacy target."""
 
 import dataclasses
 import math
@@ -19,15 +19,25 @@ from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.source_tail import HOST_END, check_tail
 
+# No curve resolves a risk below this.
+_MIN_RISK = 1e-8
+_RATES_HINT = "use (0.01, 0.05): a true-positive rate of 5% at a false-positive rate of 1%"
+# Relative tolerance of the search for the noise, and the first relative step by which a noise that
+# missed the target is raised: for schemes that are simulated, and for the others.
+_SIMULATED_TOLERANCE = 1e-4
+_SIMULATED_STEP = 2e-3
+_TOLERANCE = 1e-5
+_STEP = 1e-7
+
 
 class Target(TypedDict, total=False):
-    """What a plan is to guarantee: one of them.
+    """A guarantee to calibrate for: one of these keys.
 
     Attributes:
       epsilon: at the plan's delta; positive and below 5000.
       advantage: of every attack on one client, in (0, 1); see `fedmf.AttackRisk`.
-      true_positive_rate: (false-positive rate, the most of the clients that an attack finds at
-        it), both in (0, 1), the second the larger.
+      true_positive_rate: (false-positive rate, largest true-positive rate of an attack at it), both
+        in (0, 1), the second the larger.
     """
 
     epsilon: float | None
@@ -37,35 +47,39 @@ class Target(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Limit:
-    """A target that was checked.
+    """A validated target.
 
     Attributes:
-      name, limit: of what is at most what.
-      enough: the noise multiplier that gives it without sampling.
-      reached: what a risk comes to; None of an epsilon.
+      name: of the limited quantity, in errors.
+      limit: the largest value of epsilon or of the risk.
+      unamplified_noise_multiplier: the least one that meets the limit without sampling.
+      risk_of: returns the limited quantity of an attack risk; None for epsilon.
     """
 
     name: str
     limit: float
-    enough: float
-    reached: Callable[[AttackRisk], float] | None = None
+    unamplified_noise_multiplier: float
+    risk_of: Callable[[AttackRisk], float] | None = None
 
-    def of(self, plan: Plan) -> float:
-        return plan.epsilon if self.reached is None else self.reached(risk_by_curve(plan))
+    def value(self, plan: Plan) -> float:
+        """Returns the limited quantity of a plan."""
+        if self.risk_of is None:
+            return plan.epsilon
+        return self.risk_of(risk_by_curve(plan))
 
-    def expected(self, plan: Plan) -> float:
-        """`of`, for a search."""
+    def estimate(self, plan: Plan) -> float:
+        """Estimates `value` for the search, by random numbers that the proof has not seen."""
         scheme = plan.sampling
-        noise = unit_noise(plan)
         assert scheme is not None
-        if self.reached is None:
+        noise = unit_noise(plan)
+        if self.risk_of is None:
             return scheme.expected_epsilon(plan.mechanism, noise, plan.delta)
         pairs = scheme.curve(plan.mechanism, noise, search=True)
-        return self.reached(AttackRisk(mu=1 / plan.noise_multiplier, pairs=pairs))
+        return self.risk_of(AttackRisk(mu=1 / plan.noise_multiplier, pairs=pairs))
 
 
 def unamplified_noise_multiplier(delta: float, target: Target) -> float:
-    """The least noise multiplier that gives a target without sampling.
+    """Computes the least noise multiplier that meets a target without sampling.
 
     Raises:
       TypeError, ValueError: not one target, or one out of range.
@@ -75,81 +89,105 @@ def unamplified_noise_multiplier(delta: float, target: Target) -> float:
     >>> round(unamplified_noise_multiplier(1e-6, {"advantage": 0.1}), 4)
     3.9789
     """
-    return _limit(delta, target).enough
+    return _limit(delta, target).unamplified_noise_multiplier
 
 
 def parse_rates(text: str) -> tuple[float, float]:
-    """(false-positive rate, true-positive rate) of a text such as 0.05@0.01, the second first.
+    """Parses a text such as 0.05@0.01, a true-positive rate at a false-positive rate, and returns
+    the false-positive rate first.
 
     >>> parse_rates("0.05@0.01")
     (0.01, 0.05)
     """
     try:
-        true, false = map(float, text.split("@"))
+        true_positive_rate, false_positive_rate = map(float, text.split("@"))
     except (TypeError, ValueError, AttributeError):
         raise ValueError(
-            f"true_positive_rate={text!r} is no rate at another: write 0.05@0.01, at most 5% hits "
-            "where 1% are false alarms"
+            f"true_positive_rate={text!r} is no rate at another: write 0.05@0.01, a true-positive "
+            "rate of at most 5% at a false-positive rate of 1%"
         ) from None
-    return false, true
+    return false_positive_rate, true_positive_rate
 
 
 def check_rates(name: str, text: str) -> str:
-    """The text of `parse_rates`, where it is a target that can be met."""
+    """Returns the text if `parse_rates` reads a target from it that can be met.
+
+    Raises:
+      TypeError, ValueError: no such text, or no such target.
+    """
     unamplified_noise_multiplier(0.5, {"true_positive_rate": parse_rates(text)})
     return text
 
 
 def _limit(delta: float, target: Target) -> _Limit:
-    from scipy import special
-
-    given: dict[str, Any] = {name: x for name, x in target.items() if x is not None}
-    unknown = sorted(given.keys() - Target.__annotations__.keys())
-    if unknown or len(given) != 1:
-        what = (
-            f"{unknown[0]} is unknown" if unknown else f"{sorted(given)} are {len(given)} targets"
-        )
-        kind = TypeError if unknown else ValueError
-        raise kind(f"{what}: give one of `epsilon`, `advantage` and `true_positive_rate`")
-    ((name, value),) = given.items()
+    """Returns the validated target."""
+    value_by_name: dict[str, Any] = {name: x for name, x in target.items() if x is not None}
+    unknown_names = sorted(value_by_name.keys() - Target.__annotations__.keys())
+    hint = "give one of `epsilon`, `advantage` and `true_positive_rate`"
+    if unknown_names:
+        raise TypeError(f"{unknown_names[0]} is unknown: {hint}")
+    if len(value_by_name) != 1:
+        names = sorted(value_by_name)
+        raise ValueError(f"{names} are {len(names)} targets: {hint}")
+    ((name, value),) = value_by_name.items()
     if name == "epsilon":
         epsilon = check_epsilon(value)
-        return _Limit(name=name, limit=epsilon, enough=gaussian_noise_multiplier(epsilon, delta))
+        multiplier = gaussian_noise_multiplier(epsilon, delta)
+        return _Limit(name=name, limit=epsilon, unamplified_noise_multiplier=multiplier)
     if name == "advantage":
-        limit = checks.positive(name, value, "use a share such as 0.1", below=1.0)
-        _check_told(name, value, limit)
-        mu = math.sqrt(8) * float(special.erfinv(limit))
-        return _with_enough(name, limit, mu, lambda risk: risk.advantage)
-    hint = "use (0.01, 0.05): of 1% false alarms at most 5% hits"
+        return _advantage_limit(value)
+    return _rate_limit(value)
+
+
+def _advantage_limit(value: Any) -> _Limit:
+    """Returns the limit of an attack's advantage."""
+    from scipy import special
+
+    name = "advantage"
+    limit = checks.positive(name, value, "use a number such as 0.1", below=1.0)
+    _check_resolvable(name, value, limit)
+    mu = math.sqrt(8) * float(special.erfinv(limit))
+    return _risk_limit(name, limit, mu, lambda risk: risk.advantage)
+
+
+def _rate_limit(value: Any) -> _Limit:
+    """Returns the limit of an attack's true-positive rate at a false-positive rate."""
+    from scipy import special
+
+    name = "true_positive_rate"
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise TypeError(f"{name}={value!r} must be two shares: {hint}")
-    rate, limit = (checks.positive(name, share, hint, below=1.0) for share in value)
-    if not rate < limit:
+        raise TypeError(f"{name}={value!r} must be two rates: {_RATES_HINT}")
+    false_positive_rate, limit = (
+        checks.positive(name, rate, _RATES_HINT, below=1.0) for rate in value
+    )
+    if not false_positive_rate < limit:
         raise ValueError(
-            f"{name}={value!r} asks for no more hits than guessing gives, {rate:g}: {hint}"
+            f"{name}={value!r} asks for no more than guessing gives, {false_positive_rate:g}: "
+            f"{_RATES_HINT}"
         )
-    _check_told(name, value, limit)
-    mu = float(special.ndtri(limit) - special.ndtri(rate))
-    return _with_enough(name, limit, mu, lambda risk: risk.true_positive_rate(rate))
+    _check_resolvable(name, value, limit)
+    mu = float(special.ndtri(limit) - special.ndtri(false_positive_rate))
+    return _risk_limit(name, limit, mu, lambda risk: risk.true_positive_rate(false_positive_rate))
 
 
-def _check_told(name: str, value: Any, limit: float) -> None:
-    if limit < 1e-8:
-        raise ValueError(f"{name}={value!r} is below 1e-8, which no curve tells: ask for more")
+def _check_resolvable(name: str, value: Any, limit: float) -> None:
+    """Raises ValueError for a risk that is too small for a curve."""
+    if limit < _MIN_RISK:
+        raise ValueError(f"{name}={value!r} is below 1e-8, which no curve resolves: raise it")
 
 
-def _with_enough(
-    name: str, limit: float, mu: float, reached: Callable[[AttackRisk], float]
+def _risk_limit(
+    name: str, limit: float, mu: float, risk_of: Callable[[AttackRisk], float]
 ) -> _Limit:
-    """The limit with noise that is no less than for mu, up to the rounding of the risk."""
-    z = 1 / mu if mu else math.inf
+    """Returns the limit of a risk that noise for `mu` reaches, up to the rounding of the risk."""
+    multiplier = 1 / mu if mu else math.inf
     step = 1e-9
-    while reached(AttackRisk(mu=1 / z)) > limit:
-        z *= 1 + step
+    while risk_of(AttackRisk(mu=1 / multiplier)) > limit:
+        multiplier *= 1 + step
         step *= 2
-        if z > 1e12:
-            raise ValueError(f"{name}={limit} cannot be told from guessing: ask for more")
-    return _Limit(name=name, limit=limit, enough=z, reached=reached)
+        if multiplier > 1e12:
+            raise ValueError(f"{name}={limit} cannot be distinguished from guessing: raise it")
+    return _Limit(name=name, limit=limit, unamplified_noise_multiplier=multiplier, risk_of=risk_of)
 
 
 @with_numpy_defaults
@@ -162,22 +200,22 @@ def calibrate(
     sampling: Sampling | None = None,
     **target: Unpack[Target],
 ) -> Plan:
-    """The least noise that meets a target for the whole run, never weaker than asked; see
-    `Plan.epsilon` and `fedmf.attack_risk`.
+    """Computes the plan with the least noise that meets a target for the whole run. Its guarantee
+    is never weaker than the target; see `Plan.epsilon` and `fedmf.attack_risk`.
 
     Args:
       mechanism: from `fit` or `load_mechanism`.
-      participation: what every client keeps to. With sampling the plan's is what the scheme keeps
-        to, and this may be None.
+      participation: limits that hold for every client. With sampling this may be None, because the
+        scheme determines the plan's participation.
       delta: in [1e-15, 1).
       clip_norm: L2 bound on one client's update in one round.
-      sampling: how clients are drawn, where that amplifies the guarantee; None for what holds
-        however they are drawn.
+      sampling: the sampling scheme, which amplifies the guarantee; None for a guarantee that holds
+        however clients are sampled.
       target: epsilon=, advantage= or true_positive_rate=(false positives, true positives): one of
         `fedmf.privacy.calibrate.Target`.
 
     Returns:
-      The plan, in which what was asked for is at most the target.
+      The plan, whose epsilon or risk is at most the target.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -195,47 +233,55 @@ def calibrate(
             f"participation={participation!r} must be a fedmf.Participation, or None with sampling"
         )
     limit = _limit(delta, target)
-    # The multiplier that is enough without amplification.
-    plan = Plan(
+    unamplified_plan = Plan(
         mechanism=mechanism,
         participation=participation if sampling is None else None,  # type: ignore[arg-type]
-        noise_multiplier=limit.enough,
+        noise_multiplier=limit.unamplified_noise_multiplier,
         clip_norm=clip_norm,
         delta=delta,
         sampling=sampling,
     )
-    scheme = plan.sampling
-    if isinstance(plan.participation, Budgeted):
-        check_affords_each_round(plan.participation, column_norm(mechanism))
-    if scheme is None:
-        return _checked(plan)
-    enough = unit_noise(plan)
-    sensitivity = plan.sensitivity.value
-
-    def reached(noise: float) -> float:
-        if noise >= enough:
-            return limit.limit / 2
-        return limit.expected(dataclasses.replace(plan, noise_multiplier=noise / sensitivity))
-
-    # In units of the largest column norm, in which the search knows what is little.
-    unit = column_norm(mechanism)
-    relative, step = (1e-4, 2e-3) if scheme.simulated else (1e-5, 1e-7)
-    noise = unit * least_noise_multiplier(
-        lambda sigma: reached(unit * sigma), limit.limit, relative=relative, name=limit.name
-    )
-    calibrated = dataclasses.replace(plan, noise_multiplier=min(enough, noise) / sensitivity)
-    # The rounding of that quotient; or random numbers that the search has not seen, whose chance to
-    # fail is that of all attempts together.
-    for _ in range(MAX_ATTEMPTS - 1):
-        if limit.of(calibrated) <= limit.limit:
-            return _checked(calibrated)
-        multiplier = min(calibrated.noise_multiplier * (1 + step), limit.enough)
-        calibrated = dataclasses.replace(calibrated, noise_multiplier=multiplier)
-        step *= 2
-    return _checked(plan)
-
-
-def _checked(plan: Plan) -> Plan:
-    """Returns the plan; refuses one whose noise no source of fedmf draws far enough out."""
+    if isinstance(unamplified_plan.participation, Budgeted):
+        check_affords_each_round(unamplified_plan.participation, column_norm(mechanism))
+    if sampling is None:
+        plan = unamplified_plan
+    else:
+        plan = _with_amplification(unamplified_plan, limit)
     check_tail(plan, HOST_END)
     return plan
+
+
+def _with_amplification(unamplified_plan: Plan, limit: _Limit) -> Plan:
+    """Returns the plan with the least noise that meets the limit by amplification, or the plan
+    itself if amplification does not help.
+    """
+    scheme = unamplified_plan.sampling
+    assert scheme is not None
+    unamplified_noise = unit_noise(unamplified_plan)
+    sensitivity = unamplified_plan.sensitivity.value
+
+    def with_noise(noise: float) -> Plan:
+        return dataclasses.replace(unamplified_plan, noise_multiplier=noise / sensitivity)
+
+    def estimated_risk(sigma: float) -> float:
+        if unit * sigma >= unamplified_noise:
+            return limit.limit / 2
+        return limit.estimate(with_noise(unit * sigma))
+
+    # The search is in units of the largest column norm, in which it knows what is negligible.
+    unit = column_norm(unamplified_plan.mechanism)
+    tolerance = _SIMULATED_TOLERANCE if scheme.simulated else _TOLERANCE
+    step = _SIMULATED_STEP if scheme.simulated else _STEP
+    noise = unit * least_noise_multiplier(
+        estimated_risk, limit.limit, relative=tolerance, name=limit.name
+    )
+    plan = with_noise(min(unamplified_noise, noise))
+    # The rounding of that quotient, or random numbers that the search has not seen, may miss the
+    # target. The failure probability of a simulation is that of all attempts together.
+    for _ in range(MAX_ATTEMPTS - 1):
+        if limit.value(plan) <= limit.limit:
+            return plan
+        multiplier = min(plan.noise_multiplier * (1 + step), limit.unamplified_noise_multiplier)
+        plan = dataclasses.replace(plan, noise_multiplier=multiplier)
+        step *= 2
+    return unamplified_plan

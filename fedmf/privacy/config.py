@@ -1,19 +1,15 @@
-"""The promise of a run, declared once: who takes part, the mechanism, the target and the clip."""
+"""The configuration of a plan: participation, mechanism, privacy target and clip norm."""
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Self
 
-import msgspec
-
 from fedmf import checks, fields, workloads
-from fedmf.checks import did_you_mean
 from fedmf.mechanisms import load_mechanism
 from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.budget import Budget, check_affords_each_round
-from fedmf.mechanisms.family import FAMILIES, families_with, fitted_families
+from fedmf.mechanisms.family import FAMILIES, fitted_families
 from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, progress_line
 from fedmf.mechanisms.leading import column_norm
@@ -26,16 +22,20 @@ from fedmf.privacy.calibrate import (
     parse_rates,
     unamplified_noise_multiplier,
 )
+from fedmf.privacy.config_checks import (
+    check_mechanism_fields,
+    check_sampling_fields,
+    check_target_fields,
+    checked_mechanism_options,
+)
+from fedmf.privacy.config_reading import config_from_values, read_json
 from fedmf.privacy.flat_config import (
     FIT_FIELDS,
     OPTIONS_WITH_FIELDS,
     TARGETS,
     families,
-    families_taking,
     flags_of,
     named_options,
-    nested,
-    read_json,
     with_flat_options,
 )
 from fedmf.privacy.gaussian import check_delta, check_epsilon
@@ -49,16 +49,16 @@ from fedmf.schedule import CustomSchedule, schedule_text
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """What a run promises, in some twenty fields. Commands, files and resumes take them from here.
+    """The configuration of a plan, in some twenty fields.
 
-    Every field is a command-line option of the same name and a key of a config file. Each option of
-    a family is one as well, and an entry of `mechanism_options`. Defaults are those of the banded
+    Every field is a command-line option of the same name and a key of a config file. So is each
+    option of a family, which is an entry of `mechanism_options`. Defaults are those of the banded
     paper's StackOverflow experiments, except the privacy target.
 
-    `fedmf train --help` says what each field is.
+    `fedmf train --help` describes each field.
 
     Attributes:
-      mechanism_options: other options of the family, as of `fedmf.fit`; without its defaults.
+      mechanism_options: further options of the family, as in `fedmf.fit`, without its defaults.
 
     Raises:
       TypeError, ValueError: naming the field, its value and what to do instead.
@@ -73,13 +73,13 @@ class PlanConfig:
     True
     """
 
-    # Who takes part
+    # Participation and sampling.
     rounds: int = fields.option(2052, "Rounds of training.", checks.rounds)
     cohort_size: int = fields.whole_number(100, "Clients of a round.")
     claimed_cohort: int | None = fields.whole_number(
         None,
-        "Estimate a cohort of this many clients from cohort_size simulated ones, with the noise "
-        "scaled down (papers: 1000 from 100).",
+        "Simulate a cohort of this many clients by one of cohort_size clients, with the noise "
+        "scaled down (papers: 1000 by 100).",
     )
     schema: str = fields.choice("min_sep", f"{', '.join(SCHEMAS)}.", lambda: SCHEMAS)
     min_sep: int | None = fields.whole_number(
@@ -87,7 +87,7 @@ class PlanConfig:
     )
     max_participations: int | None = fields.whole_number(None, "Most participations of a client.")
     budget: float | None = fields.positive_float(
-        None, "With schema=budget: a sensitivity. By default what min_sep and its limit cost."
+        None, "With schema=budget: a sensitivity. By default that of min_sep and its limit."
     )
     sampling: str | None = fields.option(
         None,
@@ -98,21 +98,21 @@ class PlanConfig:
     population: int | None = fields.whole_number(None, "With sampling: clients of the data.")
     partitions: int | None = fields.whole_number(
         None,
-        "With sampling: parts of the clients (not of the data), drawn from in turn. By default "
+        "With sampling: partitions of the clients (not of the data), sampled in turn. By default "
         "the mechanism's bands.",
     )
 
-    # The mechanism
+    # Mechanism.
     workload: str = fields.choice(
-        "prefix_sum", f"What errors count: {', '.join(workloads.NAMES)}.", lambda: workloads.NAMES
+        "prefix_sum", f"Errors to minimise: {', '.join(workloads.NAMES)}.", lambda: workloads.NAMES
     )
     workload_momentum: float = fields.positive_float(
-        0.95, "Of the momentum_sgd workload.", allow_zero=True, below=1
+        0.95, "Momentum of the momentum_sgd workload.", allow_zero=True, below=1
     )
     learning_rate_schedule: str | None = fields.option(
         None,
-        "Shares of the server's peak rate, which errors count and training follows: one a round, "
-        "or 1536:0.15 for all from round 1536 on, or a file of them.",
+        "Learning rates of the server as shares of its peak rate, for the workload and training: "
+        "one a round, or 1536:0.15 for all from round 1536 on, or a file of them.",
         schedule_text,
     )
     family: str = fields.choice(
@@ -126,43 +126,46 @@ class PlanConfig:
     )
     decoder: str | None = fields.choice(
         None,
-        "Of a tree: full or online (more noise, half the memory). Of fft: optimal or plain. By "
-        "default the first.",
+        "Decoder of a tree: full or online (more noise, half the memory); of fft: optimal or "
+        "plain. By default the first.",
         lambda: ("full", "online", "optimal", "plain"),
     )
     mechanism_options: Mapping[str, Any] = dataclasses.field(
         default_factory=dict,
         hash=False,
-        metadata={"help": "Other options of the family.", "check": named_options},
+        metadata={"help": "Further options of the family.", "check": named_options},
     )
 
-    # Privacy
+    # Privacy.
     epsilon: float | None = fields.positive_float(None, "Privacy target; or give noise_multiplier.")
     noise_multiplier: float | None = fields.positive_float(
         None, "Noise multiplier of the whole run; or give epsilon.", allow_zero=True
     )
     advantage: float | None = fields.positive_float(
-        None, "Or the most by which an attack on a client beats guessing, such as 0.1.", below=1
+        None, "Privacy target: bound on the advantage of an attack, such as 0.1.", below=1
     )
     true_positive_rate: str | None = fields.option(
-        None, "Or the most hits of an attack at a rate of false alarms: 0.05@0.01.", check_rates
+        None,
+        "Privacy target: bound on an attack's true-positive rate at a false-positive rate, such as "
+        "0.05@0.01.",
+        check_rates,
     )
     delta: float = fields.positive_float(1e-6, "Failure probability.")
     clip_norm: float = fields.positive_float(1.0, "L2 bound on a client's update.")
     clip_quantile: float | None = fields.positive_float(
         None,
-        "The clip norm follows this quantile of the updates' norms, from clip_norm on; none keeps "
-        "it.",
+        "Adapt the clip norm to this quantile of the updates' norms, starting from clip_norm; none "
+        "for a constant clip norm.",
         below=1,
     )
     clip_share: float = fields.positive_float(
-        0.04, "With clip_quantile: part of the budget, rho, that following it takes.", below=1
+        0.04, "With clip_quantile: share of rho spent on adapting the clip norm.", below=1
     )
     clip_every: int = fields.whole_number(
         10, "With clip_quantile: rounds between changes of the clip norm."
     )
     clip_learning_rate: float = fields.positive_float(
-        1.0, "With clip_quantile: a change is by a factor of at most its exp."
+        1.0, "With clip_quantile: step size of the geometric quantile update."
     )
 
     private_metrics: float = fields.positive_float(
@@ -172,13 +175,14 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         fields.check_fields(self)
-        # What the plan would refuse is refused here, before the minutes that fitting takes.
+        # The plan checks these too, but only after a fit, which may take minutes.
         check_delta(self.delta)
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
         self.custom_schedule()
-        self._check_mechanism()
-        self._check_target()
+        check_mechanism_fields(self)
+        fields.set_fields(self, {"mechanism_options": checked_mechanism_options(self)})
+        check_target_fields(self)
         takes_budget = "budget" in SCHEMAS[self.schema].settings
         fields.require(self, "budget", needs="schema=budget", present=takes_budget)
         is_clipping_adaptive = self.clip_quantile is not None
@@ -187,98 +191,31 @@ class PlanConfig:
         if self.claimed_cohort is not None and self.claimed_cohort <= self.cohort_size:
             raise ValueError(
                 f"claimed_cohort={self.claimed_cohort} must be above cohort_size="
-                f"{self.cohort_size}, which stands for it: leave `claimed_cohort` out to train the "
+                f"{self.cohort_size}, which simulates it: leave `claimed_cohort` out to train the "
                 "cohort itself"
             )
         has_metrics = self.private_metrics > 0
         fields.require(self, "largest_loss", needs="`private_metrics`", present=has_metrics)
-        self._check_sampling()
+        check_sampling_fields(self)
         if self.budget is None or self.min_sep is not None:
             self.participation()
 
-    def _check_mechanism(self) -> None:
-        for name in ("bands", "decoder", "mechanism"):
-            takers = families_taking(name)
-            families = f"family={' or '.join(takers)}, not family={self.family}"
-            fields.require(self, name, needs=families, present=self.family in takers)
-        if self.family == "file" and self.mechanism is None:
-            raise ValueError(
-                "family=file needs a file: give mechanism, a path that `fedmf fit --out` wrote"
-            )
-        if self.bands is not None and self.bands > self.rounds:
-            raise ValueError(
-                f"bands={self.bands} must be at most rounds={self.rounds}: a matrix of that size "
-                "has no more diagonals"
-            )
-        is_used = self.workload == "momentum_sgd"
-        fields.require(self, "workload_momentum", needs="workload=momentum_sgd", present=is_used)
-        known = FAMILIES[self.family].options if self.family in FAMILIES else {}
-        chosen = {}
-        for name, value in self.mechanism_options.items():
-            if name in OPTIONS_WITH_FIELDS:
-                raise ValueError(f"mechanism_options has {name}={value!r}: give the field {name}")
-            if name not in known:
-                takers = families_with(name)
-                whose = f"family={' or '.join(takers)}" if takers else "no family"
-                raise ValueError(
-                    f"{name}={value!r} belongs to {whose}, not to family={self.family}: leave it "
-                    "out, or choose another family"
-                )
-            if value is not None and value != known[name].default:
-                # One mechanism has one configuration.
-                chosen[name] = fields.coerce(name, value, known[name].kind)
-        fields.set_fields(self, {"mechanism_options": chosen})
-
-    def _check_target(self) -> None:
-        given = [name for name in TARGETS if getattr(self, name) is not None]
-        if len(given) > 1:
-            values = " and ".join(f"{name}={getattr(self, name)}" for name in given[:2])
-            raise ValueError(f"{values} are both given: give one, the other follows")
-        if self.family == "none" and self.adds_noise:
-            raise ValueError(
-                f"family=none adds no noise: leave out `{given[0]}`, or choose another family"
-            )
-        if self.family != "none" and not given:
-            raise ValueError(
-                "epsilon=None and noise_multiplier=None, but noise needs a privacy target: give "
-                "`epsilon` (such as 8), `advantage` (such as 0.1) or `noise_multiplier`"
-            )
-
-    def _check_sampling(self) -> None:
-        for name in ("population", "partitions"):
-            fields.require(
-                self, name, needs="`sampling`, such as poisson", present=self.sampling is not None
-            )
-        if self.sampling is None:
-            return
-        self.scheme()
-        apart = None if takes(self.sampling, "min_sep") else self.min_sep
-        if apart or self.max_participations is not None or self.schema != PlanConfig.schema:
-            raise ValueError(
-                f"sampling={self.sampling} decides how far apart clients take part: leave out "
-                f"min_sep={self.min_sep}, max_participations={self.max_participations} and "
-                f"schema={self.schema}"
-            )
-        if self.family == "banded" and self.bands is None:
-            raise ValueError(
-                f"sampling={self.sampling} needs bands, on which the amplification depends: `fedmf "
-                "plan bands` finds the best number"
-            )
-
     @property
     def adds_noise(self) -> bool:
-        """Whether the run needs a noise seed."""
+        """Whether the run adds noise and needs a noise seed."""
         return any(getattr(self, name) for name in TARGETS)
 
     def target(self) -> Target:
-        """What the noise is to give; nothing where it is given itself."""
-        if (rates := self.true_positive_rate) is not None:
-            return {"true_positive_rate": parse_rates(rates)}
+        """Returns the privacy target; empty if the noise multiplier is set instead."""
+        if self.true_positive_rate is not None:
+            return {"true_positive_rate": parse_rates(self.true_positive_rate)}
         target: Target = {"epsilon": self.epsilon, "advantage": self.advantage}
         return target if any(target.values()) else {}
 
     def scheme(self) -> Sampling | None:
-        """How clients of the claimed run are drawn. What it takes from the mechanism is open."""
+        """Returns the sampling scheme of the claimed run, without the fields that follow from the
+        mechanism; None without sampling.
+        """
         if self.sampling is None:
             return None
         return scheme_class(self.sampling).configured(
@@ -289,9 +226,9 @@ class PlanConfig:
         )
 
     def participation(self) -> Participation:
-        """The participation that mechanisms are fitted for.
+        """Returns the participation for which mechanisms are fitted.
 
-        With schema=budget: the min_sep participation that the budget pays for. With sampling: a
+        With schema=budget: the min_sep participation that the budget covers. With sampling: a
         fixed order of the population.
         """
         scheme = self.scheme()
@@ -305,7 +242,7 @@ class PlanConfig:
         )
 
     def budget_with(self, mechanism: Mechanism) -> Budget | None:
-        """With schema=budget the budget that clients keep to with this mechanism; else None."""
+        """Returns the budget of each client with this mechanism; None unless schema=budget."""
         check_mechanism(mechanism)
         if not SCHEMAS[self.schema].needs_encoder:
             return None
@@ -316,7 +253,7 @@ class PlanConfig:
         return Budget(mechanism=mechanism, participation=participation, pace=pace)
 
     def quantile_clipping(self) -> QuantileClipping | None:
-        """How the clip norm adapts; None for one that stays."""
+        """Returns the adaptation of the clip norm; None for a constant clip norm."""
         if self.clip_quantile is None:
             return None
         return QuantileClipping(
@@ -327,22 +264,24 @@ class PlanConfig:
         )
 
     def fit_workload(self) -> workloads.Workload:
-        """The workload that mechanisms are fitted for: prefix sums in the banded paper (Sec. 6)."""
+        """Returns the workload for which mechanisms are fitted: prefix sums in the banded paper
+        (Sec. 6).
+        """
         schedule = None if self.workload == "identity" else self.custom_schedule()
         rates = None if schedule is None else schedule.learning_rates()
         momentum = self.workload_momentum
         return workloads.named(self.workload, self.rounds, momentum=momentum, learning_rates=rates)
 
     def custom_schedule(self, peak: float = 1.0) -> CustomSchedule | None:
-        """The schedule of learning_rate_schedule; None where that is not set."""
-        if (shares := self.learning_rate_schedule) is None:
+        """Returns the schedule of learning_rate_schedule; None if that is not set."""
+        if self.learning_rate_schedule is None:
             return None
-        return CustomSchedule(rounds=self.rounds, peak=peak, shares=shares)
+        return CustomSchedule(rounds=self.rounds, peak=peak, shares=self.learning_rate_schedule)
 
     def fit(self, *, show_progress: bool = False) -> Mechanism:
-        """The mechanism: read from its file, or fitted.
+        """Returns the mechanism: read from its file, or fitted.
 
-        A fit takes seconds to minutes at full size, or is read from the cache of fits.
+        A fit takes seconds to minutes at full size, unless it is in the cache of fits.
         """
         show_progress = checks.boolean("show_progress", show_progress)
         if self.mechanism is not None:
@@ -350,23 +289,25 @@ class PlanConfig:
             self._check_rounds(mechanism)
             return mechanism
         participation = self.participation()
-        record = FAMILIES["identity" if self.family == "none" else self.family]
+        family_name = "identity" if self.family == "none" else self.family
+        family = FAMILIES[family_name]
         options: dict[str, Any] = dict(self.mechanism_options)
         for name in OPTIONS_WITH_FIELDS:
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None:
                 options[name] = value
-        if "equal_norms" in record.options:
-            # The optimum for every round of an epoch order; a limit below that only lowers its
-            # sensitivity.
+        if "equal_norms" in family.options:
+            # The optimum for an order of the population in epochs; fewer participations only lower
+            # its sensitivity.
             participation = dataclasses.replace(
                 participation,
                 max_participations=None,  # type: ignore[arg-type]
             )
-        if record.proves_gap:
+        if family.proves_gap:
             options["tolerance"] = 1e-3
-        with interruptible_fits(), progress_line(record.name, show_progress) as progress:
+        with interruptible_fits(), progress_line(family_name, show_progress) as progress:
             return fit(
-                self.fit_workload(), participation, family=record.name, progress=progress, **options
+                self.fit_workload(), participation, family=family_name, progress=progress, **options
             )
 
     def _check_rounds(self, mechanism: Mechanism) -> None:
@@ -379,13 +320,19 @@ class PlanConfig:
 
     @with_numpy_defaults
     def plan(self, mechanism: Mechanism | None = None) -> Plan:
-        """The plan of `mechanism`, by default the fitted one, with the least noise for the target.
+        """Returns the plan with the least noise for the target.
+
+        Args:
+          mechanism: by default the fitted one.
 
         Raises:
-          TypeError, ValueError: what does not go together, before a calibration that takes minutes.
+          TypeError, ValueError: fields that do not fit together, before a calibration that takes
+            minutes.
         """
-        mechanism = self.fit() if mechanism is None else mechanism
-        if not (target := self.target()):
+        if mechanism is None:
+            mechanism = self.fit()
+        target = self.target()
+        if not target:
             return self.plan_with(mechanism, self.noise_multiplier or 0.0)
         plan = self.plan_with(mechanism, unamplified_noise_multiplier(self.delta, target))
         if plan.sampling is None:
@@ -401,17 +348,19 @@ class PlanConfig:
         return self.plan_with(mechanism, calibrated.noise_multiplier)
 
     def plan_with(self, mechanism: Mechanism, noise_multiplier: float) -> Plan:
-        """The plan with this noise, whatever the target."""
+        """Returns the plan with this noise multiplier, whatever the target."""
         self._check_rounds(mechanism)
         scheme = self.scheme()
         budget = self.budget_with(mechanism)
-        if budget is None:
-            participation = None if scheme is not None else self.participation()
-        else:
+        participation: Participation | None = None
+        if budget is not None:
             participation = budget.participation
-            check_affords_each_round(participation, column_norm(mechanism))
-        share = self.private_metrics
-        metrics = PrivateMetrics(share=share, largest_loss=self.largest_loss) if share else None
+            check_affords_each_round(budget.participation, column_norm(mechanism))
+        elif scheme is None:
+            participation = self.participation()
+        metrics = None
+        if self.private_metrics:
+            metrics = PrivateMetrics(share=self.private_metrics, largest_loss=self.largest_loss)
         plan = Plan(
             mechanism=mechanism,
             participation=participation,  # type: ignore[arg-type]
@@ -424,102 +373,93 @@ class PlanConfig:
         )
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
-        _ = plan.stddev  # refuses what float32 cannot hold
+        _ = plan.stddev  # This raises if float32 cannot hold the noise.
         return plan
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanConfig":
-        """The promise of a plan that was made in Python; its mechanism is mechanism.npz."""
+        """Returns the config of a plan that was made in Python, with its mechanism in
+        mechanism.npz.
+        """
         return PlanConfig(min_sep=1, noise_multiplier=0.0).pinned_to(plan)
 
     def pinned_to(self, plan: Plan, mechanism: str = "mechanism.npz") -> "PlanConfig":
-        """The promise in the numbers of `plan`, of which nothing is left to follow from others.
+        """Returns a config with the numbers of `plan`, in which no field is left to be computed.
 
         Args:
           plan: of this config, or one that was made in Python.
           mechanism: the file of its mechanism.
         """
         check_plan(plan)
-        p = plan.participation
-        scheme = plan.sampling
-        adaptive = plan.quantile_clipping
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
-        # What the plan decides: at its default, unless the plan says otherwise.
-        decided = {*FIT_FIELDS, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}
-        decided |= {"schema", "max_participations", "private_metrics", "largest_loss"}
-        decided |= {name for name in values if name.startswith("clip_")}
-        for name in decided - {"cohort_size"}:
+        # Fields that the plan determines have their defaults unless they are set below.
+        determined = {*FIT_FIELDS, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}
+        determined |= {"schema", "max_participations", "private_metrics", "largest_loss"}
+        determined |= {name for name in values if name.startswith("clip_")}
+        for name in determined - {"cohort_size"}:
             del values[name]
-        values |= {"family": "file", "mechanism": mechanism, "rounds": p.rounds}
-        values |= {"noise_multiplier": plan.noise_multiplier, "delta": plan.delta}
+        values["family"] = "file"
+        values["mechanism"] = mechanism
+        values["rounds"] = plan.participation.rounds
+        values["noise_multiplier"] = plan.noise_multiplier
+        values["delta"] = plan.delta
         values["clip_norm"] = plan.clip_norm
-        if (metrics := plan.private_metrics) is not None:
-            values |= {"private_metrics": metrics.share, "largest_loss": metrics.largest_loss}
-        if scheme is not None:
-            values |= scheme.settings()
+        if plan.private_metrics is not None:
+            values["private_metrics"] = plan.private_metrics.share
+            values["largest_loss"] = plan.private_metrics.largest_loss
+        if plan.sampling is not None:
+            values |= plan.sampling.settings()
         else:
-            values |= p.to_config()
-        if adaptive is not None:
-            values |= {f"clip_{name}": x for name, x in dataclasses.asdict(adaptive).items()}
-        if (cohorts := plan.simulation) is not None:
-            values |= {"cohort_size": cohorts.simulated, "claimed_cohort": cohorts.claimed}
+            values |= plan.participation.to_config()
+        if plan.quantile_clipping is not None:
+            for name, value in dataclasses.asdict(plan.quantile_clipping).items():
+                values[f"clip_{name}"] = value
+        if plan.simulation is not None:
+            values["cohort_size"] = plan.simulation.simulated
+            values["claimed_cohort"] = plan.simulation.claimed
         return PlanConfig(**values)
 
     def flat(self) -> dict[str, Any]:
-        """Field -> value, in the order of the fields.
+        """Returns the values by field, in the order of the fields.
 
-        Options of the mechanism stand by their own names, those of a task as task_option.NAME.
+        Options of the mechanism have their own names, and those of a task are task_option.NAME.
         """
-        return with_flat_options({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return with_flat_options(values)
 
     def flags(self, *, leave_out: tuple[str, ...] = (), always: tuple[str, ...] = ()) -> list[str]:
-        """Command-line options of what is not at its default, and of what is `always` said."""
+        """Returns command-line options of the fields that are not at their default.
+
+        Args:
+          leave_out: fields without an option.
+          always: fields with an option even at their default.
+        """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return flags_of(self.flat(), defaults, leave_out=leave_out, always=always)
 
     def to_json(self) -> str:
-        """The fields as indented JSON, the form in which a run folder keeps them."""
+        """Returns the fields as indented JSON, as in a run folder."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The config that `to_json` wrote.
+        """Reads the config that `to_json` wrote.
 
         Raises:
-          ValueError: no JSON, or what `from_mapping` refuses.
+          ValueError: no JSON, or values that `from_mapping` refuses.
         """
         return cls.from_mapping(read_json(text), "JSON")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], origin: str) -> Self:
-        """A config from plain values.
+        """Returns the config with these values.
 
         Args:
-          values: as `dataclasses.asdict` or `with_flat_options` give them; fields left out keep
+          values: as `dataclasses.asdict` or `with_flat_options` return them; missing fields have
             their default.
-          origin: where they come from, named in errors.
+          origin: of the values, in errors.
 
         Raises:
           ValueError: unknown field, wrong type or value out of range.
         """
-        if not isinstance(values, Mapping):
-            raise ValueError(
-                f"{origin} holds a {type(values).__name__}: give fields and their values"
-            )
-        known = [field.name for field in dataclasses.fields(cls)]
-        try:
-            values = nested(values)
-        except TypeError as error:
-            raise ValueError(f"{origin}: {error}") from error
-        for name in values:
-            if name not in known:
-                hint = did_you_mean(name, known, "the fields are")
-                raise ValueError(f"{origin} has an unknown field {name!r}: {hint}")
-        try:
-            return msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
-            # msgspec names the field behind the sentence: "Expected `int`, got `str` - at
-            # `$.rounds`".
-            field = re.search(r" - at `\$\.(\w+)`$", str(error))
-            given = f"{field[1]}={values[field[1]]!r}: " if field and field[1] in values else ""
-            raise ValueError(f"{origin}: {given}{error}") from error
+        return config_from_values(cls, values, origin)

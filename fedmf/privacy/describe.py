@@ -1,4 +1,4 @@
-"""A plan in words and plain JSON types: its summary, its guarantee and its statement."""
+"""Descriptions of a plan in plain JSON types and in words: summary, guarantee and statement."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -30,24 +30,23 @@ from fedmf.privacy.rounding import finite_or_none
 from fedmf.privacy.source_tail import tail_remark
 from fedmf.privacy.systems import Subject, system_of
 
-# Options of a printed command, also where they are at their default: the guarantee rests on them.
+# Options of printed commands even at their default, because the guarantee rests on them.
 ALWAYS_PRINTED = ("rounds", "delta", "clip_norm")
-# Users with so many devices are given a guarantee of their own.
-_DEVICES = (2, 3, 5)
+# Devices of one user for which a statement has group privacy.
+_DEVICE_COUNTS = (2, 3, 5)
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
-    """The plan in plain JSON types, for the run folder and for `--json`."""
+    """Returns the plan in plain JSON types, for the run folder and for `--json`."""
     certificate = plan.mechanism.certificate
-    cohorts = plan.simulation
+    simulation = plan.simulation
+    unamplified = finite_or_none(unamplified_epsilon(plan))
     return {
         "family": plan.mechanism.family,
         "rounds": plan.mechanism.rounds,
         "bands": plan.mechanism.bands,
         "participation": plan.participation.limits(),
-        "sampling": _sampling_facts(
-            plan, {"unamplified_epsilon": finite_or_none(unamplified_epsilon(plan))}
-        ),
+        "sampling": _sampling_facts(plan, {"unamplified_epsilon": unamplified}),
         "clip_norm": plan.clip_norm,
         "noise_multiplier": plan.noise_multiplier,
         "sensitivity": dataclasses.asdict(plan.sensitivity),
@@ -57,38 +56,47 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "rho": finite_or_none(plan.rho),
         "attack_risk": risk_values(plan),
         "neighbouring_relation": "zero-out",
-        "simulated_cohort": None if cohorts is None else cohorts.simulated,
-        "claimed_cohort": None if cohorts is None else cohorts.claimed,
+        "simulated_cohort": None if simulation is None else simulation.simulated,
+        "claimed_cohort": None if simulation is None else simulation.claimed,
         "certificate": dataclasses.asdict(certificate) if certificate else None,
-    } | _other_streams(plan)
+    } | _further_streams(plan)
 
 
-def _other_streams(plan: Plan) -> dict[str, Any]:
-    """What a summary and a statement say of quantile_clipping and private_metrics; nothing without
-    them.
-    """
+def _further_streams(plan: Plan) -> dict[str, Any]:
+    """Returns the values of quantile_clipping and private_metrics; empty without them."""
     facts = {}
-    updates = {"update_noise_multiplier": update_noise_multiplier(plan)}
-    if (adaptive := plan.quantile_clipping) is not None:
-        multiplier = adaptive.bit_noise_multiplier(noise_multiplier_without_metrics(plan))
-        bits = {"bit_noise_multiplier": multiplier, "bit_stddev": bit_stddev(plan)}
-        facts["quantile_clipping"] = dataclasses.asdict(adaptive) | updates | bits
-    if (metrics := plan.private_metrics) is not None:
-        multiplier = metrics.noise_multiplier(plan.noise_multiplier)
-        own = {"noise_multiplier": multiplier, "stddev": metric_stddev(plan)}
-        facts["private_metrics"] = dataclasses.asdict(metrics) | updates | own
+    multiplier_of_updates = update_noise_multiplier(plan)
+    if plan.quantile_clipping is not None:
+        clipping_facts = dataclasses.asdict(plan.quantile_clipping)
+        clipping_facts["update_noise_multiplier"] = multiplier_of_updates
+        clipping_facts["bit_noise_multiplier"] = plan.quantile_clipping.bit_noise_multiplier(
+            noise_multiplier_without_metrics(plan)
+        )
+        clipping_facts["bit_stddev"] = bit_stddev(plan)
+        facts["quantile_clipping"] = clipping_facts
+    if plan.private_metrics is not None:
+        metric_facts = dataclasses.asdict(plan.private_metrics)
+        metric_facts["update_noise_multiplier"] = multiplier_of_updates
+        metric_facts["noise_multiplier"] = plan.private_metrics.noise_multiplier(
+            plan.noise_multiplier
+        )
+        metric_facts["stddev"] = metric_stddev(plan)
+        facts["private_metrics"] = metric_facts
     return facts
 
 
-def _sampling_facts(plan: Plan, more: Mapping[str, Any]) -> dict[str, Any] | None:
+def _sampling_facts(plan: Plan, further_facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the facts of the sampling scheme with further ones; None without sampling."""
     if plan.sampling is None:
         return None
-    query = {"per_query_noise_multiplier": per_query_noise_multiplier(plan)}
-    return {**plan.sampling.facts(plan.mechanism.rounds), **more, **query}
+    facts = {**plan.sampling.facts(plan.mechanism.rounds), **further_facts}
+    facts["per_query_noise_multiplier"] = per_query_noise_multiplier(plan)
+    return facts
 
 
 def guarantee_values(plan: Plan) -> dict[str, Any]:
-    """Epsilon, delta, rho and attack risk, and what they were computed from, in plain JSON types.
+    """Returns epsilon, delta, rho and attack risk, and the numbers from which they were computed,
+    in plain JSON types.
 
     An infinite epsilon is null.
     """
@@ -106,8 +114,10 @@ def guarantee_values(plan: Plan) -> dict[str, Any]:
 
 
 def risk_values(plan: Plan) -> dict[str, Any]:
-    """`fedmf.attack_risk` in plain JSON types, with sampling also without amplification; of a
-    simulation also that of the model trained here, if its clients keep to the participation.
+    """Returns `fedmf.attack_risk` in plain JSON types.
+
+    With sampling there is also the risk without amplification, and with a simulation that of the
+    model trained here, if its clients comply with the participation.
     """
     risk = attack_risk(plan)
     values = risk.values()
@@ -119,18 +129,20 @@ def risk_values(plan: Plan) -> dict[str, Any]:
 
 
 def attack_values(plan: Plan) -> dict[str, Any]:
-    """What a statement says of attacks, in plain JSON types: beside epsilon alone, and drawn."""
+    """Returns the attack risk in plain JSON types, with the bound by epsilon alone and a plot of
+    both.
+    """
     risk = attack_risk(plan)
-    alone = claimed_alone(plan.epsilon, plan.delta)
+    risk_by_epsilon = claimed_alone(plan.epsilon, plan.delta)
     return risk_values(plan) | {
         "epsilon": finite_or_none(plan.epsilon),
-        "epsilon_alone": alone.values(),
-        "picture": trade_off_plot(risk, alone),
+        "epsilon_alone": risk_by_epsilon.values(),
+        "picture": trade_off_plot(risk, risk_by_epsilon),
     }
 
 
 def group_values(plan: Plan) -> list[dict[str, Any]]:
-    """The guarantee of users of several devices.
+    """Returns the guarantee for users of several devices.
 
     A sum of g clients is g times as sensitive: rho grows by g^2.
     """
@@ -142,22 +154,22 @@ def group_values(plan: Plan) -> list[dict[str, Any]]:
             "rho": finite_or_none(g * g * plan.rho),
             "attack_risk": attack_risk(plan, g).values(),
         }
-        for g in _DEVICES
+        for g in _DEVICE_COUNTS
     ]
 
 
 @with_numpy_defaults
 def statement(plan: Plan) -> str:
-    """The privacy statement of a plan, in the structure of the banded paper's App. K.1.
+    """Returns the privacy statement of a plan, in the structure of the banded paper's App. K.1.
 
     Args:
-      plan: what is run.
+      plan: of the run.
 
     Returns:
       Markdown.
 
     Raises:
-      TypeError: no plan.
+      TypeError: `plan` is no Plan.
       ValueError: float32 does not hold the noise's scale.
 
     >>> import fedmf
@@ -182,15 +194,15 @@ def statement_values(
     """Returns every fact of the statement, in plain JSON types and at full precision.
 
     Args:
-      plan: what is run.
-      rdp: Renyi accounting as well, which older literature reports.
+      plan: of the run.
+      rdp: whether to add epsilon by Renyi accounting, which older literature reports.
       pretraining: data on which the model was trained before, in a few words, and whether it is
-        public; a text that begins with "none" says that there was none; None says nothing.
-      population: clients that there are, where they are known: a simulation says whether the run
-        that it stands for could have them.
-      canaries: synthetic clients among them, for an audit of the run.
-      commands: that check what is stated; None for those that follow from the plan.
-      subject: the system that the statement is about.
+        public; a text that begins with "none" states that there was none; None states nothing.
+      population: number of clients, if it is known: the statement of a simulation compares it with
+        the clients that the claimed run needs.
+      canaries: number of synthetic clients among them, for an audit of the run.
+      commands: that check the statement; None for those that follow from the plan.
+      subject: the system of the statement.
 
     Returns:
       The values of `fedmf.privacy.statement.markdown`. An infinite epsilon is null.
@@ -207,20 +219,11 @@ def statement_values(
         fields.plain_text("pretraining", pretraining)
     if commands is not None:
         commands = checks.strings("commands", commands, hint="give a list of commands, or None")
-    scheme = plan.sampling
-    sentences: dict[str, Any] = {}
-    if scheme is not None:
-        noise = unit_noise(plan)
-        sentences = scheme.description(plan.mechanism, noise).values()
-        # Given how many others are in each round, their number would tell of the client.
-        sentences["secret"] = ", and so does how many are in any round" * scheme.independent
-        if evidence := scheme.evidence(plan.mechanism, noise, plan.delta):
-            sentences["evidence"] = evidence
-    guarantee = guarantee_values(plan) | (
-        {"rdp_epsilon": finite_or_none(rdp_epsilon(plan))} if rdp else {}
-    )
-    private = plan.noise_multiplier > 0
-    released = "all privatised aggregates" if private else "all aggregates, without noise"
+    if commands is None:
+        commands = [calibrate_command(plan, rdp=rdp)]
+    guarantee = guarantee_values(plan)
+    if rdp:
+        guarantee["rdp_epsilon"] = finite_or_none(rdp_epsilon(plan))
     values = {
         "format": _statement.FORMAT,
         "date": _statement.today(),
@@ -229,6 +232,33 @@ def statement_values(
         "dp_setting": "central",
         "simulation": _simulation(plan, population),
         "pretraining": pretraining,
+        **_release_values(plan),
+        "noise_source": tail_remark(plan) if subject.system == "plan" else None,
+        "guarantee": guarantee,
+        "attack": attack_values(plan),
+        "group_privacy": group_values(plan),
+        "not_covered": _statement.not_covered(
+            system_of(subject.system),
+            private_metrics=plan.private_metrics is not None,
+            private=plan.noise_multiplier > 0,
+        ),
+        "commands": list(commands),
+        "versions": _statement.installed_versions(),
+        **_further_streams(plan),
+    }
+    if plan.longer is not None:
+        longer = dataclasses.replace(plan.longer, delta=plan.delta)
+        values["longer"] = guarantee_values(longer) | {"rounds": longer.mechanism.rounds}
+    if canaries:
+        values["canaries"] = canaries
+    return values
+
+
+def _release_values(plan: Plan) -> dict[str, Any]:
+    """Returns the values of the released aggregates, from mechanism to noise."""
+    is_private = plan.noise_multiplier > 0
+    released = "all privatised aggregates" if is_private else "all aggregates, without noise"
+    return {
         "output": {"rounds": plan.mechanism.rounds, "released": released},
         "unit_of_privacy": "client",
         "neighbouring_relation": "zero-out",
@@ -239,41 +269,45 @@ def statement_values(
             "sha256": _statement.mechanism_digest(plan.mechanism),
         },
         "participation": plan.participation.limits(),
-        "sampling": _sampling_facts(plan, sentences),
+        "sampling": _sampling_facts(plan, _sampling_clauses(plan)),
         "clip_norm": plan.clip_norm,
         "stddev": plan.stddev,
-        "noise_source": tail_remark(plan) if subject.system == "plan" else None,
-        "guarantee": guarantee,
-        "attack": attack_values(plan),
-        "group_privacy": group_values(plan),
-        "not_covered": _statement.not_covered(
-            system_of(subject.system),
-            private_metrics=plan.private_metrics is not None,
-            private=private,
-        ),
-        "commands": [calibrate_command(plan, rdp=rdp)] if commands is None else list(commands),
-        "versions": _statement.installed_versions(),
-    } | _other_streams(plan)
-    if plan.longer is not None:
-        longer = dataclasses.replace(plan.longer, delta=plan.delta)
-        values["longer"] = guarantee_values(longer) | {"rounds": longer.mechanism.rounds}
-    return values | ({"canaries": canaries} if canaries else {})
+    }
+
+
+def _sampling_clauses(plan: Plan) -> dict[str, Any]:
+    """Returns the clauses about the sampling scheme for the statement; empty without sampling."""
+    scheme = plan.sampling
+    if scheme is None:
+        return {}
+    noise = unit_noise(plan)
+    clauses = scheme.description(plan.mechanism, noise).values()
+    # With independent sampling, the size of a cohort and the other clients in it reveal whether a
+    # client is in it.
+    clauses["secret"] = ", and so does how many are in any round" if scheme.independent else ""
+    evidence = scheme.evidence(plan.mechanism, noise, plan.delta)
+    if evidence:
+        clauses["evidence"] = evidence
+    return clauses
 
 
 def _simulation(plan: Plan, population: int | None) -> dict[str, Any] | None:
+    """Returns the cohorts of a simulation and the clients that the claimed run needs; None without
+    a simulation.
+    """
     if plan.simulation is None:
         return None
-    p = plan.participation
+    participation = plan.participation
     claimed = plan.simulation.claimed
-    # Cohorts of min_sep rounds in a row have no client in common, and nobody is in more than
+    # Cohorts of min_sep consecutive rounds have no client in common, and nobody is in more than
     # max_rounds_per_client of all.
-    needed = max(
-        claimed * p.min_sep, -(-claimed * p.rounds // max_rounds_per_client(plan.mechanism, p))
-    )
+    needed_for_separation = claimed * participation.min_sep
+    max_rounds = max_rounds_per_client(plan.mechanism, participation)
+    needed_for_rounds = -(-claimed * participation.rounds // max_rounds)
     return {
         "simulated_cohort": plan.simulation.simulated,
         "claimed_cohort": claimed,
-        "population_needed": needed,
+        "population_needed": max(needed_for_separation, needed_for_rounds),
         "population": population,
     }
 
@@ -288,15 +322,18 @@ def calibrate_command(
     """Returns the command that prints the statement of this plan again.
 
     Args:
-      plan: what is stated.
+      plan: of the statement.
       mechanism: the file of its mechanism, of all rounds.
-      rdp: as of `statement_values`.
-      config: that the plan is of; None for one that was made in Python.
+      rdp: as in `statement_values`.
+      config: of the plan; None for a plan that was made in Python.
     """
-    stop = [] if plan.longer is None else [f"--stop-after {plan.mechanism.rounds}"]
-    flags = _flags_of_all_rounds(plan, config)
-    words = [shell_path(mechanism), *flags, *stop, "--statement", *["--rdp"] * rdp]
-    return " ".join(["fedmf calibrate", *words])
+    words = ["fedmf calibrate", shell_path(mechanism), *_flags_of_all_rounds(plan, config)]
+    if plan.longer is not None:
+        words.append(f"--stop-after {plan.mechanism.rounds}")
+    words.append("--statement")
+    if rdp:
+        words.append("--rdp")
+    return " ".join(words)
 
 
 def audit_log_command(
@@ -311,26 +348,30 @@ def audit_log_command(
     """Returns the command that audits a log against this plan.
 
     Args:
-      plan: what the run was planned with.
-      log, mechanism: the file of participations, and that of the mechanism of all rounds.
-      rounds_run: rounds after which the run ended or stands; None for all of the plan's.
-      options: of the command, by the names of their arguments; None leaves one out.
-      config: as of `calibrate_command`.
+      plan: of the run.
+      log: the file of participations.
+      mechanism: the file of the mechanism of all rounds.
+      rounds_run: rounds that the run has completed; None for all rounds of the plan.
+      options: further options of the command, by the names of their arguments; None leaves one out.
+      config: as in `calibrate_command`.
     """
-    rounds_run = plan.participation.rounds if rounds_run is None else rounds_run
-    whole_rounds = (plan.longer or plan).participation.rounds
-    more = {"rounds_run": None if rounds_run == whole_rounds else rounds_run, **options}
-    words = [shell_path(log), shell_path(mechanism), *_flags_of_all_rounds(plan, config)]
-    words += [
-        f"--{name.replace('_', '-')} {shell_word(str(value))}"
-        for name, value in more.items()
-        if value is not None
-    ]
-    return " ".join(["fedmf audit log", *words])
+    if rounds_run is None:
+        rounds_run = plan.participation.rounds
+    all_rounds = (plan.longer or plan).participation.rounds
+    value_by_option = {"rounds_run": None if rounds_run == all_rounds else rounds_run, **options}
+    words = ["fedmf audit log", shell_path(log), shell_path(mechanism)]
+    words += _flags_of_all_rounds(plan, config)
+    for name, value in value_by_option.items():
+        if value is not None:
+            words.append(f"--{name.replace('_', '-')} {shell_word(str(value))}")
+    return " ".join(words)
 
 
 def _flags_of_all_rounds(plan: Plan, config: PlanConfig | None) -> list[str]:
-    """Returns the options that say what is planned for all rounds of the mechanism."""
-    whole = dataclasses.replace(plan.longer or plan, delta=plan.delta)
-    pinned = PlanConfig.of(whole) if config is None else config.pinned_to(whole)
-    return pinned.flags(leave_out=FIT_FIELDS, always=ALWAYS_PRINTED)
+    """Returns the options of the plan of all rounds of the mechanism."""
+    plan_of_all_rounds = dataclasses.replace(plan.longer or plan, delta=plan.delta)
+    if config is None:
+        pinned_config = PlanConfig.of(plan_of_all_rounds)
+    else:
+        pinned_config = config.pinned_to(plan_of_all_rounds)
+    return pinned_config.flags(leave_out=FIT_FIELDS, always=ALWAYS_PRINTED)

@@ -1,17 +1,17 @@
-"""From a noise multiplier to (epsilon, delta) and zCDP, and back: the `Plan` is the only place that
-knows the noise scale.
+"""The plan of a run: its mechanism, participation, clip norm and noise, and the guarantee that
+follows. `Plan` is the only place that computes the scale of the noise.
 
-One run of any mechanism is one Gaussian mechanism on C x, released once (Denisov et al. 2022, Thm.
-2.1: adaptive inputs included), so it is accounted as ONE GaussianDpEvent whose noise multiplier is
-stddev / (sensitivity * clip_norm). Where clients are sampled, the scheme may prove a smaller
-epsilon (`fedmf.privacy.sampling`).
+A run of any mechanism is one Gaussian mechanism on C x, released once (Denisov et al. 2022, Thm.
+2.1: adaptive inputs included). So it is accounted as ONE GaussianDpEvent whose noise multiplier is
+stddev / (sensitivity * clip_norm). With client sampling the scheme may prove a smaller epsilon
+(`fedmf.privacy.sampling`).
 """
 
 import dataclasses
 import functools
 import math
 import reprlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism
@@ -29,16 +29,20 @@ from fedmf.privacy.source_tail import HOST_END, check_tail
 if TYPE_CHECKING:
     import dp_accounting
 
-# dp_accounting takes most of a second to import, so that `fedmf --help` waits for it nowhere:
-# functions import it.
+# Functions import dp_accounting, which takes most of a second, so that `fedmf --help` does not wait
+# for it.
+
+# Larger noise multipliers have squares that overflow in dp_accounting.
+_LARGEST_RDP_MULTIPLIER = 1e100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """The cohort that a run trains, and the larger one whose utility it estimates.
+    """The cohort size of a run, and the larger one whose utility the run estimates.
 
     Attributes:
-      simulated, claimed: clients a round; simulated is below claimed.
+      simulated: clients a round of the run.
+      claimed: clients a round of the run whose utility is estimated; above `simulated`.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -50,40 +54,39 @@ class Simulation:
     def __post_init__(self) -> None:
         hint = "use a number of clients a round, with plan.simulating(simulated=..., claimed=...)"
         for name in ("simulated", "claimed"):
-            number = checks.integer(name, getattr(self, name), low=1, hint=hint)
-            fields.set_fields(self, {name: number})
+            cohort_size = checks.integer(name, getattr(self, name), low=1, hint=hint)
+            fields.set_fields(self, {name: cohort_size})
         if self.simulated >= self.claimed:
             raise ValueError(
-                f"simulated={self.simulated} must be below claimed={self.claimed}: a simulation "
-                "stands for a larger cohort; to train the claimed cohort itself leave both out"
+                f"simulated={self.simulated} must be below claimed={self.claimed}, because a run "
+                "simulates a larger cohort: to train the claimed cohort itself leave both out"
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(fields.ShortRepr):
-    """What will be run and what it guarantees.
+    """A plan of a run: the privacy parameters and the guarantee that follows from them.
 
-    Frozen; every number the noise depends on is derived here and nowhere else.
+    Frozen. Every number on which the noise depends is derived here and nowhere else.
 
     Attributes:
-      mechanism: the noise's correlation.
-      participation: what every client keeps to and the guarantee assumes; same number of rounds as
-        the mechanism. With sampling it is left out: the plan takes what clients keep
-        to with the scheme.
+      mechanism: the correlation of the noise.
+      participation: the limits that the guarantee assumes for every client, for as many rounds as
+        the mechanism has. With sampling it is left out: the scheme determines it.
       noise_multiplier: stddev over sensitivity and clip_norm, of one GaussianDpEvent for the whole
-        run; 0 means no noise and no privacy (epsilon is infinite).
-        Sampling amplifies what it guarantees.
+        run; 0 means no noise and no privacy (epsilon is infinite). Sampling amplifies its
+        guarantee.
       clip_norm: L2 bound on one client's update in one round; the first one with quantile_clipping.
       delta: in [1e-15, 1); at least 1e-10 with most sampling schemes.
-      sampling: a scheme of `fedmf.privacy.sampling`, in as many partitions as the mechanism has
-        bands where it names none; None for no amplification.
-      simulation: set by `simulating`; None for a run that is what it claims.
-      quantile_clipping: how the clip norm follows the updates, of which noise_multiplier covers
-        both streams; None for one clip norm.
-      private_metrics: metrics of the rounds that are released as well, of which noise_multiplier
-        covers both streams; None for none.
-      longer: set only by `fedmf.privacy.stopping.stopped_after`: the plan of all rounds that the
-        noise is for; else None.
+      sampling: a scheme of `fedmf.privacy.sampling`; if it does not set the number of partitions,
+        that is the mechanism's bands. None for no amplification.
+      simulation: set by `simulating`; None for a run of the cohort that it claims.
+      quantile_clipping: adapts the clip norm to the updates; noise_multiplier covers both streams.
+        None for a constant clip norm.
+      private_metrics: releases metrics of the rounds with noise; noise_multiplier covers both
+        streams. None for no such metrics.
+      longer: the plan of all rounds of the mechanism, for a plan of its first rounds; set only by
+        `fedmf.privacy.stopping.stopped_after`, else None.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -101,7 +104,7 @@ class Plan(fields.ShortRepr):
     """
 
     mechanism: Mechanism
-    # With sampling; never None once made.
+    # None is accepted with sampling only, and replaced in __post_init__.
     participation: Participation = None  # type: ignore[assignment]
     noise_multiplier: float
     clip_norm: float
@@ -114,55 +117,64 @@ class Plan(fields.ShortRepr):
 
     @with_numpy_defaults
     def __post_init__(self) -> None:
-        mechanism = self.mechanism
-        scheme = self.sampling
-        p = self.participation
-        if not isinstance(mechanism, Mechanism):
+        if not isinstance(self.mechanism, Mechanism):
             raise TypeError(
-                f"mechanism={mechanism!r} must be a Mechanism: make one with "
+                f"mechanism={self.mechanism!r} must be a Mechanism: make one with "
                 "fedmf.fit or load_mechanism"
             )
-        if scheme is not None:
-            if not isinstance(scheme, Sampling):
-                raise TypeError(
-                    f"sampling={scheme!r} must be None or a scheme of fedmf.privacy.sampling such "
-                    "as fedmf.CyclicPoisson"
-                )
-            scheme = scheme.for_mechanism(mechanism)
-            kept = scheme.participation(mechanism.rounds)
-            p = kept if p is None else p
-            if p != kept:
-                raise ValueError(f"{p} is not what {scheme} keeps to: leave it out, or pass {kept}")
-        if not isinstance(p, Participation):
-            raise TypeError(f"participation={p!r} must be a fedmf.Participation")
-        if mechanism.rounds != p.rounds:
+        self._set_sampling()
+        participation = self.participation
+        if not isinstance(participation, Participation):
+            raise TypeError(f"participation={participation!r} must be a fedmf.Participation")
+        if self.mechanism.rounds != participation.rounds:
             raise ValueError(
-                f"mechanism has {mechanism.rounds} rounds but participation has {p.rounds}: fit "
-                "the mechanism for the rounds of the run"
+                f"mechanism has {self.mechanism.rounds} rounds but participation has "
+                f"{participation.rounds}: fit the mechanism for the rounds of the run"
             )
         noise_hint = "use a number such as 0.65, or 0 for no privacy"
         clip_hint = (
             "use the L2 bound on an update, such as 1.0; for one that adapts add quantile_clipping"
         )
-        checked = {
-            "sampling": scheme,
-            "participation": p,
-            "noise_multiplier": checks.positive(
-                "noise_multiplier", self.noise_multiplier, noise_hint, allow_zero=True
-            ),
-            "clip_norm": checks.positive("clip_norm", self.clip_norm, clip_hint),
-            "delta": check_delta(self.delta),
-        }
-        fields.set_fields(self, checked)
-        self._check_together()
+        noise_multiplier = checks.positive(
+            "noise_multiplier", self.noise_multiplier, noise_hint, allow_zero=True
+        )
+        clip_norm = checks.positive("clip_norm", self.clip_norm, clip_hint)
+        fields.set_fields(
+            self,
+            {
+                "noise_multiplier": noise_multiplier,
+                "clip_norm": clip_norm,
+                "delta": check_delta(self.delta),
+            },
+        )
+        self._check_streams()
+        self._check_longer()
+        self._check_sizes()
 
-    def _check_together(self) -> None:
-        """Raises where arguments do not go with each other."""
-        scheme = self.sampling
+    def _set_sampling(self) -> None:
+        """Sets the fields of the scheme that follow from the mechanism, and its participation."""
+        if self.sampling is None:
+            return
+        if not isinstance(self.sampling, Sampling):
+            raise TypeError(
+                f"sampling={self.sampling!r} must be None or a scheme of fedmf.privacy.sampling "
+                "such as fedmf.CyclicPoisson"
+            )
+        scheme = self.sampling.for_mechanism(self.mechanism)
+        participation = scheme.participation(self.mechanism.rounds)
+        if self.participation not in (None, participation):
+            raise ValueError(
+                f"{self.participation} is not the participation of {scheme}: leave it out, or pass "
+                f"{participation}"
+            )
+        fields.set_fields(self, {"sampling": scheme, "participation": participation})
+
+    def _check_streams(self) -> None:
+        """Raises if quantile_clipping or private_metrics is of another type, or has no noise."""
         if not isinstance(self.quantile_clipping, QuantileClipping | None):
             raise TypeError(
                 f"quantile_clipping={self.quantile_clipping!r} must be a fedmf.QuantileClipping, "
-                "or None for one clip norm"
+                "or None for a constant clip norm"
             )
         if not isinstance(self.private_metrics, PrivateMetrics | None):
             raise TypeError(
@@ -174,18 +186,10 @@ class Plan(fields.ShortRepr):
                 f"private_metrics={self.private_metrics.share} with noise_multiplier=0, which "
                 "makes nothing private: add noise, or leave it out"
             )
-        if not isinstance(self.longer, Plan | None):
-            raise TypeError(
-                f"longer={self.longer!r} must be None: fedmf.privacy.stopping.stopped_after sets "
-                "it to the plan of all rounds"
-            )
-        if self.longer is not None and self.longer.mechanism.rounds < self.mechanism.rounds:
-            raise ValueError(
-                f"longer has rounds={self.longer.mechanism.rounds}, fewer than the "
-                f"rounds={self.mechanism.rounds} of the plan: "
-                "make plans of the first rounds with fedmf.privacy.stopping.stopped_after"
-            )
-        self._check_longer()
+
+    def _check_sizes(self) -> None:
+        """Raises if delta is too small for the scheme, or the cohort is another one than its."""
+        scheme = self.sampling
         if scheme is not None and self.delta < scheme.min_delta:
             raise ValueError(
                 f"delta={self.delta} is too small for amplification by sampling, accounted to "
@@ -203,94 +207,106 @@ class Plan(fields.ShortRepr):
             )
 
     def _check_longer(self) -> None:
-        """Raises unless the plan of all rounds has the same noise, clip and simulation."""
+        """Raises unless the plan of all rounds has as many, with the same noise and clip norm."""
         longer = self.longer
+        if not isinstance(longer, Plan | None):
+            raise TypeError(
+                f"longer={longer!r} must be None: fedmf.privacy.stopping.stopped_after sets "
+                "it to the plan of all rounds"
+            )
         if longer is None:
             return
-        kept = ("clip_norm", "simulation", "quantile_clipping", "private_metrics")
-        changed = [name for name in kept if getattr(self, name) != getattr(longer, name)]
-        if not math.isclose(unit_noise(self), unit_noise(longer), rel_tol=1e-9):
-            changed.append("noise_multiplier")
-        if changed:
+        if longer.mechanism.rounds < self.mechanism.rounds:
             raise ValueError(
-                f"{' and '.join(changed)} changed in a plan of the first rounds, whose noise is "
-                "that of all rounds: change the plan of all, then take stopped_after"
+                f"longer has rounds={longer.mechanism.rounds}, fewer than the "
+                f"rounds={self.mechanism.rounds} of the plan: "
+                "make plans of the first rounds with fedmf.privacy.stopping.stopped_after"
+            )
+        shared_fields = ("clip_norm", "simulation", "quantile_clipping", "private_metrics")
+        changed_fields = [
+            name for name in shared_fields if getattr(self, name) != getattr(longer, name)
+        ]
+        if not math.isclose(unit_noise(self), unit_noise(longer), rel_tol=1e-9):
+            changed_fields.append("noise_multiplier")
+        if changed_fields:
+            raise ValueError(
+                f"{' and '.join(changed_fields)} changed in a plan of the first rounds, which has "
+                "the noise of all rounds: change the plan of all rounds, then call stopped_after"
             )
 
     @functools.cached_property
     @with_numpy_defaults
     def sensitivity(self) -> Sensitivity:
-        """Sensitivity of the encoder under the participation, for unit clip norm: exact or a proven
-        upper bound.
+        """The sensitivity of the encoder under the participation, for unit clip norm: exact or a
+        proven upper bound.
         """
         return sensitivity(self.mechanism, self.participation)
 
     @property
     @with_numpy_defaults
     def stddev(self) -> float:
-        """Standard deviation of every entry of Z, in the units of a client's update: the noise
+        """The standard deviation of every entry of Z, in the units of a client's update: the noise
         added to a SUM is N Z.
 
-        With quantile_clipping while the clip norm is the first one; later in proportion to it.
+        With quantile_clipping it is that of the first clip norm, and later proportional to the clip
+        norm.
 
         Raises:
-          ValueError: float32, in which noise is made and the release handed out, would make either
-            0 or infinite; no source draws far enough out for this delta.
+          ValueError: noise or release would be 0 or infinite in float32, in which they are
+            computed; no noise source has long enough tails for this delta.
         """
         check_tail(self, HOST_END)
-        scales = (
-            update_noise_multiplier(self),
-            self.sensitivity.value,
-            self.clip_norm,
-            cohort_scale(self),
-        )
-        check_float32_holds(*scales)
+        multiplier = update_noise_multiplier(self)
+        sensitivity_value = self.sensitivity.value
+        scale = cohort_scale(self)
+        check_float32_holds(multiplier, sensitivity_value, self.clip_norm, scale)
         if self.quantile_clipping is not None:
-            for change in (1 / MOST_CHANGE, MOST_CHANGE):
-                check_float32_holds(*scales[:2], self.clip_norm * change, scales[3])
-            # The sum of bits has its own noise, in clients.
-            check_float32_holds(
-                bit_stddev(self) / self.sensitivity.value, self.sensitivity.value, 1.0, 1.0
-            )
+            for factor in (1 / MOST_CHANGE, MOST_CHANGE):
+                clip_norm = self.clip_norm * factor
+                check_float32_holds(multiplier, sensitivity_value, clip_norm, scale)
+            # The sum of bits has noise of its own, in units of clients.
+            bit_multiplier = bit_stddev(self) / sensitivity_value
+            check_float32_holds(bit_multiplier, sensitivity_value, 1.0, 1.0)
         if self.private_metrics is not None:
-            multiplier = self.private_metrics.noise_multiplier(self.noise_multiplier)
-            check_float32_holds(multiplier, self.sensitivity.value, 1.0, scales[3])
-        return math.prod(scales)
+            metric_multiplier = self.private_metrics.noise_multiplier(self.noise_multiplier)
+            check_float32_holds(metric_multiplier, sensitivity_value, 1.0, scale)
+        return math.prod((multiplier, sensitivity_value, self.clip_norm, scale))
 
     @property
     @with_numpy_defaults
     def epsilon(self) -> float:
-        """Under the zero-out relation; an upper value.
+        """An upper bound on epsilon under the zero-out relation.
 
-        PLD accounting, or that of the sampling scheme where it is less.
+        The smaller of PLD accounting without amplification and of the sampling scheme's epsilon.
         """
+        unamplified = unamplified_epsilon(self)
         if self.sampling is None or self.noise_multiplier == 0:
-            return unamplified_epsilon(self)
-        return min(
-            unamplified_epsilon(self),
-            self.sampling.epsilon(self.mechanism, unit_noise(self), self.delta),
-        )
+            return unamplified
+        amplified = self.sampling.epsilon(self.mechanism, unit_noise(self), self.delta)
+        return min(unamplified, amplified)
 
     @with_numpy_defaults
     def group_epsilon(self, devices: int) -> float:
-        """Epsilon at the plan's delta for a user with several devices, each a client of its own.
+        """Computes epsilon at the plan's delta for a user with several devices, each a client of
+        its own.
 
-        Without sampling the sensitivity is `devices` times as large, exactly; with sampling the
-        general bound is taken where it is less.
+        Without sampling the sensitivity is exactly `devices` times as large. With sampling the
+        result is the smaller of that and of general group privacy.
         """
         hint = "count the clients of one user"
         g = checks.integer("devices", devices, low=1, high=10**9, hint=hint)
-        together = gaussian_epsilon(self.noise_multiplier / g, self.delta)
+        unamplified = gaussian_epsilon(self.noise_multiplier / g, self.delta)
         # A simulation for each delta of the search would take hours.
         if self.sampling is None or self.sampling.simulated or self.noise_multiplier == 0:
-            return together
-        one = functools.partial(self.sampling.epsilon, self.mechanism, unit_noise(self))
-        return min(together, group_epsilon(one, self.delta, g, least=self.sampling.min_delta))
+            return unamplified
+        epsilon_at = functools.partial(self.sampling.epsilon, self.mechanism, unit_noise(self))
+        amplified = group_epsilon(epsilon_at, self.delta, g, min_delta=self.sampling.min_delta)
+        return min(unamplified, amplified)
 
     @property
     @with_numpy_defaults
     def rho(self) -> float:
-        """rho-zCDP of the run: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6;
+        """The rho of zCDP: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6;
         Denisov et al. 2022, Thm. 3.1 and Def. J.2).
 
         Sampling does not lower it.
@@ -302,11 +318,11 @@ class Plan(fields.ShortRepr):
 
     @with_numpy_defaults
     def simulating(self, *, simulated: int, claimed: int) -> "Plan":
-        """A plan that trains `simulated` clients a round to estimate the utility of `claimed`
-        clients a round.
+        """Returns a plan that trains `simulated` clients a round to estimate the utility of
+        `claimed` clients a round.
 
-        The papers' way of affording large cohorts (banded paper, Sec. 6): the noise on the mean is
-        that of the claimed cohort, so stddev is scaled by simulated / claimed. The guarantee is
+        The papers simulate large cohorts in this way (banded paper, Sec. 6): the noise on the mean
+        is that of the claimed cohort, so stddev is scaled by simulated / claimed. The guarantee is
         that of the claimed run, which is NOT this run: the model trained here has less noise than
         its own cohort needs, and the statement says so.
         """
@@ -314,8 +330,8 @@ class Plan(fields.ShortRepr):
         return dataclasses.replace(self, simulation=simulation)
 
 
-def check_plan(plan: Any) -> None:
-    """Refuses what is no plan: TypeError."""
+def check_plan(plan: object) -> None:
+    """Raises TypeError if `plan` is no `Plan`."""
     if not isinstance(plan, Plan):
         raise TypeError(
             f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
@@ -330,85 +346,94 @@ def dp_event(plan: Plan) -> "dp_accounting.DpEvent":
       plan: of the run.
 
     Returns:
-      The event of the sampling scheme where dp_accounting has it, else the unamplified Gaussian.
+      The event of the sampling scheme if dp_accounting has it, else the unamplified Gaussian.
 
     Raises:
-      TypeError: no plan.
+      TypeError: `plan` is no Plan.
     """
     import dp_accounting
 
     check_plan(plan)
     if plan.noise_multiplier == 0:
         return dp_accounting.NonPrivateDpEvent()
-    scheme = plan.sampling
-    sampled = None if scheme is None else scheme.event(plan.mechanism, unit_noise(plan))
-    return dp_accounting.GaussianDpEvent(plan.noise_multiplier) if sampled is None else sampled
+    if plan.sampling is not None:
+        sampled_event = plan.sampling.event(plan.mechanism, unit_noise(plan))
+        if sampled_event is not None:
+            return sampled_event
+    return dp_accounting.GaussianDpEvent(plan.noise_multiplier)
 
 
 def cohort_scale(plan: Plan) -> float:
-    """simulated / claimed cohort; 1 for a run that is what it claims."""
-    cohorts = plan.simulation
-    return 1.0 if cohorts is None else cohorts.simulated / cohorts.claimed
+    """Returns simulated / claimed cohort; 1 without a simulation."""
+    if plan.simulation is None:
+        return 1.0
+    return plan.simulation.simulated / plan.simulation.claimed
 
 
 def noise_multiplier_without_metrics(plan: Plan) -> float:
-    """Of the streams beside the private metrics'; the plan's without them."""
-    metrics = plan.private_metrics
-    z = plan.noise_multiplier
-    return z if metrics is None else metrics.other_noise_multiplier(z)
+    """Returns the noise multiplier of all streams but the private metrics'."""
+    if plan.private_metrics is None:
+        return plan.noise_multiplier
+    return plan.private_metrics.other_noise_multiplier(plan.noise_multiplier)
 
 
 def update_noise_multiplier(plan: Plan) -> float:
-    """Noise multiplier of the sums of updates alone; above the plan's with quantile_clipping or
-    private_metrics.
+    """Returns the noise multiplier of the sums of updates alone; above the plan's with
+    quantile_clipping or private_metrics.
     """
-    adaptive = plan.quantile_clipping
-    z = noise_multiplier_without_metrics(plan)
-    return z if adaptive is None else adaptive.update_noise_multiplier(z)
+    multiplier = noise_multiplier_without_metrics(plan)
+    if plan.quantile_clipping is None:
+        return multiplier
+    return plan.quantile_clipping.update_noise_multiplier(multiplier)
 
 
 def metric_stddev(plan: Plan) -> float:
-    """Standard deviation of every entry of Z of the private metrics' stream, in which a client has
-    a vector of norm at most 1; 0 without them.
+    """Returns the standard deviation of every entry of Z of the private metrics' stream, in which a
+    client has a vector of norm at most 1; 0 without private metrics.
     """
-    metrics = plan.private_metrics
-    multiplier = 0.0 if metrics is None else metrics.noise_multiplier(plan.noise_multiplier)
+    if plan.private_metrics is None:
+        return 0.0
+    multiplier = plan.private_metrics.noise_multiplier(plan.noise_multiplier)
     return multiplier * plan.sensitivity.value * cohort_scale(plan)
 
 
 def bit_stddev(plan: Plan) -> float:
-    """Standard deviation of every entry of Z of the bits' stream, in clients.
-
-    0 without quantile_clipping.
+    """Returns the standard deviation of every entry of Z of the stream of clipping bits, in units
+    of clients; 0 without quantile_clipping.
     """
-    adaptive = plan.quantile_clipping
-    z = noise_multiplier_without_metrics(plan)
-    multiplier = 0.0 if adaptive is None else adaptive.bit_noise_multiplier(z)
+    if plan.quantile_clipping is None:
+        return 0.0
+    multiplier = plan.quantile_clipping.bit_noise_multiplier(noise_multiplier_without_metrics(plan))
     return multiplier * plan.sensitivity.value * cohort_scale(plan)
 
 
 def noise_size(plan: Plan, parameters: int) -> int:
-    """Coordinates of a row of noise for a model of so many parameters.
+    """Returns the number of coordinates of a noise vector for a model of so many parameters.
 
-    With quantile_clipping the bits have one, behind the model's.
+    With quantile_clipping the clipping bits have one coordinate, behind the model's.
     """
     return parameters + (plan.quantile_clipping is not None)
 
 
 def unit_noise(plan: Plan) -> float:
-    """Standard deviation of Z for unit clip norm, of the claimed run: what schemes account."""
+    """Returns the standard deviation of Z for unit clip norm, of the claimed run, which sampling
+    schemes take.
+    """
     return plan.noise_multiplier * plan.sensitivity.value
 
 
 def per_query_noise_multiplier(plan: Plan) -> float:
-    """Noise multiplier of one sampled query (banded paper, Thm. 4); of the run without sampling."""
+    """Returns the noise multiplier of one sampled query (banded paper, Thm. 4); without sampling
+    that of the run.
+    """
     if plan.sampling is None:
         return plan.noise_multiplier
     return unit_noise(plan) / column_norm(plan.mechanism)
 
 
 def unamplified_epsilon(plan: Plan) -> float:
-    """Epsilon that does not rest on the secrecy of who is drawn; `Plan.epsilon` without sampling.
+    """Computes epsilon without amplification, which does not rest on the secrecy of the sampled
+    clients; `Plan.epsilon` without sampling.
 
     >>> import fedmf
     >>> config = fedmf.PlanConfig(rounds=8, min_sep=4, family="identity", noise_multiplier=2.0)
@@ -419,13 +444,13 @@ def unamplified_epsilon(plan: Plan) -> float:
 
 
 def rdp_epsilon(plan: Plan) -> float:
-    """Epsilon by Renyi accounting, which the older literature reports.
+    """Computes epsilon by Renyi accounting, which the older literature reports.
 
-    Never below `Plan.epsilon` but for rounding. That of the sampling scheme where it has one, else
-    that of the unamplified Gaussian.
+    The smaller of the sampling scheme's and of the unamplified Gaussian's. It is at least
+    `Plan.epsilon`, up to rounding.
     """
-    if plan.noise_multiplier > 1e100:  # whose square overflows in dp_accounting
-        return rdp_epsilon(dataclasses.replace(plan, noise_multiplier=1e100))
+    if plan.noise_multiplier > _LARGEST_RDP_MULTIPLIER:
+        return rdp_epsilon(dataclasses.replace(plan, noise_multiplier=_LARGEST_RDP_MULTIPLIER))
     unamplified = event_rdp_epsilon(dp_event(dataclasses.replace(plan, sampling=None)), plan.delta)
     if plan.sampling is None or plan.noise_multiplier == 0:
         return unamplified

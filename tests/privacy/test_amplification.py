@@ -183,10 +183,10 @@ def test_group_of_two_is_above_what_two_present_clients_show():
         return sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1)
 
     epsilon = group_epsilon(of_one, delta, 2)
-    assert epsilon == pytest.approx(group_epsilon(of_one, delta, 2, least=1e-10), rel=1e-5)
+    assert epsilon == pytest.approx(group_epsilon(of_one, delta, 2, min_delta=1e-10), rel=1e-5)
     assert hockey_stick(present, without, epsilon, cell) <= delta
     # No delta of one client is small enough.
-    assert group_epsilon(lambda d: 0.1, 1e-10, 2, least=1e-10) == math.inf
+    assert group_epsilon(lambda d: 0.1, 1e-10, 2, min_delta=1e-10) == math.inf
 
 
 ONCE = single(24)

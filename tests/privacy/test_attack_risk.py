@@ -112,7 +112,7 @@ def hardly_ever_drawn():
         *named(ValueError, calibrated, advantage=[1e-9]),
         *named(ValueError, config, true_positive_rate=["0.05"]),
         (lambda: calibrated(epsilon=1.0, advantage=0.1), ValueError, "2 targets"),
-        (lambda: config(true_positive_rate="0.01@0.05"), ValueError, "no more hits than guess"),
+        (lambda: config(true_positive_rate="0.01@0.05"), ValueError, "no more than guess"),
         (lambda: PlanConfig(family="none", advantage=0.1), ValueError, "advantage"),
         (hardly_ever_drawn, ValueError, "hardly ever drawn"),
     ],

@@ -1,0 +1,96 @@
+"""Checks of fields of a `PlanConfig` that depend on each other."""
+
+from typing import TYPE_CHECKING, Any
+
+from fedmf import fields
+from fedmf.mechanisms.family import FAMILIES, families_with
+from fedmf.privacy.flat_config import OPTIONS_WITH_FIELDS, TARGETS, families_taking
+from fedmf.privacy.sampling import takes
+
+if TYPE_CHECKING:
+    from fedmf.privacy.config import PlanConfig
+
+
+def check_mechanism_fields(config: "PlanConfig") -> None:
+    """Raises ValueError unless the fields of the mechanism fit its family and the rounds."""
+    for name in ("bands", "decoder", "mechanism"):
+        families = families_taking(name)
+        needs = f"family={' or '.join(families)}, not family={config.family}"
+        fields.require(config, name, needs=needs, present=config.family in families)
+    if config.family == "file" and config.mechanism is None:
+        raise ValueError(
+            "family=file needs a file: give mechanism, a path that `fedmf fit --out` wrote"
+        )
+    if config.bands is not None and config.bands > config.rounds:
+        raise ValueError(
+            f"bands={config.bands} must be at most rounds={config.rounds}: a matrix of that size "
+            "has no more diagonals"
+        )
+    is_used = config.workload == "momentum_sgd"
+    fields.require(config, "workload_momentum", needs="workload=momentum_sgd", present=is_used)
+
+
+def checked_mechanism_options(config: "PlanConfig") -> dict[str, Any]:
+    """Returns the options of the mechanism without defaults, so that one mechanism has one
+    configuration.
+
+    Raises:
+      ValueError: an option that the family does not have, or that has a field of its own.
+    """
+    family = FAMILIES.get(config.family)
+    option_by_name = {} if family is None else family.options
+    options = {}
+    for name, value in config.mechanism_options.items():
+        if name in OPTIONS_WITH_FIELDS:
+            raise ValueError(f"mechanism_options has {name}={value!r}: give the field {name}")
+        if name not in option_by_name:
+            families = families_with(name)
+            owner = f"family={' or '.join(families)}" if families else "no family"
+            raise ValueError(
+                f"{name}={value!r} belongs to {owner}, not to family={config.family}: leave it "
+                "out, or choose another family"
+            )
+        option = option_by_name[name]
+        if value is not None and value != option.default:
+            options[name] = fields.coerce(name, value, option.kind)
+    return options
+
+
+def check_target_fields(config: "PlanConfig") -> None:
+    """Raises ValueError unless there is one privacy target, or none without noise."""
+    targets = [name for name in TARGETS if getattr(config, name) is not None]
+    if len(targets) > 1:
+        values = " and ".join(f"{name}={getattr(config, name)}" for name in targets[:2])
+        raise ValueError(f"{values} are both given: give one, the other follows")
+    if config.family == "none" and config.adds_noise:
+        raise ValueError(
+            f"family=none adds no noise: leave out `{targets[0]}`, or choose another family"
+        )
+    if config.family != "none" and not targets:
+        raise ValueError(
+            "epsilon=None and noise_multiplier=None, but noise needs a privacy target: give "
+            "`epsilon` (such as 8), `advantage` (such as 0.1) or `noise_multiplier`"
+        )
+
+
+def check_sampling_fields(config: "PlanConfig") -> None:
+    """Raises ValueError unless the fields of the participation fit the sampling scheme."""
+    has_sampling = config.sampling is not None
+    for name in ("population", "partitions"):
+        fields.require(config, name, needs="`sampling`, such as poisson", present=has_sampling)
+    if config.sampling is None:
+        return
+    config.scheme()
+    sets_separation = config.min_sep is not None and not takes(config.sampling, "min_sep")
+    default_schema = type(config).schema
+    if sets_separation or config.max_participations is not None or config.schema != default_schema:
+        raise ValueError(
+            f"sampling={config.sampling} determines the separation of a client's rounds: leave out "
+            f"min_sep={config.min_sep}, max_participations={config.max_participations} and "
+            f"schema={config.schema}"
+        )
+    if config.family == "banded" and config.bands is None:
+        raise ValueError(
+            f"sampling={config.sampling} needs bands, on which the amplification depends: `fedmf "
+            "plan bands` finds the best number"
+        )

@@ -1,0 +1,74 @@
+"""Configs from the values of files and command lines."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from fedmf.checks import did_you_mean
+from fedmf.fields import plain_text
+from fedmf.privacy.flat_config import nested
+
+if TYPE_CHECKING:
+    from fedmf.privacy.config import PlanConfig
+
+_Config = TypeVar("_Config", bound="PlanConfig")
+
+
+def read_json(text: str) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises:
+      TypeError, ValueError: no text, no JSON, or an object that has a name twice.
+    """
+    try:
+        return json.loads(plain_text("text", text), object_pairs_hook=_object_of)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"text is no JSON ({error}): give the text of to_json") from error
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of these names and values; raises ValueError if a name occurs twice."""
+    names = [name for name, _ in pairs]
+    repeated_names = [name for name in names if names.count(name) > 1]
+    if repeated_names:
+        raise ValueError(f"JSON has {repeated_names[0]!r} twice: leave one of them out")
+    return dict(pairs)
+
+
+def config_from_values(
+    config_class: type[_Config], values: Mapping[str, Any], origin: str
+) -> _Config:
+    """Returns the config with these values; missing fields have their default.
+
+    Args:
+      config_class: of the config.
+      values: as `dataclasses.asdict` or `with_flat_options` return them.
+      origin: of the values, in errors.
+
+    Raises:
+      ValueError: unknown field, wrong type or value out of range.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{origin} holds a {type(values).__name__}: give fields and their values")
+    field_names = [field.name for field in dataclasses.fields(config_class)]
+    try:
+        nested_values = nested(values)
+    except TypeError as error:
+        raise ValueError(f"{origin}: {error}") from error
+    for name in nested_values:
+        if name not in field_names:
+            hint = did_you_mean(name, field_names, "the fields are")
+            raise ValueError(f"{origin} has an unknown field {name!r}: {hint}")
+    try:
+        return msgspec.convert(nested_values, config_class)
+    except msgspec.ValidationError as error:
+        # msgspec names the field behind the sentence: "Expected `int`, got `str` - at `$.rounds`".
+        match = re.search(r" - at `\$\.(\w+)`$", str(error))
+        name_and_value = ""
+        if match and match[1] in nested_values:
+            name_and_value = f"{match[1]}={nested_values[match[1]]!r}: "
+        raise ValueError(f"{origin}: {name_and_value}{error}") from error
