@@ -1,11 +1,11 @@
-"""What an attacker can learn of one client: the trade-off between hits and false alarms.
+"""Bounds on attacks on one client: the trade-off between true-positive and false-positive rate.
 
-The attacker knows the plan, everything released and every other client, and decides whether the
-updates of one client were those that it suspects or zero (the zero-out relation). T(a) bounds the
-share of clients that it finds while it wrongly accuses a share a of those that are not there:
+The attacker knows the plan, all releases and every other client, and decides whether the updates of
+one client are the ones that it suspects or zero (the zero-out relation). T(a) bounds its
+true-positive rate at the false-positive rate a:
 
-- without sampling T(a) = Phi(Phi^-1(a) + mu), mu = 1 / noise_multiplier, and nothing less (Dong,
-  Roth and Su 2022, Def. 2.6 and Thm. 2.7). It holds for every way of drawing clients;
+- without sampling T(a) = Phi(Phi^-1(a) + mu), mu = 1 / noise_multiplier, which is tight (Dong,
+  Roth and Su 2022, Def. 2.6 and Thm. 2.7). It holds however clients are sampled;
 - each (epsilon, delta) that a sampling scheme proves is T(a) <= min(delta + exp(epsilon) a,
   1 - exp(-epsilon) (1 - delta - a)) (Wasserman and Zhou 2010; Kairouz et al. 2015, Thm. 2.1);
 - T applied g times is that of g clients together (Dong, Roth and Su 2022, Thm. 2.14).
@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,16 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.plan import Plan, check_plan, unit_noise
 from fedmf.privacy.rounding import finite_or_none
 
-# Of a true-positive rate in float64, relative: 7e-11 at most, where a is near 1e-308.
+# Bound on the relative rounding error of a true-positive rate, which is at most 7e-11 (where a is
+# near 1e-308).
 _ROUNDING = 1e-9
-# False-positive rates of which summaries and statements speak.
+# False-positive rates in summaries and statements.
 RATES = (0.001, 0.01, 0.1)
-# Beyond, the bound without sampling is taken: it costs nothing, and claims no more.
-_MOST_DEVICES = 1000
+# With more devices the bound without sampling is used, which costs nothing and is larger.
+_MAX_DEVICES = 1000
 _MU_HINT = "use 1 / `noise_multiplier`"
-_STEPS = 200
+# Most steps of the search for the largest difference of rates.
+_MAX_STEPS = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,11 +44,12 @@ class AttackRisk:
     """Bounds on every attack on one client, or on the devices of one user.
 
     Attributes:
-      mu: the attack is no easier than to tell a normal of mean 0 and deviation 1 from one of mean
-        mu; infinite without noise. Sampling does not lower it, but the other numbers.
-      pairs: (epsilon, delta) of one client that hold as well, all at once, in both directions.
-      devices: of the user; mu is of all together, and pairs of each.
-      failure: chance, over our own coins, that any of the pairs was simulated too small.
+      mu: the attack is no easier than to distinguish a normal of mean 0 and deviation 1 from one
+        of mean mu; infinite without noise. Sampling lowers the other numbers, but not mu.
+      pairs: (epsilon, delta) of one client that hold simultaneously, in both directions.
+      devices: of the user; mu is for all together, and pairs are for each.
+      failure: probability, over the randomness of the simulation, that any of the pairs is too
+        small.
 
     >>> risk = AttackRisk(mu=0.83786)  # epsilon 4 at delta 1e-6
     >>> round(risk.advantage, 5), round(risk.true_positive_rate(0.001), 5)
@@ -83,124 +86,149 @@ class AttackRisk:
 
     @with_numpy_defaults
     def true_positive_rate(self, false_positive_rate: float) -> float:
-        """The most of the clients that are there that an attack finds.
+        """Computes an upper bound on the true-positive rate of an attack.
 
         Args:
-          false_positive_rate: share of those that are not there that it accuses, in [0, 1].
+          false_positive_rate: of the attack, in [0, 1].
 
         Raises:
           TypeError, ValueError: naming the argument.
         """
         rate = checks.probability("false_positive_rate", false_positive_rate)
-        plainly = _gaussian(self.mu, rate)
+        gaussian_rate = _gaussian_trade_off(self.mu, rate)
         if not self.pairs:
-            return plainly
+            return gaussian_rate
+        mu_per_device = self.mu / self.devices
         for _ in range(self.devices):
-            rate = min(_gaussian(self.mu / self.devices, rate), self._by_pairs(rate))
-        return min(plainly, rate)
+            rate = min(_gaussian_trade_off(mu_per_device, rate), self._pair_trade_off(rate))
+        return min(gaussian_rate, rate)
 
     @property
     @with_numpy_defaults
     def advantage(self) -> float:
-        """The largest difference of the two rates; 1/2 + advantage / 2 of all guesses are right
-        where a fair coin decides whether the client is there.
+        """The largest difference of the two rates. If a fair coin decides whether the client is
+        there, at most a share 1/2 + advantage / 2 of all decisions is right.
         """
-        plainly = min(1.0, math.erf(self.mu / math.sqrt(8)) * (1 + _ROUNDING))
-        return min(plainly, self._most(1.0)) if self.pairs else plainly
+        gaussian_advantage = min(1.0, math.erf(self.mu / math.sqrt(8)) * (1 + _ROUNDING))
+        if not self.pairs:
+            return gaussian_advantage
+        return min(gaussian_advantage, self._largest_difference(1.0))
 
     @with_numpy_defaults
     def success(self, prior: float) -> float:
-        """The most guesses that are right, as a share, where a client is there with this chance."""
+        """Computes an upper bound on the share of right decisions, if a client is there with the
+        probability `prior`.
+        """
         prior = checks.probability("prior", prior)
         rare, common = sorted((prior, 1 - prior))
         if rare == 0:
             return 1.0
         if not self.pairs:
-            return self._success_plainly(rare, common)
+            return self._gaussian_success(rare, common)
         # Both rates may trade places: the bounds hold in both directions.
-        found = (common + rare * self._most(common / rare)) * (1 + 1e-15)
-        return min(self._success_plainly(rare, common), found)
+        difference = self._largest_difference(common / rare)
+        pair_success = (common + rare * difference) * (1 + 1e-15)
+        return min(self._gaussian_success(rare, common), pair_success)
 
-    def _success_plainly(self, rare: float, common: float) -> float:
-        if self.mu == 0 or math.isinf(self.mu):
-            return 1.0 if self.mu else common
+    def _gaussian_success(self, rare: float, common: float) -> float:
+        """Computes the largest share of right decisions about the Gaussian, for the smaller and the
+        larger one of the two prior probabilities.
+        """
+        if self.mu == 0:
+            return common
+        if math.isinf(self.mu):
+            return 1.0
         shift = math.log(common / rare) / self.mu
-        found, right = (_phi(self.mu / 2 + x) for x in (-shift, shift))
-        return min(1.0, (rare * found + common * right) * (1 + _ROUNDING))
+        true_positive_rate = _phi(self.mu / 2 - shift)
+        true_negative_rate = _phi(self.mu / 2 + shift)
+        success = rare * true_positive_rate + common * true_negative_rate
+        return min(1.0, success * (1 + _ROUNDING))
 
     @with_numpy_defaults
     def values(self) -> dict[str, Any]:
-        """In plain JSON types; an infinite mu is null."""
-        rates = {f"true_positive_rate_at_{a}": self.true_positive_rate(a) for a in RATES}
-        failure = {"failure": self.failure} if self.failure else {}
-        return {"mu": finite_or_none(self.mu), "advantage": self.advantage} | rates | failure
+        """Returns the bounds in plain JSON types; an infinite mu is null."""
+        values = {"mu": finite_or_none(self.mu), "advantage": self.advantage}
+        for rate in RATES:
+            values[f"true_positive_rate_at_{rate}"] = self.true_positive_rate(rate)
+        if self.failure:
+            values["failure"] = self.failure
+        return values
 
     @functools.cached_property
     def _lines(self) -> tuple[np.ndarray, np.ndarray]:
+        """exp(epsilon) and delta of the pairs whose exponentials are finite."""
         pairs = np.array([pair for pair in self.pairs if pair[0] <= 700] or [(0.0, 1.0)])
         return np.exp(pairs[:, 0]), pairs[:, 1]
 
-    def _by_pairs(self, rate: float) -> float:
+    def _pair_trade_off(self, rate: float) -> float:
+        """Computes the least true-positive rate that the pairs prove at a false-positive rate."""
         ratio, delta = self._lines
-        # The second is a difference of numbers near 1, whose last digits are lost.
-        few = delta + ratio * rate
-        many = 1 - (1 - delta - rate) / ratio + 1e-15
-        return min(1.0, float(np.minimum(few, many).min()) * (1 + _ROUNDING))
+        bound_by_removal = delta + ratio * rate
+        # This is a difference of numbers near 1, whose last digits are lost.
+        bound_by_addition = 1 - (1 - delta - rate) / ratio + 1e-15
+        least = float(np.minimum(bound_by_removal, bound_by_addition).min())
+        return min(1.0, least * (1 + _ROUNDING))
 
-    def _most(self, weight: float) -> float:
-        """sup over a of T(a) - weight a, for weight >= 1: T is concave, so that a search by thirds
-        of log a ends in an interval, whose ends bound what is inside.
+    def _largest_difference(self, weight: float) -> float:
+        """Computes an upper bound on T(a) - weight a over all a, for weight >= 1.
+
+        T is concave, so that a ternary search in log a ends in an interval, whose ends bound the
+        difference inside it.
         """
         low = -700.0
         high = 0.0
 
-        def value(x: float) -> float:
-            return self.true_positive_rate(math.exp(x)) - weight * math.exp(x)
+        def difference(log_rate: float) -> float:
+            rate = math.exp(log_rate)
+            return self.true_positive_rate(rate) - weight * rate
 
-        # The interval never loses the maximum but to rounding, which the rates contain.
-        for _ in range(_STEPS):
+        # The interval never loses the maximum, up to rounding, which the rates contain.
+        for _ in range(_MAX_STEPS):
             third = (high - low) / 3
             if third < 1e-11:
                 break
             # Equal values are the flat left end, or both the largest.
-            if value(low + third) <= value(high - third):
+            if difference(low + third) <= difference(high - third):
                 low += third
             else:
                 high -= third
-        most = self.true_positive_rate(math.exp(high)) - weight * math.exp(low)
-        return min(1.0, max(0.0, most + 1e-12))
+        bound = self.true_positive_rate(math.exp(high)) - weight * math.exp(low)
+        return min(1.0, max(0.0, bound + 1e-12))
 
 
 def _phi(x: float) -> float:
+    """Computes the normal distribution function."""
     from scipy import special
 
     return float(special.ndtr(x))
 
 
-def _gaussian(mu: float, rate: float) -> float:
+def _gaussian_trade_off(mu: float, rate: float) -> float:
+    """Computes Phi(Phi^-1(rate) + mu), rounded up."""
     from scipy import special
 
     if math.isinf(mu):
         return 1.0
     if rate in (0.0, 1.0) or mu == 0:
         return rate
-    found = _phi(float(special.ndtri(rate)) + mu)
-    # Below 1e-307 the last digits are lost
-    return min(1.0, found * (1 + _ROUNDING) + 5e-324)
+    true_positive_rate = _phi(float(special.ndtri(rate)) + mu)
+    # Below 1e-307 the last digits are lost.
+    return min(1.0, true_positive_rate * (1 + _ROUNDING) + 5e-324)
 
 
 @with_numpy_defaults
 def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
-    """What an attacker can learn at most of one client from all that the run releases.
+    """Computes bounds on every attack on one client that sees all releases of a run.
 
-    Of a plan that simulates a larger cohort it is the risk of the claimed run, as epsilon is.
+    For a plan that simulates a larger cohort it is the risk of the claimed run, as epsilon is.
 
     Args:
-      plan: what is run.
-      devices: clients of one user, each of which keeps to its own limits.
+      plan: of the run.
+      devices: clients of one user, each of which complies with its own limits.
 
     Returns:
-      The bounds; with sampling they rest on the secrecy of who is drawn, as `Plan.epsilon` does.
+      The bounds; with sampling they rest on the secrecy of the sampled clients, as `Plan.epsilon`
+      does.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -217,18 +245,21 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     z = plan.noise_multiplier
     mu = g / z if z else math.inf
     scheme = plan.sampling
-    if scheme is None or not z or g > _MOST_DEVICES:
+    if scheme is None or not z or g > _MAX_DEVICES:
         return AttackRisk(mu=mu, devices=g)
     risk = risk_by_curve(plan, g)
     epsilon = plan.epsilon
-    # What the plan states holds as well, where its curve is not as good.
-    own = ((epsilon, plan.delta),) if math.isfinite(epsilon) else ()
-    failure = 2 * risk.failure if own else risk.failure
-    return dataclasses.replace(risk, pairs=(*risk.pairs, *own), failure=failure)
+    if not math.isfinite(epsilon):
+        return risk
+    # The plan's own epsilon holds as well, and its curve may be worse there.
+    pairs = (*risk.pairs, (epsilon, plan.delta))
+    return dataclasses.replace(risk, pairs=pairs, failure=2 * risk.failure)
 
 
 def risk_by_curve(plan: Plan, devices: int = 1) -> AttackRisk:
-    """`attack_risk` of a plan with sampling and noise, without what its own epsilon proves."""
+    """Computes `attack_risk` of a plan with sampling and noise from its privacy curve, without its
+    epsilon.
+    """
     scheme = plan.sampling
     assert scheme is not None
     pairs = scheme.curve(plan.mechanism, unit_noise(plan))
@@ -238,42 +269,46 @@ def risk_by_curve(plan: Plan, devices: int = 1) -> AttackRisk:
 
 
 def claimed_alone(epsilon: float, delta: float) -> AttackRisk:
-    """What follows from one (epsilon, delta) and nothing else.
+    """Returns the bounds that follow from one pair (epsilon, delta) alone.
 
     >>> round(claimed_alone(8.0, 1e-6).true_positive_rate(0.001), 5)
     0.99966
     """
-    return AttackRisk(mu=math.inf, pairs=((epsilon, delta),) if math.isfinite(epsilon) else ())
+    pairs = ((epsilon, delta),) if math.isfinite(epsilon) else ()
+    return AttackRisk(mu=math.inf, pairs=pairs)
 
 
 def trade_off_plot(
-    risk: AttackRisk, alone: AttackRisk, *, wide: int = 48, high: int = 11
+    risk: AttackRisk, risk_by_epsilon: AttackRisk, *, width: int = 48, height: int = 11
 ) -> list[str]:
-    """Lines of text: hits over false alarms, from 1 in 10,000 on a logarithmic axis.
+    """Returns lines of text that plot the true-positive rate over the false-positive rate, from 1
+    in 10,000 on a logarithmic axis.
 
     Args:
-      risk: drawn as o.
-      alone: what one epsilon and delta allow, drawn as -.
-      wide, high: of the axes, in letters.
+      risk: plotted as o.
+      risk_by_epsilon: bounds by epsilon and delta alone, plotted as -.
+      width, height: of the axes, in letters.
     """
-    rows = [[" "] * (wide + 1) for _ in range(high)]
-    curves: Sequence[tuple[str, Callable[[float], float]]] = (
-        ("-", alone.true_positive_rate),
-        (".", lambda rate: rate),
-        ("o", risk.true_positive_rate),
-    )
-    for letter, curve in curves:
-        for x in range(wide + 1):
-            y = math.ceil(curve(10 ** (4 * (x / wide - 1))) * (high - 1))
-            rows[high - 1 - y][x] = letter
-    sides = {0: "100%", (high - 1) // 2: "50%", high - 1: "0%"}
-    lines = [f"|{''.join(row)}| {sides.get(i, '')}".rstrip() for i, row in enumerate(rows)]
-    ticks = "".join(f"{label:<{wide // 4}}" for label in ("0.01%", "0.1%", "1%", "10%")) + "100%"
+    rows = [[" "] * (width + 1) for _ in range(height)]
+    curve_by_letter: dict[str, Callable[[float], float]] = {
+        "-": risk_by_epsilon.true_positive_rate,
+        ".": lambda rate: rate,
+        "o": risk.true_positive_rate,
+    }
+    for letter, curve in curve_by_letter.items():
+        for x in range(width + 1):
+            y = math.ceil(curve(10 ** (4 * (x / width - 1))) * (height - 1))
+            rows[height - 1 - y][x] = letter
+    label_by_row = {0: "100%", (height - 1) // 2: "50%", height - 1: "0%"}
+    lines = []
+    for i, row in enumerate(rows):
+        lines.append(f"|{''.join(row)}| {label_by_row.get(i, '')}".rstrip())
+    labels = [f"{label:<{width // 4}}" for label in ("0.01%", "0.1%", "1%", "10%")]
     return [
         "True-positive rate",
         *lines,
-        f"+{'-' * (wide + 1)}+",
-        ticks,
+        f"+{'-' * (width + 1)}+",
+        "".join([*labels, "100%"]),
         "False-positive rate",
         "o at most, by the noise   - what epsilon alone allows   . by guessing",
     ]

@@ -1,4 +1,6 @@
-"""Families and sampling schemes against epsilon: noise, error, risk and cost before any run."""
+"""Comparison of families and sampling schemes over epsilon: noise, error, risk and cost, computed
+before any run.
+"""
 
 import dataclasses
 import functools
@@ -21,25 +23,27 @@ from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.plan import Plan, update_noise_multiplier
 from fedmf.privacy.sampling import scheme_name
 
-# The families of a comparison that names none: what people run, the simplest first.
+_DAYS_BY_UNIT = {"hour": 1 / 24, "day": 1.0, "week": 7.0}
+
+# Families of a comparison by default: the most used ones, the simplest first.
 DEFAULT_FAMILIES = ("identity", "tree", "blt", "banded")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One mechanism with the noise that gives one epsilon.
+    """One mechanism with the noise for one epsilon.
 
     Attributes:
       family, bands: of the mechanism.
-      sampling: the scheme that amplifies, or None.
+      sampling: the name of the sampling scheme, or None.
       epsilon: the target, at the comparison's delta.
       noise_multiplier: of the whole run.
       rmse: of the running query of the sums, for noise multiplier 1 and clip norm 1.
-      effective_rmse: that of the means, noise * rmse / cohort_size, where the noise multiplier is
-        that of the updates.
-      advantage: of an attacker; see `fedmf.attack_risk`.
-      true_positive_rate: of an attacker, where 1% of its accusations of absent clients are wrong.
-      noise_seconds, noise_bytes: of making a round's noise, on one thread, about.
+      effective_rmse: of the means, noise * rmse / cohort_size, with the noise multiplier of the
+        updates.
+      advantage: bound on an attacker's advantage; see `fedmf.attack_risk`.
+      true_positive_rate: bound on an attacker's true-positive rate at a false-positive rate of 1%.
+      noise_seconds, noise_bytes: estimated cost of a round's noise, on one thread.
     """
 
     family: str
@@ -56,19 +60,19 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Family and scheme."""
+        """The family and the scheme."""
         return self.family + (f", {self.sampling}" if self.sampling else "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The question, and its rows one at a time.
+    """A comparison, which computes its rows one at a time.
 
     Attributes:
-      config: of the promise; its family, sampling and target are replaced row by row.
-      population: clients in all.
-      families: compared without sampling, each with the default of its options but `bands`.
-      schemes: compared with the best number of bands that `BandSearch` finds, or config.bands.
+      config: of the plans; its family, sampling and target are replaced row by row.
+      population: number of clients.
+      families: compared without sampling, each with the default of its options except `bands`.
+      schemes: compared with the best number of bands of `BandSearch`, or config.bands.
       epsilons: targets.
       parameters: of the model, for the cost of its noise.
     """
@@ -83,7 +87,7 @@ class Comparison:
     @classmethod
     def of(
         cls,
-        promise: Mapping[str, Any],
+        plan_fields: Mapping[str, Any],
         *,
         population: int,
         families: Sequence[str] | None,
@@ -91,25 +95,30 @@ class Comparison:
         epsilons: Sequence[float],
         parameters: int,
     ) -> Self:
-        """The comparison of what a command line says; `promise` are fields of a `PlanConfig`.
+        """Returns the comparison for the options of a command.
+
+        Args:
+          plan_fields: fields of a `PlanConfig`.
+          population, schemes, epsilons, parameters: as in `Comparison`.
+          families: None for the default ones.
 
         Raises:
           TypeError, ValueError: naming the argument, its value and what to do instead.
         """
-        chosen = tuple(DEFAULT_FAMILIES if families is None else families)
-        for name in chosen:
+        family_names = DEFAULT_FAMILIES if families is None else tuple(families)
+        for name in family_names:
             checks.one_of("family", name, tuple(FAMILIES))
         scheme_names = tuple(scheme_name("sampling", name) for name in schemes)
-        bands = promise.get("bands")
-        without = {name: value for name, value in promise.items() if name != "bands"}
-        schema = promise.get("schema") or PlanConfig.schema
+        bands = plan_fields.get("bands")
+        identity_fields = {name: value for name, value in plan_fields.items() if name != "bands"}
+        schema = plan_fields.get("schema") or PlanConfig.schema
         settings = SCHEMAS[checks.one_of("schema", schema, tuple(SCHEMAS))].settings
-        needs_separation = "min_sep" in settings and not promise.get("sampling")
-        is_missing = needs_separation and promise.get("min_sep") is None
+        needs_separation = "min_sep" in settings and not plan_fields.get("sampling")
+        is_missing = needs_separation and plan_fields.get("min_sep") is None
         if is_missing:
-            without["min_sep"] = 1
+            identity_fields["min_sep"] = 1
         for epsilon in epsilons:
-            config = PlanConfig(family="identity", epsilon=epsilon, **without)
+            config = PlanConfig(family="identity", epsilon=epsilon, **identity_fields)
         if bands is not None:
             config = dataclasses.replace(config, family="banded", bands=bands)
         hint = f"a round takes cohort_size={config.cohort_size} of them"
@@ -122,21 +131,22 @@ class Comparison:
                 rounds=config.rounds,
                 schema=schema,
             )
-        if schemes and bands is None:  # refused before the first row, as no search could end
-            most_bands = min(config.rounds, population // config.cohort_size)
-            hint = "pass the number of `bands` that sampling is compared with"
-            check_memory_of_fit(config.rounds, most_bands, hint=hint)
+        if schemes and bands is None:
+            # A search that cannot end is refused before the first row.
+            max_bands = min(config.rounds, population // config.cohort_size)
+            hint = "pass the number of `bands` of the schemes"
+            check_memory_of_fit(config.rounds, max_bands, hint=hint)
         return cls(
             config=config,
             population=population,
-            families=chosen,
+            families=family_names,
             schemes=scheme_names,
             epsilons=tuple(epsilons),
             parameters=parameters,
         )
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """The question and its rows in plain JSON types."""
+        """Returns the comparison and its rows in plain JSON types."""
         p = self.config.participation()
         return {
             "rounds": p.rounds,
@@ -153,12 +163,11 @@ class Comparison:
         """Yields the rows, family after family, then scheme after scheme.
 
         Args:
-          left_out: takes the reason of each family that does not fit into memory, which then has no
-            rows; None refuses the comparison.
+          left_out: collects the reason for each family that does not fit into memory and has no
+            rows; None raises for such a family.
 
         Raises:
-          ValueError: a family or a scheme cannot be had; a family that memory cannot hold with
-            left_out=None only.
+          ValueError: a family or a scheme cannot be computed for this comparison.
         """
         for family in self.families:
             config = self._without_sampling(family)
@@ -169,48 +178,55 @@ class Comparison:
                     raise
                 left_out[family] = str(error)
                 continue
-            unit = rmse(mechanism, config.fit_workload(), config.plan(mechanism).participation)
+            participation = config.plan(mechanism).participation
+            unit_rmse = rmse(mechanism, config.fit_workload(), participation)
             for epsilon in self.epsilons:
                 plan = dataclasses.replace(config, epsilon=epsilon).plan(mechanism)
-                yield self._row(plan, unit, epsilon, None)
+                yield self._row(plan, unit_rmse, epsilon, None)
         for name in self.schemes:
             for epsilon in self.epsilons:
                 config = self._sampled(name, epsilon)
                 mechanism = config.fit()
                 plan = config.plan(mechanism)
-                unit = rmse(mechanism, config.fit_workload(), plan.participation)
-                yield self._row(plan, unit, epsilon, name)
+                unit_rmse = rmse(mechanism, config.fit_workload(), plan.participation)
+                yield self._row(plan, unit_rmse, epsilon, name)
 
     def _without_sampling(self, family: str) -> PlanConfig:
+        """Returns the config of a family at the first epsilon."""
         bands = self.config.bands if "bands" in FAMILIES[family].options else None
         return dataclasses.replace(
             self.config, family=family, bands=bands, epsilon=self.epsilons[0]
         )
 
-    def _sampled(self, name: str, epsilon: float) -> PlanConfig:
+    def _best_bands(self, scheme: str, epsilon: float) -> int:
+        """Searches for the number of bands with the least error."""
+        search = BandSearch(
+            workload=self.config.fit_workload(),
+            population=self.population,
+            cohort_size=self.config.cohort_size,
+            epsilon=epsilon,
+            delta=self.config.delta,
+            sampling=scheme,
+        )
+        amplified_rows = [row for row in search.rows() if row.amplified]
+        if not amplified_rows:
+            raise ValueError(
+                f"sampling={scheme} amplifies nothing with cohort_size="
+                f"{self.config.cohort_size} of population={self.population}: leave "
+                "it out, or plan with a larger population"
+            )
+        return min(amplified_rows, key=lambda row: row.rmse).bands
+
+    def _sampled(self, scheme: str, epsilon: float) -> PlanConfig:
+        """Returns the config of the banded family with a sampling scheme."""
         bands = self.config.bands
         if bands is None:
-            search = BandSearch(
-                workload=self.config.fit_workload(),
-                population=self.population,
-                cohort_size=self.config.cohort_size,
-                epsilon=epsilon,
-                delta=self.config.delta,
-                sampling=name,
-            )
-            amplified = [row for row in search.rows() if row.amplified]
-            if not amplified:
-                raise ValueError(
-                    f"sampling={name} amplifies nothing where cohort_size="
-                    f"{self.config.cohort_size} of population={self.population} are drawn: leave "
-                    "it out, or plan with a larger population"
-                )
-            bands = min(amplified, key=lambda row: row.rmse).bands
+            bands = self._best_bands(scheme, epsilon)
         return dataclasses.replace(
             self.config,
             family="banded",
             bands=bands,
-            sampling=name,
+            sampling=scheme,
             population=self.population,
             schema="min_sep",
             min_sep=None,
@@ -218,8 +234,16 @@ class Comparison:
             epsilon=epsilon,
         )
 
-    def _row(self, plan: Plan, unit: float, epsilon: float, sampling: str | None) -> Row:
-        seconds, memory = _cost(plan.mechanism, self.parameters)
+    def _row(self, plan: Plan, unit_rmse: float, epsilon: float, sampling: str | None) -> Row:
+        """Returns the row of a plan.
+
+        Args:
+          plan: with the noise for epsilon.
+          unit_rmse: for noise multiplier 1 and clip norm 1.
+          epsilon: target.
+          sampling: name of the scheme, or None.
+        """
+        seconds, memory = _noise_cost(plan.mechanism, self.parameters)
         risk = attack_risk(plan)
         return Row(
             family=plan.mechanism.family,
@@ -227,8 +251,8 @@ class Comparison:
             sampling=sampling,
             epsilon=epsilon,
             noise_multiplier=plan.noise_multiplier,
-            rmse=unit,
-            effective_rmse=update_noise_multiplier(plan) * unit / self.config.cohort_size,
+            rmse=unit_rmse,
+            effective_rmse=update_noise_multiplier(plan) * unit_rmse / self.config.cohort_size,
             advantage=risk.advantage,
             true_positive_rate=risk.true_positive_rate(0.01),
             noise_seconds=seconds,
@@ -236,64 +260,66 @@ class Comparison:
         )
 
 
-@functools.lru_cache(maxsize=1)  # that of a family serves all its epsilons
-def _cost(mechanism: Mechanism, parameters: int) -> tuple[float, int]:
+# Consecutive rows of one mechanism share its cost.
+@functools.lru_cache(maxsize=1)
+def _noise_cost(mechanism: Mechanism, parameters: int) -> tuple[float, int]:
+    """Estimates the seconds and the bytes of a round's noise."""
     best = host_strategies(mechanism.stream().causal(), parameters)[0]
     return best.seconds(parameters), best.memory + best.disk
 
 
 def check_ins(text: str, *, rounds: int, population: int, cohort_size: int) -> dict[str, Any]:
-    """How often devices come back, in rounds: the largest min_sep that full cohorts allow.
+    """Computes the largest min_sep with full cohorts from the frequency of the devices' check-ins.
 
-    A device that is passed over because it rests comes back at its next check-in. So the rounds
-    between two participations are a multiple of those between two check-ins, and the population
-    must give a cohort in each of them.
+    A device that is ineligible at a check-in returns at its next one. So the rounds between two
+    participations are a multiple of those between two check-ins, and each of them needs a cohort
+    from the population.
 
     Args:
-      text: "every:3days" (or hours, weeks): each device checks in once in so long, and all that
-        check in are taken; or a number: devices that check in in each round.
+      text: "every:3days" (or hours, weeks) if each device checks in once in that time, and all
+        devices that check in take part; or the number of devices that check in in each round.
       rounds, population, cohort_size: of the run.
 
     Returns:
       "check_ins_a_round"; "rounds_between_check_ins" of one device; "min_sep"; the largest
-      "participations" of a device; and, where a time was given, "rounds_a_day" and "days" of
-      training.
+      "participations" of a device; and for "every:", "rounds_a_day" and "days" of training.
 
     Raises:
       ValueError: no such text, or fewer check-ins than a cohort.
 
-    >>> found = check_ins("every:3days", rounds=2000, population=3_000_000, cohort_size=6500)
-    >>> found["min_sep"], found["participations"], round(found["rounds_a_day"], 1)
+    >>> frequency = check_ins("every:3days", rounds=2000, population=3_000_000, cohort_size=6500)
+    >>> frequency["min_sep"], frequency["participations"], round(frequency["rounds_a_day"], 1)
     (461, 5, 153.8)
     >>> check_ins("20000", rounds=2000, population=3_000_000, cohort_size=6500)["min_sep"]
     450
     """
-    every = re.fullmatch(r"every:(\d*\.?\d*)(hour|day|week)s?", text)
+    match = re.fullmatch(r"every:(\d*\.?\d*)(hour|day|week)s?", text)
     try:
-        length = float(every[1] or 1) if every else math.nan
-        each = cohort_size if every else float(text)
+        num_units = float(match[1] or 1) if match else math.nan
+        check_ins_per_round = cohort_size if match else float(text)
     except ValueError:
-        each = math.nan
-    if not math.isfinite(each) or length <= 0:
+        check_ins_per_round = math.nan
+    if not math.isfinite(check_ins_per_round) or num_units <= 0:
         raise ValueError(
-            f"availability={text!r} says no check-ins: write every:3days, or the number of devices "
-            "that check in in each round"
+            f"availability={text!r} is no frequency of check-ins: write every:3days, or the number "
+            "of devices that check in in each round"
         )
-    if not cohort_size <= each <= population:
+    if not cohort_size <= check_ins_per_round <= population:
         raise ValueError(
             f"availability={text} is not between cohort_size={cohort_size} and "
             f"population={population}: a round needs a cohort of check-ins"
         )
-    between = population / each
-    passes = math.floor(each / cohort_size * (1 + 1e-12))
-    min_sep = max(1, min(rounds, math.floor(between * passes)))
-    found: dict[str, Any] = {
-        "check_ins_a_round": each,
-        "rounds_between_check_ins": between,
+    rounds_between = population / check_ins_per_round
+    check_ins_per_participation = math.floor(check_ins_per_round / cohort_size * (1 + 1e-12))
+    min_sep = max(1, min(rounds, math.floor(rounds_between * check_ins_per_participation)))
+    values: dict[str, Any] = {
+        "check_ins_a_round": check_ins_per_round,
+        "rounds_between_check_ins": rounds_between,
         "min_sep": min_sep,
         "participations": -(-rounds // min_sep),
     }
-    if every:
-        days = length * {"hour": 1 / 24, "day": 1.0, "week": 7.0}[every[2]]
-        found |= {"rounds_a_day": between / days, "days": rounds * days / between}
-    return found
+    if match:
+        days = num_units * _DAYS_BY_UNIT[match[2]]
+        values["rounds_a_day"] = rounds_between / days
+        values["days"] = rounds * days / rounds_between
+    return values

@@ -2,8 +2,8 @@
 Kasiviswanathan 2019, Theorem 27).
 
 Each query sums a uniform subset of exactly B of m clients. Two data sets differ in one client.
-Their outputs are P and Q, and a share q = B / m of the subsets has the client. For whole orders
-alpha the theorem gives
+Their outputs are P and Q, and a share q = B / m of the subsets contains the client. For integer
+orders alpha the theorem states
 
     (alpha - 1) D_alpha(P, Q) <= log A
     A = 1 + sum over j = 2 .. alpha of binomial(alpha, j) q^j T_j,
@@ -13,50 +13,55 @@ alpha the theorem gives
 R is the ratio of two Gaussian densities that are one sensitivity apart. So E R^j = exp(j (j - 1)
 s^2 / 2). An odd moment of |R - 1| is bounded by the geometric mean of its even neighbours.
 
-Computed from above. |R - 1|^j falls up to R = 1 and grows beyond: in a cell of a grid it is at most
-its value at one of the ends. Terms to j = 64 are summed one by one. The rest of a larger order is
-one expectation, with x = q |R - 1|:
+All terms are bounded from above. |R - 1|^j decreases up to R = 1 and increases beyond: in a cell of
+a grid it is at most its value at one of the ends. Terms to j = 64 are summed one by one. Of a
+larger order, the further terms are one expectation, with x = q |R - 1|:
 
     sum over j > 64 of binomial(alpha, j) q^j 4 E |R - 1|^j = 4 E h(x)
     h(x) <= min((1 + x)^alpha, geometric series).
 
-Only positive terms are added, as logarithms. So no order is too large, which a small epsilon needs:
-its best order is about 2 log(1 / delta) / epsilon. (dp_accounting 0.4.3 subtracts terms that are
-nearly equal, and is far too large from orders 64 to 256 on.)
+Only positive terms are added, as logarithms. So there is no largest order, and a small epsilon
+needs large ones: its best order is about 2 log(1 / delta) / epsilon. (dp_accounting 0.4.3 subtracts
+terms that are nearly equal, and its bounds are far too large from orders 64 to 256 on.)
 """
 
 import functools
 import math
-from typing import Any
 
 import numpy as np
 
 from fedmf import checks
 from fedmf.privacy.gaussian import check_delta, gaussian_epsilon
 
+# Terms that are summed one by one, and the orders that are all tried.
 _TERMS = 64
-# From one order to the next beyond these; epsilon at an order that is off by half of it is 0.02%
-# too large.
-_RATIO = 2.0**0.0625
-# Cells: this many a standard deviation up to `_NEAR` of them, then so much of their
-# distance, up to `_FAR`.
-_FINENESS, _NEAR, _GROWTH, _FAR = 256, 20.0, 1.005, 1e9
-# exp overflows beyond; such a bound is of no use.
-_MOST = 700.0
+# Ratio of consecutive orders beyond these. At half a step from the best order epsilon is 0.02% too
+# large.
+_ORDER_RATIO = 2.0**0.0625
+# Cells of the grid for a normal variable: so many for a standard deviation up to `_NEAR_END`
+# deviations, and then with ends in this ratio up to `_FAR_END`.
+_CELLS_PER_DEVIATION = 256
+_NEAR_END = 20.0
+_FAR_RATIO = 1.005
+_FAR_END = 1e9
+# Exponents beyond this overflow, and such a bound is useless.
+_MAX_EXPONENT = 700.0
+# Less than this, 1 / noise_multiplier has a square of 0.
+_MIN_INVERSE = 1e-100
 
 
 @functools.lru_cache(maxsize=4096)
 def fixed_size_epsilon(
     noise_multiplier: float, delta: float, *, probability: float, compositions: int
 ) -> float:
-    """Epsilon of `compositions` Gaussian releases, each on a new uniform subset of fixed size: an
-    upper bound, for replacing a client.
+    """Computes an upper bound on epsilon of `compositions` Gaussian releases, each on a new uniform
+    subset of fixed size, for replacing a client.
 
     Args:
       noise_multiplier: of each release, stddev over the largest distance of two clients'
         contributions; 0 gives infinity.
       delta: in [1e-15, 1).
-      probability: q in (0, 1], clients of a sample over clients in all.
+      probability: q in (0, 1], the size of a sample over the population.
       compositions: k >= 1.
 
     >>> round(fixed_size_epsilon(50.0, 1e-6, probability=0.01, compositions=100), 4)
@@ -72,89 +77,99 @@ def fixed_size_epsilon(
         )
     if q == 1:
         return gaussian_epsilon(noise_multiplier / math.sqrt(k), delta)
-    if noise_multiplier * noise_multiplier * _MOST <= 1:
+    if noise_multiplier * noise_multiplier * _MAX_EXPONENT <= 1:
         return math.inf
-    s = max(1 / noise_multiplier, 1e-100)  # whose square is no 0
-    # Bretagnolle and Huber: delta at epsilon 0, the total variation, is at most sqrt(1 -
+    s = max(1 / noise_multiplier, _MIN_INVERSE)
+    # By Bretagnolle and Huber, delta at epsilon 0, the total variation, is at most sqrt(1 -
     # exp(-D_1)), and D_1 <= D_2.
     if k * _log_sum(s, q, 2) <= -math.log1p(-delta * delta):
         return 0.0
 
-    def epsilon(order: int) -> float:
-        # Canonne, Kamath and Steinke 2020, Proposition 12
+    def epsilon_of_order(order: int) -> float:
+        # Canonne, Kamath and Steinke 2020, Proposition 12.
         return (
             k * _log_sum(s, q, order) / (order - 1)
             + math.log1p(-1 / order)
             - math.log(delta * order) / (order - 1)
         )
 
-    def large(i: int) -> float:
-        return epsilon(round(_TERMS * _RATIO**i))
+    def epsilon_of_large_order(i: int) -> float:
+        return epsilon_of_order(round(_TERMS * _ORDER_RATIO**i))
 
-    # The bound falls with the order and then grows.
+    def decreases_at(i: int) -> bool:
+        return epsilon_of_large_order(i + 1) < epsilon_of_large_order(i)
+
+    # Epsilon decreases with the order and then increases.
     low = 0
     high = 1
-    while large(high + 1) < large(high):
-        low, high = high, 2 * high
+    while decreases_at(high):
+        low = high
+        high = 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if large(middle + 1) < large(middle) else (low, middle)
-    return max(0.0, min(large(low), large(high), *map(epsilon, range(2, _TERMS))))
+        if decreases_at(middle):
+            low = middle
+        else:
+            high = middle
+    epsilons = [epsilon_of_order(order) for order in range(2, _TERMS)]
+    return max(0.0, min(epsilon_of_large_order(low), epsilon_of_large_order(high), *epsilons))
 
 
 @functools.lru_cache(maxsize=1)
 def _cells() -> tuple[np.ndarray, np.ndarray]:
-    """Ends of the cells of a standard normal variable, and logs of their probabilities from above.
+    """Returns the ends of the cells of a standard normal variable, and upper bounds on the logs of
+    their probabilities.
 
     Behind those of the cells are the probabilities below the first end and beyond the last one.
     """
     from scipy import special
 
-    near = np.arange(-_NEAR * _FINENESS, _NEAR * _FINENESS + 1) / _FINENESS
-    far = _NEAR * _GROWTH ** np.arange(1, math.ceil(math.log(_FAR / _NEAR, _GROWTH)))
-    ends = np.concatenate([-far[::-1], near, far])
-    closer = np.minimum(np.abs(ends[:-1]), np.abs(ends[1:]))
+    num_near = _NEAR_END * _CELLS_PER_DEVIATION
+    near_ends = np.arange(-num_near, num_near + 1) / _CELLS_PER_DEVIATION
+    num_far = math.ceil(math.log(_FAR_END / _NEAR_END, _FAR_RATIO))
+    far_ends = _NEAR_END * _FAR_RATIO ** np.arange(1, num_far)
+    ends = np.concatenate([-far_ends[::-1], near_ends, far_ends])
+    distance = np.minimum(np.abs(ends[:-1]), np.abs(ends[1:]))
     tail = special.ndtr(-np.abs(ends))
     with np.errstate(divide="ignore"):
-        log_mass = np.where(
-            closer < _NEAR, np.log(np.abs(np.diff(tail))), special.log_ndtr(-closer)
-        )
+        log_difference = np.log(np.abs(np.diff(tail)))
+        log_mass = np.where(distance < _NEAR_END, log_difference, special.log_ndtr(-distance))
     return ends, np.concatenate([log_mass, special.log_ndtr([ends[0], -ends[-1]])])
 
 
 def _log_distance(s: float) -> np.ndarray:
-    """log |R - 1| at the ends of the cells."""
+    """Computes log |R - 1| at the ends of the cells."""
     loss = s * _cells()[0] - s * s / 2
     with np.errstate(divide="ignore"):
         return np.maximum(loss, 0) + np.log(-np.expm1(-np.abs(loss)))
 
 
 def _log_expectation(
-    log_values: np.ndarray, below: np.ndarray | float, beyond: np.ndarray | float
+    log_values: np.ndarray, log_at_zero: np.ndarray | float, log_beyond: np.ndarray | float
 ) -> np.ndarray:
-    """The log of an upper bound on an expectation.
+    """Computes the log of an upper bound on the expectation of a function of R.
 
     Args:
-      log_values: at the ends of the cells, float64 (.., ends); of a function that falls up to R = 1
-        and grows from there.
-      below: its log at R = 0.
-      beyond: the log of a bound on its expectation beyond the last end.
+      log_values: its logs at the ends of the cells, float64 (.., ends); the function decreases up
+        to R = 1 and increases beyond.
+      log_at_zero: its log at R = 0.
+      log_beyond: the log of a bound on its expectation beyond the last end.
     """
     from scipy import special
 
     _, log_mass = _cells()
     inside = np.maximum(log_values[..., :-1], log_values[..., 1:]) + log_mass[:-2]
-    outside = np.stack(np.broadcast_arrays(below + log_mass[-2], beyond), axis=-1)
+    outside = np.stack(np.broadcast_arrays(log_at_zero + log_mass[-2], log_beyond), axis=-1)
     return special.logsumexp(np.concatenate([inside, outside], axis=-1), axis=-1)
 
 
-def _log_power(s: float, j: np.ndarray | float) -> Any:
-    """log E R^j."""
+def _log_power(s: float, j: np.ndarray | float) -> np.ndarray | float:
+    """Computes log E R^j."""
     return j * (j - 1) / 2 * s * s
 
 
-def _log_power_beyond(s: float, j: np.ndarray | float) -> Any:
-    """log E R^j beyond the last end."""
+def _log_power_beyond(s: float, j: np.ndarray | float) -> np.ndarray | float:
+    """Computes the log of E R^j beyond the last end."""
     from scipy import special
 
     return _log_power(s, j) + special.log_ndtr(j * s - _cells()[0][-1])
@@ -162,19 +177,19 @@ def _log_power_beyond(s: float, j: np.ndarray | float) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _log_terms(s: float) -> np.ndarray:
-    """log T_j for j = 2 .. 64, float64 (63,)."""
+    """Computes log T_j for j = 2 .. 64, float64 (63,)."""
     j = np.arange(2.0, _TERMS + 1)
     even = j[::2]
     moments = _log_expectation(even[:, None] * _log_distance(s), 0.0, _log_power_beyond(s, even))
     moments[0] = math.log(math.expm1(s * s))
-    between = (moments[:-1] + moments[1:]) / 2
-    moments = np.append(np.stack([moments[:-1], between], axis=1), moments[-1])
+    odd_moments = (moments[:-1] + moments[1:]) / 2
+    moments = np.append(np.stack([moments[:-1], odd_moments], axis=1), moments[-1])
     return np.minimum(math.log(4) + moments, math.log(2) + _log_power(s, j))
 
 
 @functools.lru_cache(maxsize=4096)
 def _log_sum(s: float, q: float, order: int) -> float:
-    """log A."""
+    """Computes log A."""
     from scipy import special
 
     a = float(order)
@@ -185,21 +200,21 @@ def _log_sum(s: float, q: float, order: int) -> float:
     return float(np.logaddexp(0, special.logsumexp(log_terms)))
 
 
-def _log_binomial(a: float, most: int) -> np.ndarray:
-    """log binomial(a, j) for j = 2 .. most."""
-    i = np.arange(most)
+def _log_binomial(a: float, largest: int) -> np.ndarray:
+    """Computes log binomial(a, j) for j = 2 .. largest."""
+    i = np.arange(largest)
     return np.cumsum(np.log(a - i) - np.log1p(i))[1:]
 
 
 def _log_rest(s: float, q: float, a: float) -> float:
-    """log E h(q |R - 1|)."""
+    """Computes log E h(q |R - 1|)."""
     J = _TERMS + 1
     log_x = math.log(q) + _log_distance(s)
-    # Each term is at most `ratio` times the one before it; and all terms together are at
-    # most (1 + x)^a.
-    ratio = (a - J) / (J + 1) * np.exp(np.minimum(log_x, 30.0))  # which is above 1 there
+    # Each term is at most `ratio` times the previous one, and all terms together are at most
+    # (1 + x)^a. Where log_x is above 30, the ratio is above 1 in any case.
+    ratio = (a - J) / (J + 1) * np.exp(np.minimum(log_x, 30.0))
     with np.errstate(divide="ignore"):
-        by_ratio = _log_binomial(a, J)[-1] + J * log_x - np.log(np.maximum(1 - ratio, 0))
-    log_h = np.minimum(by_ratio, a * np.logaddexp(0, log_x))
-    beyond = np.logaddexp(_cells()[1][-1], math.log(q) + _log_power_beyond(s, a))
-    return float(_log_expectation(log_h, a * math.log1p(q), beyond))
+        log_series = _log_binomial(a, J)[-1] + J * log_x - np.log(np.maximum(1 - ratio, 0))
+    log_h = np.minimum(log_series, a * np.logaddexp(0, log_x))
+    log_beyond = np.logaddexp(_cells()[1][-1], math.log(q) + _log_power_beyond(s, a))
+    return float(_log_expectation(log_h, a * math.log1p(q), log_beyond))

@@ -1,13 +1,13 @@
-"""Runs that end before their plan does: the plan of the first rounds, and a table of what each end
-would guarantee.
+"""Runs that end before their plan does: the plan of the first rounds, and a table of the guarantees
+of different ends.
 
-Round t releases x_t + (N Z)_t. Where C is square and lower-triangular, N = C^-1 is, too: the first
-r rounds are released from C_r x_r + Z_r alone, C_r the leading block of C. They are a mechanism of
-r rounds, whose sensitivity is that of C_r.
+Round t releases x_t + (N Z)_t. If C is square and lower-triangular, so is N = C^-1: the releases of
+the first r rounds are computed from C_r x_r + Z_r alone, where C_r is the leading block of C. They
+are a mechanism of r rounds, whose sensitivity is that of C_r.
 
-When to end must not depend on what was released: a smaller epsilon, taken because the model looked
-good, is a claim about the other ends too. What holds whenever and why ever a run ends is the
-guarantee of all its planned rounds.
+The end must not depend on the releases: to stop because the model looks good is a choice among all
+ends, and the smaller epsilon of one of them does not cover it. The guarantee of all planned rounds
+holds whenever and for whatever reason a run ends.
 """
 
 import bisect
@@ -25,51 +25,52 @@ from fedmf.privacy.describe import guarantee_values
 from fedmf.privacy.gaussian import check_epsilon
 from fedmf.privacy.plan import Plan, check_plan, unit_noise
 
-_ROWS = 16
+# Rows of a stopping table, at most.
+_MAX_ROWS = 16
 
 
 def first_rounds(
     mechanism: Mechanism, rounds: int, *, schema: str, sampling: str | None
 ) -> Mechanism:
-    """`leading_block`, for plans of which the first rounds can have a guarantee of their own: known
-    before the noise is.
+    """Returns the `leading_block` of a mechanism if its first rounds can have a guarantee of their
+    own, which is known before the noise is.
 
     Args:
-      mechanism: of the whole run.
+      mechanism: of all rounds.
       rounds: in 1..mechanism's rounds.
       schema: of the participation.
       sampling: the name of a scheme, or None.
 
     Raises:
-      ValueError: a plan with sampling, a budget or a schema without `has_shorter_form`, or a
-        mechanism that `leading_block` refuses.
+      ValueError: there is sampling, a budget or a schema without `has_shorter_form`, or
+        `leading_block` refuses the mechanism.
     """
     if sampling is not None:
         raise ValueError(
             f"sampling={sampling} is accounted for all rounds together: leave it out, or "
-            "state the guarantee of all"
+            "state the guarantee of all rounds"
         )
     if SCHEMAS[schema].needs_encoder:
         raise ValueError(
-            f"schema={schema}: all of a budget may be spent in the first {rounds} rounds, so that "
-            "these have the guarantee of all: state "
-            "that, and audit the run, which counts what was spent"
+            f"schema={schema} allows a client to spend its whole budget in the first {rounds} "
+            "rounds, so that these have the guarantee of all rounds: state that, and audit the "
+            "run, which counts the spent budget"
         )
     if not SCHEMAS[schema].has_shorter_form:
         raise ValueError(
-            f"schema={schema} does not say which of the first {rounds} rounds a client may take "
-            "part in, so that these have the guarantee of all: state that"
+            f"schema={schema} does not limit the participations in the first {rounds} rounds, so "
+            "that these have the guarantee of all rounds: state that"
         )
     return leading_block(mechanism, rounds)
 
 
 def stopped_after(plan: Plan, rounds: int) -> Plan:
-    """The plan of the first `rounds` rounds of a run, with the same noise; for ends that no output
-    decided (see above).
+    """Returns the plan of the first `rounds` rounds of a run, with the same noise. Its guarantee
+    holds if the end does not depend on the releases.
 
     Raises:
-      TypeError, ValueError: not in 1..plan's rounds; a plan with sampling or a budget, or a
-        mechanism that `leading_block` refuses.
+      TypeError, ValueError: `rounds` is not in 1..plan's rounds, or `first_rounds` refuses the
+        plan.
 
     >>> import fedmf
     >>> twice = fedmf.Participation(rounds=8, schema="min_sep", min_sep=4)
@@ -83,15 +84,15 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
     True
     """
     check_plan(plan)
-    p = plan.participation
     hint = (
         "a run can end before its plan and not after it: plan with the most "
         "rounds that you may want"
     )
-    rounds = checks.integer("rounds", rounds, low=1, high=p.rounds, hint=hint)
+    rounds = checks.integer("rounds", rounds, low=1, high=plan.participation.rounds, hint=hint)
     scheme = None if plan.sampling is None else type(plan.sampling).__name__
-    mechanism = first_rounds(plan.mechanism, rounds, schema=p.schema, sampling=scheme)
-    participation = p.shortened(rounds)
+    schema = plan.participation.schema
+    mechanism = first_rounds(plan.mechanism, rounds, schema=schema, sampling=scheme)
+    participation = plan.participation.shortened(rounds)
     multiplier = unit_noise(plan) / sensitivity(mechanism, participation).value
     return dataclasses.replace(
         plan,
@@ -103,30 +104,34 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
 
 
 def stopping_table(plan: Plan) -> list[dict[str, Any]]:
-    """What the run guarantees if it ends after some of its rounds: "rounds", "sensitivity",
-    "epsilon", "rho" of each, in plain JSON types.
+    """Returns the guarantees of ends after some of the rounds: "rounds", "sensitivity", "epsilon"
+    and "rho" of each, in plain JSON types.
 
     Args:
-      plan: of the most rounds that there may be.
+      plan: of all rounds.
     """
     n = plan.participation.rounds
-    stops = np.unique(np.linspace(0, n, min(n, _ROWS) + 1).round().astype(int))[1:].tolist()
+    ends = np.unique(np.linspace(0, n, min(n, _MAX_ROWS) + 1).round().astype(int))[1:].tolist()
     rows = []
-    for stop in stops:
-        values = guarantee_values(stopped_after(plan, stop))
-        rows.append(
-            {"rounds": stop, **{name: values[name] for name in ("sensitivity", "epsilon", "rho")}}
-        )
+    for end in ends:
+        values = guarantee_values(stopped_after(plan, end))
+        guarantee = {name: values[name] for name in ("sensitivity", "epsilon", "rho")}
+        rows.append({"rounds": end, **guarantee})
     return rows
 
 
 def rounds_within(plan: Plan, epsilon: float, *, argument: str = "epsilon") -> int:
-    """The most rounds with which the plan's epsilon is at most `epsilon`, an error's `argument`:
-    before training, from the plan alone.
+    """Returns the largest number of rounds with which the plan's epsilon is at most `epsilon`,
+    computed before training from the plan alone.
+
+    Args:
+      plan: of all rounds.
+      epsilon: target.
+      argument: name of the target in errors.
 
     Raises:
-      TypeError, ValueError: an epsilon out of range, or one that the first round passes already;
-        those of `stopped_after`.
+      TypeError, ValueError: an epsilon out of range, or one that the first round already exceeds;
+        `stopped_after` refuses the plan.
     """
     target = check_epsilon(epsilon)
     n = plan.participation.rounds
@@ -136,10 +141,10 @@ def rounds_within(plan: Plan, epsilon: float, *, argument: str = "epsilon") -> i
     def epsilon_after(rounds: int) -> float:
         return stopped_after(plan, rounds).epsilon
 
-    within = bisect.bisect_right(range(1, n), target, key=epsilon_after)
-    if not within:
+    num_rounds = bisect.bisect_right(range(1, n), target, key=epsilon_after)
+    if not num_rounds:
         raise ValueError(
-            f"{argument}={epsilon} is passed in round 0, whose release alone has "
+            f"{argument}={epsilon} is exceeded in round 0, whose release alone has "
             f"{epsilon_after(1):.6g}: use more noise, or stop later"
         )
-    return within
+    return num_rounds

@@ -44,7 +44,7 @@ WRONG_CALLS = {
     ),
     f"{CALIBRATE} --population 9": "--population 9 needs --sampling",
     "plan noise MECHANISM --noise-memory 0": "--noise-memory",
-    f"{COMPARE} --availability often": "--availability often says no check-ins",
+    f"{COMPARE} --availability often": "--availability often is no frequency of check-ins",
     f"{COMPARE} --availability every:day --min-sep 9": "--min-sep 9 is more than the 4",
     f"{COMPARE} --family many": "--family many",
     COMPARE: "40 clients in cohorts of 10 allow --min-sep up to 4; pass a number in 1..4",

@@ -155,7 +155,7 @@ def test_a_scheme_takes_the_bands_of_least_error_or_is_refused():
         )
         assert (row.bands, row.sampling) == (choice.best.bands, "poisson")
         assert row.effective_rmse == pytest.approx(choice.best.effective_rmse, rel=1e-3)
-    with refusal("sampling=poisson amplifies nothing where cohort_size=20 of population=20"):
+    with refusal("sampling=poisson amplifies nothing with cohort_size=20 of population=20"):
         compared(["identity"], (1.0,), ["poisson"], 20, **settings | {"min_sep": 1})
 
 

@@ -126,7 +126,7 @@ class TestRoundsWithin:
         assert rounds_within(self.WHOLE, 6.0) == 9
 
     def test_refused_where_one_round_is_too_much(self):
-        with refusal(r"epsilon=0\.5 is passed in round 0, .* use more noise"):
+        with refusal(r"epsilon=0\.5 is exceeded in round 0, .* use more noise"):
             rounds_within(self.WHOLE, 0.5)
 
 

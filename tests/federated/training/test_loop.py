@@ -227,7 +227,7 @@ LONG = config(rounds=40, min_sep=3)
             "is not the plan of a whole run",
         ),
         (config(), {"resume": True}, "holds no run to resume"),
-        (config(stop_at_epsilon=1e-3), {}, "is passed in round 0"),
+        (config(stop_at_epsilon=1e-3), {}, "is exceeded in round 0"),
     ],
 )
 def test_a_run_that_cannot_start_makes_no_folder(tmp_path, settings, options, match):
