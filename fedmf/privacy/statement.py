@@ -1,11 +1,9 @@
-"""The privacy statement: its values as Markdown or JSON, and those of them that are the same for
-every plan of a kind of system.
+"""The privacy statement as Markdown or JSON.
 
-Its points are those of the banded paper's Appendix K.1 (after Ponomareva et al. 2023, Sec. 5.3),
-what was observed where a run is finished, what is not covered, and how to check it.
-`describe.statement_values` and `Audit.statement_values` hand out the values, in plain JSON types
-and at full precision; the template `statement.md.jinja` turns them, and nothing else, into
-Markdown.
+It has the points of the banded paper's Appendix K.1 (after Ponomareva et al. 2023, Sec. 5.3), the
+observed participation of a run, the limits of the guarantee, and the commands that check it.
+`describe.statement_values` and `Audit.statement_values` return its values, in plain JSON types and
+at full precision; the template `statement.md.jinja` makes Markdown from these values alone.
 """
 
 import datetime
@@ -17,7 +15,7 @@ import platform
 import re
 import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +28,9 @@ from fedmf.privacy.markdown_text import GLUED_BLANK, code_span, in_one_line, pla
 from fedmf.privacy.references import references_of
 from fedmf.privacy.systems import System, system_of
 
+if TYPE_CHECKING:
+    import jinja2
+
 FORMAT = "fedmf privacy statement 1"
 NOT_COVERED = (
     "Hyperparameter tuning, and any other run on the same clients: every run has its own "
@@ -39,37 +40,34 @@ NOT_COVERED = (
     "Evaluation metrics, and training metrics that are exact functions of client data: loss, "
     "examples, clients that took part, clip "
     "fraction, updates zeroed. Publishing them is a release of its own.",
-    "What was computed from client data before training, such as a vocabulary, tokens or "
+    "Values computed from client data before training, such as a vocabulary, tokens or "
     "normalisation constants.",
-    "Who took part and when: the participation record names clients and is not part of the output.",
-    "Single updates, checkpoints and the noise seed: whoever holds them "
-    "holds more than the output.",
+    "The participation of each client: its record names clients and is not part of the output.",
+    "Single updates, checkpoints and the noise seed: they contain more than the output.",
     "Floating-point arithmetic: attacks on rounding, on the generator of the noise or on timing "
     "are out of scope.",
 )
-_NOTHING_COVERED = "Whatever clients contribute: without noise there is no guarantee to cover it."
-_COVERED_METRICS = (
-    " A choice by the private metrics of the run is covered.",
-    " The private metrics are covered.",
-)
+_NOTHING_COVERED = "All contributions of clients: without noise there is no guarantee."
+_COVERED_CHOICE = " A choice by the private metrics of the run is covered."
+_COVERED_METRICS = " The private metrics are covered."
 _PACKAGES = (
     "fedmf numpy scipy dp-accounting tensorflow tensorflow-federated tensorflow-privacy"
 ).split()
-# Values that only some statements have.
+# Values that are in some statements only.
 _OPTIONAL = (
     "subject canaries synthetic_clients longer contradictions unrecorded achieved "
     "marked_noncompliant noncompliant_clients noise_source programs server_optimizer "
     "quantile_clipping private_metrics attack"
 ).split()
 _WIDTH = 110
-# What a line of the template begins with that is not the rest of the line before.
+# Start of a line of the template that does not continue the previous line.
 _MARKER = re.compile(r" *(?:\d+\. |- |> )|(?=[|#]|    \S)")
-# At a line's start it would begin a block of Markdown.
+# Text that begins a block of Markdown at the start of a line.
 _BLOCK_START = rf"\d+[.)](?:[ {GLUED_BLANK}]|$)|[-+*#=]+(?:[ {GLUED_BLANK}]|$)|[>:!]"
 
 
 def not_covered(system: System, *, private_metrics: bool, private: bool) -> list[str]:
-    """Returns the points of what is not covered.
+    """Returns the points that the guarantee does not cover.
 
     Args:
       system: the kind of system.
@@ -78,23 +76,22 @@ def not_covered(system: System, *, private_metrics: bool, private: bool) -> list
     """
     if not private:
         return [_NOTHING_COVERED]
-    *points, arithmetic = NOT_COVERED
+    tuning, choice, metrics, *further_points, arithmetic = NOT_COVERED
     if private_metrics:
-        _, choice, metrics, *_ = points
-        additions = dict(zip((choice, metrics), _COVERED_METRICS, strict=True))
-        points = [point + additions.get(point, "") for point in points]
+        choice += _COVERED_CHOICE
+        metrics += _COVERED_METRICS
     if system.generator is not None:
         arithmetic = f"{arithmetic} {system.generator}"
-    return [*points, arithmetic]
+    return [tuning, choice, metrics, *further_points, arithmetic]
 
 
 def today() -> str:
-    """Returns the day, in UTC, as a statement names it."""
+    """Returns the date in UTC, in ISO format."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of what decides the guarantee, of the packages that are installed."""
+    """Returns the versions of Python and of the installed packages that affect the guarantee."""
     versions = {}
     for name in _PACKAGES:
         try:
@@ -105,8 +102,8 @@ def installed_versions() -> dict[str, str]:
 
 
 def version_changes(recorded: Mapping[str, str]) -> str:
-    """Returns the recorded versions that are not those installed here, in one phrase; empty where
-    all are.
+    """Returns the differences between the recorded and the installed versions, in one phrase; empty
+    if there are none.
 
     >>> version_changes(installed_versions())
     ''
@@ -122,8 +119,8 @@ def version_changes(recorded: Mapping[str, str]) -> str:
 
 
 def mechanism_digest(mechanism: Mechanism) -> str:
-    """SHA-256 of what the mechanism is, its matrices and family,
-    without its certificate; hexadecimal.
+    """Returns the SHA-256 of a mechanism's matrices and family, without its certificate;
+    hexadecimal.
 
     >>> from fedmf.mechanisms import IdentityMechanism
     >>> mechanism_digest(IdentityMechanism(rounds=4)) == mechanism_digest(
@@ -137,17 +134,19 @@ def mechanism_digest(mechanism: Mechanism) -> str:
             continue
         array = np.asarray(value)
         header = json.dumps([name, array.dtype.newbyteorder("<").str, list(array.shape)])
-        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        digest.update(header.encode() + b"\0" + np.ascontiguousarray(little).tobytes() + b"\0")
+        little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        content = np.ascontiguousarray(little_endian).tobytes()
+        digest.update(header.encode() + b"\0" + content + b"\0")
     return digest.hexdigest()
 
 
 @functools.cache
-def _environment() -> Any:
-    import jinja2  # a tenth of a second that only statements need
+def _environment() -> "jinja2.Environment":
+    """Returns the environment of the template, with the filters for numbers and names."""
+    import jinja2  # This takes a tenth of a second, which only statements need.
 
-    # Markdown: nothing is escaped. A value that is missing is a mistake, but for those that only
-    # some statements have.
+    # Nothing is escaped, because the output is Markdown. A missing value is an error, except for
+    # the ones that are in some statements only.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedmf.privacy", "."),
         trim_blocks=True,
@@ -168,45 +167,51 @@ def _environment() -> Any:
 
 
 def markdown(values: dict[str, Any]) -> str:
-    """Returns the statement as Markdown, of the values of `describe.statement_values`."""
+    """Returns the values of `describe.statement_values` as Markdown."""
     limits = values["participation"]
-    # A schema of a module that is not imported here has limits all the same.
+    # Values may have the schema of a module that is not imported here.
     schema = SCHEMAS.get(limits["schema"], Participation)
-    facts = dict.fromkeys(_OPTIONAL) | values
-    facts |= {
+    context = dict.fromkeys(_OPTIONAL) | values
+    context |= {
         "kind": system_of(values["system"]),
         "assumption": _environment().from_string(schema.assumption).render(limits),
         "separation_kind": schema.separation_kind,
         "checks": command_checks(values),
     }
-    text = _environment().get_template("statement.md.jinja").render(facts)
+    text = _environment().get_template("statement.md.jinja").render(context)
     references = [f"- {reference}." for reference in references_of(text)]
     text = "\n".join([text, "", "## References", "", *references])
+    lines = "\n".join(_wrapped(point) for point in _points(text))
+    return lines.replace(GLUED_BLANK, " ").rstrip() + "\n"
+
+
+def _points(text: str) -> list[str]:
+    """Returns the points of a text, each in one line, with at most one empty line between them."""
     points: list[str] = []
     for line in text.splitlines():
         if points and points[-1] and line.strip() and not _MARKER.match(line):
             points[-1] += f" {line.strip()}"
         elif line.strip() or (points and points[-1]):
             points.append(line.rstrip())
-    lines = "\n".join(map(_wrapped, points))
-    return lines.replace(GLUED_BLANK, " ").rstrip() + "\n"
+    return points
 
 
 def _wrapped(point: str) -> str:
-    """Returns the point in lines of the indentation of its text, none of which begins with what
-    Markdown reads as the start of a list, a heading or another block.
+    """Returns a point in lines with its indentation, none of which begins a list, a heading or
+    another block of Markdown.
     """
     marker = _MARKER.match(point)
     start = marker[0] if marker else ""
     if marker and not start:
         return point
-    kept = re.sub(r"\s+", " ", point[len(start) :])
-    kept = re.sub(rf" (?={_BLOCK_START})", GLUED_BLANK, kept)
+    words = re.sub(r"\s+", " ", point[len(start) :])
+    words = re.sub(rf" (?={_BLOCK_START})", GLUED_BLANK, words)
+    indent = "> " if start.startswith(">") else " " * len(start)
     lines = textwrap.wrap(
-        kept,
+        words,
         _WIDTH,
         initial_indent=start,
-        subsequent_indent="> " if start.startswith(">") else " " * len(start),
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -214,7 +219,7 @@ def _wrapped(point: str) -> str:
 
 
 def as_text(values: dict[str, Any], suffix: str) -> str:
-    """Values as the contents of a file of this suffix, .md or .json.
+    """Returns the values as the text of a file with the suffix .md or .json.
 
     Raises:
       ValueError: another suffix.

@@ -1,8 +1,8 @@
-"""The kinds of system that a privacy statement can be about, and what fedmf knows of each.
+"""The kinds of system that a privacy statement can be about, with the sentences about each of them.
 
-A sentence of a statement is true of every system of its kind: of a plan alone and of another
-system's log fedmf knows no clipping, no noise and no controller, and says nothing of them. A new
-kind is one entry of `SYSTEMS`.
+A sentence is true for every system of its kind. Of a plan alone and of the log of another system
+fedmf knows no clipping, no noise and no controller, so that their statements do not mention them. A
+new kind is one entry of `SYSTEMS`.
 """
 
 import dataclasses
@@ -12,18 +12,18 @@ from fedmf import checks
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class System:
-    """A kind of system, in sentences for its statements.
+    """A kind of system: sentences for its statements.
 
     Attributes:
-      title: what the statement is about.
-      client: what counts as one client.
-      enforced: who enforces the assumptions of the guarantee.
-      noise_enforced: who enforces those about the noise; read where noise is added.
-      generator: how the noise is drawn; None where fedmf does not know.
-      verification: how what the statement says can be tested, where noise is added.
-      record: where the record of participation is, if no printed command reads it; a sentence.
-      names_data: whether the statement names the task, its data and the model; of other systems
-        whoever publishes the statement has to.
+      title: about the system.
+      client: about the definition of one client.
+      enforced: about the enforcement of the guarantee's assumptions.
+      noise_enforced: about the enforcement of the assumptions on the noise, if noise is added.
+      generator: about the noise generator; None if fedmf does not know it.
+      verification: about tests of the statement, if noise is added.
+      record: about the place of the participation record, if no printed command reads it.
+      names_data: whether the statement names the task, its data and the model; for other systems
+        its publisher has to.
     """
 
     title: str
@@ -36,7 +36,7 @@ class System:
     names_data: bool = False
 
 
-# With HostNoise; docs/randomness.md.
+# About `HostNoise`, which docs/randomness.md describes.
 _HOST = "Gaussians are drawn in float32 by AES-256 in counter mode."
 _TESTED = (
     "`fedmf audit mechanism` tests whether the noise that this code makes for the plan is the "
@@ -44,12 +44,12 @@ _TESTED = (
 )
 _SEED = (
     "fedmf cannot see whether the seed of the noise stays secret and served no other run, or with "
-    "sampling whether anybody learns who was drawn."
+    "sampling whether the sampled clients stay secret."
 )
 _SERVER = (
-    "enforces this: in each round it refuses the clients whom the plan does not allow, clips every "
-    "update that is given to `add`, and divides by a fixed number. The updates of a sum that is "
-    "given to `add_sum` have to be clipped before it comes: only its norm is checked."
+    "enforces this: in each round it refuses the clients that the plan does not allow, clips every "
+    "update that is passed to `add`, and divides by a fixed number. The updates of a sum that is "
+    "passed to `add_sum` have to be clipped before: only the norm of the sum is checked."
 )
 _IN_MEMORY = "Without a folder the server keeps its record of participation in memory alone."
 _LEDGER = "`fedmf audit log` can read it once `to_csv` of the ledger has written it to a file."
@@ -61,7 +61,7 @@ _NOT_SEEN = (
 SYSTEMS = {
     "plan": System(
         title="A plan. No system that runs it has been seen.",
-        client="A client is what the system that runs the plan counts as one.",
+        client="The system that runs the plan defines a client.",
         enforced="The plan enforces nothing of this: the system that runs it has to.",
         verification="`fedmf audit mechanism` tests whether the noise that fedmf itself makes for "
         "the plan is the noise that is accounted here; the noise of other systems it cannot see.",
@@ -90,7 +90,7 @@ SYSTEMS = {
     ),
     "server": System(
         title="A system with a `fedmf.Server`.",
-        client="A client is what has one id in the calls of the server.",
+        client="A client is one id in the calls of the server.",
         enforced=f"`fedmf.Server` {_SERVER}",
         noise_enforced=_SEED,
         generator=_HOST,
@@ -99,9 +99,9 @@ SYSTEMS = {
     ),
     "flower": System(
         title="A Flower app with `fedmf.flower.MatrixFactorizationDP`.",
-        client="A client is what has one id: with a population a partition id, which a node "
-        "tells of itself, and else a node id, which Flower gives to a registration. Neither "
-        "proves a person or a device.",
+        client="A client is one id: with a population a partition id, which a node reports "
+        "itself, and else a node id, which Flower assigns to a registration. Neither identifies "
+        "a person or a device.",
         enforced=f"The strategy draws the nodes of a round, and its `fedmf.Server` {_SERVER}",
         noise_enforced=_SEED,
         generator=_HOST,
@@ -110,12 +110,12 @@ SYSTEMS = {
     ),
     "pipeline": System(
         title="A pipeline of TensorFlow Federated with `dp_aggregator`.",
-        client="A client is what the pipeline counts as one.",
+        client="The pipeline defines a client.",
         enforced="`dp_aggregator` enforces a part of this: it clips every update before it is "
-        "summed, and divides by a fixed number. The pipeline has to enforce the rest: who takes "
-        "part, and that one run begins from an initial state.",
+        "summed, and divides by a fixed number. The pipeline has to enforce the participation, and "
+        "that only one run begins from an initial state.",
         noise_enforced="`dp_aggregator` adds the noise. The pipeline has to keep the state secret, "
-        "and to enforce the bounds and the noise of private metrics, if the plan pays for some.",
+        "and to enforce the bounds and the noise of private metrics, if the plan has some.",
         generator="Gaussians are drawn in float32, by Philox4x32-10 in TensorFlow's graph or by "
         "AES-256 in counter mode in a `HostNoise`.",
         verification="`fedmf audit mechanism --query` tests whether the noise that "
@@ -125,10 +125,10 @@ SYSTEMS = {
     ),
     "controller": System(
         title="The cohorts of a `fedmf.ParticipationController`.",
-        client="A client is one of the numbers that the controller draws from.",
-        enforced="The controller draws the cohorts, and breaks the plan only for devices that it "
-        "was told to simulate as deviating. The system that trains has to train nobody else, and "
-        "to enforce all the rest.",
+        client="A client is one of the numbers that the controller samples.",
+        enforced="The controller samples the cohorts, and breaks the plan only for devices that it "
+        "simulates as non-compliant. The system that trains has to train no other clients, and "
+        "to enforce all other assumptions.",
         verification=_NOT_SEEN,
         record=f"The record of participation is the controller's ledger, in memory. {_LEDGER}",
     ),
@@ -149,18 +149,19 @@ SYSTEMS = {
     ),
 }
 
-# What an audit of a pipeline can have read.
+# Kinds whose records an audit of a pipeline may have read.
 _IN_PIPELINES = ("controller", "ledger", "log")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The system that one statement is about; None where fedmf does not know.
+    """The system of one statement; None for what fedmf does not know.
 
     Attributes:
       system: its kind, a key of `SYSTEMS`.
-      task, data: the task's name, and its description of the data.
-      begun, finished: the days of the run.
+      task: name of the task.
+      data: description of the task's data.
+      begun, finished: dates of the run.
       folder: name of the folder that the commands of the statement check.
       model_sha256: digest of the released model's file.
     """
@@ -181,17 +182,17 @@ class Subject:
             )
 
     def values(self) -> dict[str, str | None]:
-        """Returns what is known beside the kind, in plain JSON types."""
-        facts = dataclasses.asdict(self)
-        del facts["system"]
-        return facts
+        """Returns all fields but the kind, in plain JSON types."""
+        values = dataclasses.asdict(self)
+        del values["system"]
+        return values
 
 
 def system_of(name: str) -> System:
-    """Returns the kind of system of this name.
+    """Returns the kind of system with this name.
 
     Raises:
-      ValueError: there is none.
+      ValueError: no kind has this name.
 
     >>> system_of("plan").names_data
     False
@@ -200,17 +201,19 @@ def system_of(name: str) -> System:
 
 
 def check_audited_system(name: str, audited: str) -> None:
-    """Refuses to state what was audited as a system that nobody has seen.
+    """Raises ValueError unless the audit of one kind of system can be stated as another kind.
 
-    A run names its task, so that its folder was read; who trained with a ledger or a log in a
-    pipeline of TensorFlow Federated knows that alone.
+    An audit of a run names its task, because its folder was read. The audit of a controller, a
+    ledger or a log can also be stated as that of a pipeline of TensorFlow Federated, which only the
+    caller knows.
 
-    Raises:
-      ValueError: naming the kinds that it can be stated as.
+    Args:
+      name: kind of system of the statement.
+      audited: kind of system of the audit.
 
     >>> check_audited_system("pipeline", "controller")
     """
-    known = [audited, "pipeline"] if audited in _IN_PIPELINES else [audited]
-    if name not in known and not system_of(name).names_data:
-        hint = " or ".join(f"system={kind!r}" for kind in known)
+    kinds = [audited, "pipeline"] if audited in _IN_PIPELINES else [audited]
+    if name not in kinds and not system_of(name).names_data:
+        hint = " or ".join(f"system={kind!r}" for kind in kinds)
         raise ValueError(f"system={name!r} is not what was audited: pass {hint}, or leave it out")
