@@ -1,9 +1,9 @@
-"""The server's learning rate from a mechanism's error: the rule of the banded paper, App. I, below
-Eq. 11.
+"""A rule for the server's learning rate from a mechanism's error (banded paper, App. I, below Eq.
+11).
 
 The rule is a regression over 25 tuned runs of one task (StackOverflow next-word prediction: 2052
-rounds, clip norm 1, server momentum 0.95, client learning rate 1, warm-up and cool-down). Elsewhere
-its slope is a start for a search and its offset is not.
+rounds, clip norm 1, server momentum 0.95, client learning rate 1, warm-up and cool-down). For other
+tasks its slope can start a search, but its offset cannot.
 """
 
 import math
@@ -16,8 +16,9 @@ from fedmf.workloads import Workload
 
 # log(rate) = SLOPE log(L_e) + OFFSET. The logarithms are natural: with decimal ones the rates of
 # Table 4 would come out as 0.0005.
-SLOPE, OFFSET = -0.95, -4.64
-# What the runs had, and the range of their L_e, for 1000 clients: from 342 bands at epsilon 16
+SLOPE = -0.95
+OFFSET = -4.64
+# Settings of the runs, and the range of their L_e for 1000 clients: from 342 bands at epsilon 16
 # (0.00316) to DP-SGD at epsilon 1 (0.3315).
 ROUNDS = 2052
 CLIP_NORM = 1.0
@@ -29,23 +30,23 @@ GRID = 1.7
 
 @with_numpy_defaults
 def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = None) -> float:
-    """Noise per round in the mean update's running query, in units of the clip norm: sqrt(loss /
-    rounds) * sigma / B.
+    """Computes the error per round of the workload's query on mean updates, in units of the clip
+    norm: sqrt(loss / rounds) * sigma / B.
 
-    Banded paper, Eq. 11, where the workload is the prefix sums.
+    This is Eq. 11 of the banded paper if the workload is the prefix sums.
 
     Args:
-      plan: the mechanism and its noise.
-      workload: A, on which error is measured.
-      cohort_size: B, clients that a round's sum is divided by; None takes the plan's claimed
-        cohort, or the cohort of its sampling.
+      plan: with the mechanism and its noise.
+      workload: A, whose error is computed.
+      cohort_size: B, the divisor of a round's sum; None takes the plan's claimed cohort, or the
+        cohort of its sampling.
 
     Returns:
       The error, without a unit.
 
     Raises:
-      TypeError, ValueError: a cohort_size that is no positive int, or none where the plan knows of
-        none; rounds that differ.
+      TypeError, ValueError: a cohort_size that is no positive int, or None for a plan without a
+        cohort; different rounds.
 
     >>> import fedmf
     >>> once = fedmf.Participation(rounds=3, schema="single")
@@ -58,30 +59,27 @@ def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = 
     0.282843
     """
     check_plan(plan)
-    if cohort_size is None:
-        cohort_size = (
-            getattr(plan.sampling, "cohort_size", None)
-            if plan.simulation is None
-            else plan.simulation.claimed
-        )
+    if cohort_size is None and plan.simulation is not None:
+        cohort_size = plan.simulation.claimed
+    elif cohort_size is None and plan.sampling is not None:
+        cohort_size = plan.sampling.cohort_size
     hint = "pass the number of clients that a round's sum is divided by"
-    clients = checks.integer("cohort_size", cohort_size, low=1, high=10**12, hint=hint)
-    return (
-        update_noise_multiplier(plan) * rmse(plan.mechanism, workload, plan.participation) / clients
-    )
+    divisor = checks.integer("cohort_size", cohort_size, low=1, high=10**12, hint=hint)
+    error = rmse(plan.mechanism, workload, plan.participation)
+    return update_noise_multiplier(plan) * error / divisor
 
 
 @with_numpy_defaults
 def predicted_learning_rate(
     effective_rmse: float, *, clip_norm: float = 1.0, grid: float | None = GRID
 ) -> float:
-    """The server's learning rate for an error: exp(-0.95 log(effective_rmse) - 4.64), on the
-    paper's grid.
+    """Computes the server's learning rate for an error: exp(-0.95 log(effective_rmse) - 4.64), on
+    the paper's grid.
 
     Args:
-      effective_rmse: L_e, as the function of that name gives it for prefix sums; positive.
-      clip_norm: updates are in proportion to it and the paper's is 1, so the rate is divided by it.
-      grid: the rate is rounded to the nearest power of it, nearest as a ratio; None: not rounded.
+      effective_rmse: L_e, as the function of that name returns it for prefix sums; positive.
+      clip_norm: divides the rate, because updates are proportional to it and the paper's is 1.
+      grid: the rate is rounded to the power of it with the nearest ratio; None for no rounding.
 
     Returns:
       The rate.
@@ -97,7 +95,7 @@ def predicted_learning_rate(
     checks.positive(
         "effective_rmse",
         effective_rmse,
-        "the rule is for runs with noise; without noise the rate is bounded by stability",
+        "the rule is for runs with noise; without noise stability bounds the rate",
     )
     checks.positive("clip_norm", clip_norm, "pass the L2 bound on a client's update")
     if grid is not None and checks.finite_float("grid", grid, hint="pass a ratio, or None") <= 1:
@@ -106,31 +104,36 @@ def predicted_learning_rate(
             "rates such as 1.7, or None"
         )
     rate = math.exp(SLOPE * math.log(effective_rmse) + OFFSET) / clip_norm
-    return rate if grid is None else on_grid(rate, grid)
+    if grid is None:
+        return rate
+    return on_grid(rate, grid)
 
 
 def extrapolations(effective_rmse: float, *, rounds: int, clip_norm: float = 1.0) -> list[str]:
-    """In what a run is beyond the runs that the rule was fitted to, one phrase each; that the task
-    is another is for the reader to know.
+    """Returns the settings of a run outside those of the runs behind the rule, one phrase each.
+
+    The task, which differs too, is left to the reader.
 
     >>> extrapolations(0.05, rounds=2052)
     []
     >>> extrapolations(0.9, rounds=256)
     ['effective_rmse 0.9 is outside 0.0031 to 0.332', '256 rounds in place of 2052']
     """
-    least, most = ERRORS
-    found = []
-    if not least <= effective_rmse <= most:
-        found.append(f"effective_rmse {effective_rmse:.3g} is outside {least:g} to {most:g}")
+    smallest, largest = ERRORS
+    phrases = []
+    if not smallest <= effective_rmse <= largest:
+        phrases.append(
+            f"effective_rmse {effective_rmse:.3g} is outside {smallest:g} to {largest:g}"
+        )
     if rounds != ROUNDS:
-        found.append(f"{rounds} rounds in place of {ROUNDS}")
+        phrases.append(f"{rounds} rounds in place of {ROUNDS}")
     if clip_norm != CLIP_NORM:
-        found.append(f"clip_norm {clip_norm:g} in place of {CLIP_NORM:g}")
-    return found
+        phrases.append(f"clip_norm {clip_norm:g} in place of {CLIP_NORM:g}")
+    return phrases
 
 
 def on_grid(rate: float, grid: float = GRID, *, steps: int = 0) -> float:
-    """The power of `grid` nearest to `rate`, or the one `steps` further up.
+    """Returns the power of `grid` nearest to `rate`, or the one `steps` above it.
 
     >>> round(on_grid(0.36), 4), round(on_grid(0.36, steps=-1), 4)
     (0.346, 0.2035)

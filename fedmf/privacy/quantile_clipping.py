@@ -1,18 +1,18 @@
-"""A clip norm that follows a quantile of the updates' norms, and what telling the quantile costs.
+"""Adaptive clipping: a clip norm that follows a quantile of the updates' norms, and the privacy
+budget that it costs.
 
-In round t client i sends its update clipped to zeta_t, and one bit b_i: whether the update was
-within zeta_t (Andrew, Thakkar, McMahan and Ramaswamy 2021, arXiv 1905.03871). Two sums are
-released, each with noise of the same encoder and the same participation,
-and independent of each other:
+In round t client i sends its update clipped to zeta_t, and one bit b_i: whether the norm of the
+update is at most zeta_t (Andrew, Thakkar, McMahan and Ramaswamy 2021, arXiv 1905.03871). Two sums
+are released, with independent noise of the same encoder and the same participation:
 
     sum of u_i / zeta_t      each of norm at most 1       noise multiplier z_x
     sum of b_i - 1/2         each -1/2 or 1/2             noise multiplier z_b, of a sum of clients
 
-A client that is taken away leaves 0 in both. Its contributions divided by their noise, (u_i /
+A client that is zeroed out contributes 0 to both. Its contributions divided by their noise, (u_i /
 zeta_t) / z_x and (b_i - 1/2) / z_b, are one vector of squared norm at most 1 / z_x^2 + 1 / (2
-z_b)^2. Where that is 1 / z^2, the two releases together are one mechanism with noise multiplier z:
-every sensitivity, sampling scheme and audit holds for it as it stands. zeta_t follows from past
-releases alone, which Denisov et al. 2022, Theorem 2.1, allows; the server multiplies by it again.
+z_b)^2. If that is 1 / z^2, the two releases together are one mechanism with noise multiplier z: all
+sensitivities, sampling schemes and audits hold for it unchanged. zeta_t depends on past releases
+alone, which Denisov et al. 2022, Theorem 2.1, allows; the server multiplies by it again.
 docs/adaptive.md has the proof.
 """
 
@@ -22,27 +22,27 @@ import math
 from fedmf import checks, fields
 from fedmf.privacy.gaussian import check_noise_multiplier
 
-# Factors that the clip norm keeps to, so that float32 holds what is scaled by it.
+# Largest factor by which the clip norm changes in all, so that float32 holds what it scales.
 MOST_CHANGE = 1e6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantileClipping:
-    """How the clip norm follows the quantile: zeta <- zeta exp(-learning_rate (b - quantile)) after
-    each `every` rounds.
+    """The geometric quantile update: zeta <- zeta exp(-learning_rate (b - quantile)) after each
+    `every` rounds.
 
-    b is the mean over these rounds of the released part of clients within zeta, held to [0, 1].
+    b is the mean over these rounds of the released share of clients within zeta, clipped to [0, 1].
 
-    N Z cancels from round to round only as far as zeta stays: it changes only now and then. A mean
-    over rounds has little noise: it is a difference of two running sums, of which the encoder makes
-    good estimates.
+    The noise N Z cancels across rounds only while zeta is constant, which is why it changes rarely.
+    A mean over rounds has little noise: it is a difference of two running sums, which the encoder
+    estimates well.
 
     Attributes:
-      quantile: part of the clients that zeta is to be above, in (0, 1).
-      share: part of rho that the bits spend, in (0, 1): z_x = z / sqrt(1 - share) and z_b = z
+      quantile: share of the clients whose norm is to be at most zeta, in (0, 1).
+      share: of rho that is spent on the bits, in (0, 1): z_x = z / sqrt(1 - share) and z_b = z
         / (2 sqrt(share)).
       every: rounds between changes of zeta.
-      learning_rate: zeta changes by a factor of at most exp(learning_rate) at once.
+      learning_rate: step size; zeta changes by a factor of at most exp(learning_rate) at once.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -60,9 +60,8 @@ class QuantileClipping:
     def __post_init__(self) -> None:
         hint = "use a number between 0 and 1, such as 0.5 for the median"
         checks.positive("quantile", self.quantile, hint, below=1)
-        checks.positive(
-            "share", self.share, "use a small part of the budget, such as 0.04", below=1
-        )
+        hint = "use a small share of the privacy budget, such as 0.04"
+        checks.positive("share", self.share, hint, below=1)
         hint = "use some rounds, such as 10"
         every = checks.integer("every", self.every, low=1, high=checks.MAX_ROUNDS, hint=hint)
         fields.set_fields(self, {"every": every})
@@ -78,11 +77,11 @@ class QuantileClipping:
         every: int = 10,
         learning_rate: float = 1.0,
     ) -> "QuantileClipping":
-        """The clipping whose bits have noise of this multiplier in a plan of `noise_multiplier`;
-        Andrew et al. take clients / 20.
+        """Returns the clipping whose bits have this noise multiplier in a plan of
+        `noise_multiplier`; Andrew et al. use clients / 20.
 
         Raises:
-          ValueError: the bits alone would spend the whole budget.
+          ValueError: the bits alone would spend the whole privacy budget.
 
         >>> clipping = QuantileClipping.with_bit_noise(5.0, noise_multiplier=1.19352)
         >>> round(clipping.update_noise_multiplier(1.19352), 5)
@@ -93,21 +92,21 @@ class QuantileClipping:
         noise_multiplier = check_noise_multiplier(noise_multiplier)
         if noise_multiplier == 0:
             raise ValueError(
-                "noise_multiplier=0 adds no noise, of which the bits could have a part: leave "
-                "`quantile_clipping` out, or use some noise"
+                "noise_multiplier=0 adds no noise, of which the bits could have a share: leave "
+                "`quantile_clipping` out, or add noise"
             )
         if 2 * bit_noise <= noise_multiplier:
             raise ValueError(
                 f"bit_noise={bit_noise} is at most half of noise_multiplier={noise_multiplier}, "
-                "and nothing would be left for the updates: use a larger one"
+                "which leaves no privacy budget for the updates: use a larger one"
             )
         share = (noise_multiplier / (2 * bit_noise)) ** 2
         return cls(quantile=quantile, share=share, every=every, learning_rate=learning_rate)
 
     def update_noise_multiplier(self, noise_multiplier: float) -> float:
-        """z_x of the sum of updates, in a plan of noise multiplier z."""
+        """Returns z_x of the sum of updates, in a plan with noise multiplier z."""
         return check_noise_multiplier(noise_multiplier) / math.sqrt(1 - self.share)
 
     def bit_noise_multiplier(self, noise_multiplier: float) -> float:
-        """z_b of the sum of bits, in a plan of noise multiplier z."""
+        """Returns z_b of the sum of bits, in a plan with noise multiplier z."""
         return check_noise_multiplier(noise_multiplier) / (2 * math.sqrt(self.share))

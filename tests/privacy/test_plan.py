@@ -102,7 +102,7 @@ class TestCalibration:
         assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=2e-4)
 
     def test_noise_that_no_source_can_draw_is_refused(self):
-        with refusal("no draw passes 12.06 standard deviations"):
+        with refusal("draws of at most 12.06 standard deviations"):
             fedmf.calibrate(ONE, TWICE, epsilon=50.0, delta=1e-10)
 
 
