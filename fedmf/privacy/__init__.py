@@ -1,1 +1,1 @@
-"""What noise a guarantee needs: accountants, amplification, the plan and its statement."""
+"""The noise that a guarantee needs: accountants, amplification, the plan and its statement."""

@@ -166,8 +166,8 @@ class AttackRisk:
         bound_by_removal = delta + ratio * rate
         # This is a difference of numbers near 1, whose last digits are lost.
         bound_by_addition = 1 - (1 - delta - rate) / ratio + 1e-15
-        least = float(np.minimum(bound_by_removal, bound_by_addition).min())
-        return min(1.0, least * (1 + _ROUNDING))
+        least_bound = float(np.minimum(bound_by_removal, bound_by_addition).min())
+        return min(1.0, least_bound * (1 + _ROUNDING))
 
     def _largest_difference(self, weight: float) -> float:
         """Computes an upper bound on T(a) - weight a over all a, for weight >= 1.
@@ -310,5 +310,5 @@ def trade_off_plot(
         f"+{'-' * (width + 1)}+",
         "".join([*labels, "100%"]),
         "False-positive rate",
-        "o at most, by the noise   - what epsilon alone allows   . by guessing",
+        "o bound by the noise   - bound by epsilon and delta   . guessing",
     ]

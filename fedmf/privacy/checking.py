@@ -1,4 +1,4 @@
-"""What the commands that a statement prints check, in sentences."""
+"""Sentences about the checks by the commands that a statement prints."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,24 +14,24 @@ _RUN_BEGUN = (
     "Once the run has its first checkpoint, `fedmf audit run` with its folder audits the record of "
     "participation."
 )
-_CHECKS = {
+_CHECK_BY_COMMAND = {
     "fedmf audit run": _RUN_UNDER_WAY,
     "fedmf audit log": "audits the record of participation again",
     "fedmf audit canaries": "computes lower bounds on epsilon from the canaries, with private "
     "files that a copy for publication lacks",
-    "fedmf calibrate": "computes what is planned again from the file of the mechanism",
+    "fedmf calibrate": "computes the planned guarantee again from the file of the mechanism",
 }
 _AUDITS_OF_RECORDS = ("fedmf audit run", "fedmf audit log")
 
 
 def command_checks(values: Mapping[str, Any]) -> list[str]:
-    """Returns sentences on what the commands of a statement check, and on what they do not.
+    """Returns sentences about the checks by the commands of a statement, and about their limits.
 
     Args:
-      values: of the statement, as of `describe.statement_values`.
+      values: of the statement, as `describe.statement_values` returns them.
     """
     subject = values.get("subject") or {}
-    checks = dict(_CHECKS)
+    checks = dict(_CHECK_BY_COMMAND)
     if subject.get("finished"):
         checks["fedmf audit run"] = _RUN_FINISHED
     commands = values["commands"]
@@ -41,15 +41,18 @@ def command_checks(values: Mapping[str, Any]) -> list[str]:
             sentences.append(f"`{name}`, as printed below, {check}.")
     audits_record = any(_prints(commands, name) for name in _AUDITS_OF_RECORDS)
     if audits_record and values.get("contradictions"):
-        sentences.append("The audit ends with exit status 1, since the plan was not kept.")
+        sentences.append("The audit ends with exit status 1, because the plan was broken.")
     if "observed" in values and not audits_record:
-        sentences.append(f"No command below checks what was observed. {_reason(values)}".strip())
+        sentences.append(
+            f"No command below checks the observed participation. {_reason(values)}".strip()
+        )
     elif "observed" not in values and system_of(values["system"]).names_data:
         sentences.append(_RUN_BEGUN)
     return sentences
 
 
 def _prints(commands: list[str], name: str) -> bool:
+    """Returns whether a command of this name is printed."""
     return any(command.startswith(f"{name} ") for command in commands)
 
 

@@ -199,7 +199,7 @@ class Comparison:
         )
 
     def _best_bands(self, scheme: str, epsilon: float) -> int:
-        """Searches for the number of bands with the least error."""
+        """Finds the number of bands with the least error."""
         search = BandSearch(
             workload=self.config.fit_workload(),
             population=self.population,

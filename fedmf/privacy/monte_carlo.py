@@ -60,18 +60,18 @@ class SimulatedEpsilon:
       estimate: the epsilon whose estimated delta is the target, without a margin.
       order: K, the number of patterns that are drawn together.
       samples: drawn for removing and for adding a client.
-      wanted: samples with which the margin would be a few percent of delta; more than `samples`
-        where those would take too long.
+      needed_samples: for removing, with a margin of a few percent of delta; more than `samples` if
+        those would take too long.
     """
 
     epsilon: float
     estimate: float
     order: int
     samples: tuple[int, int]
-    wanted: float
+    needed_samples: float
 
     def __post_init__(self) -> None:
-        numbers = (self.epsilon, self.estimate, self.wanted)
+        numbers = (self.epsilon, self.estimate, self.needed_samples)
         counts = (self.order, *self.samples)
         is_valid = (
             all(type(number) is float and number >= 0 for number in numbers)
@@ -91,7 +91,7 @@ class _Search:
     Attributes:
       order, size: of the remove sample.
       add_size: of the add sample.
-      wanted: as in `SimulatedEpsilon`.
+      needed_samples: as in `SimulatedEpsilon`.
       points: losses through which the line of the add direction goes.
       epsilon: that the proof may expect.
     """
@@ -99,7 +99,7 @@ class _Search:
     order: int
     size: int
     add_size: int
-    wanted: float
+    needed_samples: float
     points: tuple[float, float]
     epsilon: float
 
@@ -150,17 +150,17 @@ def _digest(key: str, values: dict[str, Any]) -> str:
 
 
 def _simulate(losses: Losses, delta: float, largest: float) -> SimulatedEpsilon:
-    """Searches, draws the samples of the proof, and returns the epsilon that they prove."""
+    """Computes the result from a search and the independent samples of the proof."""
     if _is_reached_at_zero(losses, delta, largest):
-        return SimulatedEpsilon(epsilon=0.0, estimate=0.0, order=1, samples=(0, 0), wanted=0.0)
+        return SimulatedEpsilon(
+            epsilon=0.0, estimate=0.0, order=1, samples=(0, 0), needed_samples=0.0
+        )
     try:
         search = _search(losses, delta, largest)
         removed = remove_sample(losses, search.order, search.size, PROOF)
         added = add_sample(losses, search.add_size, PROOF)
     except FloatingPointError:
-        return SimulatedEpsilon(
-            epsilon=math.inf, estimate=math.inf, order=1, samples=(0, 0), wanted=0.0
-        )
+        return _without_samples(math.inf)
 
     def bound(epsilon: float) -> float:
         remove_bound = removed.bound(epsilon, FAILURE / 2)
@@ -176,7 +176,14 @@ def _simulate(losses: Losses, delta: float, largest: float) -> SimulatedEpsilon:
         estimate=_least_epsilon(estimate, delta, largest),
         order=search.order,
         samples=(removed.size, len(added.loss)),
-        wanted=search.wanted,
+        needed_samples=search.needed_samples,
+    )
+
+
+def _without_samples(epsilon: float) -> SimulatedEpsilon:
+    """Returns the result of an epsilon that needs no sample, or for which none is finite."""
+    return SimulatedEpsilon(
+        epsilon=epsilon, estimate=epsilon, order=1, samples=(0, 0), needed_samples=0.0
     )
 
 
@@ -231,12 +238,12 @@ def _search(losses: Losses, delta: float, largest: float) -> _Search:
     _, mean_square = removed.moments(epsilon)
     log_weight = log_weight_bound(order, factor_bounds[order - 1], epsilon)
     log = math.log(4 / FAILURE)
-    wanted = max(
+    needed_samples = max(
         2 * mean_square * log / (_SHARE * delta) ** 2,
         7 * math.exp(min(log_weight, 700.0)) * log / (3 * _SHARE * delta),
         float(_MIN_SIZE),
     )
-    size = int(min(wanted, sample_size(_PROOF_WORK, order)))
+    size = int(min(needed_samples, sample_size(_PROOF_WORK, order)))
     added = add_sample(losses, sample_size(_SEARCH_WORK, 1), SEARCH)
     add_size = sample_size(_PROOF_WORK / 4, 0)
     points = _best_points(added, epsilon, add_size)
@@ -249,7 +256,7 @@ def _search(losses: Losses, delta: float, largest: float) -> _Search:
         order=order,
         size=size,
         add_size=add_size,
-        wanted=wanted,
+        needed_samples=needed_samples,
         points=points,
         epsilon=_least_epsilon(bound, delta, largest),
     )

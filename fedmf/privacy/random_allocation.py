@@ -101,13 +101,13 @@ class RatioLaw:
         """Returns the distribution without its negligible ends, whose values become 0 and
         infinity.
         """
-        left = int(np.searchsorted(np.cumsum(self.mass), _TAIL))
+        num_left = int(np.searchsorted(np.cumsum(self.mass), _TAIL))
         right = len(self.mass) - int(np.searchsorted(np.cumsum(self.mass_under_p[::-1]), _TAIL))
-        ends = np.r_[0:left, right : len(self.mass)]
+        ends = np.r_[0:num_left, right : len(self.mass)]
         return dataclasses.replace(
             self,
-            low=self.low + left,
-            mass=self.mass[left:right],
+            low=self.low + num_left,
+            mass=self.mass[num_left:right],
             zero=self.zero + float(self.mass[ends].sum()),
             infinite=self.infinite + float(self.mass_under_p[ends].sum()),
         )

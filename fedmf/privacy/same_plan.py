@@ -17,10 +17,11 @@ TOLERANCE = 1e-9
 
 
 def plan_differences(plan: Plan, recorded: Plan) -> str:
-    """Returns what of a plan differs from a recorded one by more than 1e-9 of it, in one phrase;
-    empty where nothing does.
+    """Returns the differences of a plan from a recorded one by more than 1e-9, relative, in one
+    phrase; empty if there are none.
 
-    The noise, the updates' bounds and who may take part decide. Epsilon follows from them.
+    It compares the noise, the bounds of the updates and the participation, from which epsilon
+    follows.
 
     >>> import dataclasses
     >>> plan = PlanConfig(rounds=4, min_sep=2, noise_multiplier=2.0).plan()
@@ -36,13 +37,14 @@ def plan_differences(plan: Plan, recorded: Plan) -> str:
     ]
     changes = differences(values, recorded_values, leave_out=tuple(close_names))
     if not changes and not _is_same_mechanism(plan.mechanism, recorded.mechanism):
-        return "its mechanism has other matrices"
+        return "its mechanism has different matrices"
     if not changes and not _is_close(plan.stddev, recorded.stddev):
         return f"noise of standard deviation {plan.stddev!r} (was {recorded.stddev!r})"
     return changes
 
 
 def _is_close(value: Any, recorded: Any) -> bool:
+    """Returns whether two values are numbers that are equal up to the tolerance."""
     numbers = isinstance(value, float | int) and isinstance(recorded, float | int)
     return numbers and math.isclose(value, recorded, rel_tol=TOLERANCE)
 
@@ -61,7 +63,9 @@ def _is_same_mechanism(mechanism: Mechanism, recorded: Mechanism) -> bool:
 
 
 def _has_same_numbers(array: Any, recorded: Any) -> bool:
-    array, recorded = np.asarray(array), np.asarray(recorded)
+    """Returns whether two arrays of the same kind are equal up to the tolerance."""
+    array = np.asarray(array)
+    recorded = np.asarray(recorded)
     if array.shape != recorded.shape or array.dtype.kind != recorded.dtype.kind:
         return False
     if array.dtype.kind not in "fc":

@@ -206,7 +206,7 @@ def _wrapped(point: str) -> str:
         return point
     words = re.sub(r"\s+", " ", point[len(start) :])
     words = re.sub(rf" (?={_BLOCK_START})", GLUED_BLANK, words)
-    indent = "> " if start.startswith(">") else " " * len(start)
+    indent = "> " if start.startswith(">") else "".ljust(len(start))
     lines = textwrap.wrap(
         words,
         _WIDTH,

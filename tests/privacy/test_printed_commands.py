@@ -156,7 +156,7 @@ def test_every_printed_command_runs(system, situation, tmp_path, monkeypatch):
     assert all(f"`{name}`, as printed below," in flat for name in names)
     reads_record = any(name.startswith("fedmf audit") for name in names)
     is_observed = "## What was observed" in text
-    assert ("No command below checks what was observed." in flat) == (
+    assert ("No command below checks the observed participation." in flat) == (
         is_observed and not reads_record
     )
 

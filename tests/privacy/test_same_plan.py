@@ -33,8 +33,8 @@ def test_rounding_makes_no_other_plan():
         (plan_of(min_sep=2), "min_sep=2 (was 4)"),
         (plan_of(clip_norm=0.5), "clip_norm=0.5 (was 1.0)"),
         (plan_of(private_metrics=0.1), "private_metrics=0.1 (was 0.0)"),
-        (plan_of(family="identity"), "its mechanism has other matrices"),
-        (with_matrices_times(plan_of(), 1.001), "its mechanism has other matrices"),
+        (plan_of(family="identity"), "its mechanism has different matrices"),
+        (with_matrices_times(plan_of(), 1.001), "its mechanism has different matrices"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

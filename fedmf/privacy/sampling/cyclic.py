@@ -1,5 +1,4 @@
-"""Cyclic sampling of a banded mechanism (banded paper, Sec. 5 and App. F): what the cyclic schemes
-have in common.
+"""The base classes of cyclic sampling of a banded mechanism (banded paper, Sec. 5 and App. F).
 
 The population is split into b partitions D_0 .. D_(b-1), whatever the data, and round t samples
 from partition t mod b only. With an encoder of at most b bands no row of C x depends on two rounds

@@ -40,10 +40,10 @@ def check_no_negative_entry(mechanism: Mechanism, scheme_name: str) -> None:
         entries = mechanism.banded_rows()
     if entries is None:
         entries = mechanism.encoder()
-    least = float(entries.min())
-    if least < 0:
+    smallest_entry = float(entries.min())
+    if smallest_entry < 0:
         raise ValueError(
-            f"the {mechanism.family} encoder has a negative entry, {least:.3g}, and for those "
-            f"no pair of distributions is proven to be the worst for {scheme_name} "
+            f"the {mechanism.family} encoder has a negative entry, {smallest_entry:.3g}, and for "
+            f"those no pair of distributions is proven to be the worst for {scheme_name} "
             "(Choquette-Choo et al. 2024, Lemma 3.2): use banded, toeplitz or blt"
         )

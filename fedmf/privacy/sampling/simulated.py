@@ -1,5 +1,5 @@
-"""What the schemes with simulated epsilon have in common. The bound is near exact where the encoder
-has no negative entry.
+"""The base class of schemes with simulated epsilon. The bound is near exact if the encoder has no
+negative entry.
 """
 
 import abc
@@ -136,12 +136,12 @@ def _shortage(result: SimulatedEpsilon) -> str:
     """
     is_bounded = math.isfinite(result.epsilon)
     remove_samples = result.samples[0]
-    if not result.wanted > _NOTABLE_SHORTAGE * remove_samples:
+    if not result.needed_samples > _NOTABLE_SHORTAGE * remove_samples:
         return ""
     if not (is_bounded or remove_samples):
         return ""
     goal = "margin of a few percent of delta" if is_bounded else "bound"
     return (
-        f" A {goal} would take {result.wanted:.2g} samples for removing, "
-        f"{result.wanted / max(1, remove_samples):.2g} times the minutes of these."
+        f" A {goal} would take {result.needed_samples:.2g} samples for removing, "
+        f"{result.needed_samples / max(1, remove_samples):.2g} times the minutes of these."
     )

@@ -142,7 +142,7 @@ def test_another_mechanism_of_the_same_description_is_refused(tmp_path):
     other_plan = plan_of(0.6)
     assert plan_summary(plan) == plan_summary(other_plan)
     folder = begin(tmp_path / "run", plan=plan)
-    with refusal("with another plan: its mechanism has other matrices"):
+    with refusal("with another plan: its mechanism has different matrices"):
         go_on(folder, plan=other_plan)
     go_on(folder, plan=plan)
     other_plan.mechanism.save(folder.path / "mechanism.npz")
