@@ -1,4 +1,4 @@
-"""Noise under every way to draw clients: rmse of prefix sums of sums of updates (clip norm 1) over
+"""Noise under every sampling scheme: rmse of prefix sums of sums of updates (clip norm 1) over
 epsilon at the papers' settings, delta = 1e-6.
 
 Each client comes once in so many rounds, on average; the server draws whom it likes. Every banded

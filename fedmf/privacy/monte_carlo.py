@@ -152,9 +152,7 @@ def _digest(key: str, values: dict[str, Any]) -> str:
 def _simulate(losses: Losses, delta: float, largest: float) -> SimulatedEpsilon:
     """Computes the result from a search and the independent samples of the proof."""
     if _is_reached_at_zero(losses, delta, largest):
-        return SimulatedEpsilon(
-            epsilon=0.0, estimate=0.0, order=1, samples=(0, 0), needed_samples=0.0
-        )
+        return _without_samples(0.0)
     try:
         search = _search(losses, delta, largest)
         removed = remove_sample(losses, search.order, search.size, PROOF)
