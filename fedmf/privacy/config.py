@@ -196,7 +196,8 @@ class PlanConfig:
             )
         has_metrics = self.private_metrics > 0
         fields.require(self, "largest_loss", needs="`private_metrics`", present=has_metrics)
-        check_sampling_fields(self)
+        self.scheme()
+        check_sampling_fields(self, default_schema=PlanConfig.schema)
         if self.budget is None or self.min_sep is not None:
             self.participation()
 

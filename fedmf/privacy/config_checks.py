@@ -1,17 +1,40 @@
 """Checks of fields of a `PlanConfig` that depend on each other."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from fedmf import fields
 from fedmf.mechanisms.family import FAMILIES, families_with
 from fedmf.privacy.flat_config import OPTIONS_WITH_FIELDS, TARGETS, families_taking
 from fedmf.privacy.sampling import takes
 
-if TYPE_CHECKING:
-    from fedmf.privacy.config import PlanConfig
+
+class PlanFields(Protocol):
+    """The fields of a `PlanConfig` that depend on each other."""
+
+    @property
+    def rounds(self) -> int: ...  # noqa: D102
+    @property
+    def schema(self) -> str: ...  # noqa: D102
+    @property
+    def min_sep(self) -> int | None: ...  # noqa: D102
+    @property
+    def max_participations(self) -> int | None: ...  # noqa: D102
+    @property
+    def sampling(self) -> str | None: ...  # noqa: D102
+    @property
+    def workload(self) -> str: ...  # noqa: D102
+    @property
+    def family(self) -> str: ...  # noqa: D102
+    @property
+    def mechanism(self) -> str | None: ...  # noqa: D102
+    @property
+    def bands(self) -> int | None: ...  # noqa: D102
+    @property
+    def mechanism_options(self) -> Mapping[str, Any]: ...  # noqa: D102
 
 
-def check_mechanism_fields(config: "PlanConfig") -> None:
+def check_mechanism_fields(config: PlanFields) -> None:
     """Raises ValueError unless the fields of the mechanism fit its family and the rounds."""
     for name in ("bands", "decoder", "mechanism"):
         families = families_taking(name)
@@ -30,7 +53,7 @@ def check_mechanism_fields(config: "PlanConfig") -> None:
     fields.require(config, "workload_momentum", needs="workload=momentum_sgd", present=is_used)
 
 
-def checked_mechanism_options(config: "PlanConfig") -> dict[str, Any]:
+def checked_mechanism_options(config: PlanFields) -> dict[str, Any]:
     """Returns the options of the mechanism without defaults, so that one mechanism has one
     configuration.
 
@@ -56,13 +79,13 @@ def checked_mechanism_options(config: "PlanConfig") -> dict[str, Any]:
     return options
 
 
-def check_target_fields(config: "PlanConfig") -> None:
+def check_target_fields(config: PlanFields) -> None:
     """Raises ValueError unless there is one privacy target, or none without noise."""
     targets = [name for name in TARGETS if getattr(config, name) is not None]
     if len(targets) > 1:
         values = " and ".join(f"{name}={getattr(config, name)}" for name in targets[:2])
         raise ValueError(f"{values} are both given: give one, the other follows")
-    if config.family == "none" and config.adds_noise:
+    if config.family == "none" and any(getattr(config, name) for name in targets):
         raise ValueError(
             f"family=none adds no noise: leave out `{targets[0]}`, or choose another family"
         )
@@ -73,16 +96,14 @@ def check_target_fields(config: "PlanConfig") -> None:
         )
 
 
-def check_sampling_fields(config: "PlanConfig") -> None:
+def check_sampling_fields(config: PlanFields, *, default_schema: str) -> None:
     """Raises ValueError unless the fields of the participation fit the sampling scheme."""
     has_sampling = config.sampling is not None
     for name in ("population", "partitions"):
         fields.require(config, name, needs="`sampling`, such as poisson", present=has_sampling)
     if config.sampling is None:
         return
-    config.scheme()
     sets_separation = config.min_sep is not None and not takes(config.sampling, "min_sep")
-    default_schema = type(config).schema
     if sets_separation or config.max_participations is not None or config.schema != default_schema:
         raise ValueError(
             f"sampling={config.sampling} determines the separation of a client's rounds: leave out "

@@ -13,9 +13,9 @@ from fedmf.fields import plain_text
 from fedmf.privacy.flat_config import nested
 
 if TYPE_CHECKING:
-    from fedmf.privacy.config import PlanConfig
+    from _typeshed import DataclassInstance
 
-_Config = TypeVar("_Config", bound="PlanConfig")
+_Config = TypeVar("_Config", bound="DataclassInstance")
 
 
 def read_json(text: str) -> Any:

@@ -26,7 +26,6 @@ from fedmf.privacy.gaussian import check_epsilon
 from fedmf.privacy.plan import Plan, check_plan, unit_noise
 
 # Rows of a stopping table, at most.
-_MAX# Rows of a stopping table, at most.
 _MAX_ROWS = 16
 
 

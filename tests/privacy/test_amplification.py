@@ -133,7 +133,7 @@ def test_a_client_that_is_hardly_ever_drawn():
     were hundreds.
     """
     many = CyclicPoisson(population=10**9, cohort_size=1)
-    with refusal("delta is at least the probability that a given client is ever drawn"):
+    with refusal("delta is at least the probability that a given client is ever sampled"):
         sampled(IdentityMechanism(rounds=24), many)  # 24e-9 of 1e-6
     # The total variation bound behind that refusal, and the composition of twice as many releases
     # that needs noise.
@@ -204,7 +204,7 @@ def sampled(mechanism, sampling, participation=None, **options):
 def test_the_plan_guarantees_what_the_scheme_keeps_to():
     plan = sampled(UNEVEN, POISSON, ONCE)
     assert plan.participation == epochs(24, 4)
-    with refusal("is not what CyclicPoisson", naming=[plan.participation]):
+    with refusal("is not the participation of CyclicPoisson", naming=[plan.participation]):
         dataclasses.replace(plan, participation=ONCE)
 
 

@@ -95,7 +95,7 @@ def config(**options):
     return PlanConfig(min_sep=1, **options)
 
 
-def hardly_ever_drawn():
+def hardly_ever_sampled():
     scheme = fedmf.CyclicPoisson(population=10**6, cohort_size=1)
     one = IdentityMechanism(rounds=4)
     return fedmf.calibrate(one, None, delta=1e-9, sampling=scheme, advantage=0.1)
@@ -114,7 +114,7 @@ def hardly_ever_drawn():
         (lambda: calibrated(epsilon=1.0, advantage=0.1), ValueError, "2 targets"),
         (lambda: config(true_positive_rate="0.01@0.05"), ValueError, "no more than guess"),
         (lambda: PlanConfig(family="none", advantage=0.1), ValueError, "advantage"),
-        (hardly_ever_drawn, ValueError, "hardly ever drawn"),
+        (hardly_ever_sampled, ValueError, "hardly ever sampled"),
     ],
 )
 def test_refusals(call, kind, words):

@@ -158,7 +158,7 @@ def test_a_simulation_is_said_in_the_table(folder):
         ("--cohort-size 20 --claimed-cohort 20", "--claimed-cohort 20 must be above"),
         (
             "--sampling poisson --population 640 --cohort-size 20 --partitions 3",
-            "decides how far apart",
+            "determines the separation",
         ),
     ],
 )

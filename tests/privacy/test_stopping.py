@@ -138,7 +138,7 @@ class TestRoundsWithin:
         (
             plan(fedmf.Budget.of(BLT, separated(9, 3)).participation, BLT),
             5,
-            "may be spent in the first 5 rounds",
+            "spend its whole budget in the first 5 rounds",
         ),
         (
             plan(separated(8, 4), TreeMechanism(rounds=8)),

@@ -28,7 +28,7 @@ NEEDED = {
     "run": [CONTROLLER, AES, "every update is clipped before it is summed", "result.json"],
     "run_tff": [CONTROLLER, AES, "`dp_aggregator` clips every update", "`--query`", "result.json"],
     "server": ["refuses the clients", "`add_sum`", AES, "`fedmf audit log`"],
-    "flower": ["refuses the clients", "partition id", "Neither proves a person", AES],
+    "flower": ["refuses the clients", "partition id", "Neither identifies a person", AES],
     "pipeline": ["`dp_aggregator` enforces a part", PHILOX, AES, "`HostNoise`", "check_process"],
     "controller": ["draws the cohorts, and breaks the plan only for", "to enforce all the rest"],
     "ledger": ["has read the ledger alone", "had to enforce all of this"],
