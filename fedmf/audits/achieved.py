@@ -118,8 +118,8 @@ class NoncompliantClients:
         guarantee_of_others = None
         if self.others is not None:
             guarantee_of_others = {
-                "epsilon": finite(self.others.epsilon),
-                "rho": finite(self.others.rho),
+                "epsilon": finite_or_none(self.others.epsilon),
+                "rho": finite_or_none(self.others.rho),
             }
         return {
             "clients": self.clients,
