@@ -7,14 +7,15 @@ from fedmf.mechanisms import BandedMechanism, IdentityMechanism
 
 
 def plan(participation, mechanism=None, **changes):
-    """Of the identity, unless another mechanism is given."""
-    mechanism = IdentityMechanism(rounds=participation.rounds) if mechanism is None else mechanism
-    given = {"noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-6, **changes}
-    return fedmf.Plan(mechanism=mechanism, participation=participation, **given)
+    """Returns a plan, of the identity by default."""
+    if mechanism is None:
+        mechanism = IdentityMechanism(rounds=participation.rounds)
+    arguments = {"noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-6, **changes}
+    return fedmf.Plan(mechanism=mechanism, participation=participation, **arguments)
 
 
 def banded(rounds, *entries):
-    """C with these entries in every column, from the diagonal down."""
+    """Returns the mechanism whose C has these entries in every column, from the diagonal down."""
     diagonals = np.tile(entries, (rounds, 1))
     for j in range(1, len(entries)):
         diagonals[:j, j] = 0
@@ -22,11 +23,12 @@ def banded(rounds, *entries):
 
 
 def two_bands(rounds):
-    """Columns of norm 1, but for the last."""
+    """Returns a mechanism of two bands whose columns have norm 1, except for the last one."""
     return banded(rounds, 0.8, 0.6)
 
 
 def ledger_of(cohorts, cohort_size=1):
+    """Returns a ledger of these cohorts."""
     return fedmf.ParticipationLedger(
         cohort_size=cohort_size, cohorts=[np.array(c, np.int64) for c in cohorts]
     )

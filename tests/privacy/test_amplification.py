@@ -1,3 +1,5 @@
+"""Epsilon of sampled Gaussian queries against integrals, closed forms and simulated releases."""
+
 import dataclasses
 import itertools
 import math
@@ -39,14 +41,15 @@ from tests.refusals import refusal
 
 
 def hockey_stick(p, q, epsilon, cell):
-    """max over both directions of the integral of (p - exp(epsilon) q)+,
-    densities on a grid of cells.
+    """Computes the larger integral, over both directions, of (p - exp(epsilon) q)+, for densities
+    on a grid of cells.
     """
-    growth = math.exp(epsilon)
-    return cell * max(np.maximum(p - growth * q, 0).sum(), np.maximum(q - growth * p, 0).sum())
+    ratio = math.exp(epsilon)
+    return cell * max(np.maximum(p - ratio * q, 0).sum(), np.maximum(q - ratio * p, 0).sum())
 
 
 def grid(sigma, cells=6000):
+    """Returns the points of a grid for noise sigma, and the size of a cell."""
     x = np.linspace(-1 - 9 * sigma, 2 + 9 * sigma, cells)
     return x, x[1] - x[0]
 
@@ -55,49 +58,56 @@ def grid(sigma, cells=6000):
     ("sigma", "q", "k"),
     [(0.6, 0.3, 1), (1.0, 0.05, 1), (0.8, 0.9, 1), (1.1, 0.2, 2)],
 )
-def test_samples_against_the_integral(sigma, q, k):
-    # The definition: a client's 1 is there with probability q, or never; no accountant is involved.
+def test_epsilon_of_poisson_samples_is_that_of_the_integral(sigma, q, k):
+    # By definition a client's 1 is there with probability q, or never; no accountant is involved.
     x, cell = grid(sigma, 6000 if k == 1 else 1500)
-    without = stats.norm.pdf(x, 0, sigma)
-    present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * without
+    absent = stats.norm.pdf(x, 0, sigma)
+    present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * absent
     if k == 2:
-        present, without, cell = np.outer(present, present), np.outer(without, without), cell**2
+        present = np.outer(present, present)
+        absent = np.outer(absent, absent)
+        cell = cell**2
     delta = 1e-5 if k == 1 else 1e-4
     epsilon = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=k)
-    assert hockey_stick(present, without, epsilon, cell) <= delta * 1.0001
-    assert hockey_stick(present, without, 0.995 * epsilon, cell) > delta
+    assert hockey_stick(present, absent, epsilon, cell) <= delta * 1.0001
+    assert hockey_stick(present, absent, 0.995 * epsilon, cell) > delta
 
 
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
 def test_composed_deltas_are_above_the_closed_form(sigma):
-    """Nearly everybody is drawn: so many releases are one of sigma, whose delta is known."""
+    """Nearly every client is sampled, so that the releases together are one of noise sigma."""
     k = 2052
-    almost, each = 1 - 1e-13, sigma * math.sqrt(k)
+    q = 1 - 1e-13
+    release_sigma = sigma * math.sqrt(k)
     for delta in (1e-6, 1e-8, 1e-10):
-        epsilon = sampled_gaussian_epsilon(each, delta, probability=almost, compositions=k)
+        epsilon = sampled_gaussian_epsilon(release_sigma, delta, probability=q, compositions=k)
         assert gaussian_delta(sigma, epsilon) <= delta
-    assert sampled_gaussian_epsilon(each, 9.9e-11, probability=almost, compositions=k) == math.inf
+    smaller_delta = 9.9e-11
+    epsilon = sampled_gaussian_epsilon(release_sigma, smaller_delta, probability=q, compositions=k)
+    assert epsilon == math.inf
 
 
 @settings(max_examples=6)
 @given(st.floats(0.7, 4), st.floats(0.01, 1), st.integers(1, 40))
 @pytest.mark.slow
-def test_sampling_never_costs_and_more_noise_never_harms(sigma, q, k):
+def test_epsilon_decreases_with_noise_and_increases_with_probability_and_rounds(sigma, q, k):
     def epsilon(noise, probability, compositions):
-        given = {"probability": probability, "compositions": compositions}
-        return sampled_gaussian_epsilon(noise, 1e-6, **given)
+        return sampled_gaussian_epsilon(
+            noise, 1e-6, probability=probability, compositions=compositions
+        )
 
-    here, slack = epsilon(sigma, q, k), 1 + 1e-4
-    assert here <= gaussian_epsilon(sigma / math.sqrt(k), 1e-6) * slack
-    assert epsilon(1.1 * sigma, q, k) <= here * slack
-    assert here <= epsilon(sigma, min(1.0, 1.2 * q), k) * slack
-    assert here <= epsilon(sigma, q, k + 5) * slack
+    slack = 1 + 1e-4
+    reference = epsilon(sigma, q, k)
+    assert reference <= gaussian_epsilon(sigma / math.sqrt(k), 1e-6) * slack
+    assert epsilon(1.1 * sigma, q, k) <= reference * slack
+    assert reference <= epsilon(sigma, min(1.0, 1.2 * q), k) * slack
+    assert reference <= epsilon(sigma, q, k + 5) * slack
 
 
 @pytest.mark.parametrize(
     ("q", "k", "delta"), [(0.026, 2052, 1e-6), (0.5, 10, 1e-10), (2e-7, 2052, 1e-6)]
 )
-def test_much_noise_has_a_small_epsilon_and_none_at_last(q, k, delta):
+def test_epsilon_falls_to_zero_with_much_noise(q, k, delta):
     """It failed from 1e12 on, was 0 at 1e8 where delta(0) is above delta, and took up to 16 seconds
     to be 0.
     """
@@ -105,36 +115,37 @@ def test_much_noise_has_a_small_epsilon_and_none_at_last(q, k, delta):
     noises = [10.0**i for i in range(2, 10)] + [1e30, 1e300]
     epsilons = [sampled_gaussian_epsilon(z, delta, probability=q, compositions=k) for z in noises]
     assert time.process_time() - began < 20  # 1 on an idle machine
-    assert all(more <= less * (1 + 1e-3) for less, more in itertools.pairwise(epsilons))
+    assert all(second <= first * (1 + 1e-3) for first, second in itertools.pairwise(epsilons))
     assert epsilons[-1] == 0
-    # Of so much noise a release is nearly Gaussian, with a mean of q and the same deviation.
+    # With so much noise a release is nearly Gaussian, with mean q and the same deviation.
     for z, epsilon in zip(noises, epsilons, strict=True):
         if epsilon == 0:
             assert gaussian_delta(z / (q * math.sqrt(k)), 0.0) <= 1.01 * delta
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells and limits what is in use")
-def test_an_epsilon_of_almost_nothing_needs_no_finer_grid_than_memory_holds():
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the memory in use")
+def test_a_tiny_epsilon_needs_no_finer_grid_than_memory_holds():
     # Ten clients of 50 million: it was asked for a grid of 1e-9, and 58 GiB.
-    given = {"probability": 2e-7, "compositions": 2052}
     in_use = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + 2 * 10**9, before[1]))
+    previous_limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 2 * 10**9, previous_limits[1]))
     try:
-        epsilon = sampled_gaussian_epsilon.__wrapped__(4.0, 1e-6, **given)
+        epsilon = sampled_gaussian_epsilon.__wrapped__(
+            4.0, 1e-6, probability=2e-7, compositions=2052
+        )
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        resource.setrlimit(resource.RLIMIT_AS, previous_limits)
     assert 0 <= epsilon < 5e-4
 
 
 @pytest.mark.slow
-def test_a_client_that_is_hardly_ever_drawn():
+def test_calibration_is_fast_where_a_client_is_hardly_ever_sampled():
     """Both took minutes: one step of the search took seconds, and where no noise is needed there
     were hundreds.
     """
-    many = CyclicPoisson(population=10**9, cohort_size=1)
+    rare_sampling = CyclicPoisson(population=10**9, cohort_size=1)
     with refusal("delta is at least the probability that a given client is ever sampled"):
-        sampled(IdentityMechanism(rounds=24), many)  # 24e-9 of 1e-6
+        sampled(IdentityMechanism(rounds=24), rare_sampling)  # 24e-9 of 1e-6
     # The total variation bound behind that refusal, and the composition of twice as many releases
     # that needs noise.
     assert sampled_gaussian_epsilon(0.2, 1e-6, probability=1e-9, compositions=1000) == 0
@@ -142,49 +153,60 @@ def test_a_client_that_is_hardly_ever_drawn():
     sigma = sampled_gaussian_noise_multiplier(2.0, 1e-6, probability=1e-9, compositions=2052)
     assert time.process_time() - began < 60  # 5 on an idle machine
     assert sampled_gaussian_epsilon(sigma, 1e-6, probability=1e-9, compositions=2052) <= 2.0
-    # A release without noise tells that the client is there whenever it is drawn: delta is
-    # 2.052e-6, not 1e-6.
+    # A release without noise reveals the client whenever it is sampled: delta is 2.052e-6, not
+    # 1e-6.
     assert -math.expm1(2052 * math.log1p(-1e-9)) > 2e-6
 
 
-def test_search_never_ends_on_the_wrong_side():
-    steps = lambda sigma: math.ceil(20 / sigma) / 10  # noqa: E731  jumps, as an accountant's grid makes them
+def test_the_search_for_noise_never_ends_above_the_target():
+    def steps(sigma):
+        """Returns an epsilon with jumps, as from the grid of an accountant."""
+        return math.ceil(20 / sigma) / 10
+
     sigma = least_noise_multiplier(steps, 0.7)
     assert steps(sigma) <= 0.7
     assert sigma <= 20 / 7 * (1 + 1e-4)
 
 
-# A client, or zeros in its place (Denisov et al. 2022, Def. J.1). What the others contribute
-# decides how well a subset of fixed size hides it: all y of these are allowed.
-@pytest.mark.parametrize("others", [0.0, 1.0, -1.0])
-@pytest.mark.parametrize(("sigma", "part", "size"), [(1.0, 10, 3), (3.0, 4, 2)])
-def test_fixed_size_is_above_what_a_concrete_data_set_shows(others, sigma, part, size):
-    q, delta = size / part, 1e-5
+# A client contributes 1, or zero in its place (Denisov et al. 2022, Def. J.1). Any contribution of
+# the other clients is allowed, and it determines how well a subset of fixed size hides the client.
+@pytest.mark.parametrize("contribution", [0.0, 1.0, -1.0])
+@pytest.mark.parametrize(("sigma", "population", "size"), [(1.0, 10, 3), (3.0, 4, 2)])
+def test_epsilon_of_fixed_size_bounds_concrete_data_sets(contribution, sigma, population, size):
+    q = size / population
+    delta = 1e-5
     x, cell = grid(sigma)
-    # One more of the others is drawn in the client's place
-    elsewhere = stats.norm.pdf(x, others, sigma)
-    present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * elsewhere
-    zeroed = q * stats.norm.pdf(x, 0, sigma) + (1 - q) * elsewhere
-    scheme = CyclicFixedSize(population=part, cohort_size=size, partitions=1)
+    # If the client is not sampled, one more of the other clients is.
+    not_sampled = stats.norm.pdf(x, contribution, sigma)
+    present = q * stats.norm.pdf(x, 1, sigma) + (1 - q) * not_sampled
+    zeroed = q * stats.norm.pdf(x, 0, sigma) + (1 - q) * not_sampled
+    scheme = CyclicFixedSize(population=population, cohort_size=size, partitions=1)
     epsilon = scheme.epsilon(IdentityMechanism(rounds=1), sigma, delta)
     assert hockey_stick(present, zeroed, epsilon, cell) <= delta
-    if others == -1.0:  # the control: these show more than a Poisson sample would
+    if (
+        contribution == -1.0
+    ):  # Negative control: this data set exceeds the bound of Poisson samples.
         poisson = sampled_gaussian_epsilon(sigma, delta, probability=q, compositions=1)
         assert hockey_stick(zeroed, present, poisson, cell) > delta
 
 
-def test_group_of_two_is_above_what_two_present_clients_show():
-    sigma, q, delta = 2.0, 0.3, 1e-4
+def test_group_epsilon_of_two_bounds_the_integral_of_two_present_clients():
+    sigma = 2.0
+    q = 0.3
+    delta = 1e-4
     x, cell = grid(sigma)
-    without, one, both = (stats.norm.pdf(x, c, sigma) for c in (0, 1, 2))
-    present = (1 - q) ** 2 * without + 2 * q * (1 - q) * one + q**2 * both
+    density_of_sum = [stats.norm.pdf(x, c, sigma) for c in (0, 1, 2)]
+    absent = density_of_sum[0]
+    present = (1 - q) ** 2 * absent + 2 * q * (1 - q) * density_of_sum[1]
+    present += q**2 * density_of_sum[2]
 
-    def of_one(d):
+    def epsilon_at(d):
         return sampled_gaussian_epsilon(sigma, d, probability=q, compositions=1)
 
-    epsilon = group_epsilon(of_one, delta, 2)
-    assert epsilon == pytest.approx(group_epsilon(of_one, delta, 2, min_delta=1e-10), rel=1e-5)
-    assert hockey_stick(present, without, epsilon, cell) <= delta
+    epsilon = group_epsilon(epsilon_at, delta, 2)
+    with_larger_delta = group_epsilon(epsilon_at, delta, 2, min_delta=1e-10)
+    assert epsilon == pytest.approx(with_larger_delta, rel=1e-5)
+    assert hockey_stick(present, absent, epsilon, cell) <= delta
     # No delta of one client is small enough.
     assert group_epsilon(lambda d: 0.1, 1e-10, 2, min_delta=1e-10) == math.inf
 
@@ -196,19 +218,20 @@ POISSON = CyclicPoisson(population=1000, cohort_size=20)
 
 
 def sampled(mechanism, sampling, participation=None, **options):
+    """Returns a calibrated plan with sampling."""
     return fedmf.calibrate(
         mechanism, participation, epsilon=2.0, delta=1e-6, sampling=sampling, **options
     )
 
 
-def test_the_plan_guarantees_what_the_scheme_keeps_to():
+def test_the_participation_of_a_plan_is_that_of_its_scheme():
     plan = sampled(UNEVEN, POISSON, ONCE)
     assert plan.participation == epochs(24, 4)
     with refusal("is not the participation of CyclicPoisson", naming=[plan.participation]):
         dataclasses.replace(plan, participation=ONCE)
 
 
-def test_event_is_that_of_example_f1():
+def test_the_event_of_poisson_sampling_is_that_of_example_f1():
     """Banded paper, Cor. F.1, Example F.1: ceil(n / b) samples at the largest column norm."""
     import dp_accounting
 
@@ -233,13 +256,13 @@ def test_event_is_that_of_example_f1():
         CyclicRandomAllocation(population=480, cohort_size=20),
     ],
 )
-def test_calibration_is_never_weaker_than_asked_nor_much_stronger(scheme):
+def test_calibration_meets_the_target_without_much_excess_noise(scheme):
     plan = sampled(FOUR, scheme)
     assert plan.epsilon <= 2.0
     assert dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * 0.999).epsilon > 2.0
-    # No scheme costs more than keeping to it would without secrecy.
-    alone = gaussian_noise_multiplier(2.0, 1e-6) * math.sqrt(6)
-    assert per_query_noise_multiplier(plan) <= alone * (1 + 1e-6)
+    # No scheme needs more noise than its participation does without secrecy.
+    unamplified_multiplier = gaussian_noise_multiplier(2.0, 1e-6) * math.sqrt(6)
+    assert per_query_noise_multiplier(plan) <= unamplified_multiplier * (1 + 1e-6)
 
 
 SCALES = np.linspace(1.0, 1.5, 11)
@@ -253,24 +276,25 @@ SCALES = np.linspace(1.0, 1.5, 11)
     ],
     ids=["even", "uneven"],
 )
-def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
-    """Both deltas of C x + Z itself, for a client of part 0 that adds 1 in one of 4 rounds of each
-    of two epochs, against what queries on its part show (banded paper, Thm. 4, Alg. 7; Cor. F.2,
-    with places drawn anew).
+def test_deltas_of_random_allocation_are_those_of_simulated_releases(mechanism, exact):
+    """Both deltas of C x + Z itself, for a client of partition 0 that adds 1 in one of 4 rounds of
+    each of two epochs, against the queries on its partition (banded paper, Thm. 4, Alg. 7; Cor.
+    F.2, with rounds drawn anew).
 
-    Exact where the columns have one norm and the epochs their full length; otherwise at most what
-    is claimed.
+    They are equal if the columns have the same norm and the epochs their full length; otherwise the
+    claim is an upper bound.
     """
-    n, epsilon, samples = mechanism.rounds, 0.5, 200_000
+    n = mechanism.rounds
+    epsilon = 0.5
+    samples = 200_000
     plan = sampled(mechanism, CyclicRandomAllocation(population=160, cohort_size=20))
     assert (plan.sampling.positions, plan.sampling.epochs(n)) == (4, 2)
-    rng, noise = np.random.default_rng(1), unit_noise(plan)
-    columns = np.pad(
-        mechanism.encoder(), ((0, 0), (0, 16 - n))
-    )  # rounds beyond the last add nothing
-    means = np.array(
-        [columns[:, i] + columns[:, j] for i in range(0, 8, 2) for j in range(8, 16, 2)]
-    )
+    rng = np.random.default_rng(1)
+    noise = unit_noise(plan)
+    # Rounds beyond the last one add nothing.
+    columns = np.pad(mechanism.encoder(), ((0, 0), (0, 16 - n)))
+    rounds = itertools.product(range(0, 8, 2), range(8, 16, 2))
+    means = np.array([columns[:, i] + columns[:, j] for i, j in rounds])
     zeroed = noise * rng.standard_normal((samples, n))
     present = means[rng.integers(16, size=samples)] + noise * rng.standard_normal((samples, n))
 
@@ -278,41 +302,45 @@ def test_places_drawn_anew_are_what_a_simulation_sees(mechanism, exact):
         exponents = (y @ means.T - (means**2).sum(axis=1) / 2) / noise**2
         return special.logsumexp(exponents, axis=1) - math.log(16)
 
-    seen = [np.maximum(0, -np.expm1(epsilon - x)).mean() for x in (loss(present), -loss(zeroed))]
-    # Hoeffding: each is further from its mean with probability at most 1e-6
+    losses = (loss(present), -loss(zeroed))
+    simulated_deltas = [np.maximum(0, -np.expm1(epsilon - x)).mean() for x in losses]
+    # Hoeffding: each is further from its mean with probability at most 1e-6.
     error = math.sqrt(math.log(2e6) / (2 * samples))
-    query = per_query_noise_multiplier(plan)
-    claimed, of_eight = (allocation_law(query, places, 2).deltas(epsilon) for places in (4, 8))
-    for found, claim, control in zip(seen, claimed, of_eight, strict=True):
-        assert found <= claim + error
+    multiplier = per_query_noise_multiplier(plan)
+    claims = allocation_law(multiplier, 4, 2).deltas(epsilon)
+    controls = allocation_law(multiplier, 8, 2).deltas(epsilon)
+    for simulated, claim, control in zip(simulated_deltas, claims, controls, strict=True):
+        assert simulated <= claim + error
         if exact:
-            assert claim - error <= found * 1.002
-            assert control < found - error  # twice the places would claim too little
+            assert claim - error <= simulated * 1.002
+            # Negative control: twice the positions would claim too little.
+            assert control < simulated - error
 
 
-def test_every_client_every_round_is_no_amplification():
-    # App. F.4: with b = m / B the sample is everybody.
+def test_sampling_every_client_gives_no_amplification():
+    # App. F.4: with b = m / B all clients are sampled.
     plan = plan_of(None, FOUR, sampling=CyclicPoisson(population=80, cohort_size=20))
     assert plan.sampling.probability == 1
     assert plan.epsilon == pytest.approx(unamplified_epsilon(plan), rel=1e-9)
 
 
-def test_group_without_sampling_is_the_gaussian_of_a_larger_sensitivity():
+def test_group_epsilon_without_sampling_is_that_of_a_larger_sensitivity():
     plan = plan_of(ONCE)
     assert plan.group_epsilon(3) == gaussian_epsilon(plan.noise_multiplier / 3, 1e-6)
 
 
-def test_group_with_sampling_is_above_the_single_client():
+def test_group_epsilon_with_sampling_grows_faster_than_the_group():
     plan = sampled(FOUR, POISSON)
-    one, two, three = (plan.group_epsilon(g) for g in (1, 2, 3))
-    assert one == pytest.approx(plan.epsilon, rel=1e-9)
-    assert 2 * one < two < three <= gaussian_epsilon(plan.noise_multiplier / 3, 1e-6)
+    epsilon_by_size = {size: plan.group_epsilon(size) for size in (1, 2, 3)}
+    assert epsilon_by_size[1] == pytest.approx(plan.epsilon, rel=1e-9)
+    assert 2 * epsilon_by_size[1] < epsilon_by_size[2] < epsilon_by_size[3]
+    assert epsilon_by_size[3] <= gaussian_epsilon(plan.noise_multiplier / 3, 1e-6)
 
 
 @pytest.mark.parametrize(
     ("sigma", "label"), [(0.341, 18.9), (0.682, 8.2), (1.364, 3.7), (2.728, 1.7), (5.456, 0.8)]
 )
-def test_renyi_accounting_gives_the_labels_of_denisov(sigma, label):
+def test_renyi_accounting_reproduces_the_labels_of_denisov(sigma, label):
     # Denisov et al. 2022, Sec. 5: labels by RDP with integer orders, rounded; ours has more orders
     # and is at most as large.
     plan = plan_of(ONCE, noise_multiplier=sigma)
@@ -320,7 +348,7 @@ def test_renyi_accounting_gives_the_labels_of_denisov(sigma, label):
     assert plan.epsilon < rdp_epsilon(plan) == event_rdp_epsilon(dp_event(plan), 1e-6)
 
 
-def test_bands_are_read_from_the_entries():
+def test_bands_are_counted_from_the_entries_of_the_encoder():
     class Boasting(IdentityMechanism):
         def banded_rows(self):
             return None

@@ -1,4 +1,4 @@
-"""Bounds on attacks: printed values, exact trade-offs, distinguishers that may not beat them."""
+"""Bounds on attacks, against printed values, exact trade-offs and likelihood ratio tests."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from tests.refusals import assert_refused, named
 
 TWICE = separated(8, 4)
 FINE = np.unique(np.concatenate([np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(1e-12, 0.5, 60)]))
-# (epsilon, delta): z, mu, advantage, TPR at .1%, at 1%; computed apart from fedmf
+# (epsilon, delta): z, mu, advantage, TPR at .1%, at 1%; computed without fedmf.
 ORACLES = {
     (1, 1e-6): (4.22468, 0.23670, 0.09421, 0.00216, 0.01832),
     (2, 1e-6): (2.23048, 0.44833, 0.17737, 0.00412, 0.03019),
@@ -36,58 +36,63 @@ ORACLES = {
 }
 
 
-def root(epsilon, delta):
-    """The exact multiplier: calibration is above it by 1e-7 of it or so."""
+def exact_multiplier(epsilon, delta):
+    """Computes the exact noise multiplier; calibration exceeds it by about 1e-7, relative."""
     return scipy.optimize.brentq(
         lambda z: exact_gaussian_epsilon(z, delta) - epsilon, 0.1, 10, xtol=1e-12
     )
 
 
 @pytest.mark.parametrize(("target", "printed"), ORACLES.items())
-def test_printed_values(target, printed):
+def test_bounds_are_the_printed_values(target, printed):
     epsilon, delta = target
-    z = root(epsilon, delta)
+    z = exact_multiplier(epsilon, delta)
     risk = AttackRisk(mu=1 / z)
-    found = (z, risk.mu, risk.advantage, *map(risk.true_positive_rate, (0.001, 0.01)))
-    assert tuple(round(x, 5) for x in found) == printed
-    own = attack_risk(
+    values = (z, risk.mu, risk.advantage, *map(risk.true_positive_rate, (0.001, 0.01)))
+    assert tuple(round(x, 5) for x in values) == printed
+    calibrated_risk = attack_risk(
         fedmf.calibrate(IdentityMechanism(rounds=8), TWICE, epsilon=float(epsilon), delta=delta)
     )
-    assert own.mu == pytest.approx(1 / z, rel=1e-6)
-    assert own.mu <= 1 / z
-    assert own.advantage == pytest.approx(risk.advantage, rel=1e-6)
+    assert calibrated_risk.mu == pytest.approx(1 / z, rel=1e-6)
+    assert calibrated_risk.mu <= 1 / z
+    assert calibrated_risk.advantage == pytest.approx(risk.advantage, rel=1e-6)
 
 
 @pytest.mark.parametrize("mu", [1e-12, 1e-3, 0.3, 1.0, 4.0, 37.0, 1e9])
 def test_rounding_is_to_the_attackers_side(mu):
-    """Against 60 digits, from 1e-307 to where float64 knows nothing below 1."""
-    risk, last = AttackRisk(mu=mu), 0.0
+    """Against 60 digits, from 1e-307 to where float64 has no number between the rate and 1."""
+    risk = AttackRisk(mu=mu)
+    previous_rate = 0.0
     with mpmath.workdps(60):
         for x in np.linspace(-37.4, 8.2, 80):
-            a, exact = float(mpmath.ncdf(x)), mpmath.ncdf(mpmath.mpf(float(x)) + mu)
-            found = risk.true_positive_rate(a)
-            assert max(a, last) <= found <= 1
-            assert exact * (1 - mpmath.mpf(2) ** -53) <= found <= exact * (1 + 1e-7)
-            last = found
+            false_rate = float(mpmath.ncdf(x))
+            exact = mpmath.ncdf(mpmath.mpf(float(x)) + mu)
+            true_rate = risk.true_positive_rate(false_rate)
+            assert max(false_rate, previous_rate) <= true_rate <= 1
+            assert exact * (1 - mpmath.mpf(2) ** -53) <= true_rate <= exact * (1 + 1e-7)
+            previous_rate = true_rate
         exact = 2 * mpmath.ncdf(mpmath.mpf(mu) / 2) - 1
         assert exact * (1 - mpmath.mpf(2) ** -53) <= risk.advantage <= exact * (1 + 1e-8)
     assert AttackRisk(mu=mu).true_positive_rate(5e-324) >= 5e-324
 
 
-def test_ends():
-    for risk, all_found in ((AttackRisk(mu=0.0), False), (AttackRisk(mu=math.inf), True)):
-        assert risk.advantage == all_found
-        assert risk.true_positive_rate(0.3) == (1.0 if all_found else 0.3)
-        assert risk.success(0.3) == (1.0 if all_found else 0.7)
+def test_bounds_of_no_noise_and_of_much_noise():
+    perfect = AttackRisk(mu=0.0)
+    assert (perfect.advantage, perfect.true_positive_rate(0.3), perfect.success(0.3)) == (
+        0, 0.3, 0.7
+    )  # fmt: skip
+    exposed = AttackRisk(mu=math.inf)
+    assert (exposed.advantage, exposed.true_positive_rate(0.3), exposed.success(0.3)) == (1, 1, 1)
     assert attack_risk(plan(TWICE, noise_multiplier=0)).mu == math.inf
-    hardly = attack_risk(plan(TWICE, noise_multiplier=1e-300))
-    assert hardly.true_positive_rate(1e-9) == hardly.advantage == 1
+    little_noise = attack_risk(plan(TWICE, noise_multiplier=1e-300))
+    assert little_noise.true_positive_rate(1e-9) == little_noise.advantage == 1
     assert attack_risk(plan(TWICE, noise_multiplier=1e20)).advantage < 1e-20
     assert AttackRisk(mu=1.0).success(0.0) == 1
     assert claimed_alone(math.inf, 1e-6).advantage == 1
 
 
 def calibrated(**target):
+    """Returns a plan of the identity for a target."""
     return fedmf.calibrate(IdentityMechanism(rounds=8), TWICE, delta=1e-6, **target)
 
 
@@ -96,9 +101,10 @@ def config(**options):
 
 
 def hardly_ever_sampled():
+    """Calibrates for an advantage with hardly any sampling."""
     scheme = fedmf.CyclicPoisson(population=10**6, cohort_size=1)
-    one = IdentityMechanism(rounds=4)
-    return fedmf.calibrate(one, None, delta=1e-9, sampling=scheme, advantage=0.1)
+    identity = IdentityMechanism(rounds=4)
+    return fedmf.calibrate(identity, None, delta=1e-9, sampling=scheme, advantage=0.1)
 
 
 @pytest.mark.parametrize(
@@ -128,22 +134,23 @@ def test_refusals(call, kind, words):
     devices=st.integers(1, 5),
     prior=st.floats(1e-4, 1 - 1e-4),
 )
-def test_laws(mus, rate, devices, prior):
-    """Composition, groups, order, and the best guess as the envelope of all tests."""
+def test_bounds_satisfy_the_laws_of_trade_offs(mus, rate, devices, prior):
+    """Composition, groups, order, and the best decision as the envelope of all tests."""
     low, high = sorted(mus)
-    weak, strong = AttackRisk(mu=low), AttackRisk(mu=high)
+    weak = AttackRisk(mu=low)
+    strong = AttackRisk(mu=high)
     assert weak.true_positive_rate(rate) <= strong.true_positive_rate(rate)
     assert weak.advantage <= strong.advantage
-    # Both released: one Gaussian, no worse than one after the other on the same clients.
-    both = AttackRisk(mu=math.hypot(low, high))
-    one_after_other = weak.true_positive_rate(strong.true_positive_rate(rate))
-    assert strong.true_positive_rate(rate) <= both.true_positive_rate(rate) <= one_after_other
-    # A group is the composition of its members; of pairs as of the normal.
+    # Two releases are one Gaussian, which is no worse than the composed trade-offs.
+    composed = AttackRisk(mu=math.hypot(low, high))
+    composed_rate = weak.true_positive_rate(strong.true_positive_rate(rate))
+    assert strong.true_positive_rate(rate) <= composed.true_positive_rate(rate) <= composed_rate
+    # The trade-off of a group is the composition of its members', by pairs as by the normal.
     pairs = ((1.0, gaussian_delta(1 / low, 1.0)), (0.0, weak.advantage))
     group = AttackRisk(mu=devices * low, devices=devices, pairs=pairs)
-    together = AttackRisk(mu=devices * low)
+    gaussian_group = AttackRisk(mu=devices * low)
     assert group.true_positive_rate(rate) == pytest.approx(
-        together.true_positive_rate(rate), rel=1e-8
+        gaussian_group.true_positive_rate(rate), rel=1e-8
     )
     for risk in (weak, group):
         rates = np.array([risk.true_positive_rate(a) for a in FINE])
@@ -152,7 +159,7 @@ def test_laws(mus, rate, devices, prior):
         assert max(rates - FINE) <= risk.advantage + 1e-9
         tests = prior * rates + (1 - prior) * (1 - FINE)
         assert max(tests) <= risk.success(prior) + 1e-9
-    assert group.advantage == pytest.approx(together.advantage, rel=1e-7)
+    assert group.advantage == pytest.approx(gaussian_group.advantage, rel=1e-7)
     assert weak.success(prior) == pytest.approx(weak.success(1 - prior), rel=1e-9)
     assert weak.success(0.5) == pytest.approx(0.5 + weak.advantage / 2, rel=1e-8)
 
@@ -164,34 +171,36 @@ def test_laws(mus, rate, devices, prior):
     entries=st.lists(st.floats(0.01, 1), min_size=1, max_size=3),
     noise=st.floats(0.2, 8),
 )
-def test_the_risk_of_random_plans(rounds, min_sep, entries, noise):
-    """It is that of the farthest pair of outputs, by brute force over sets of rounds."""
+def test_the_risk_bounds_the_farthest_outputs_of_random_plans(rounds, min_sep, entries, noise):
+    """The farthest pair of outputs is computed by brute force over sets of rounds."""
     mechanism = banded(rounds, *entries[: min(rounds, len(entries))])
-    made = plan(
+    random_plan = plan(
         separated(rounds, min(min_sep, rounds)),
         mechanism,
         noise_multiplier=noise,
     )
-    attained = sensitivity_of_nonnegative(mechanism.encoder(), made.participation)
-    farthest = attained * made.clip_norm / made.stddev
-    risk = attack_risk(made)
+    attained = sensitivity_of_nonnegative(mechanism.encoder(), random_plan.participation)
+    farthest = attained * random_plan.clip_norm / random_plan.stddev
+    risk = attack_risk(random_plan)
     assert risk.mu >= farthest * (1 - 1e-9)
     for a in (1e-6, 0.01, 0.5):
         truth = scipy.stats.norm.cdf(scipy.stats.norm.ppf(a) + farthest)
         assert risk.true_positive_rate(a) >= truth * (1 - 1e-9)
     # A run that ends early is no easier to attack.
-    assert attack_risk(stopped_after(made, 1)).advantage <= risk.advantage * (1 + 1e-9)
+    assert attack_risk(stopped_after(random_plan, 1)).advantage <= risk.advantage * (1 + 1e-9)
 
 
-def test_one_poisson_sample_is_exact():
-    """P = (1 - q) N(0, 1) + q N(mu, 1): found as often as (1 - q) a + q G(a), and the reverse."""
-    q, z = 0.2, 0.7
+def test_the_risk_of_one_poisson_sample_is_exact():
+    """P = (1 - q) N(0, 1) + q N(mu, 1): the trade-off is (1 - q) a + q G(a), and its inverse."""
+    q = 0.2
+    z = 0.7
     scheme = fedmf.CyclicPoisson(population=10, cohort_size=2)
-    made = plan(None, IdentityMechanism(rounds=1), sampling=scheme, noise_multiplier=z)
-    risk = attack_risk(made)
+    poisson_plan = plan(None, IdentityMechanism(rounds=1), sampling=scheme, noise_multiplier=z)
+    risk = attack_risk(poisson_plan)
     y = np.linspace(-8, 12, 20001)
-    absent, alone = scipy.stats.norm.sf(y), scipy.stats.norm.sf(y - 1 / z)
-    present = (1 - q) * absent + q * alone
+    absent = scipy.stats.norm.sf(y)
+    sampled = scipy.stats.norm.sf(y - 1 / z)
+    present = (1 - q) * absent + q * sampled
     tight = np.maximum(np.interp(FINE, absent[::-1], present[::-1]),
                        np.interp(FINE, 1 - present, 1 - absent))  # fmt: skip
     middle = (FINE > 1e-4) & (FINE < 0.99)
@@ -203,7 +212,7 @@ def test_one_poisson_sample_is_exact():
 
 
 ANYTIME = {(): 0.25, (0,): 0.25, (1,): 0.25, (0, 1): 0.25}
-# Scheme -> bands, and the rounds of one client in a run of two with their chances, written anew
+# By scheme: bands, and the rounds of one client in a run of two with their probabilities, written
 # from the papers.
 SCHEMES = {
     "poisson": (fedmf.CyclicPoisson(population=40, cohort_size=20), 1, ANYTIME),
@@ -233,39 +242,41 @@ SCHEMES = {
     [pytest.param(n, marks=pytest.mark.slow) if n == "bins, simulated" else n for n in SCHEMES],
 )
 def test_no_distinguisher_beats_the_bound(name, quick):
-    """The likelihood ratio test, the best there is, of all that two rounds release: both of its
-    rates at every threshold, by quadrature. The control is the claim of a plan of too much noise,
-    which this test refutes.
+    """The likelihood ratio test is the most powerful one of the releases of two rounds. Both of its
+    rates are computed at every threshold, by quadrature. The negative control is the claim of a
+    plan with too much noise, which this test refutes.
     """
-    scheme, bands, chances = SCHEMES[name]
+    scheme, bands, probability_by_rounds = SCHEMES[name]
     mechanism = IdentityMechanism(rounds=2) if bands == 1 else two_bands(2)
-    made = plan(None, mechanism, sampling=scheme, noise_multiplier=0.8)
-    risk = attack_risk(made)
+    sampled_plan = plan(None, mechanism, sampling=scheme, noise_multiplier=0.8)
+    risk = attack_risk(sampled_plan)
     assert bool(risk.failure) == (name in ("bins, simulated", "min-sep-poisson"))
     too_much = 16.0 if name == "fixed_size" else 1.6
-    control = attack_risk(dataclasses.replace(made, noise_multiplier=too_much))
-    C = mechanism.encoder() * made.clip_norm / made.stddev
-    means = np.array([C[:, list(t)].sum(axis=1) for t in chances])
+    control = attack_risk(dataclasses.replace(sampled_plan, noise_multiplier=too_much))
+    C = mechanism.encoder() * sampled_plan.clip_norm / sampled_plan.stddev
+    means = np.array([C[:, list(t)].sum(axis=1) for t in probability_by_rounds])
     grid = np.linspace(-7, 9, 801)
     plane = np.stack(np.meshgrid(grid, grid), axis=-1).reshape(-1, 2)
-    ratios = np.exp(plane @ means.T - (means**2).sum(axis=1) / 2) @ list(chances.values())
+    ratios = np.exp(plane @ means.T - (means**2).sum(axis=1) / 2) @ list(
+        probability_by_rounds.values()
+    )
     absent = np.exp(-(plane**2).sum(axis=1) / 2)
     order = np.argsort(-ratios)
-    false = np.cumsum(absent[order]) / absent.sum()
-    true = np.cumsum((absent * ratios)[order]) / (absent * ratios).sum()
-    for i in np.searchsorted(false, [1e-4, 1e-3, 0.01, 0.02, 0.1, 0.5]):
-        assert true[i] <= risk.true_positive_rate(float(false[i])) * (1 + 1e-3)
-    at = int(np.searchsorted(false, 0.02))
-    assert true[at] > control.true_positive_rate(float(false[at])) * (1 + 1e-3)
-    assert (true - false).max() <= risk.advantage + 1e-3
+    false_rates = np.cumsum(absent[order]) / absent.sum()
+    true_rates = np.cumsum((absent * ratios)[order]) / (absent * ratios).sum()
+    for i in np.searchsorted(false_rates, [1e-4, 1e-3, 0.01, 0.02, 0.1, 0.5]):
+        assert true_rates[i] <= risk.true_positive_rate(float(false_rates[i])) * (1 + 1e-3)
+    index = int(np.searchsorted(false_rates, 0.02))
+    assert true_rates[index] > control.true_positive_rate(float(false_rates[index])) * (1 + 1e-3)
+    assert (true_rates - false_rates).max() <= risk.advantage + 1e-3
 
 
-def test_devices_of_one_user():
-    made = plan(TWICE)
+def test_the_risk_of_several_devices_is_that_of_a_larger_shift():
+    user_plan = plan(TWICE)
     for g in (1, 2, 5):
-        assert attack_risk(made, g).mu == g / made.noise_multiplier
-    assert attack_risk(made, 10**9).advantage == 1
-    rows = statement_values(made)["group_privacy"]
+        assert attack_risk(user_plan, g).mu == g / user_plan.noise_multiplier
+    assert attack_risk(user_plan, 10**9).advantage == 1
+    rows = statement_values(user_plan)["group_privacy"]
     assert [row["attack_risk"]["mu"] for row in rows] == [1.0, 1.5, 2.5]
 
 
@@ -282,59 +293,68 @@ POISSON = fedmf.CyclicPoisson(population=400, cohort_size=20)
     ],
 )
 def test_targets_are_met_and_not_by_much_more_noise(scheme, target):
-    made = fedmf.calibrate(
-        IdentityMechanism(rounds=16), separated(16, 8), delta=1e-6, sampling=scheme, **target
+    identity = IdentityMechanism(rounds=16)
+    calibrated_plan = fedmf.calibrate(
+        identity, separated(16, 8), delta=1e-6, sampling=scheme, **target
     )
 
-    def met(made):
-        risk = attack_risk(made)
+    def is_met(candidate):
+        risk = attack_risk(candidate)
         if "advantage" in target:
             return risk.advantage <= 0.1
         return risk.true_positive_rate(0.01) <= 0.05
 
-    assert met(made)
-    assert not met(dataclasses.replace(made, noise_multiplier=made.noise_multiplier * 0.995))
+    assert is_met(calibrated_plan)
+    less_noise = calibrated_plan.noise_multiplier * 0.995
+    assert not is_met(dataclasses.replace(calibrated_plan, noise_multiplier=less_noise))
 
 
 @pytest.mark.slow
-def test_a_simulated_target(quick):
+def test_calibration_meets_a_target_with_a_simulated_scheme(quick):
     scheme = fedmf.BallsInBins(population=400, bins=4)
-    made = fedmf.calibrate(two_bands(8), None, delta=1e-6, sampling=scheme, advantage=0.3)
-    risk = attack_risk(made)
+    calibrated_plan = fedmf.calibrate(
+        two_bands(8), None, delta=1e-6, sampling=scheme, advantage=0.3
+    )
+    risk = attack_risk(calibrated_plan)
     assert risk.failure > 0
     assert risk.advantage <= 0.3
-    plain = fedmf.calibrate(two_bands(8), made.participation, delta=1e-6, advantage=0.3)
-    assert made.noise_multiplier <= plain.noise_multiplier
+    unamplified_plan = fedmf.calibrate(
+        two_bands(8), calibrated_plan.participation, delta=1e-6, advantage=0.3
+    )
+    assert calibrated_plan.noise_multiplier <= unamplified_plan.noise_multiplier
 
 
 @pytest.mark.parametrize("target", [{"advantage": 0.1}, {"true_positive_rate": "0.05@0.01"}])
-def test_a_config_states_the_noise_that_its_target_took(target):
+def test_a_pinned_config_has_the_noise_of_its_target(target):
     config = PlanConfig(rounds=8, min_sep=4, family="identity", **target)
     assert config.adds_noise
-    made = config.plan()
-    stated = config.pinned_to(made)
-    assert stated.noise_multiplier == made.noise_multiplier
-    assert stated.advantage is stated.true_positive_rate is None
+    calibrated_plan = config.plan()
+    pinned_config = config.pinned_to(calibrated_plan)
+    assert pinned_config.noise_multiplier == calibrated_plan.noise_multiplier
+    assert pinned_config.advantage is pinned_config.true_positive_rate is None
 
 
 def test_the_achieved_guarantee_has_its_risk():
-    made = plan(TWICE)
-    broke = fedmf.audit_ledger(ledger_of([[0], [0], [0], [3], [0], [1], [2], [3]]), made)
-    worse = broke.values()["attack_risk_achieved"]
-    assert worse["mu"] == pytest.approx(attack_risk(made).mu * math.sqrt(2))  # 4 rounds for 2
-    assert broke.statement_values()["attack"]["advantage"] == worse["advantage"]
-    nobody = fedmf.audit_ledger(ledger_of([[]] * 8), made)
-    assert nobody.values()["attack_risk_achieved"]["advantage"] == 0
+    planned = plan(TWICE)
+    broken_audit = fedmf.audit_ledger(ledger_of([[0], [0], [0], [3], [0], [1], [2], [3]]), planned)
+    achieved_risk = broken_audit.values()["attack_risk_achieved"]
+    assert achieved_risk["mu"] == pytest.approx(
+        attack_risk(planned).mu * math.sqrt(2)
+    )  # 4 rounds for 2
+    assert broken_audit.statement_values()["attack"]["advantage"] == achieved_risk["advantage"]
+    empty_audit = fedmf.audit_ledger(ledger_of([[]] * 8), planned)
+    assert empty_audit.values()["attack_risk_achieved"]["advantage"] == 0
 
 
 def pairs_bound(pairs, rate):
-    """The least line through the pairs, at 60 digits."""
+    """Computes the least bound of the pairs, at 60 digits."""
     with mpmath.workdps(60):
-        lines = [
-            min(delta + mpmath.exp(e) * rate, 1 - mpmath.exp(-e) * (1 - delta - rate))
-            for e, delta in ((mpmath.mpf(e), mpmath.mpf(delta)) for e, delta in pairs)
-        ]
-        return min(mpmath.mpf(1), *lines)
+        bounds = [mpmath.mpf(1)]
+        for epsilon, delta in pairs:
+            ratio = mpmath.exp(mpmath.mpf(epsilon))
+            bounds.append(mpmath.mpf(delta) + ratio * rate)
+            bounds.append(1 - (1 - mpmath.mpf(delta) - rate) / ratio)
+        return min(bounds)
 
 
 @pytest.mark.parametrize("delta", [1e-15, 1e-8, 1e-3])
@@ -343,8 +363,8 @@ def test_lines_are_rounded_to_the_attackers_side(epsilon, delta):
     pairs = ((epsilon, delta),)
     risk = AttackRisk(mu=math.inf, pairs=pairs)
     for rate in (0.0, 1e-300, 1e-17, 1e-9, 0.2, 1 - 1e-9, 1.0):
-        found, least = risk.true_positive_rate(rate), pairs_bound(pairs, rate)
-        assert least <= found <= min(1, least * (1 + 1e-8) + 2e-15)
+        exact = pairs_bound(pairs, rate)
+        assert exact <= risk.true_positive_rate(rate) <= min(1, exact * (1 + 1e-8) + 2e-15)
 
 
 def test_little_noise_on_most_clients_has_a_risk():

@@ -1,3 +1,5 @@
+"""Plans: the noise of a target, the epsilon of a noise, and simulations of larger cohorts."""
+
 import dataclasses
 import itertools
 import json
@@ -24,7 +26,8 @@ SINGLE = single(4)
 ONE = IdentityMechanism(rounds=4)
 TWICE = separated(4, 2)
 UNEVEN = BandedMechanism(diagonals=[[2.0, 0.0], [1.0, 0.5], [1.0, 0.5], [3.0, 0.5]])
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 
 # (epsilon, delta) over the whole range that people ask for, and beyond.
 TARGETS = [
@@ -37,25 +40,33 @@ TARGETS = [
 
 
 def oracle_delta(noise_multiplier, epsilon):
-    """Balle and Wang 2018, Theorem 8, to 60 digits: delta of a Gaussian with sensitivity 1."""
+    """Computes delta of a Gaussian with sensitivity 1 to 60 digits (Balle and Wang 2018, Theorem
+    8).
+    """
     with mpmath.workdps(60):
-        sigma, eps = mpmath.mpf(noise_multiplier), mpmath.mpf(epsilon)
+        sigma = mpmath.mpf(noise_multiplier)
+        eps = mpmath.mpf(epsilon)
         return mpmath.ncdf(1 / (2 * sigma) - eps * sigma) - mpmath.exp(eps) * mpmath.ncdf(
             -1 / (2 * sigma) - eps * sigma
         )
 
 
 def oracle_noise_multiplier(epsilon, delta):
-    """The least noise for (epsilon, delta), by bisection: delta falls as noise grows."""
+    """Computes the least noise for (epsilon, delta) by bisection."""
     with mpmath.workdps(60):
-        low, high = mpmath.mpf("1e-3"), mpmath.mpf("1e7")
+        low = mpmath.mpf("1e-3")
+        high = mpmath.mpf("1e7")
         for _ in range(60):
             middle = mpmath.sqrt(low * high)
-            low, high = (middle, high) if oracle_delta(middle, epsilon) > delta else (low, middle)
+            if oracle_delta(middle, epsilon) > delta:
+                low = middle
+            else:
+                high = middle
         return high
 
 
 def plan(**changes):
+    """Returns a plan of the identity with two participations."""
     return plans.plan(**{"participation": TWICE, "mechanism": ONE, **changes})
 
 
@@ -63,9 +74,10 @@ def test_rho_follows_from_the_largest_column():
     """zCDP (Denisov et al. 2022, Def. J.2; Bun and Steinke 2016, Prop. 1.6): noise of variance
     gamma^2 zeta^2 / (2 rho) (Denisov et al. 2022, Thm. 3.1).
     """
-    made = plan(mechanism=UNEVEN, participation=SINGLE, noise_multiplier=0.7, clip_norm=3.0)
+    uneven_plan = plan(mechanism=UNEVEN, participation=SINGLE, noise_multiplier=0.7, clip_norm=3.0)
     gamma = np.linalg.norm(UNEVEN.encoder(), axis=0).max()
-    assert made.stddev**2 == pytest.approx(gamma**2 * 3.0**2 / (2 * made.rho), rel=1e-12)
+    variance = gamma**2 * 3.0**2 / (2 * uneven_plan.rho)
+    assert uneven_plan.stddev**2 == pytest.approx(variance, rel=1e-12)
 
 
 class TestClosedForm:
@@ -81,24 +93,26 @@ class TestClosedForm:
             expected, rel=0, abs=rounding * first_term + 1e-300
         )
 
-    def test_the_tolerance_tells_a_wrong_sign(self):
+    def test_the_tolerance_excludes_a_wrong_sign(self):
         # Negative control: a one-sided tail alone, without the subtraction, is far outside.
-        sigma, epsilon = 1.0, 1.0
-        assert float(mpmath.ncdf(1 / (2 * sigma) - epsilon * sigma)) > 2 * gaussian_delta(
-            sigma, epsilon
-        )
+        sigma = 1.0
+        epsilon = 1.0
+        one_sided = float(mpmath.ncdf(1 / (2 * sigma) - epsilon * sigma))
+        assert one_sided > 2 * gaussian_delta(sigma, epsilon)
 
 
 class TestCalibration:
     @pytest.mark.parametrize(("epsilon", "delta"), TARGETS)
     def test_never_weaker_and_not_wasteful(self, epsilon, delta):
-        made = fedmf.calibrate(ONE, TWICE, epsilon=epsilon, delta=delta, clip_norm=3.0)
-        sigma, least = made.noise_multiplier, oracle_noise_multiplier(epsilon, delta)
-        assert (made.clip_norm, made.epsilon <= epsilon) == (3.0, True)
-        # gaussian_delta, which ends the search, is itself good to about 1e-13 relative here.
+        calibrated = fedmf.calibrate(ONE, TWICE, epsilon=epsilon, delta=delta, clip_norm=3.0)
+        assert calibrated.clip_norm == 3.0
+        assert calibrated.epsilon <= epsilon
+        sigma = calibrated.noise_multiplier
+        # gaussian_delta, which ends the search, has a relative error of about 1e-13 here.
         assert oracle_delta(sigma, epsilon) <= delta * (1 + 1e-12)
-        assert float(sigma / least - 1) < (1e-4 if 0.01 <= epsilon <= 300 else 1e-3)
-        # And back: the epsilon that this noise gives is the epsilon asked for.
+        excess = float(sigma / oracle_noise_multiplier(epsilon, delta) - 1)
+        assert excess < (1e-4 if 0.01 <= epsilon <= 300 else 1e-3)
+        # And back: this noise has the target as its epsilon.
         assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=2e-4)
 
     def test_noise_that_no_source_can_draw_is_refused(self):
@@ -123,12 +137,12 @@ class TestEpsilon:
         else:
             assert sigma < 0.011
 
-    def test_no_noise(self):
-        nothing = plan(noise_multiplier=-0.0)
-        assert math.copysign(1, nothing.noise_multiplier) == 1
-        assert (nothing.epsilon, nothing.rho, nothing.stddev) == (INF, INF, 0)
-        assert type(dp_event(nothing)).__name__ == "NonPrivateDpEvent"
-        assert plan_summary(nothing)["epsilon"] is plan_summary(nothing)["rho"] is None
+    def test_without_noise_is_infinite(self):
+        noiseless = plan(noise_multiplier=-0.0)
+        assert math.copysign(1, noiseless.noise_multiplier) == 1
+        assert (noiseless.epsilon, noiseless.rho, noiseless.stddev) == (INF, INF, 0)
+        assert type(dp_event(noiseless)).__name__ == "NonPrivateDpEvent"
+        assert plan_summary(noiseless)["epsilon"] is plan_summary(noiseless)["rho"] is None
         assert {plan(noise_multiplier=sigma).rho for sigma in (5e-324, 1e-200)} == {INF}
         assert {plan(noise_multiplier=sigma).rho for sigma in (1e200, 1e308)} == {0.0}
 
@@ -143,38 +157,37 @@ class TestPlan:
         ],
         ids=["identity", "banded"],
     )
-    def test_stddev(self, mechanism, expected):
-        made = plan(mechanism=mechanism, noise_multiplier=0.7, clip_norm=3.0)
-        assert made.sensitivity.value == pytest.approx(expected, rel=1e-14)
-        assert made.stddev == pytest.approx(0.7 * expected * 3.0, rel=1e-14)
-        assert dp_event(made).noise_multiplier == 0.7
+    def test_stddev_is_the_product_of_multiplier_sensitivity_and_clip_norm(
+        self, mechanism, expected
+    ):
+        scaled_plan = plan(mechanism=mechanism, noise_multiplier=0.7, clip_norm=3.0)
+        assert scaled_plan.sensitivity.value == pytest.approx(expected, rel=1e-14)
+        assert scaled_plan.stddev == pytest.approx(0.7 * expected * 3.0, rel=1e-14)
+        assert dp_event(scaled_plan).noise_multiplier == 0.7
 
-    def test_simulating(self):
+    def test_a_simulation_has_the_noise_and_the_guarantee_of_the_claimed_cohort(self):
         claimed = plan()
-        made = claimed.simulating(simulated=np.int64(10), claimed=100)
-        assert made.stddev == pytest.approx(claimed.stddev / 10, rel=1e-14)
+        simulated = claimed.simulating(simulated=np.int64(10), claimed=100)
+        assert simulated.stddev == pytest.approx(claimed.stddev / 10, rel=1e-14)
         # The noise on the mean is that of the claimed cohort.
-        assert made.stddev / 10 == pytest.approx(claimed.stddev / 100, rel=1e-14)
-        assert (made.noise_multiplier, made.epsilon, made.rho) == (
-            2.0,
-            claimed.epsilon,
-            claimed.rho,
-        )
-        shown = json.loads(json.dumps(plan_summary(made), allow_nan=False))
-        assert (shown["simulated_cohort"], shown["claimed_cohort"]) == (10, 100)
-        assert shown["stddev"] == made.stddev
-        assert shown["sensitivity"]["value"] == claimed.sensitivity.value
-        assert shown["neighbouring_relation"] == "zero-out"
-        assert type(made.simulation.simulated) is int
+        assert simulated.stddev / 10 == pytest.approx(claimed.stddev / 100, rel=1e-14)
+        assert simulated.noise_multiplier == 2.0
+        assert (simulated.epsilon, simulated.rho) == (claimed.epsilon, claimed.rho)
+        summary = json.loads(json.dumps(plan_summary(simulated), allow_nan=False))
+        assert (summary["simulated_cohort"], summary["claimed_cohort"]) == (10, 100)
+        assert summary["stddev"] == simulated.stddev
+        assert summary["sensitivity"]["value"] == claimed.sensitivity.value
+        assert summary["neighbouring_relation"] == "zero-out"
+        assert type(simulated.simulation.simulated) is int
         assert cohort_scale(claimed) == 1
         assert claimed.simulation is None
 
-    def test_simulating_with_a_budget_says_how_many_clients_it_takes(self):
+    def test_a_simulation_with_a_budget_states_the_clients_that_it_needs(self):
         # A budget of two rounds: nobody is in more than 2 of 8.
         budget = fedmf.Participation(rounds=8, schema="budget", budget=2**0.5)
-        whole = plan(participation=budget, mechanism=IdentityMechanism(rounds=8))
-        made = whole.simulating(simulated=10, claimed=100)
-        simulation = statement_values(made, population=300)["simulation"]
+        claimed = plan(participation=budget, mechanism=IdentityMechanism(rounds=8))
+        simulated = claimed.simulating(simulated=10, claimed=100)
+        simulation = statement_values(simulated, population=300)["simulation"]
         assert simulation["population_needed"] == 400
 
     @pytest.mark.parametrize(
@@ -194,29 +207,32 @@ class TestPlan:
             (1, 1e-31, 0.5),
         ],
     )
-    def test_noise_that_float32_cannot_hold(self, scale, clip_norm, sigma):
-        made = plan(
+    def test_refuses_noise_that_float32_cannot_hold(self, scale, clip_norm, sigma):
+        extreme_plan = plan(
             mechanism=DenseMechanism(matrix=np.eye(4) * scale),
             clip_norm=clip_norm,
             noise_multiplier=sigma,
         )
         words = f"clip_norm={re.escape(str(clip_norm))}, noise_multiplier={sigma} and"
         with refusal(f"{words}.*float32.*rescale the updates.*or divide the encoder"):
-            _ = made.stddev
-        assert dataclasses.replace(made, noise_multiplier=0.0).stddev == 0
+            _ = extreme_plan.stddev
+        assert dataclasses.replace(extreme_plan, noise_multiplier=0.0).stddev == 0
 
     @pytest.mark.parametrize("noise", [1e30, 1e200, 1e308])
     def test_much_noise_has_an_epsilon_of_0(self, noise):
-        made = plan(noise_multiplier=noise)
-        assert (made.epsilon, rdp_epsilon(made), made.group_epsilon(3)) == (0, 0, 0)
+        noisy_plan = plan(noise_multiplier=noise)
+        assert noisy_plan.epsilon == 0
+        assert rdp_epsilon(noisy_plan) == 0
+        assert noisy_plan.group_epsilon(3) == 0
 
     @pytest.mark.parametrize("scale", [1e-29, 1e29])
     def test_a_scaled_encoder_needs_the_same_noise(self, scale):
-        """What is added to the sum is N Z times stddev."""
+        """The noise added to the sum is N Z times stddev."""
         C = np.tril(np.ones((4, 4)))
-        one, scaled = (plan(mechanism=DenseMechanism(matrix=C * s)) for s in (1, scale))
+        unscaled = plan(mechanism=DenseMechanism(matrix=C))
+        scaled = plan(mechanism=DenseMechanism(matrix=C * scale))
         # Some kernels round entries that are 0 to 1e-16.
-        noise = one.mechanism.noising() * one.stddev
+        noise = unscaled.mechanism.noising() * unscaled.stddev
         np.testing.assert_allclose(
             scaled.mechanism.noising() * scaled.stddev, noise, rtol=1e-12, atol=1e-12
         )
@@ -230,6 +246,7 @@ def test_a_sampled_simulation_is_accounted_for_the_claimed_cohort():
     too small.
     """
     claimed = dataclasses.replace(POISSON, cohort_size=1000)
-    made = plan(participation=None, sampling=claimed).simulating(simulated=100, claimed=1000)
-    assert made.epsilon == plan(participation=None, sampling=claimed).epsilon
-    assert made.epsilon > 3 * plan(participation=None, sampling=POISSON).epsilon
+    claimed_plan = plan(participation=None, sampling=claimed)
+    simulated = claimed_plan.simulating(simulated=100, claimed=1000)
+    assert simulated.epsilon == claimed_plan.epsilon
+    assert simulated.epsilon > 3 * plan(participation=None, sampling=POISSON).epsilon

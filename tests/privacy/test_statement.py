@@ -1,3 +1,5 @@
+"""The privacy statement: golden files, and the sentences of each kind of plan."""
+
 import json
 import math
 import pathlib
@@ -25,7 +27,7 @@ def plan(participation=TWICE, **changes):
 
 
 def point(statement, name):
-    """The text of one point of the statement, on one line."""
+    """Returns the text of one point of the statement, in one line."""
     match = re.search(
         rf"\*\*{re.escape(name)}\.\*\* (.*?)(?=\n *\d\. \*\*|\n\n|\Z)", statement, re.DOTALL
     )
@@ -33,7 +35,7 @@ def point(statement, name):
     return " ".join(match[1].split())
 
 
-def test_an_epsilon_that_is_none():
+def test_an_infinite_epsilon_is_stated_as_no_guarantee():
     assert "epsilon = infinity (no guarantee)" in statement(plan(noise_multiplier=1e-3))
 
 
@@ -45,63 +47,63 @@ def test_an_epsilon_that_is_none():
         (epochs(8, 3), "exactly 3 rounds apart"),
     ],
 )
-def test_participation_in_words(participation, words):
+def test_the_assumptions_describe_the_participation(participation, words):
     assert words in point(statement(plan(participation)), "Assumptions")
 
 
-def test_an_upper_bound_is_called_one():
-    bound = plan(separated(8, 2, 3), mechanism=TreeMechanism(rounds=8))
-    assert not bound.sensitivity.exact
-    assert ", a proven upper bound (" in point(statement(bound), "Assumptions")
+def test_an_upper_bound_of_the_sensitivity_is_called_one():
+    tree_plan = plan(separated(8, 2, 3), mechanism=TreeMechanism(rounds=8))
+    assert not tree_plan.sensitivity.exact
+    assert ", a proven upper bound (" in point(statement(tree_plan), "Assumptions")
 
 
-def test_no_noise_no_guarantee():
-    made = plan(noise_multiplier=0).simulating(simulated=10, claimed=1000)
-    text = statement(made)
-    head, _, rest = text.partition("1. **DP setting.**")
+def test_without_noise_there_is_no_guarantee():
+    noiseless = plan(noise_multiplier=0).simulating(simulated=10, claimed=1000)
+    text = statement(noiseless)
+    head, _, points = text.partition("1. **DP setting.**")
     assert "**No privacy.**" in head
-    assert "no differential privacy guarantee" in point(rest, "Formal statement")
+    assert "no differential privacy guarantee" in point(points, "Formal statement")
     assert "epsilon =" not in text
     assert "rho =" not in text
-    values = statement_values(made)
+    values = statement_values(noiseless)
     assert values["guarantee"]["epsilon"] is values["guarantee"]["rho"] is None
     json.dumps(values, allow_nan=False)
 
 
-# What another day or machine makes different.
-MADE_ON = {
+# Values that depend on the day and the machine.
+ENVIRONMENT = {
     "versions": {"fedmf": "0.1.0", "dp-accounting": "0.4.3", "python": "3.11.7"},
     "date": "2026-11-28",
 }
 DATA = pathlib.Path(__file__).parents[1] / "data"
 
 
-def sampled(kind=fedmf.CyclicPoisson, **changes):
-    given = {"population": 4000, "cohort_size": 20, "partitions": 2, **changes}
-    scheme = kind(**given)
+def sampled(scheme_type=fedmf.CyclicPoisson, **changes):
+    """Returns a plan with sampling."""
+    scheme = scheme_type(**{"population": 4000, "cohort_size": 20, "partitions": 2, **changes})
     return plan(
         scheme.participation(64), mechanism=two_bands(64), sampling=scheme, noise_multiplier=0.45
     )
 
 
 def audited(folder):
-    """A log in which one client came too soon."""
-    made = plan(separated(12, 4), mechanism=two_bands(12), noise_multiplier=1.5)
+    """Returns the audit of a log in which one client took part too soon."""
+    log_plan = plan(separated(12, 4), mechanism=two_bands(12), noise_multiplier=1.5)
     log = folder / "log.csv"
-    log.write_text(
-        "client,round\n" + "".join(f"device-{t % 4},{t}\n" for t in range(9)) + "device-2,7\n"
-    )
-    return audit_log(log, made, rounds_run=9)
+    rows = [f"device-{t % 4},{t}\n" for t in range(9)]
+    log.write_text("".join(["client,round\n", *rows, "device-2,7\n"]))
+    return audit_log(log, log_plan, rounds_run=9)
 
 
 def golden_values(name, folder):
+    """Returns the values of a golden statement."""
     if name == "audited":
         command = (
             "fedmf audit log log.csv mechanism.npz --rounds 12 --min-sep 4 "
             "--noise-multiplier 1.5 --clip-norm 0.5"
         )
-        return audited(folder).statement_values(commands=[command]) | MADE_ON
-    made = {
+        return audited(folder).statement_values(commands=[command]) | ENVIRONMENT
+    golden_plan = {
         "planned": lambda: plan(delta=1e-10),
         "simulated": lambda: plan(mechanism=TreeMechanism(rounds=8, decoder="online")).simulating(
             simulated=10, claimed=1000
@@ -109,27 +111,29 @@ def golden_values(name, folder):
         "sampled": sampled,
     }[name]()
     pretraining = "public multilingual C4" if name == "planned" else None
-    values = statement_values(made, pretraining=pretraining, rdp=name == "sampled")
-    return values | MADE_ON
+    values = statement_values(golden_plan, pretraining=pretraining, rdp=name == "sampled")
+    return values | ENVIRONMENT
 
 
-def close(one, other):
-    """Equal, floats to the rounding of another processor's FFT."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(close, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-6)
-    return type(one) is type(other) and one == other
+def is_close(value, golden):
+    """Returns whether values are equal, floats up to the rounding of another processor's FFT."""
+    if isinstance(value, dict) and isinstance(golden, dict):
+        same_keys = value.keys() == golden.keys()
+        return same_keys and all(is_close(value[key], golden[key]) for key in value)
+    if isinstance(value, list) and isinstance(golden, list):
+        return len(value) == len(golden) and all(map(is_close, value, golden))
+    if isinstance(value, float) and isinstance(golden, float):
+        return math.isclose(value, golden, rel_tol=1e-6)
+    return type(value) is type(golden) and value == golden
 
 
 @pytest.mark.parametrize("name", ["planned", "simulated", "sampled", "audited"])
-def test_golden(name, tmp_path):
-    # The whole of a statement. A change here is a change of what we promise: read it before
-    # renewing the files, with python -m tests.privacy.test_statement
+def test_a_statement_is_its_golden_file(name, tmp_path):
+    # A change of a whole statement is a change of the guarantee that users read: read it before
+    # renewing the files, with python -m tests.privacy.test_statement.
     values = golden_values(name, tmp_path)
-    assert close(values, json.loads((DATA / f"statement_{name}.json").read_text(encoding="utf-8")))
+    golden = json.loads((DATA / f"statement_{name}.json").read_text(encoding="utf-8"))
+    assert is_close(values, golden)
     # The text comes from the values alone, as they are in JSON.
     text = as_text(values, ".json")
     assert json.loads(text) == values
@@ -138,9 +142,9 @@ def test_golden(name, tmp_path):
     )
 
 
-def test_the_digest_is_of_the_mechanism():
-    # Nothing else tells two mechanisms of one family apart, and a certificate says how it was
-    # found, not what it is.
+def test_the_digest_is_of_the_matrices_of_the_mechanism():
+    # Only the digest distinguishes two mechanisms of the same family. A certificate is not part of
+    # the mechanism.
     C = np.tril(np.ones((3, 3)))
     first = mechanism_digest(DenseMechanism(matrix=C))
     C[2, 0] = np.nextafter(1.0, 2.0)
@@ -148,17 +152,17 @@ def test_the_digest_is_of_the_mechanism():
 
 
 class TestSampled:
-    def test_fixed_size(self):
-        said = statement(sampled(fedmf.CyclicFixedSize))
-        text = point(said, "Assumptions")
+    def test_fixed_size_sampling_keeps_the_clients_but_not_their_number_secret(self):
+        fixed_size_statement = statement(sampled(fedmf.CyclicFixedSize))
+        text = point(fixed_size_statement, "Assumptions")
         assert "a uniform subset of 20 clients" in text
-        assert "The sampled clients stay secret: amplification" in text  # their number is no secret
-        assert "twice the clip norm" in point(said, "Adjacency")
+        assert "The sampled clients stay secret: amplification" in text
+        assert "twice the clip norm" in point(fixed_size_statement, "Adjacency")
 
-    def test_places(self):
-        places = sampled(fedmf.CyclicRandomAllocation)
-        assert places.epsilon < unamplified_epsilon(places)
-        text = point(statement(places), "Assumptions")
+    def test_random_allocation_is_described_by_its_epochs(self):
+        allocation_plan = sampled(fedmf.CyclicRandomAllocation)
+        assert allocation_plan.epsilon < unamplified_epsilon(allocation_plan)
+        text = point(statement(allocation_plan), "Assumptions")
         assert "in every epoch of 200 rounds each client draws one of its 100, uniformly" in text
 
 
@@ -166,7 +170,7 @@ SIMULATED = plan().simulating(simulated=1, claimed=10)
 
 
 class TestObserved:
-    def test_what_was_kept_is_said_to_hold(self):
+    def test_a_plan_that_was_complied_with_is_stated_to_hold(self):
         ledger = ledger_of([[t % 4, 50 + t] for t in range(8)], 2)
         text = audit_ledger(ledger, plan()).statement(cohort_size=2, population=100)
         assert "Not as planned" not in text
@@ -175,8 +179,8 @@ class TestObserved:
         assert "| rounds with fewer than 2 clients | | 0 |" in re.sub(" +", " ", text)
 
     def test_a_simulation_achieves_no_epsilon(self):
-        # The client of round 0 took part once where the plan allows twice: of the claimed run that
-        # says nothing.
+        # The client of round 0 took part once where the plan allows twice. That proves nothing
+        # about the claimed run.
         ledger = ledger_of([[t] for t in range(8)], 1)
         assert audit_ledger(ledger, plan()).epsilon < plan().epsilon
         audit = audit_ledger(ledger, SIMULATED)
@@ -192,23 +196,22 @@ class TestObserved:
     def test_a_simulation_that_breaks_its_plan_claims_nothing(self):
         ledger = ledger_of([[0]] * 8)
         audit = audit_ledger(ledger, SIMULATED)
-        said = point(audit.statement(), "Formal statement")
-        assert "where at least 4 were planned. Nothing can be claimed." in said
+        text = point(audit.statement(), "Formal statement")
+        assert "where at least 4 were planned. Nothing can be claimed." in text
         assert audit.statement_values()["group_privacy"] == []
         once = ledger_of([[0], [0]])
-        # Of clients whose rounds are not known every round counts, however few there were
-        # in the simulation.
+        # Clients with unknown rounds count as if they took part in every round, however few rounds
+        # there were in the simulation.
         assert audit_ledger(once, audit.planned).epsilon == audit.epsilon > plan().epsilon
 
-    @pytest.mark.parametrize(("population", "said"), [(40, False), (39, True)])
-    def test_a_claimed_run_may_need_more_clients_than_there_are(self, population, said):
+    @pytest.mark.parametrize(("population", "is_too_small"), [(40, False), (39, True)])
+    def test_a_claimed_run_may_need_more_clients_than_there_are(self, population, is_too_small):
         # 10 a round, 4 rounds apart, twice in 8 rounds at most.
         text = markdown(statement_values(SIMULATED, population=population))
-        assert (
-            f"That run needs 40 clients, and the data here are of {population}." in text
-        ) == said
+        sentence = f"That run needs 40 clients, and the data here are of {population}."
+        assert (sentence in text) == is_too_small
 
-    def test_nobody(self):
+    def test_without_participants_nothing_is_lost(self):
         ledger = ledger_of([[]])
         audit = audit_ledger(ledger, plan())
         assert (audit.achieved, audit.epsilon, audit.rho) == (None, 0.0, 0.0)
@@ -232,13 +235,13 @@ if __name__ == "__main__":
     ("scheme", "is_secret"),
     [(fedmf.CyclicPoisson, True), (fedmf.CyclicFixedSize, False), (None, False)],
 )
-def test_numbers_of_who_was_drawn_are_kept_from_publication(scheme, is_secret):
-    """Where clients are drawn independently the guarantee rests on nobody knowing how many were."""
+def test_the_observed_numbers_are_not_to_be_published_if_they_are_secret(scheme, is_secret):
+    """With independent sampling the guarantee rests on the secrecy of the cohort sizes."""
     sampling = scheme and scheme(population=40, cohort_size=4, partitions=2)
     participation = None if sampling else TWICE
     mechanism = two_bands(8) if sampling else None
-    made = plan(participation, mechanism=mechanism, sampling=sampling)
-    text = " ".join(audit_ledger(ledger_of([[1, 2], [3]]), made).statement().split())
+    sampled_plan = plan(participation, mechanism=mechanism, sampling=sampling)
+    text = " ".join(audit_ledger(ledger_of([[1, 2], [3]]), sampled_plan).statement().split())
     assert "## What was observed" in text
     assert ("leave this section out of what is published" in text) == is_secret
 
