@@ -268,10 +268,10 @@ def risk_by_curve(plan: Plan, devices: int = 1) -> AttackRisk:
     return AttackRisk(mu=mu, pairs=pairs, devices=devices, failure=failure)
 
 
-def claimed_alone(epsilon: float, delta: float) -> AttackRisk:
+def risk_of_pair(epsilon: float, delta: float) -> AttackRisk:
     """Returns the bounds that follow from one pair (epsilon, delta) alone.
 
-    >>> round(claimed_alone(8.0, 1e-6).true_positive_rate(0.001), 5)
+    >>> round(risk_of_pair(8.0, 1e-6).true_positive_rate(0.001), 5)
     0.99966
     """
     pairs = ((epsilon, delta),) if math.isfinite(epsilon) else ()

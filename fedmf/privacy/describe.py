@@ -10,7 +10,7 @@ from fedmf.files import shell_path, shell_word
 from fedmf.mechanisms.budget import max_rounds_per_client
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy import statement as _statement
-from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone, trade_off_plot
+from fedmf.privacy.attack_risk import AttackRisk, attack_risk, risk_of_pair, trade_off_plot
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.flat_config import FIT_FIELDS
 from fedmf.privacy.plan import (
@@ -133,7 +133,7 @@ def attack_values(plan: Plan) -> dict[str, Any]:
     both.
     """
     risk = attack_risk(plan)
-    risk_by_epsilon = claimed_alone(plan.epsilon, plan.delta)
+    risk_by_epsilon = risk_of_pair(plan.epsilon, plan.delta)
     return risk_values(plan) | {
         "epsilon": finite_or_none(plan.epsilon),
         "epsilon_alone": risk_by_epsilon.values(),

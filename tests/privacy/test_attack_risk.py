@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fedmf
 from fedmf.mechanisms import IdentityMechanism
-from fedmf.privacy.attack_risk import AttackRisk, attack_risk, claimed_alone
+from fedmf.privacy.attack_risk import AttackRisk, attack_risk, risk_of_pair
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.describe import statement_values
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_delta
@@ -88,7 +88,7 @@ def test_bounds_of_no_noise_and_of_much_noise():
     assert little_noise.true_positive_rate(1e-9) == little_noise.advantage == 1
     assert attack_risk(plan(TWICE, noise_multiplier=1e20)).advantage < 1e-20
     assert AttackRisk(mu=1.0).success(0.0) == 1
-    assert claimed_alone(math.inf, 1e-6).advantage == 1
+    assert risk_of_pair(math.inf, 1e-6).advantage == 1
 
 
 def calibrated(**target):

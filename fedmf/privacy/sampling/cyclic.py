@@ -121,7 +121,7 @@ class IndependentRounds(Cyclic):
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Adds a client that took part too often."""
         participations = observed.max_participations
-        # At most as likely as the largest count of any client, over all rounds of the plan.
+        # The largest count of all clients in all rounds of the plan is at least as large.
         return super().contradictions(observed, rounds) + self.unlikely(
             f"a client took part {participations} times",
             participations,

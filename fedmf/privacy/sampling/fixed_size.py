@@ -38,7 +38,7 @@ class CyclicFixedSize(IndependentRounds):
 
     @property
     def probability(self) -> float:
-        """cohort_size / floor(population / partitions): the largest probability of any client."""
+        """The largest probability of any client: cohort_size / floor(population / partitions)."""
         return self.cohort_size / self._smallest_partition_size
 
     def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent":
