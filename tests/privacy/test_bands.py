@@ -1,4 +1,4 @@
-"""The choice of bands: what a row means, how the search goes, what it refuses, and the command."""
+"""The choice of the number of bands: rows, search, refusals and the command."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ def choice():
 
 @pytest.fixture(scope="module")
 def few():
-    """Amplified and not."""
+    """A choice with an amplified row and one without."""
     return choose_bands(fedmf.prefix_sum(64), **ASK, bands=[4, 16])
 
 
@@ -58,7 +58,8 @@ def test_rows_meet_the_target_and_no_more(choice, search):
 
 @pytest.mark.slow
 def test_rmse_is_that_of_the_noise_of_a_plan(choice):
-    row, workload = choice.best, fedmf.prefix_sum(64)
+    row = choice.best
+    workload = fedmf.prefix_sum(64)
     mechanism = fitted(single(64), "banded", bands=row.bands)
     sampling = fedmf.CyclicPoisson(population=320, cohort_size=20)
     plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-6, sampling=sampling)
@@ -67,8 +68,8 @@ def test_rmse_is_that_of_the_noise_of_a_plan(choice):
     unit = fedmf.sensitivity(mechanism, choice.participation).value
     assert row.noise_multiplier == pytest.approx(plan.stddev / unit, rel=1e-4)
     assert row.advantage == pytest.approx(fedmf.attack_risk(plan).advantage, rel=1e-6)
-    each = per_query_noise_multiplier(plan)
-    assert row.per_query_noise_multiplier == pytest.approx(each, rel=1e-4)
+    multiplier = per_query_noise_multiplier(plan)
+    assert row.per_query_noise_multiplier == pytest.approx(multiplier, rel=1e-4)
     assert row.effective_rmse == row.rmse / 20
 
 
@@ -84,7 +85,7 @@ def test_simulated_schemes_are_choices(quick, sampling):
     assert row.noise_multiplier < gaussian_noise_multiplier(2.0, 1e-4)
 
 
-def test_the_chance_of_a_choice_is_that_of_all_its_calibrations(few):
+def test_the_failure_of_a_choice_is_that_of_all_its_calibrations(few):
     search = dataclasses.replace(few.search, sampling="min-sep-poisson")
     simulated = dataclasses.replace(few, search=search, rows=few.rows * 3)
     assert simulated.summary()["failure"] == pytest.approx(3 * 2 * 10 * 1e-10)
@@ -92,11 +93,12 @@ def test_the_chance_of_a_choice_is_that_of_all_its_calibrations(few):
 
 
 def test_as_many_bands_as_an_epoch_has_rounds_are_not_amplified(few, search):
-    row, dense = few.rows[-1], search.dense()
+    row = few.rows[-1]
+    dense = search.dense()
     assert (row.bands, row.amplified, row.probability, row.compositions) == (16, False, 1.0, 4)
-    alone = gaussian_noise_multiplier(2.0, 1e-6)
-    assert row.per_query_noise_multiplier == pytest.approx(2 * alone, rel=1e-9)
-    assert row.noise_multiplier == pytest.approx(alone, rel=1e-9)
+    unamplified_multiplier = gaussian_noise_multiplier(2.0, 1e-6)
+    assert row.per_query_noise_multiplier == pytest.approx(2 * unamplified_multiplier, rel=1e-9)
+    assert row.noise_multiplier == pytest.approx(unamplified_multiplier, rel=1e-9)
     assert row.advantage == pytest.approx(fedmf.AttackRisk(mu=1 / row.noise_multiplier).advantage)
     assert few.close == tuple(r for r in few.rows if r.rmse <= 1.01 * few.best.rmse)
     # The dense optimum is the best without amplification.

@@ -36,8 +36,8 @@ class CyclicPoisson(IndependentRounds):
 
     @property
     def probability(self) -> float:
-        """The probability q = cohort_size * partitions / population (Example F.1 of the banded paper
-        swaps n and m).
+        """The probability q = cohort_size * partitions / population (Example F.1 of the banded
+        paper swaps n and m).
 
         The probability is the same for all clients, although partitions may differ in size by one:
         the guarantee does not need equal sizes.
