@@ -1,4 +1,4 @@
-"""The learning-rate rule, and banded Tables 6 and 7 against it."""
+"""The rule for the learning rate, against banded Tables 6 and 7."""
 
 import math
 
@@ -19,16 +19,15 @@ def plan():
 
 def test_effective_rmse_is_the_noise_of_the_mean_in_units_of_the_clip_norm(plan):
     workload = fedmf.prefix_sum(8)
-    A, N = workload.matrix, plan.mechanism.noising()
-    by_hand = math.sqrt(((A @ N) ** 2).sum() / 8) * plan.stddev / plan.clip_norm / 50
-    assert learning_rate.effective_rmse(plan, workload, cohort_size=50) == pytest.approx(
-        by_hand, rel=1e-12
-    )
+    errors = workload.matrix @ plan.mechanism.noising()
+    by_hand = math.sqrt((errors**2).sum() / 8) * plan.stddev / plan.clip_norm / 50
+    error = learning_rate.effective_rmse(plan, workload, cohort_size=50)
+    assert error == pytest.approx(by_hand, rel=1e-12)
     claimed = plan.simulating(simulated=5, claimed=50)
     assert learning_rate.effective_rmse(claimed, workload) == pytest.approx(by_hand, rel=1e-12)
 
 
-def test_the_rule():
+def test_the_rule_is_a_power_on_a_grid():
     rate = learning_rate.predicted_learning_rate
     assert rate(1.0, grid=None) == pytest.approx(math.exp(-4.64), rel=1e-12)
     assert rate(0.02, grid=None) / rate(0.04, grid=None) == pytest.approx(2**0.95, rel=1e-12)
@@ -40,7 +39,7 @@ def test_the_rule():
         assert step == pytest.approx(round(step), abs=1e-9)
 
 
-def test_the_rates_are_the_grid_and_the_tables_are_consistent():
+def test_the_printed_rates_are_the_grid_and_the_tables_are_consistent():
     assert [printed.RATES[i] for i in (0, 9, -1)] == ["0.0084", "1.0000", "8.3521"]
     for row in (*printed.BANDED_TABLE_6, *printed.BANDED_TABLE_7):
         assert float(row.accuracies[row.optimum]) == max(map(float, row.accuracies.values()))
@@ -54,33 +53,33 @@ def test_the_rates_are_the_grid_and_the_tables_are_consistent():
             assert row.learning_rate == optima[row.mechanism, row.epsilon]
 
 
-def test_command(tmp_path, plan):
+def test_the_command_prints_the_rate_and_its_neighbours(tmp_path, plan):
     plan.mechanism.save(tmp_path / "tree.npz")
     noise = "--noise-multiplier 3 --clip-norm 0.25 --cohort-size 50"
-    ask = f"plan learning-rate {tmp_path}/tree.npz --rounds 8 --schema single {noise}"
-    found = printed_by(ask)
+    command = f"plan learning-rate {tmp_path}/tree.npz --rounds 8 --schema single {noise}"
+    printed = printed_by(command)
     error = learning_rate.effective_rmse(plan, fedmf.prefix_sum(8), cohort_size=50)
     rate = learning_rate.predicted_learning_rate(error, clip_norm=0.25)
-    assert found["effective_rmse"] == pytest.approx(error, rel=1e-12)
-    assert found["learning_rate"] == pytest.approx(rate, rel=1e-12)
-    assert found["also_try"] == pytest.approx([rate / 1.7, rate * 1.7])
-    assert found["extrapolates"] == ["8 rounds in place of 2052", "clip_norm 0.25 in place of 1"]
-    # Of a workload that counts the schedule.
-    found = printed_by(f"{ask} --workload momentum_sgd --learning-rate-schedule 6:0.15")
+    assert printed["effective_rmse"] == pytest.approx(error, rel=1e-12)
+    assert printed["learning_rate"] == pytest.approx(rate, rel=1e-12)
+    assert printed["also_try"] == pytest.approx([rate / 1.7, rate * 1.7])
+    assert printed["extrapolates"] == ["8 rounds in place of 2052", "clip_norm 0.25 in place of 1"]
+    # With a workload that contains the schedule.
+    printed = printed_by(f"{command} --workload momentum_sgd --learning-rate-schedule 6:0.15")
     falling = fedmf.momentum_sgd(8, 0.95, [1.0] * 6 + [0.15] * 2)
     error = learning_rate.effective_rmse(plan, falling, cohort_size=50)
-    assert found["effective_rmse"] == pytest.approx(error, rel=1e-12)
+    assert printed["effective_rmse"] == pytest.approx(error, rel=1e-12)
 
 
-def test_errors_of_the_fitted_runs():
+def test_the_errors_of_the_runs_behind_the_rule_need_no_extrapolation():
     """L_e of App. I, Table 6: from Band MF at epsilon 16, whose bands are 342 and rmse 8.56, to
     DP-SGD at epsilon 1, whose N is C = I.
     """
     largest = 4.22468 * math.sqrt(6) * math.sqrt(2053 / 2) / 1000
-    least = 0.36861 * 8.56 / 1000
-    for error in (least, largest):
+    smallest = 0.36861 * 8.56 / 1000
+    for error in (smallest, largest):
         assert learning_rate.extrapolations(error, rounds=2052) == []
-    for error in (0.95 * least, 1.01 * largest):
+    for error in (0.95 * smallest, 1.01 * largest):
         (phrase,) = learning_rate.extrapolations(error, rounds=2052)
         assert phrase.startswith("effective_rmse")
 

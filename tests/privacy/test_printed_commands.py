@@ -28,10 +28,10 @@ SITUATIONS = {"before the first release": 0, "part way": 5, "finished": ROUNDS, 
 COHORTS = [[t % 3, 3 + t % 3] for t in range(ROUNDS)]
 
 
-def served(made, rounds, folder=None, *, is_empty=False):
-    """A server after so many rounds; in the empty ones nobody takes part."""
+def served(tested_plan, rounds, folder=None, *, is_empty=False):
+    """Returns a server after so many rounds; in empty rounds nobody takes part."""
     options = {"shapes": [(1,)], "clients_per_round": 2, "noise_seed": "os", "folder": folder}
-    server = fedmf.Server(made, **options)
+    server = fedmf.Server(tested_plan, **options)
     for t in range(rounds):
         if not is_empty:
             for client in server.cohort(available=[f"ann{t % 3}", f"bo{t % 3}"]):
@@ -40,33 +40,33 @@ def served(made, rounds, folder=None, *, is_empty=False):
     return server
 
 
-def of_server(made, rounds, here):
-    with served(made, rounds, here / "server") as server:
+def of_server(tested_plan, rounds, here):
+    with served(tested_plan, rounds, here / "server") as server:
         return server.statement()
 
 
-def of_empty_rounds(made, rounds, here):
-    with served(made, rounds, here / "server", is_empty=True) as server:
+def of_empty_rounds(tested_plan, rounds, here):
+    with served(tested_plan, rounds, here / "server", is_empty=True) as server:
         return server.statement()
 
 
-def of_server_in_memory(made, rounds, here):
-    return served(made, rounds).statement()
+def of_server_in_memory(tested_plan, rounds, here):
+    return served(tested_plan, rounds).statement()
 
 
-def of_controller(made, rounds, here):
+def of_controller(tested_plan, rounds, here):
     controller = fedmf.ParticipationController(APART, population=9, cohort_size=2, seed=1)
     for t in range(rounds):
         controller.cohort(t)
-    return controller.audit(made).statement()
+    return controller.audit(tested_plan).statement()
 
 
-def of_pipeline(made, rounds, here):
-    return audit_ledger(ledger_of(COHORTS[:rounds], 2), made).statement(system="pipeline")
+def of_pipeline(tested_plan, rounds, here):
+    return audit_ledger(ledger_of(COHORTS[:rounds], 2), tested_plan).statement(system="pipeline")
 
 
-def of_ledger(made, rounds, here):
-    return audit_ledger(ledger_of(COHORTS[:rounds], 2), made).statement()
+def of_ledger(tested_plan, rounds, here):
+    return audit_ledger(ledger_of(COHORTS[:rounds], 2), tested_plan).statement()
 
 
 def written_log(rounds, here):
@@ -78,15 +78,16 @@ def written_log(rounds, here):
     return log
 
 
-def of_log(made, rounds, here):
+def of_log(tested_plan, rounds, here):
     log = written_log(max(rounds, 1), here)  # a log without a row is no log
     form = fedmf.LogForm(client_column="device", first_round=1)
-    return fedmf.audit_log(log, made, form=form, rounds_run=max(rounds, 1)).statement()
+    return fedmf.audit_log(log, tested_plan, form=form, rounds_run=max(rounds, 1)).statement()
 
 
-def of_log_in_a_shell(made, rounds, here):
+def of_log_in_a_shell(tested_plan, rounds, here):
     log = written_log(max(rounds, 1), here)
-    noise = f"--noise-multiplier {made.noise_multiplier} --clip-norm {made.clip_norm}"
+    clip_norm = tested_plan.clip_norm
+    noise = f"--noise-multiplier {tested_plan.noise_multiplier} --clip-norm {clip_norm}"
     options = f"--client-column device --first-round 1 --rounds-run {max(rounds, 1)}"
     statement = here / "its statement.md"
     program(
@@ -96,35 +97,39 @@ def of_log_in_a_shell(made, rounds, here):
     return statement.read_text()
 
 
-def of_run(made, rounds, here, **changes):
-    noise = {"epsilon": None, "noise_multiplier": made.noise_multiplier}
+def of_run(tested_plan, rounds, here, **changes):
+    noise = {"epsilon": None, "noise_multiplier": tested_plan.noise_multiplier}
     config = dataclasses.replace(CONFIG, **noise, **changes)
     folder = here / "a run"
     run = folder_of(folder, config=config, plan=config.plan(), cohorts=in_turn(), run=rounds)
     return audit_run(run).statement()
 
 
-def of_run_with_canaries(made, rounds, here):
+def of_run_with_canaries(tested_plan, rounds, here):
     # The canaries themselves are of a run that was trained: tests of canaries have one.
-    text = of_run(made, min(rounds, 5), here, canaries=3)
+    text = of_run(tested_plan, min(rounds, 5), here, canaries=3)
     assert "fedmf audit canaries" not in text
     return text
 
 
-def of_begun_run(made, rounds, here):
-    config = dataclasses.replace(CONFIG, epsilon=None, noise_multiplier=made.noise_multiplier)
+def of_begun_run(tested_plan, rounds, here):
+    config = dataclasses.replace(
+        CONFIG, epsilon=None, noise_multiplier=tested_plan.noise_multiplier
+    )
     task = {"name": "x", "description": "y", "clients": 12}
-    folder = new_run(here / "run", config, made, versions={}, date="2026-11-28", task=task)
-    values = statement_values(made, subject=subject_of_run(config, Run.load(folder.path).plan))
+    folder = new_run(here / "run", config, tested_plan, versions={}, date="2026-11-28", task=task)
+    values = statement_values(
+        tested_plan, subject=subject_of_run(config, Run.load(folder.path).plan)
+    )
     return markdown(values)
 
 
-def of_plan(made, rounds, here):
-    return fedmf.statement(made)
+def of_plan(tested_plan, rounds, here):
+    return fedmf.statement(tested_plan)
 
 
-def of_stopped_plan(made, rounds, here):
-    return fedmf.statement(stopped_after(made, max(rounds, 1)))
+def of_stopped_plan(tested_plan, rounds, here):
+    return fedmf.statement(stopped_after(tested_plan, max(rounds, 1)))
 
 
 SYSTEMS = [
@@ -134,6 +139,7 @@ SYSTEMS = [
 
 
 def printed_commands(text):
+    """Returns the commands of a statement's section "How to check it"."""
     section = text.partition("\n## How to check it\n")[2]
     return [line.strip() for line in section.splitlines() if line.startswith("    fedmf ")]
 
@@ -143,9 +149,9 @@ def printed_commands(text):
 def test_every_printed_command_runs(system, situation, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     noise = 0.0 if situation == "without noise" else 2.0
-    made = plan(APART, noise_multiplier=noise)
-    made.mechanism.save("mechanism.npz")
-    text = system(made, SITUATIONS[situation], tmp_path)
+    tested_plan = plan(APART, noise_multiplier=noise)
+    tested_plan.mechanism.save("mechanism.npz")
+    text = system(tested_plan, SITUATIONS[situation], tmp_path)
     commands = printed_commands(text)
     assert commands
     for command in commands:
@@ -163,8 +169,8 @@ def test_every_printed_command_runs(system, situation, tmp_path, monkeypatch):
 
 def test_a_command_for_an_odd_folder_works_when_it_is_pasted(tmp_path):
     name = "-it's `two` $HOME\nlines\u2028 \x85c"
-    made = plan(APART)
-    with served(made, 1, tmp_path / name) as server:
+    tested_plan = plan(APART)
+    with served(tested_plan, 1, tmp_path / name) as server:
         command, _ = printed_commands(server.statement())
     assert "participation.jsonl" in command
     words = "from fedmf.cli import main; main()"

@@ -1,5 +1,5 @@
-"""What it costs to tell the clip norm a quantile: two streams that are together one mechanism of
-the planned noise.
+"""Adaptive clipping: the streams of updates and of bits are together one mechanism of the planned
+noise.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ TWICE = separated(ROUNDS, 3)
 
 
 def plan_of(clipping, mechanism="banded", participation=TWICE, **changes):
+    """Returns a plan with adaptive clipping, or without for None."""
     return plan(participation, MECHANISMS[mechanism](ROUNDS), quantile_clipping=clipping, **changes)
 
 
@@ -34,7 +35,7 @@ def plan_of(clipping, mechanism="banded", participation=TWICE, **changes):
         (1.5, 1.5 / 2 * math.sqrt(2), 1.5 * math.sqrt(2)),
     ],
 )
-def test_the_formula_of_the_paper(z, bit_noise, expected):
+def test_the_noise_multipliers_follow_the_formula_of_the_paper(z, bit_noise, expected):
     clipping = QuantileClipping.with_bit_noise(bit_noise, noise_multiplier=z)
     assert clipping.update_noise_multiplier(z) == pytest.approx(expected, abs=6e-6)
     assert clipping.bit_noise_multiplier(z) == pytest.approx(bit_noise)
@@ -42,17 +43,19 @@ def test_the_formula_of_the_paper(z, bit_noise, expected):
 
 
 def largest_change(plan, bit):
-    """By brute force: the norm of C times what one client sends in both streams, each over the
-    standard deviation of its Z.
+    """Computes by brute force the norm of C times the contributions of one client to both streams,
+    each divided by the standard deviation of its Z.
     """
-    C, largest = plan.mechanism.encoder(), 0.0
-    x_noise, b_noise = plan.stddev / plan.clip_norm, bit_stddev(plan)
+    C = plan.mechanism.encoder()
+    largest = 0.0
+    update_noise = plan.stddev / plan.clip_norm
+    bit_noise = bit_stddev(plan)
     for pattern in plan.participation.patterns():
         for signs in itertools.product((1.0, -1.0), repeat=len(pattern)):
             # The updates point along one direction or its opposite, and so do the bits.
             streams = np.zeros((ROUNDS, 2))
-            streams[list(pattern), 0] = np.array(signs) / x_noise
-            streams[list(pattern), 1] = np.array(signs) * bit / b_noise
+            streams[list(pattern), 0] = np.array(signs) / update_noise
+            streams[list(pattern), 1] = np.array(signs) * bit / bit_noise
             largest = max(largest, float(np.linalg.norm(C @ streams)))
     return largest
 
@@ -71,17 +74,15 @@ def test_a_bit_that_is_not_centred_costs_more_than_planned():
     assert largest_change(plan, 1.0) > 1.3 / plan.noise_multiplier
 
 
-def test_the_guarantee_is_that_of_the_plan_without():
+def test_the_guarantee_is_that_of_a_constant_clip_norm():
     clipping = QuantileClipping(share=0.04)
-    plain, adaptive = plan_of(None), plan_of(clipping)
-    assert (adaptive.epsilon, adaptive.rho, dp_event(adaptive)) == (
-        plain.epsilon,
-        plain.rho,
-        dp_event(plain),
-    )
-    assert adaptive.stddev == pytest.approx(plain.stddev / math.sqrt(0.96))
-    assert bit_stddev(adaptive) == pytest.approx(2.5 * plain.stddev / plain.clip_norm)
-    assert (bit_stddev(plain), noise_size(plain, 7), noise_size(adaptive, 7)) == (0.0, 7, 8)
+    constant = plan_of(None)
+    adaptive = plan_of(clipping)
+    assert (adaptive.epsilon, adaptive.rho) == (constant.epsilon, constant.rho)
+    assert dp_event(adaptive) == dp_event(constant)
+    assert adaptive.stddev == pytest.approx(constant.stddev / math.sqrt(0.96))
+    assert bit_stddev(adaptive) == pytest.approx(2.5 * constant.stddev / constant.clip_norm)
+    assert (bit_stddev(constant), noise_size(constant, 7), noise_size(adaptive, 7)) == (0.0, 7, 8)
     simulated = adaptive.simulating(simulated=10, claimed=100)
     assert bit_stddev(simulated) == pytest.approx(bit_stddev(adaptive) / 10)
 
@@ -89,13 +90,14 @@ def test_the_guarantee_is_that_of_the_plan_without():
 def test_sampling_amplifies_both_streams_as_it_does_one():
     """Theorem 4 of the banded paper is about vectors of bounded norm, and both streams are one."""
     scheme = fedmf.CyclicPoisson(population=1200, cohort_size=10)
-    plain, adaptive = (
-        plan_of(each, participation=None, sampling=scheme)
-        for each in (None, QuantileClipping(share=0.3))
+    constant, adaptive = (
+        plan_of(clipping, participation=None, sampling=scheme)
+        for clipping in (None, QuantileClipping(share=0.3))
     )
-    assert adaptive.epsilon == plain.epsilon < unamplified_epsilon(plain)
-    noise = adaptive.stddev / adaptive.clip_norm, bit_stddev(adaptive)
-    assert noise[0] ** -2 + (2 * noise[1]) ** -2 == pytest.approx(unit_noise(plain) ** -2)
+    assert adaptive.epsilon == constant.epsilon < unamplified_epsilon(constant)
+    update_noise = adaptive.stddev / adaptive.clip_norm
+    inverse_square = update_noise**-2 + (2 * bit_stddev(adaptive)) ** -2
+    assert inverse_square == pytest.approx(unit_noise(constant) ** -2)
 
 
 def test_both_streams_are_stated():
@@ -111,17 +113,17 @@ def test_both_streams_are_stated():
     ):
         assert words in text
     assert "quantile" not in fedmf.statement(plan_of(None))
-    silent = fedmf.statement(dataclasses.replace(plan, noise_multiplier=0.0))
-    assert "**No privacy.**" in silent
-    assert "norm at most 1 / 0" not in " ".join(silent.split())
+    noiseless_text = fedmf.statement(dataclasses.replace(plan, noise_multiplier=0.0))
+    assert "**No privacy.**" in noiseless_text
+    assert "norm at most 1 / 0" not in " ".join(noiseless_text.split())
 
 
-def test_what_was_achieved_counts_both_streams():
+def test_the_achieved_guarantee_counts_both_streams():
     plan = plan_of(QuantileClipping())
     ledger = ledger_of([[t] for t in range(ROUNDS)])
-    once = fedmf.audit_ledger(ledger, plan)
-    assert once.epsilon == pytest.approx(fedmf.audit_ledger(ledger, plan_of(None)).epsilon)
-    assert once.epsilon < plan.epsilon
+    audit = fedmf.audit_ledger(ledger, plan)
+    assert audit.epsilon == pytest.approx(fedmf.audit_ledger(ledger, plan_of(None)).epsilon)
+    assert audit.epsilon < plan.epsilon
 
 
 def with_bit_noise(bit_noise):

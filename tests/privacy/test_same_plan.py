@@ -1,4 +1,4 @@
-"""Which plans are the same up to the rounding of the software that computed them."""
+"""Comparison of plans up to the rounding of the software that computed them."""
 
 import dataclasses
 

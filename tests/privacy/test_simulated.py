@@ -291,8 +291,8 @@ class TestEpsilon:
 
     @pytest.mark.parametrize(("rounds", "population", "sigma"), [(12, 100, 1.0), (400, 160, 0.8)])
     def test_without_separation_is_that_of_poisson_sampling(self, quick, rounds, population, sigma):
-        """In the second case a client that takes part in all rounds has epsilon 371, beyond the end of
-        the search.
+        """In the second case a client that takes part in all rounds has epsilon 371, beyond the end
+        of the search.
         """
         scheme = fedmf.MinSepPoisson(population=population, cohort_size=10, min_sep=1)
         epsilon = scheme.epsilon(IdentityMechanism(rounds=rounds), sigma, 1e-5)

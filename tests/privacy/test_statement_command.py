@@ -29,11 +29,13 @@ LIMITS = {
 
 
 def participation(schema):
+    """Returns the participation of a schema with its limits."""
     return Participation(rounds=ROUNDS, schema=schema, **LIMITS[schema])
 
 
 def plan(schema="min_sep", **changes):
-    given = {
+    """Returns a plan of the banded mechanism."""
+    arguments = {
         "participation": None if "sampling" in changes else participation(schema),
         "mechanism": BANDED,
         "noise_multiplier": 1.1,
@@ -41,26 +43,27 @@ def plan(schema="min_sep", **changes):
         "delta": 2.5e-7,
         **changes,
     }
-    return Plan(**given)
+    return Plan(**arguments)
 
 
-def printed_again(made, folder):
-    """What the printed command prints as JSON, run in the folder of its mechanism."""
-    made.mechanism.save(folder / "mechanism.npz")
-    (command,) = statement_values(made)["commands"]
-    assert command == calibrate_command(made)
+def printed_again(stated_plan, folder):
+    """Returns the JSON that the printed command prints in the folder of its mechanism."""
+    stated_plan.mechanism.save(folder / "mechanism.npz")
+    (command,) = statement_values(stated_plan)["commands"]
+    assert command == calibrate_command(stated_plan)
     assert command.startswith("fedmf ")
     return printed_by(command)
 
 
-def check(made, folder):
-    shown = printed_again(made, folder)
-    assert shown["epsilon"] == plan_summary(made)["epsilon"]
-    assert shown["stddev"] == made.stddev
-    assert shown["statement"] == statement(made)
-    assert shown["statement_values"] == statement_values(made)
-    again = {name: shown[name] for name in plan_summary(made)}
-    assert again == json.loads(json.dumps(plan_summary(made)))
+def check(stated_plan, folder):
+    """Checks that the printed command makes the same statement."""
+    printed = printed_again(stated_plan, folder)
+    assert printed["epsilon"] == plan_summary(stated_plan)["epsilon"]
+    assert printed["stddev"] == stated_plan.stddev
+    assert printed["statement"] == statement(stated_plan)
+    assert printed["statement_values"] == statement_values(stated_plan)
+    printed_summary = {name: printed[name] for name in plan_summary(stated_plan)}
+    assert printed_summary == json.loads(json.dumps(plan_summary(stated_plan)))
 
 
 @pytest.fixture
@@ -69,20 +72,24 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-# Of 4 bands; 8 say more than they do
+# The mechanism has 4 bands; the scheme may have 8 partitions.
 @pytest.mark.parametrize(
     ("partitions", "simulated"), [pytest.param(None, True, marks=pytest.mark.slow), (8, False)]
 )
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_sampling_scheme(folder, quick, scheme, partitions, simulated):
+def test_the_command_of_every_sampling_scheme_repeats_its_statement(
+    folder, quick, scheme, partitions, simulated
+):
     setting = "min_sep" if takes(scheme, "min_sep") else "partitions"
-    # There they follow from the cohort
+    # The bins of balls in bins follow from the cohort size.
     partitions = partitions and (32 if scheme == "balls-in-bins" else partitions)
     settings = {"partitions": None, "min_sep": None} | {setting: partitions}
-    made = plan(sampling=SCHEMES[scheme].configured(population=640, cohort_size=20, **settings))
+    stated_plan = plan(
+        sampling=SCHEMES[scheme].configured(population=640, cohort_size=20, **settings)
+    )
     if scheme != "balls-in-bins":
-        assert getattr(made.sampling, setting) == (partitions or 4)
-    check(made.simulating(simulated=2, claimed=20) if simulated else made, folder)
+        assert getattr(stated_plan.sampling, setting) == (partitions or 4)
+    check(stated_plan.simulating(simulated=2, claimed=20) if simulated else stated_plan, folder)
 
 
 QUANTILE = QuantileClipping(quantile=0.3, share=0.1, every=7)
@@ -98,21 +105,21 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("made", PLANS.values(), ids=PLANS)
-def test_without_sampling(folder, made):
-    check(made, folder)
+@pytest.mark.parametrize("stated_plan", PLANS.values(), ids=PLANS)
+def test_the_command_of_every_plan_repeats_its_statement(folder, stated_plan):
+    check(stated_plan, folder)
 
 
-def test_of_a_run_that_ends_early(folder):
-    made = stopped_after(plan(), 20)
-    made.longer.mechanism.save(folder / "mechanism.npz")
-    shown = printed_by(calibrate_command(made))
-    assert shown["statement_values"] == json.loads(json.dumps(statement_values(made)))
-    assert "--stop-after 20" in calibrate_command(made)
+def test_the_command_of_a_run_that_ends_early_repeats_its_statement(folder):
+    stated_plan = stopped_after(plan(), 20)
+    stated_plan.longer.mechanism.save(folder / "mechanism.npz")
+    printed = printed_by(calibrate_command(stated_plan))
+    assert printed["statement_values"] == json.loads(json.dumps(statement_values(stated_plan)))
+    assert "--stop-after 20" in calibrate_command(stated_plan)
 
 
 def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
-    # A new one needs a field of `PlanConfig`, or the command leaves it out.
+    # A new field needs a field of `PlanConfig`, or the command leaves it out.
     assert {field.name for field in dataclasses.fields(Plan)} == {
         *("mechanism", "participation", "noise_multiplier", "clip_norm", "delta", "sampling"),
         *("simulation", "quantile_clipping", "private_metrics", "longer"),
@@ -123,33 +130,33 @@ def test_every_field_of_a_plan_is_in_one_of_the_tests_above():
 
 
 def test_a_log_with_groups_is_audited_by_the_printed_command(folder):
-    made = plan(sampling=CyclicPoisson(population=640, cohort_size=20, partitions=8))
-    made.mechanism.save(folder / "mechanism.npz")
+    stated_plan = plan(sampling=CyclicPoisson(population=640, cohort_size=20, partitions=8))
+    stated_plan.mechanism.save(folder / "mechanism.npz")
     (folder / "log.csv").write_text(
         "client,round\n" + "".join(f"{t % 8},{t}\n" for t in range(ROUNDS))
     )
-    calibrate = calibrate_command(made).replace("calibrate", "audit log log.csv")
+    calibrate = calibrate_command(stated_plan).replace("calibrate", "audit log log.csv")
     fedmf(calibrate, "first.json")
     first = json.loads((folder / "first.json").read_text())
-    assert first["guarantee"]["epsilon"] == made.epsilon
+    assert first["guarantee"]["epsilon"] == stated_plan.epsilon
     (command,) = first["commands"]
     fedmf(command.replace("first.json", "again.json"))
     again = json.loads((folder / "again.json").read_text())
     assert again | {"commands": 0} == first | {"commands": 0}
 
 
-def test_a_simulation_is_said_in_the_table(folder):
-    made = plan().simulating(simulated=7, claimed=90)
-    made.mechanism.save(folder / "mechanism.npz")
-    shown = fedmf(calibrate_command(made).replace("--statement", "")).stdout
-    rows = dict(line.split(maxsplit=1) for line in shown.splitlines())
+def test_the_table_has_the_cohorts_of_a_simulation(folder):
+    stated_plan = plan().simulating(simulated=7, claimed=90)
+    stated_plan.mechanism.save(folder / "mechanism.npz")
+    printed = fedmf(calibrate_command(stated_plan).replace("--statement", "")).stdout
+    rows = dict(line.split(maxsplit=1) for line in printed.splitlines())
     assert (rows["simulated_cohort"], rows["claimed_cohort"]) == ("7", "90")
     # Calibrated, the noise of the claimed run is scaled as well.
     target = f"calibrate mechanism.npz --rounds {ROUNDS} --min-sep 6 --epsilon 8"
     claimed = printed_by(target)
-    shown = printed_by(f"{target} --cohort-size 7 --claimed-cohort 70")
-    assert shown["epsilon"] == claimed["epsilon"]
-    assert shown["stddev"] == pytest.approx(claimed["stddev"] / 10, rel=1e-14)
+    printed = printed_by(f"{target} --cohort-size 7 --claimed-cohort 70")
+    assert printed["epsilon"] == claimed["epsilon"]
+    assert printed["stddev"] == pytest.approx(claimed["stddev"] / 10, rel=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -168,9 +175,9 @@ def test_refusals_are_one_sentence(folder, options, words):
 
 
 def test_the_command_names_the_file_and_the_accounting(folder):
-    made = plan()
-    made.mechanism.save(folder / "b 1.npz")
-    first = fedmf(calibrate_command(made, "b 1.npz", rdp=True)).stdout
+    stated_plan = plan()
+    stated_plan.mechanism.save(folder / "b 1.npz")
+    first = fedmf(calibrate_command(stated_plan, "b 1.npz", rdp=True)).stdout
     (line,) = [line for line in first.splitlines() if line.startswith("    fedmf calibrate")]
-    assert line.strip() == calibrate_command(made, "b 1.npz", rdp=True)
+    assert line.strip() == calibrate_command(stated_plan, "b 1.npz", rdp=True)
     assert "Renyi" in first

@@ -48,8 +48,9 @@ BLT = BLTMechanism(rounds=9, decays=[0.9, 0.5], inverse_decays=[0.7, 0.2])
 )
 @pytest.mark.parametrize("rounds", [1, 2, 5, 9])
 def test_the_noise_of_the_first_rounds_is_that_of_the_leading_block(mechanism, rounds):
-    # Not only N: no later draw is in these rounds.
-    N, first = mechanism.noising(), leading_block(mechanism, rounds)
+    # Besides N being the block, these rounds contain no later draw.
+    N = mechanism.noising()
+    first = leading_block(mechanism, rounds)
     assert_allclose(first.noising(), N[:rounds, :rounds], atol=1e-12)
     assert not N[:rounds, rounds:].any()
     assert_allclose(first.encoder(), mechanism.encoder()[:rounds, :rounds], atol=1e-12)
@@ -57,21 +58,21 @@ def test_the_noise_of_the_first_rounds_is_that_of_the_leading_block(mechanism, r
 
 @given(participations(max_rounds=7), st.integers(0, 2**32 - 1), st.integers(1, 7))
 @settings(max_examples=40)
-def test_no_contributions_to_the_first_rounds_exceed_what_is_stated(participation, seed, rounds):
+def test_contributions_to_the_first_rounds_are_within_the_sensitivity(participation, seed, rounds):
     n = participation.rounds
     whole = plan(participation, both_signs(n, seed))
     stopped = stopped_after(whole, min(rounds, n))
     C = whole.mechanism.encoder()[: min(rounds, n), : min(rounds, n)]
     attained = attained_sensitivity(C, stopped.participation, np.random.default_rng(0), starts=2)
-    # stddev / noise_multiplier is the sensitivity that is accounted.
+    # stddev / noise_multiplier is the accounted sensitivity.
     assert unit_noise(stopped) / stopped.noise_multiplier >= attained * (1 - 1e-9)
     assert stopped.stddev == pytest.approx(whole.stddev, rel=1e-12)
 
 
 def test_the_shorter_run_is_accounted_like_one_that_was_planned_so():
-    apart = separated(64, 16)
-    blt = fitted(apart, "blt", buffers=2)
-    whole = fedmf.calibrate(blt, apart, epsilon=6.0, delta=1e-6)
+    participation = separated(64, 16)
+    blt = fitted(participation, "blt", buffers=2)
+    whole = fedmf.calibrate(blt, participation, epsilon=6.0, delta=1e-6)
     stopped = stopped_after(whole, 20)
     short = dataclasses.replace(blt, rounds=20, certificate=None, certificate_reason="shorter")
     value = fedmf.sensitivity(short, separated(20, 16)).value
@@ -92,21 +93,21 @@ def test_noise_that_is_not_that_of_all_rounds_is_refused(change):
         stopped.simulating(simulated=1, claimed=9)
 
 
-def test_who_took_part_less_than_planned_is_stated():
+def test_fewer_participations_than_planned_achieve_a_smaller_epsilon():
     """The noise of all rounds is more for these clients: the audit of a stopped run failed."""
-    made = plan(separated(6, 2), fitted(separated(6, 2), "banded", bands=2))
-    audit = fedmf.audit_ledger(ledger_of([[0], [1], [2], [3]]), stopped_after(made, 4))
+    all_rounds = plan(separated(6, 2), fitted(separated(6, 2), "banded", bands=2))
+    audit = fedmf.audit_ledger(ledger_of([[0], [1], [2], [3]]), stopped_after(all_rounds, 4))
     assert audit.achieved.sensitivity.value < audit.planned.sensitivity.value
     assert audit.achieved.noise_multiplier == pytest.approx(
-        unit_noise(made) / audit.achieved.sensitivity.value
+        unit_noise(all_rounds) / audit.achieved.sensitivity.value
     )
     assert audit.achieved.epsilon < audit.planned.epsilon
 
 
 def test_the_longer_run_is_stated_for_the_same_delta():
     whole = plan(separated(8, 4))
-    changed = statement_values(dataclasses.replace(stopped_after(whole, 4), delta=1e-9))["longer"]
-    assert changed["epsilon"] == dataclasses.replace(whole, delta=1e-9).epsilon > whole.epsilon
+    longer = statement_values(dataclasses.replace(stopped_after(whole, 4), delta=1e-9))["longer"]
+    assert longer["epsilon"] == dataclasses.replace(whole, delta=1e-9).epsilon > whole.epsilon
 
 
 class TestRoundsWithin:
