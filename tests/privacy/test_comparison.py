@@ -1,4 +1,4 @@
-"""Families against epsilon: the numbers of three million clients, and each row by its own plan."""
+"""Comparison of families: the numbers of three million clients, and each row against its plan."""
 
 import math
 import pathlib
@@ -14,8 +14,8 @@ from fedmf.privacy.config import PlanConfig
 from tests.cli.program import printed_by
 from tests.refusals import refusal
 
-# noise multiplier * rmse / 6500 of 2000 rounds, min separation 400, delta 1e-6, epsilon 1, 2, 4, 8;
-# computed apart from fedmf
+# noise multiplier * rmse / 6500 of 2000 rounds, min separation 400, delta 1e-6, epsilon 1, 2, 4, 8,
+# computed without fedmf.
 PUBLISHED = {
     "tree": (0.00642, 0.00339, 0.00181, 0.00099),
     "blt": (0.00530, 0.00280, 0.00150, 0.00082),
@@ -28,19 +28,20 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs/mechanisms.md"
 
 def test_the_docs_have_these_check_ins():
     page = PAGE.read_text()
-    found = check_ins("every:3days", rounds=2000, population=3_000_000, cohort_size=6500)
+    frequency = check_ins("every:3days", rounds=2000, population=3_000_000, cohort_size=6500)
     for words in (
-        f"{found['rounds_a_day']:.1f} rounds a day",
-        f"after {found['min_sep']} rounds",
-        f"take {found['days']:.0f} days",
+        f"{frequency['rounds_a_day']:.1f} rounds a day",
+        f"after {frequency['min_sep']} rounds",
+        f"take {frequency['days']:.0f} days",
     ):
         assert words in page
 
 
-def compared(families, epsilons, schemes=(), population=3_000_000, **promise):
+def compared(families, epsilons, schemes=(), population=3_000_000, **plan_fields):
+    """Returns the rows of a comparison."""
     return list(
         Comparison.of(
-            promise,
+            plan_fields,
             population=population,
             families=families,
             schemes=schemes,
@@ -58,7 +59,7 @@ def test_the_errors_of_three_million_clients(family):
     rows = compared([family], (1.0, 2.0, 4.0, 8.0), rounds=2000, min_sep=400, cohort_size=6500)
     cells = " | ".join(f"{row.effective_rmse:.5f}" for row in rows)
     assert f"| {family} | {cells} |" in PAGE.read_text()
-    # One in the last printed digit: fits are not those of the program that printed them.
+    # The last printed digit may differ by one, because another program fitted them.
     for row, printed in zip(rows, PUBLISHED[family], strict=True):
         assert abs(row.effective_rmse - printed) <= 1.01e-5
 
@@ -70,11 +71,13 @@ def test_a_row_is_the_plan_that_its_options_make():
     names = [row.name for row in rows[::2]]
     assert names == ["identity", "tree", "blt", "banded", "banded, poisson"]
     for row in rows:
-        given = {"sampling": row.sampling, "population": 400, "bands": 4} if row.sampling else small
+        options = (
+            {"sampling": row.sampling, "population": 400, "bands": 4} if row.sampling else small
+        )
         if row.name == "banded":
-            given = small | {"bands": 4}
+            options = small | {"bands": 4}
         config = PlanConfig(
-            **{"rounds": 32, "cohort_size": 20} | given,
+            **{"rounds": 32, "cohort_size": 20} | options,
             family=row.family,
             epsilon=row.epsilon,
         )
@@ -91,9 +94,9 @@ def test_a_row_is_the_plan_that_its_options_make():
 def test_a_family_that_memory_cannot_hold_is_left_out_unless_it_is_named(monkeypatch):
     monkeypatch.setattr(comparison, "DEFAULT_FAMILIES", ("tree", "identity"))
     options = "--rounds 30000 --min-sep 10000 --cohort-size 2 --population 20000 --epsilon 8"
-    shown = printed_by(f"fedmf plan compare {options}")
-    assert [row["family"] for row in shown["rows"]] == ["identity"]
-    assert "the full decoder of this tree would take" in shown["left_out"]["tree"]
+    printed = printed_by(f"fedmf plan compare {options}")
+    assert [row["family"] for row in printed["rows"]] == ["identity"]
+    assert "the full decoder of this tree would take" in printed["left_out"]["tree"]
     with pytest.raises(checks.TooLargeForMemory, match="the full decoder of this tree"):
         compared(["identity", "tree"], (8.0,), rounds=30_000, min_sep=10_000, cohort_size=2)
 
@@ -113,9 +116,9 @@ def test_the_command_says_what_check_ins_allow(tmp_path):
         "plan compare --rounds 16 --population 80 --cohort-size 10 --availability every:3days "
         f"--epsilon 8 --epsilon 1 2,4 --family identity --family blt --out {tmp_path}/c.png"
     )
-    shown = printed_by(f"fedmf {words}")
-    assert shown["min_sep"] == shown["check_ins"]["min_sep"] == 8
-    assert [row["epsilon"] for row in shown["rows"]] == [1, 2, 4, 8] * 2
+    printed = printed_by(f"fedmf {words}")
+    assert printed["min_sep"] == printed["check_ins"]["min_sep"] == 8
+    assert [row["epsilon"] for row in printed["rows"]] == [1, 2, 4, 8] * 2
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -30,16 +30,17 @@ ODD_NAMES = [
 
 
 def rendered(text):
+    """Renders Markdown as HTML."""
     return markdown_package.markdown(text, extensions=["tables", "fenced_code"])
 
 
 def shape_of(page):
-    """The tags of a page, but for those of code that a name may be."""
+    """Returns the tags of a page, except those of code, which a name may be."""
     return re.findall(r"</?(?!code\b)\w+", page)
 
 
 def text_of(page):
-    """What a page shows, with one blank for all there are between words."""
+    """Returns the visible text of a page, with one blank between words."""
     return " ".join(html.unescape(re.sub("<[^>]*>", "", page)).split())
 
 
@@ -57,10 +58,10 @@ def test_a_plain_name_is_left_as_it_is(name):
 
 
 def statement_of(name, folder):
-    """A statement with the name wherever a statement has one."""
+    """Returns a statement with the name in every place of a name."""
     log = folder / "log.csv"
     quoted = name.replace('"', '""')
-    # A client's name has no line end at its ends
+    # The id of a client has no line end at its ends.
     log.write_text(f'client,round\n"{quoted}x",0\n"{quoted}x",1\n')
     values = fedmf.audit_log(log, plan(APART)).statement_values(
         subject=Subject(system="run", task=name, data=name, folder=name),
@@ -73,15 +74,15 @@ def statement_of(name, folder):
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_no_name_breaks_out_of_a_statement(name, tmp_path):
-    plain = shape_of(rendered(statement_of("name", tmp_path)))
-    assert shape_of(rendered(statement_of(name, tmp_path))) == plain
+    expected_shape = shape_of(rendered(statement_of("name", tmp_path)))
+    assert shape_of(rendered(statement_of(name, tmp_path))) == expected_shape
 
 
 def test_a_wrapped_line_does_not_begin_a_block():
     starts = "- x 1. x === x > x # x"
-    plain = None
+    expected_shape = None
     for length in range(75, 105):  # so that each of the starts once stands where a line ends
         values = statement_values(plan(APART), pretraining=f"{'a' * length} {starts}")
         shape = shape_of(rendered(markdown(values)))
-        plain = plain or shape
-        assert shape == plain, length
+        expected_shape = expected_shape or shape
+        assert shape == expected_shape, length

@@ -1,5 +1,5 @@
-"""A field of the promise is declared once: one that only this file knows is in every command, in
-plan.json and in what a statement prints.
+"""A field of `PlanConfig` is declared once: one that only this file declares is in every command,
+in plan.json and in the commands of a statement.
 """
 
 import inspect
@@ -11,7 +11,7 @@ import sys
 
 import fedmf
 
-# The source of `PlanConfig`, with one field more, is imported in place of its module.
+# The source of `PlanConfig` with an additional field is imported instead of its module.
 PROGRAM = """
 import importlib.machinery, importlib.util, json, sys
 
@@ -66,28 +66,30 @@ print(json.dumps({
 
 
 def test_a_field_is_declared_once(tmp_path):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [name for name, text in found["helps"].items() if "--tenants INTEGER" not in text] == []
-    assert list(json.loads(found["sweep"])) == ["tenants=2", "tenants=5"]
-    assert found["plan.json"]["tenants"] == 3
-    (command,) = found["calibrated"]["statement_values"]["commands"]
+    assert process.returncode == 0, process.stderr
+    results = json.loads(process.stdout)
+    assert [
+        name for name, text in results["helps"].items() if "--tenants INTEGER" not in text
+    ] == []
+    assert list(json.loads(results["sweep"])) == ["tenants=2", "tenants=5"]
+    assert results["plan.json"]["tenants"] == 3
+    (command,) = results["calibrated"]["statement_values"]["commands"]
     assert "--tenants 3" in command
     (command,) = json.loads((tmp_path / "audited.json").read_text())["commands"]
     assert "--tenants 3" in command
 
 
-def test_options_of_the_promise_are_declared_by_its_fields_alone():
-    """The command line names none of them: it has them from `options_of`."""
+def test_options_of_plans_are_declared_by_the_fields_alone():
+    """The command line takes all of them from `options_of`."""
     cli = pathlib.Path(inspect.getfile(fedmf)).parent / "cli"
     text = "".join(path.read_text() for path in cli.rglob("*.py"))
     names = [field.replace("_", "-") for field in fedmf.PlanConfig.__dataclass_fields__]
     declared = [name for name in names if re.search(rf'\(\s*"--{name}"', text)]
-    # `fit` asks for a family that can be fitted, `plan compare` for several families, schemes and
-    # targets; the others speak of something else.
+    # `fit` takes a family that can be fitted, and `plan compare` several families, schemes and
+    # targets. In the other commands these options mean something else.
     several = {"family", "sampling", "epsilon", "bands"}
     assert set(declared) <= several | {"mechanism", "min-sep"}, declared
 

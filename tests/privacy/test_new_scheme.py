@@ -1,5 +1,5 @@
-"""A sampling scheme is one class: one that only this file knows goes through calibration,
-controller, audit, statement, config and CLI.
+"""A sampling scheme is one class: one that only this file defines works in calibration, controller,
+audit, statement, config and command line.
 """
 
 import dataclasses
@@ -21,12 +21,14 @@ from fedmf.privacy.sampling.randomness import SamplingRandomness
 from tests.cli.program import printed_by
 from tests.cohorts.controllers import FunctionAvailability
 
-ROUNDS, POPULATION, COHORT = 12, 60, 6
+ROUNDS = 12
+POPULATION = 60
+COHORT = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Coins(Draws):
-    """Every client of the population comes with one probability."""
+    """Each client of the population is sampled with the same probability."""
 
     population: int
     probability: float
@@ -92,7 +94,7 @@ def plan(bernoulli):
 
 
 @pytest.mark.slow
-def test_calibrate_controller_audit_and_statement(plan):
+def test_a_scheme_from_outside_is_calibrated_sampled_audited_and_stated(plan):
     assert 1.99 < plan.epsilon <= 2.0 < 0.5 * unamplified_epsilon(plan)
     assert plan.participation.schema == "every_round"
     assert dp_event(plan).noise_multiplier == plan.noise_multiplier
@@ -122,7 +124,7 @@ def test_calibrate_controller_audit_and_statement(plan):
     json.dumps(plan_summary(plan), allow_nan=False)
 
 
-def test_train_config(bernoulli):
+def test_a_config_takes_a_scheme_from_outside(bernoulli):
     config = fedmf.TrainConfig(
         rounds=ROUNDS, cohort_size=3, claimed_cohort=COHORT, family="identity", epsilon=2.0,
         sampling="bernoulli", population=POPULATION,
@@ -132,14 +134,14 @@ def test_train_config(bernoulli):
     assert math.isclose(cohort_scale(config.plan()), 0.5)
 
 
-def test_command_line(plan, tmp_path):
+def test_the_command_line_takes_a_scheme_from_outside(plan, tmp_path):
     plan.mechanism.save(tmp_path / "identity.npz")
     size = f"--rounds {ROUNDS} --population {POPULATION} --cohort-size {COHORT}"
     scheme = f"{size} --sampling bernoulli"
-    shown = printed_by(f"calibrate {tmp_path}/identity.npz {scheme} --epsilon 2")
-    assert shown["sampling"]["scheme"] == "Bernoulli"
-    assert shown["stddev"] == plan.stddev
-    again = printed_by(calibrate_command(plan, str(tmp_path / "identity.npz")))
-    assert again["statement_values"]["guarantee"] == statement_values(plan)["guarantee"]
+    printed = printed_by(f"calibrate {tmp_path}/identity.npz {scheme} --epsilon 2")
+    assert printed["sampling"]["scheme"] == "Bernoulli"
+    assert printed["stddev"] == plan.stddev
+    repeated = printed_by(calibrate_command(plan, str(tmp_path / "identity.npz")))
+    assert repeated["statement_values"]["guarantee"] == statement_values(plan)["guarantee"]
     forecast = printed_by(f"plan participation {scheme}")
     assert forecast["sampling"] == "bernoulli"

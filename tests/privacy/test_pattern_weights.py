@@ -1,5 +1,5 @@
-"""The bound on the weights of patterns that are drawn together, against all patterns and the
-definition of a weight.
+"""The bound on the weights of patterns that are drawn together, against an enumeration of all
+patterns.
 """
 
 import itertools
@@ -15,29 +15,34 @@ from fedmf.privacy.sampling.min_sep_losses import MinSepLosses
 
 
 def patterns(rounds, b, p):
-    """(rounds of rest at the start, 0 or 1 a round, probability of the pattern given that start) of
-    one client.
+    """Yields (ineligible rounds at the start, 0 or 1 for each round, probability of the pattern
+    with that start) of one client.
     """
-    for rest in range(b):
+    for first_wait in range(b):
         for x in itertools.product((0, 1), repeat=rounds):
-            able, chance = rest, 1.0
-            for come in x:
-                chance *= (1.0 - come) if able else (p if come else 1 - p)
-                able = b - 1 if come else max(able - 1, 0)
-            if chance:
-                yield rest, np.array(x), chance
+            wait = first_wait
+            probability = 1.0
+            for takes_part in x:
+                if wait:
+                    probability *= 1.0 - takes_part
+                else:
+                    probability *= p if takes_part else 1 - p
+                wait = b - 1 if takes_part else max(wait - 1, 0)
+            if probability:
+                yield first_wait, np.array(x), probability
 
 
 def log_weight(together, C, b, p, advance):
-    """log of p(x_1) .. p(x_K) exp(sum over i < l of <C x_i, C x_l>) / h(x_1, .., x_K), h the law
-    that `MinSepLosses.sample` describes.
+    """Computes the log of p(x_1) .. p(x_K) exp(sum over i < l of <C x_i, C x_l>) / h(x_1, .., x_K),
+    with the distribution h that `MinSepLosses.sample` describes.
     """
     sums = [C @ x for _, x, _ in together]
-    log = sum(math.log(chance) for *_, chance in together)
+    log = sum(math.log(probability) for *_, probability in together)
     log += sum(float(u @ v) for u, v in itertools.combinations(sums, 2))
-    able = [rest for rest, *_ in together]
+    waits = [wait for wait, *_ in together]
     for t in range(len(C)):
-        e, m = sum(rest == 0 for rest in able), sum(x[t] for _, x, _ in together)
+        e = sum(wait == 0 for wait in waits)
+        m = sum(x[t] for _, x, _ in together)
         h = sum(float(C[:, t] @ C[:, s]) * x[s] for _, x, _ in together for s in range(t))
         weights = [
             math.comb(e, k)
@@ -47,9 +52,9 @@ def log_weight(together, C, b, p, advance):
             for k in range(e + 1)
         ]
         log -= math.log(weights[m] / sum(weights) / math.comb(e, m))
-        able = [
-            b - 1 if x[t] else max(rest - 1, 0)
-            for rest, (_, x, _) in zip(able, together, strict=True)
+        waits = [
+            b - 1 if x[t] else max(wait - 1, 0)
+            for wait, (_, x, _) in zip(waits, together, strict=True)
         ]
     return log
 

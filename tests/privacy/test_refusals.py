@@ -81,8 +81,8 @@ def appended(*cohort, **more):
 
 
 def choose_bands(**changes):
-    given = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-6, **changes}
-    return fedmf.choose_bands(fedmf.prefix_sum(64), **given)
+    arguments = {"population": 320, "cohort_size": 20, "epsilon": 2.0, "delta": 1e-6, **changes}
+    return fedmf.choose_bands(fedmf.prefix_sum(64), **arguments)
 
 
 class Answers:
@@ -106,10 +106,10 @@ def game(trials=9, **changes):
 
 
 def log(**changes):
-    given = {"rounds": 8} | {
+    settings = {"rounds": 8} | {
         name: changes.pop(name) for name in ("rounds", "memory") if name in changes
     }
-    with sorted_log("absent", form=LogForm(**changes), **given):
+    with sorted_log("absent", form=LogForm(**changes), **settings):
         pass
 
 

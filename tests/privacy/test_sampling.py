@@ -23,7 +23,7 @@ from tests.cli.program import printed_by
 SCHEMES = (CyclicPoisson, CyclicFixedSize, CyclicRandomAllocation)
 
 
-def test_example_f1_of_the_banded_paper_with_its_letters_put_right():
+def test_example_f1_of_the_banded_paper_with_its_letters_corrected():
     # q = B / (m / b) and ceil(n / b) events, m users and n rounds (docs/fidelity.md).
     scheme = CyclicPoisson(population=342_000, cohort_size=1000, partitions=18)
     assert scheme.probability == 1000 / (342_000 / 18)
@@ -41,21 +41,23 @@ def test_example_f4_of_the_banded_paper():
 
 
 @given(st.integers(1, 400), st.integers(1, 40), st.integers(1, 20), st.integers(1, 120))
-def test_what_holds_with_certainty_is_what_the_draw_can_do(population, cohort_size, groups, rounds):
-    for kind in SCHEMES:
+def test_the_participation_is_the_most_that_sampling_can_do(
+    population, cohort_size, groups, rounds
+):
+    for scheme_type in SCHEMES:
         try:
-            scheme = kind(population=population, cohort_size=cohort_size, partitions=groups)
+            scheme = scheme_type(population=population, cohort_size=cohort_size, partitions=groups)
         except ValueError:
             continue
         participation = scheme.participation(rounds)
-        if kind is CyclicRandomAllocation:
-            taken = range(0, rounds, scheme.epoch)
+        if scheme_type is CyclicRandomAllocation:
+            sampled_rounds = range(0, rounds, scheme.epoch)
         else:
             assert 0 < scheme.probability <= 1
-            taken = range(0, rounds, groups)  # drawn whenever it can be
-            assert len(taken) == scheme.compositions(rounds)
-        assert participation.allows(taken)
-        assert len(taken) == participation.max_participations
+            sampled_rounds = range(0, rounds, groups)  # drawn whenever it can be
+            assert len(sampled_rounds) == scheme.compositions(rounds)
+        assert participation.allows(sampled_rounds)
+        assert len(sampled_rounds) == participation.max_participations
 
 
 def test_long_toeplitz_encoders_are_accounted_without_their_matrix(monkeypatch):
@@ -99,5 +101,5 @@ class TestFormerNameOfRandomAllocation:
         assert comparison.schemes == ("random-allocation",)
 
     def test_is_read_from_the_command_line(self):
-        asked = "--rounds 16 --population 80 --cohort-size 10 --partitions 2 --sampling reshuffle"
-        assert printed_by(f"plan participation {asked}")["sampling"] == "random-allocation"
+        options = "--rounds 16 --population 80 --cohort-size 10 --partitions 2 --sampling reshuffle"
+        assert printed_by(f"plan participation {options}")["sampling"] == "random-allocation"

@@ -1,5 +1,5 @@
-"""What statements say of each kind of system: every kind with every sampling scheme and option, and
-nothing that fedmf does not know of it.
+"""Statements of each kind of system, with every sampling scheme and option: they contain all that
+fedmf knows about the kind, and nothing else.
 """
 
 import dataclasses
@@ -20,9 +20,10 @@ from tests.privacy.plans import ledger_of, plan, two_bands
 
 ROUNDS = 12
 APART = fedmf.Participation(rounds=ROUNDS, schema="min_sep", min_sep=4)
-AES, PHILOX = "AES-256 in counter mode", "Philox4x32-10"
+AES = "AES-256 in counter mode"
+PHILOX = "Philox4x32-10"
 CONTROLLER = "participation controller draws the cohorts"
-# What a statement of each kind says, of what all kinds together say.
+# Words that a statement of each kind needs.
 NEEDED = {
     "plan": ["the system that runs it has to", "whoever publishes this statement has to name"],
     "run": [CONTROLLER, AES, "every update is clipped before it is summed", "result.json"],
@@ -30,18 +31,21 @@ NEEDED = {
     "server": ["refuses the clients", "`add_sum`", AES, "`fedmf audit log`"],
     "flower": ["refuses the clients", "partition id", "Neither identifies a person", AES],
     "pipeline": ["`dp_aggregator` enforces a part", PHILOX, AES, "`HostNoise`", "check_process"],
-    "controller": ["draws the cohorts, and breaks the plan only for", "to enforce all the rest"],
+    "controller": [
+        "samples the cohorts, and breaks the plan only",
+        "to enforce all other assumptions",
+    ],
     "ledger": ["has read the ledger alone", "had to enforce all of this"],
     "log": ["has read the log alone", "had to enforce all of this"],
 }
-# What the statements of folders and logs print beside.
+# Commands in the statements of folders and logs.
 COMMANDS = {
     "run": ["fedmf audit run x"],
     "run_tff": ["fedmf audit run x"],
     "server": ["fedmf audit log x"],
     "flower": ["fedmf audit log x"],
 }
-# Sentences about code of ours, with the kinds of system that run it.
+# Words about code of fedmf, with the kinds of system that run it.
 OURS = {
     CONTROLLER: {"run", "run_tff"},
     "controller": {"run", "run_tff", "controller"},
@@ -62,6 +66,7 @@ OURS = {
 
 
 def sampled(name):
+    """Returns a plan with this sampling scheme."""
     settings = {"partitions": None, "min_sep": None}
     scheme = SCHEMES[name].configured(population=240, cohort_size=20, **settings)
     return plan(None, two_bands(ROUNDS), sampling=scheme, noise_multiplier=0.8)
@@ -78,31 +83,32 @@ PLANS = {
     ),
     **{name: lambda name=name: sampled(name) for name in SCHEMES},
 }
-MADE = {}
+PLAN_BY_NAME = {}
 
 
 @pytest.fixture
-def made(request, quick):
-    """The plan of this name, with its epsilon: computed once."""
-    return MADE.setdefault(request.param, PLANS[request.param]())
+def named_plan(request, quick):
+    """The plan with this name, whose epsilon is computed once."""
+    return PLAN_BY_NAME.setdefault(request.param, PLANS[request.param]())
 
 
 def flat(text):
+    """Returns a text in one line."""
     return " ".join(text.replace("\n> ", " ").split())
 
 
-@pytest.mark.parametrize("made", PLANS, indirect=True)
-def test_a_statement_says_what_is_known_of_its_kind_of_system_and_nothing_else(made):
+@pytest.mark.parametrize("named_plan", PLANS, indirect=True)
+def test_a_statement_describes_its_kind_of_system_and_nothing_else(named_plan):
     ledger = ledger_of([[t % 4, 4 + t % 4] for t in range(ROUNDS)], None)
-    audit = audit_ledger(ledger, made)
-    private = made.noise_multiplier > 0
+    audit = audit_ledger(ledger, named_plan)
+    private = named_plan.noise_multiplier > 0
     for name, system in SYSTEMS.items():
-        values = statement_values(made)
+        values = statement_values(named_plan)
         if name != "plan":
             task = "emnist" if system.names_data else None
             subject = Subject(system=name, task=task, finished="2026-11-28")
-            seen = dataclasses.replace(audit, system=name)
-            values = seen.statement_values(subject=subject, commands=COMMANDS.get(name))
+            audit_of_system = dataclasses.replace(audit, system=name)
+            values = audit_of_system.statement_values(subject=subject, commands=COMMANDS.get(name))
         assert values["system"] == name
         text = flat(markdown(values))
         for words in NEEDED[name]:
@@ -111,18 +117,18 @@ def test_a_statement_says_what_is_known_of_its_kind_of_system_and_nothing_else(m
         for words, kinds in OURS.items():
             assert name in kinds or words not in text, (name, words)
         assert private or "Gaussians are drawn" not in text
-        alone = "weakens its own guarantee and nobody else's." in text
-        assert alone == (private and made.sampling is None)
+        affects_nobody_else = "weakens its own guarantee and nobody else's." in text
+        assert affects_nobody_else == (private and named_plan.sampling is None)
 
 
-def test_the_table_knows_every_kind():
+def test_the_tables_have_every_kind():
     assert NEEDED.keys() == SYSTEMS.keys()
     assert set().union(*OURS.values()) <= SYSTEMS.keys()
 
 
-@pytest.mark.parametrize("made", PLANS, indirect=True)
-def test_every_publication_that_is_cited_is_in_the_references(made):
-    text, _, references = markdown(statement_values(made)).partition("\n## References\n")
+@pytest.mark.parametrize("named_plan", PLANS, indirect=True)
+def test_every_publication_that_is_cited_is_in_the_references(named_plan):
+    text, _, references = markdown(statement_values(named_plan)).partition("\n## References\n")
     author = r"[A-Z][a-z]+(?:-[A-Z][a-z]+)?"
     cited = rf"(?:banded|multi-epoch) paper|{author}(?: et al\.| and [A-Z]\w+) 20"
     names = set(re.findall(cited, flat(text)))
@@ -138,17 +144,17 @@ def test_every_reference_has_a_number():
 
 
 def test_audits_know_what_they_are_of(tmp_path):
-    made = plan(APART)
-    assert audit_ledger(ledger_of([[0]], 1), made).system == "ledger"
+    named_plan = plan(APART)
+    assert audit_ledger(ledger_of([[0]], 1), named_plan).system == "ledger"
     controller = fedmf.ParticipationController(APART, population=9, cohort_size=2, seed=1)
     controller.cohort(0)
-    assert controller.audit(made).system == "controller"
+    assert controller.audit(named_plan).system == "controller"
     log = tmp_path / "log.csv"
     log.write_text("round,client\n0,ann\n")
-    assert "has read the log alone" in flat(fedmf.audit_log(log, made).statement())
-    server = fedmf.Server(made, shapes=[(1,)], clients_per_round=2, noise_seed=1)
+    assert "has read the log alone" in flat(fedmf.audit_log(log, named_plan).statement())
+    server = fedmf.Server(named_plan, shapes=[(1,)], clients_per_round=2, noise_seed=1)
     assert "`fedmf.Server` enforces this" in flat(server.statement())
-    text = flat(controller.audit(made).statement(system="pipeline"))
+    text = flat(controller.audit(named_plan).statement(system="pipeline"))
     assert "`dp_aggregator` enforces a part of this" in text
 
 
@@ -159,9 +165,9 @@ def test_a_ledger_is_not_stated_as_a_system_that_nobody_has_seen(system):
         audit.statement(system=system)
 
 
-@pytest.mark.parametrize("made", ["without noise"], indirect=True)
-def test_without_noise_there_are_no_words_of_noise(made):
-    audit = audit_ledger(ledger_of([[t % 4] for t in range(ROUNDS)], None), made)
+@pytest.mark.parametrize("named_plan", ["without noise"], indirect=True)
+def test_without_noise_there_are_no_words_of_noise(named_plan):
+    audit = audit_ledger(ledger_of([[t % 4] for t in range(ROUNDS)], None), named_plan)
     for name, system in SYSTEMS.items():
         task = "emnist" if system.names_data else None
         seen = dataclasses.replace(audit, system=name)
