@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its configuration, its folder, its rounds."""
+"""The files of a run: its configuration, its folder and its rounds."""

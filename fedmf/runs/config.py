@@ -1,4 +1,4 @@
-"""One frozen dataclass says everything about a training run except the secret noise seed."""
+"""`TrainConfig`: all settings of a training run except the secret noise seed."""
 
 import dataclasses
 import json
@@ -23,17 +23,17 @@ from fedmf.server.optimizers import (
 from fedmf.server.update_rules import RULES
 
 _SCALED = "scaled-"
-# Fields that server optimizers have in common, which are `server_momentum` and `server_epsilon`.
+# Fields that server optimizers share, which the config has as `server_momentum`, `server_epsilon`.
 _SHARED = ("momentum", "epsilon")
 
 
 def _server_optimizers() -> tuple[str, ...]:
-    """Returns what `server_optimizer` may be."""
+    """Returns the possible values of `server_optimizer`."""
     return (*server_optimizer_names(), *(_SCALED + rule for rule in SCALED_RULES))
 
 
-def _task_options(name: str, value: Any) -> dict[str, Any]:
-    """The options of a task as a dict of plain values."""
+def _check_task_options(name: str, value: Any) -> dict[str, Any]:
+    """Returns the options of a task as a dict of plain values."""
     options = named_options(name, value)
     for option, setting in options.items():
         if not isinstance(setting, str | int | float | None):
@@ -46,17 +46,17 @@ def _task_options(name: str, value: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(PlanConfig):
-    """What `fedmf train` runs: a `PlanConfig`, with the task, the devices and the training.
+    """Settings of `fedmf train`: a `PlanConfig` with the task, the devices and the training.
 
-    Options of the task are --task-option NAME=VALUE and a table of the config file.
+    Options of the task are --task-option NAME=VALUE, or a table in the config file.
 
-    `fedmf train --help` says what each field is.
+    `fedmf train --help` describes all fields.
 
     Attributes:
-      task_options: of the task, by name.
+      task_options: options of the task by name.
 
     Raises:
-      TypeError, ValueError: naming the field, its value and what to do instead.
+      TypeError, ValueError: a field is invalid.
 
     >>> config = TrainConfig(family="banded", rounds=8, min_sep=4, epsilon=8.0)
     >>> config.participation().max_participations
@@ -74,7 +74,7 @@ class TrainConfig(PlanConfig):
     task_options: Mapping[str, Any] = dataclasses.field(
         default_factory=dict,
         hash=False,
-        metadata={"help": "The task's own options.", "check": _task_options},
+        metadata={"help": "The task's own options.", "check": _check_task_options},
     )
 
     # The devices
@@ -165,19 +165,20 @@ class TrainConfig(PlanConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        client, server = self.client_optimizer, self.server_optimizer
+        client = self.client_optimizer
+        server = self.server_optimizer
         needs = f"client_optimizer=sgd, not {client}"
         fields.require(self, "client_momentum", needs=needs, present=client == "sgd")
         needs = f"a scaled `server_optimizer`, not {server}"
         fields.require(self, "scale_every", needs=needs, present=server != self.server_rule)
         in_tff = execution_kind(self.execution).in_tff
         if self.canaries and (in_tff or self.claimed_cohort is not None):
-            wrong = f"claimed_cohort={self.claimed_cohort} claims other noise than what runs"
+            reason = f"claimed_cohort={self.claimed_cohort} claims other noise than is added"
             if in_tff:
-                wrong = f"execution={self.execution} does not hand out what it releases"
+                reason = f"execution={self.execution} does not return its releases"
             raise ValueError(
-                f"canaries={self.canaries} audit what is released, and "
-                f"{wrong}: leave one of them out"
+                f"canaries={self.canaries} audit the releases of a run, and {reason}: leave one "
+                "of them out"
             )
         if self.canaries and self.stop_at_epsilon is not None:
             raise ValueError(
@@ -199,29 +200,28 @@ class TrainConfig(PlanConfig):
 
     @property
     def server_rule(self) -> str:
-        """The server's optimizer, whether updates are scaled for it or not."""
+        """The name of the server's optimizer, without the prefix for scaled updates."""
         return self.server_optimizer.removeprefix(_SCALED)
 
     def scaling(self) -> Scaling | None:
-        """How updates are scaled before they are clipped, for the server's optimizer; None for one
-        that takes the mean as it is.
-        """
+        """Returns the scaling of updates before they are clipped; None if they are not scaled."""
         if self.server_optimizer == self.server_rule:
             return None
         rule = self.server_rule
         return Scaling(rule=rule, epsilon=self.server_epsilon, every=self.scale_every)
 
     def server_steps(self) -> ServerOptimizer:
-        """Returns the server's optimizer; its rate in round t is that of `server_schedule`."""
+        """Returns the server's optimizer, whose learning rates `server_schedule` has."""
         return server_optimizer_named(
             self.server_rule, momentum=self.server_momentum, epsilon=self.server_epsilon
         )
 
     def with_server_optimizer(self, optimizer: ServerOptimizer) -> Self:
-        """Returns the config of a run with this server optimizer.
+        """Returns this config with another server optimizer.
 
         Raises:
-          ValueError: the config names another one, or its class is not registered.
+          ValueError: the config names an optimizer already, or the class of this one is not
+            registered.
         """
         if self.server_optimizer not in ("sgd", optimizer.name):
             raise ValueError(
@@ -233,7 +233,7 @@ class TrainConfig(PlanConfig):
         return dataclasses.replace(self, server_optimizer=optimizer.name, **changes)
 
     def server_schedule(self) -> WarmupCooldown | CustomSchedule:
-        """The server's learning rates."""
+        """Returns the server's learning rates."""
         return self.custom_schedule(self.server_learning_rate) or WarmupCooldown(
             rounds=self.rounds,
             peak=self.server_learning_rate,
@@ -243,42 +243,42 @@ class TrainConfig(PlanConfig):
 
 
 def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
-    """The values of a .toml or .json config file.
+    """Returns the values of a .toml or .json config file.
 
-    Names may be spelled as on the command line: cohort-size is cohort_size.
+    Names may be spelled as on the command line, such as cohort-size for cohort_size.
 
     Raises:
-      FileNotFoundError, ValueError: naming the path.
+      FileNotFoundError: there is no such file.
+      ValueError: the file is invalid.
     """
     path = expanded(path)
     if not path.is_file():
-        wrong = "is not a file" if path.exists() else "does not exist"
+        problem = "is not a file" if path.exists() else "does not exist"
         raise FileNotFoundError(
-            f"config file {path} {wrong}: name a .toml or .json file with fields of TrainConfig"
+            f"config file {path} {problem}: name a .toml or .json file with fields of TrainConfig"
         )
+    file_format = "TOML" if path.suffix == ".toml" else "JSON"
     try:
-        text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        file_text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(file_text) if file_format == "TOML" else json.loads(file_text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"config file {path} is not valid "
-            f"{'TOML' if path.suffix == '.toml' else 'JSON'}: {error}"
-        ) from error
+        raise ValueError(f"config file {path} is not valid {file_format}: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(
             f"config file {path} must hold fields of TrainConfig, not a {type(values).__name__}"
         )
-    return _underscored(values, path)
+    return _with_underscores(values, path)
 
 
-def _underscored(values: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    named: dict[str, Any] = {}
-    for spelled, value in values.items():
-        name = spelled.replace("-", "_")
-        if name in named:
+def _with_underscores(values: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
+    """Returns the values, and those of tables in them, by names with underscores."""
+    value_by_name: dict[str, Any] = {}
+    for spelling, value in values.items():
+        name = spelling.replace("-", "_")
+        if name in value_by_name:
             raise ValueError(
                 f"config file {path} has {name} and {name.replace('_', '-')}, which are "
-                "one field: leave one out"
+                "the same field: leave one out"
             )
-        named[name] = _underscored(value, path) if isinstance(value, dict) else value
-    return named
+        value_by_name[name] = _with_underscores(value, path) if isinstance(value, dict) else value
+    return value_by_name

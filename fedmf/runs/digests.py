@@ -1,12 +1,12 @@
-"""SHA-256 digests of the files of a finished run: those that its audit rests on, and those that are
-released.
+"""SHA-256 digests of the files of a finished run: of files that its audit reads, and of released
+files.
 """
 
 import hashlib
 import pathlib
 from collections.abc import Mapping
 
-# What the audit of a run reads.
+# Files that the audit of a run reads.
 AUDITED = (
     "config.json",
     "plan.json",
@@ -15,7 +15,7 @@ AUDITED = (
     "participation.csv",
     "selected.csv",
 )
-# What a run releases beside them.
+# Other files that a run releases.
 RELEASED = (
     "statement.md",
     "final_statement.md",
@@ -27,12 +27,12 @@ RELEASED = (
 
 
 def sha256(content: bytes) -> str:
-    """Returns the digest, in hexadecimal."""
+    """Returns the SHA-256 digest of bytes, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def digests(folder: pathlib.Path) -> dict[str, str]:
-    """Returns name -> digest of the files of a run that are there."""
+    """Returns the digests of the existing files of a run by their names."""
     return {
         name: sha256((folder / name).read_bytes())
         for name in (*AUDITED, *RELEASED)
@@ -41,14 +41,14 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
 
 
 def changed_files(folder: pathlib.Path, recorded: Mapping[str, str]) -> list[str]:
-    """Returns the files that are not those whose digests were recorded.
+    """Returns the names of the files whose digests differ from the recorded ones.
 
-    What is only released may be missing, as from a copy; what is there is what the run left.
+    Released files that the audit does not read may be missing, as in a copy of the run.
     """
-    present = digests(folder)
-    names = recorded.keys() | present.keys()
-    return sorted(
+    digest_by_name = digests(folder)
+    changed_names = [
         name
-        for name in names
-        if recorded.get(name) != present.get(name) and (name in present or name in AUDITED)
-    )
+        for name in recorded.keys() | digest_by_name.keys()
+        if recorded.get(name) != digest_by_name.get(name)
+    ]
+    return sorted(name for name in changed_names if name in digest_by_name or name in AUDITED)

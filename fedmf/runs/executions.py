@@ -1,7 +1,7 @@
-"""Executions by their names: where and how the rounds of a run are computed.
+"""The registry of executions, which compute the rounds of a run.
 
-The classes need TensorFlow and are imported when a run needs one; names and what a configuration
-has to know of them are here.
+An execution is registered by the path of its class, because classes may need a framework. They are
+imported when a run needs them.
 """
 
 import dataclasses
@@ -11,14 +11,14 @@ from typing import Any
 from fedmf import checks, fields
 
 
-def _name(argument: str, value: Any) -> str:
+def _check_name(argument: str, value: Any) -> str:
     """Checks the name of an execution."""
     if not isinstance(value, str) or not value.isidentifier():
         raise ValueError(f"{argument}={value!r} is no word: use one such as 'fast'")
     return value
 
 
-def _path(argument: str, value: Any) -> str:
+def _check_path(argument: str, value: Any) -> str:
     """Checks the path of a class."""
     if not isinstance(value, str) or not re.fullmatch(r"\w+(\.\w+)*:\w+", value):
         raise ValueError(
@@ -33,18 +33,18 @@ class ExecutionKind(fields.Checked):
     """An execution that configurations can name.
 
     Attributes:
-      name: in configurations, such as "fast".
-      path: of the class, a subclass of `fedmf.training.execution.base.Execution`, as
-        "package.module:ClassName".
+      name: name in configurations, such as "fast".
+      path: path "package.module:ClassName" of a subclass of
+        `fedmf.training.execution.base.Execution`.
       in_tff: whether TFF's learning process computes the rounds. It has its own optimizers, trains
-        on no cluster, and hands out no release for canaries.
+        on no cluster, and returns no releases for canaries.
 
     Raises:
-      TypeError, ValueError: naming the attribute.
+      TypeError, ValueError: an attribute is invalid.
     """
 
-    name: str = fields.validated(_name)
-    path: str = fields.validated(_path)
+    name: str = fields.validated(_check_name)
+    path: str = fields.validated(_check_path)
     in_tff: bool = fields.flag(False, "")
 
 
@@ -55,7 +55,7 @@ def register_execution(kind: ExecutionKind) -> None:
     """Registers an execution under its name.
 
     Raises:
-      TypeError: no `ExecutionKind`.
+      TypeError: `kind` is no `ExecutionKind`.
       ValueError: the name is registered already.
 
     >>> register_execution(ExecutionKind(name="mine", path="my_package.rounds:MyExecution"))
@@ -71,7 +71,7 @@ def register_execution(kind: ExecutionKind) -> None:
 
 
 def execution_names() -> tuple[str, ...]:
-    """Returns the names that are registered, fedmf's own first."""
+    """Returns the registered names, with fedmf's own executions first."""
     return tuple(_KIND_BY_NAME)
 
 
@@ -79,7 +79,7 @@ def execution_kind(name: str) -> ExecutionKind:
     """Returns the execution of this name.
 
     Raises:
-      ValueError: no such name.
+      ValueError: the name is not registered.
     """
     return _KIND_BY_NAME[checks.one_of("execution", name, execution_names())]
 

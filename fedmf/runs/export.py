@@ -1,4 +1,4 @@
-"""Where a trained model can be written."""
+"""The check of paths to which a trained model is written."""
 
 import os
 import pathlib
@@ -7,10 +7,10 @@ from fedmf.files import checked_path
 
 
 def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path, if `TrainedRun.export` can write there.
+    """Returns the path if `TrainedRun.export` can write a model there.
 
     Raises:
-      ValueError: naming it.
+      ValueError: it cannot.
     """
     hint = "name a FILE.keras, or a folder without a suffix for a SavedModel"
     path = checked_path("path", path, hint=hint)
@@ -22,5 +22,5 @@ def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
     if path.suffix and path.is_dir():
         raise ValueError(f"out={str(path)!r} is a folder: name another file")
     if not path.suffix and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"out={str(path)!r} is there already: name a new or an empty folder")
+        raise ValueError(f"out={str(path)!r} exists already: name a new or an empty folder")
     return path

@@ -1,30 +1,30 @@
-"""The folder of a run: written safely, read by reports and audits.
+"""`RunFolder` and `Run`: the folder of a run, which is written atomically, and its contents.
 
 run/
   config.json          TrainConfig
   plan.json            `describe.plan_summary` of the plan, task description, versions
   statement.md         the privacy statement
   mechanism.npz        the fitted mechanism
-  metrics.jsonl        one row a round; the same bits for the same seeds; mode 0600
-  timings.jsonl        seconds of every round; not reproducible, hence apart; mode 0600
-  metrics.csv          the rows of metrics.jsonl as a flat table, once it is finished; mode 0600
-  participation.csv    (round, client), written after every commit; mode 0600
-  selected.csv         beside it where selected clients failed to report: everybody who was selected
+  metrics.jsonl        one row for each round, reproducible to the bit; mode 0600
+  timings.jsonl        seconds of each round, which are not reproducible; mode 0600
+  metrics.csv          the rows of metrics.jsonl as a flat table, of a finished run; mode 0600
+  participation.csv    (round, client), written after each commit; mode 0600
+  selected.csv         the selected clients of each round, if some failed to report; mode 0600
   final_statement.md, final_statement.json  the privacy statement of the finished run; mode 0600
   result.json          test metrics, achieved guarantee, SHA-256 of the files of
                        `fedmf.runs.digests`; mode 0600
   model.npz            the final weights
-  initial_model.npz    the weights that a run with initial_model started from
+  initial_model.npz    the initial weights of a run with initial_model
   clients.json, fine_tuned.json  metrics over training clients, of `fedmf evaluate --by-client` and
                        `--fine-tune`; mode 0600
-  tensorboard/         the metrics as events, if wanted; mode 0700
-  stopped_by_data      where what the run showed decided that it stopped, such as training losses
-                       or a validation: after how many rounds
+  tensorboard/         the metrics as events, if requested; mode 0700
+  stopped_by_data      number of rounds after which the run was stopped, if the decision depended on
+                       its results, such as training losses or a validation
   private/noise_seed   secret; do not publish
-  private/identity.json  what a resume must have again: client ids, model and loss
+  private/identity.json  `task_identity`, which a resumed run must have: client ids, model and loss
   private/journal/, private/rounds.jsonl  the committed rounds, see `fedmf.runs.rounds`
-  private/canaries.npz with canaries: their coins, and what was released along their directions; as
-                       secret until the audit
+  private/canaries.npz with canaries: their coins, and the releases along their directions; secret
+                       until the audit
 """
 
 import contextlib
@@ -56,8 +56,8 @@ from fedmf.server.journal_reading import JOURNAL, newest_number
 
 CANARIES = "private/canaries.npz"
 _BEFORE_ROUND_0 = "config.json plan.json mechanism.npz statement.md vocabulary.json".split()
-# What a run writes beside its folders and config.json.
-_WRITTEN = (
+# Files of a run outside private/, without config.json.
+_RUN_FILES = (
     "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv "
     "timings.jsonl participation.csv selected.csv result.json model.npz initial_model.npz "
     "vocabulary.json clients.json fine_tuned.json tensorboard final_statement.md "
@@ -66,10 +66,10 @@ _WRITTEN = (
 
 
 class RunFolder:
-    """Write access to the folder of one run.
+    """Write access to the folder of a run.
 
-    It keeps digests of what it wrote, or compared with what the run was begun with: result.json
-    signs those, and never a file that somebody edited while the run went on.
+    It stores the digests of the files that it wrote, or checked when the run was resumed.
+    result.json records these digests, so that it never covers a file that was edited meanwhile.
     """
 
     def __init__(self, path: str | pathlib.Path) -> None:
@@ -79,11 +79,11 @@ class RunFolder:
 
     @staticmethod
     def create(path: str | pathlib.Path) -> "RunFolder":
-        """Makes the folder.
+        """Creates the folder of a new run.
 
         Raises:
-          ValueError: it holds a run already, the remains of one, or other files of these names; or
-            it cannot be written to.
+          ValueError: it holds a run, parts of one or other files of the same names, or cannot be
+            written to.
         """
         folder = RunFolder(path)
         try:
@@ -92,21 +92,11 @@ class RunFolder:
                     f"{folder.path} already holds a run: resume it with resume=True, "
                     "or name another folder"
                 )
-            # A run that was stopped at once leaves its private folder, and no result or round.
-            names = ("result.json",) if (folder.path / "private").exists() else _WRITTEN
-            left = [folder.path / name for name in names if (folder.path / name).exists()]
-            if folder.committed_rounds():
-                left.append(folder.path / JOURNAL)
-            metrics = folder.path / "metrics.jsonl"
-            if metrics.exists() and metrics.stat().st_size and metrics not in left:
-                left.append(metrics)
-            if (folder.path / "server.json").exists():
-                left.append(folder.path / "server.json")
-            if left:
-                name = left[0].relative_to(folder.path)
+            obstacles = folder._obstacles()
+            if obstacles:
                 raise ValueError(
-                    f"{folder.path} has a {name} and no config.json: a new run would overwrite it; "
-                    "name another folder, or empty this one"
+                    f"{folder.path} has a {obstacles[0]} and no config.json: a new run would "
+                    "overwrite it; name another folder, or empty this one"
                 )
             make_private_folder(folder.path)
             write_atomically(folder.path / "metrics.jsonl", "", mode=0o600)
@@ -114,19 +104,37 @@ class RunFolder:
             raise folder._cannot_write(error) from error
         return folder
 
+    def _obstacles(self) -> list[str]:
+        """Returns the files that a new run would overwrite."""
+        names = list(_RUN_FILES)
+        if (self.path / "private").exists():
+            # A run that was stopped before round 0 leaves such files and its private folder, and
+            # may be started again.
+            names = ["result.json"]
+        obstacles = [name for name in names if (self.path / name).exists()]
+        if self.committed_rounds():
+            obstacles.append(JOURNAL)
+        metrics_path = self.path / "metrics.jsonl"
+        if metrics_path.exists() and metrics_path.stat().st_size:
+            obstacles.append(metrics_path.name)
+        if (self.path / "server.json").exists():
+            obstacles.append("server.json")
+        return obstacles
+
     def _cannot_write(self, error: OSError) -> ValueError:
+        """Returns the error for a folder that cannot be written to."""
         return ValueError(
             f"cannot write to folder {self.path} ({error.strerror}): name a folder you may write to"
         )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds a lock on the folder, which is made if it is missing.
+        """Locks the folder inside the block, and creates it if it does not exist.
 
-        A process that dies leaves no lock behind.
+        The lock of a process ends with the process.
 
         Raises:
-          ValueError: another process holds it, or the folder cannot be made.
+          ValueError: another process holds the lock, or the folder cannot be created.
         """
         try:
             make_folder(self.path)
@@ -147,17 +155,17 @@ class RunFolder:
 
     @staticmethod
     def open(path: str | pathlib.Path) -> "RunFolder":
-        """The folder of an existing run.
+        """Returns the folder of an existing run.
 
         Raises:
-          ValueError: there is no run in it.
+          ValueError: the folder holds no run.
         """
         folder = RunFolder(path)
         if not (folder.path / "config.json").is_file():
             if (folder.path / "private").is_dir() and not folder.committed_rounds():
                 raise ValueError(
-                    f"{folder.path} holds no run yet: one was stopped there before it began (no "
-                    "config.json); give its command again, without resume=True"
+                    f"{folder.path} holds no run yet: one was stopped there before round 0 (no "
+                    "config.json); run its command again, without resume=True"
                 )
             raise ValueError(
                 f"{folder.path} holds no run to resume or to read (no config.json): name the "
@@ -167,47 +175,51 @@ class RunFolder:
 
     @property
     def rounds(self) -> RunRounds:
-        """The committed rounds, inside `locked`."""
-        assert self._rounds is not None, "a run's rounds are committed in a locked folder"
+        """The committed rounds; available inside `locked` only."""
+        assert self._rounds is not None, "rounds of a run are committed in a locked folder"
         return self._rounds
 
     def begin(self, config: TrainConfig, identity: Mapping[str, Any]) -> None:
-        """Makes the journal, and then writes config.json, which makes the folder a run.
+        """Creates the journal, and then writes config.json, which makes the folder a run.
 
-        All other files of before round 0 are there.
+        All other files of before round 0 must exist.
+
+        Args:
+          config: config of the run.
+          identity: `task_identity` of the task.
         """
         text = config.to_json()
         self.rounds.begin(text, identity)
         write_atomically(self.path / "config.json", text)
         sync_names(self.path)
-        self._count_digests()
+        self._store_digests()
 
-    def _count_digests(self) -> None:
-        """Takes the digests of what is there before round 0, which result.json signs."""
+    def _store_digests(self) -> None:
+        """Computes the digests of the files of before round 0, for result.json."""
         for name in _BEFORE_ROUND_0:
             if (self.path / name).exists():
                 self._digest_by_name[name] = sha256((self.path / name).read_bytes())
 
     def identity(self) -> dict[str, Any]:
-        """What `begin` was given.
+        """Returns the `task_identity` that was passed to `begin`.
 
         Raises:
-          ValueError: a file that the journal binds is not the one that the run was begun with, or
+          ValueError: a file whose digest is in the journal has changed since the run was begun, or
             the journal is missing or damaged.
         """
         try:
-            changed = changed_bound_files(self.path)
+            changed_names = changed_bound_files(self.path)
         except ValueError as error:
             raise ValueError(f"cannot resume {self.path}: {error}") from error
-        if changed:
+        if changed_names:
             raise ValueError(
-                f"cannot resume {self.path}: {', '.join(changed)} changed since the run was begun: "
-                "put back its own, or start a new folder"
+                f"cannot resume {self.path}: {', '.join(changed_names)} changed since the run was "
+                "begun: put back its own, or start a new folder"
             )
         return read_object(self.path / IDENTITY)
 
     def note_programs(self, first_rounds: Sequence[int]) -> None:
-        """Writes into plan.json the first round of each program that computed some."""
+        """Writes the first round of each program that computed rounds into plan.json."""
         plan = read_object(self.path / "plan.json")
         if plan.get("programs", [0]) == list(first_rounds):
             return
@@ -215,29 +227,33 @@ class RunFolder:
         self._digest_by_name["plan.json"] = sha256((self.path / "plan.json").read_bytes())
 
     def committed_rounds(self) -> int:
-        """Rounds that were committed, by the name of the journal's newest file; 0 without one."""
+        """Returns the number of committed rounds, by the name of the journal's newest file."""
         return max(newest_number(self.path), 0)
 
     def has_released(self) -> bool:
-        """Whether a round was released; of a copy without a journal by metrics.jsonl."""
+        """Returns whether a round was released, by the journal or metrics.jsonl."""
         return self.committed_rounds() > 0 or bool(read_rows(self.path / "metrics.jsonl"))
 
     def read_rounds(self) -> None:
-        """Reads what was committed; see `RunRounds.read`."""
+        """Reads the committed rounds; see `RunRounds.read`."""
         self.rounds.read()
-        self._count_digests()
+        self._store_digests()
         path = self.path / "timings.jsonl"
         content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:  # a killed process left half a line
-            write_atomically(path, whole, mode=0o600)
+        whole_lines = content[: content.rfind(b"\n") + 1]
+        if whole_lines != content:  # A killed process left a part of a line.
+            write_atomically(path, whole_lines, mode=0o600)
 
     def mark_stopped_by_data(self, rounds_done: int) -> None:
-        """Keeps that what the run showed decided to stop it after so many rounds."""
+        """Records that the run was stopped because of its results.
+
+        Args:
+          rounds_done: number of rounds after which it was stopped.
+        """
         write_atomically(self.path / "stopped_by_data", f"{rounds_done}\n", mode=0o600)
 
     def was_stopped_by_data(self) -> bool:
-        """Whether what the run showed ever decided to stop it."""
+        """Returns whether the run was ever stopped because of its results."""
         return (self.path / "stopped_by_data").exists()
 
     def add_timing(self, t: int, seconds: float) -> None:
@@ -246,9 +262,10 @@ class RunFolder:
             out.write(strict_json.dumps({"round": t, "seconds": round(seconds, 4)}) + "\n")
 
     def write_weights(self, name: str, weights: Sequence[np.ndarray]) -> None:
-        """Writes name.npz.
+        """Writes weights as name.npz.
 
-        Words, which Keras gives as Python objects, become bytes, which NumPy reads without pickle.
+        Texts, which Keras returns as Python objects, are written as bytes, which numpy reads
+        without pickle.
         """
         arrays = {
             f"weight_{i}": np.asarray(weight, np.bytes_) if weight.dtype == object else weight
@@ -263,14 +280,18 @@ class RunFolder:
         write_atomically(self.path / CANARIES, lambda out: np.savez(out, **evidence), mode=0o600)
 
     def initial_weights(self) -> list[np.ndarray] | None:
-        """All weights of the model that the run started from; None of a run that drew its own."""
+        """Returns all weights of the run's initial model, or None if the task drew them."""
         path = self.path / "initial_model.npz"
-        return read_weights(path) if path.exists() else None
+        if not path.exists():
+            return None
+        return read_weights(path)
 
     def initial_model_digest(self) -> str | None:
-        """SHA-256 of the file of `initial_weights`, or None."""
+        """Returns SHA-256 of the file of `initial_weights`, or None."""
         path = self.path / "initial_model.npz"
-        return sha256(path.read_bytes()) if path.exists() else None
+        if not path.exists():
+            return None
+        return sha256(path.read_bytes())
 
     def write_table(self) -> None:
         """Writes metrics.csv."""
@@ -280,21 +301,30 @@ class RunFolder:
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Writes name.json atomically.
 
-        Only its owner can read it, but for the plan. A result ends with the digests of the files
-        that it sums up.
+        Only the owner can read it, except for plan.json. result.json gets the digests of the run's
+        files.
         """
         if name == "result":
-            written = {name: self._digest_by_name.get(name) for name in (*AUDITED, *RELEASED)}
-            own = {name: digest for name, digest in written.items() if digest is not None}
-            if self._rounds is not None:
-                self._rounds.sync()
-                own |= self._rounds.digest_by_name()
-            content = content | {"sha256": digests(self.path) | own}
+            content = content | {"sha256": self._file_digests()}
         text = strict_json.dumps(content, indent=2) + "\n"
-        write_atomically(self.path / f"{name}.json", text, mode=0o644 if name == "plan" else 0o600)
+        mode = 0o644 if name == "plan" else 0o600
+        write_atomically(self.path / f"{name}.json", text, mode=mode)
+
+    def _file_digests(self) -> dict[str, str]:
+        """Returns the digests of the run's files, of the contents that this process wrote."""
+        written_digests = {
+            name: self._digest_by_name[name]
+            for name in (*AUDITED, *RELEASED)
+            if name in self._digest_by_name
+        }
+        if self._rounds is not None:
+            self._rounds.sync()
+            written_digests |= self._rounds.digest_by_name()
+        return digests(self.path) | written_digests
 
 
-def _rows(name: str, value: Any) -> list[dict[str, Any]]:
+def _check_rows(name: str, value: Any) -> list[dict[str, Any]]:
+    """Checks a list of rows."""
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
         raise TypeError(f"{name} is no list of rows: give a dict for each round")
     return value
@@ -302,27 +332,27 @@ def _rows(name: str, value: Any) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run(fields.Checked):
-    """A run as reports see it.
+    """The contents of a run folder, for reports and audits.
 
     Attributes:
-      path: its folder.
-      config: its TrainConfig.
-      plan: `describe.plan_summary` of the plan, with "task", "versions" and "rmse" beside it.
+      path: path of the folder.
+      config: config of the run.
+      plan: contents of plan.json: `describe.plan_summary`, with "task", "versions" and "rmse".
       metrics: rows of metrics.jsonl: {"round": t, "clients": c, "examples": e, "train_loss": x,
         "validation": {...} or absent}.
       timings: rows of timings.jsonl: {"round": t, "seconds": s}.
-      statement: Markdown.
-      mechanism: of mechanism.npz.
-      result: result.json, or None while the run is not finished.
-      clients, fine_tuned: clients.json and fine_tuned.json, `TrainedRun.evaluate_clients` and
-        `evaluate_fine_tuned` of the finished run, or None where they were not measured.
+      statement: the privacy statement, in Markdown.
+      mechanism: mechanism of mechanism.npz.
+      result: contents of result.json; None if the run is not finished.
+      clients, fine_tuned: contents of clients.json and fine_tuned.json, the results of
+        `TrainedRun.evaluate_clients` and `evaluate_fine_tuned`; None if they do not exist.
     """
 
     path: pathlib.Path = fields.validated(checked_path)
     config: TrainConfig = fields.validated(fields.instance(TrainConfig))
     plan: dict[str, Any] = fields.validated(fields.instance(dict))
-    metrics: list[dict[str, Any]] = fields.validated(_rows)
-    timings: list[dict[str, Any]] = fields.validated(_rows)
+    metrics: list[dict[str, Any]] = fields.validated(_check_rows)
+    timings: list[dict[str, Any]] = fields.validated(_check_rows)
     statement: str = fields.validated(fields.plain_text)
     mechanism: Mechanism = fields.validated(fields.instance(Mechanism))
     result: dict[str, Any] | None = fields.validated(fields.instance(dict))
@@ -331,42 +361,46 @@ class Run(fields.Checked):
 
     @functools.cached_property
     def noising(self) -> np.ndarray:
-        """N of the mechanism, float64 (rounds, m); ValueError where it has too many
-        rounds for that.
+        """The noise matrix of the mechanism, float64 (rounds, m).
+
+        Raises:
+          ValueError: the mechanism has too many rounds for that.
         """
         return self.mechanism.noising()
 
     def table(self) -> dict[str, list[Any]]:
-        """The metrics as columns, {"round": [...], "train_loss": [...], "validation_accuracy":
-        [...], ...}, for pandas.DataFrame.
+        """Returns the metrics as columns for pandas.DataFrame, such as {"round": [...],
+        "train_loss": [...], "validation_accuracy": [...]}.
 
-        NaN stands for rounds without a validation.
+        Rounds without a validation have NaN in its columns.
         """
         return columns(self.metrics)
 
     @property
     def ended_after(self) -> int | None:
-        """Rounds of a finished run that ended at an epsilon, before its plan did; None of every
+        """The number of rounds of a finished run that ended early, at an epsilon; None for any
         other run.
 
         Raises:
-          ValueError: result.json says something else.
+          ValueError: the value in result.json is invalid.
         """
-        rounds = None if self.result is None else self.result.get("ended_after")
-        if rounds is not None and (type(rounds) is not int or not 1 <= rounds < self.config.rounds):
+        if self.result is None or self.result.get("ended_after") is None:
+            return None
+        num_rounds = self.result["ended_after"]
+        if type(num_rounds) is not int or not 1 <= num_rounds < self.config.rounds:
             raise ValueError(
-                f"{self.path / 'result.json'} has ended_after={rounds!r}: put "
-                "the run's own file back"
+                f"{self.path / 'result.json'} has ended_after={num_rounds!r}: put back the run's "
+                "own file"
             )
-        return rounds
+        return num_rounds
 
     @property
     def weights(self) -> list[np.ndarray]:
-        """The trained weights of a finished run, float32, in the order
-        of the model's trainable variables.
+        """The trained weights of a finished run, float32, in the order of the model's trainable
+        variables.
 
         Raises:
-          ValueError: the run is not finished, or its model.npz is damaged or missing.
+          ValueError: the run is not finished, or model.npz is damaged or missing.
         """
         if self.result is None:
             raise ValueError(
@@ -379,12 +413,16 @@ class Run(fields.Checked):
         """Reads a run folder, finished or not.
 
         Raises:
-          ValueError: the folder holds no run, a file of it is damaged, or its mechanism does not
-            fit into memory; names the path.
+          ValueError: the folder holds no run, a file in it is damaged, or its mechanism does not
+            fit into memory.
         """
         path = checked_path("path", path, hint="name the folder of a run")
         folder = RunFolder.open(path).path
         try:
+            optional_contents = {}
+            for name in ("result", "clients", "fine_tuned"):
+                file = folder / f"{name}.json"
+                optional_contents[name] = read_object(file) if file.exists() else None
             return Run(
                 path=folder,
                 config=TrainConfig.from_mapping(
@@ -395,13 +433,10 @@ class Run(fields.Checked):
                 timings=read_rows(folder / "timings.jsonl", skips_damaged=True),
                 statement=(folder / "statement.md").read_text(encoding="utf-8"),
                 mechanism=load_mechanism(folder / "mechanism.npz"),
-                **{
-                    name: read_object(file) if (file := folder / f"{name}.json").exists() else None
-                    for name in ("result", "clients", "fine_tuned")
-                },
+                **optional_contents,
             )
         except checks.TooLargeForMemory:
-            raise  # the run is whole
+            raise  # The run is not damaged.
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
                 f"run folder {folder} is incomplete or damaged ({' '.join(str(error).split())}): "

@@ -1,4 +1,4 @@
-"""Metric rows as a flat table: one column for each number, one line for each round."""
+"""Flat tables of metric rows, with a column for each number and a line for each round."""
 
 import csv
 import io
@@ -10,31 +10,32 @@ from fedmf.fields import flat
 
 
 def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Name -> one value for each row, NaN where a row has none. pandas.DataFrame takes it as it is.
+    """Returns the columns of metric rows by their names, for pandas.DataFrame.
+
+    A column has NaN for rows without its number.
 
     >>> columns([{"round": 0}, {"round": 1, "validation": {"loss": 2.0}}])
     {'round': [0, 1], 'validation_loss': [nan, 2.0]}
     """
     table = [flat(row, "_") for row in rows]
-    names = dict.fromkeys(name for row in table for name in row)
-    return {name: [row.get(name, math.nan) for row in table] for name in names}
+    column_names = dict.fromkeys(name for row in table for name in row)
+    return {name: [row.get(name, math.nan) for row in table] for name in column_names}
 
 
 def metrics_csv(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """The rows of runs as CSV; an empty cell where a row has no value.
+    """Returns the rows of runs as CSV. Cells are empty for rows without a value.
 
     Args:
-      runs: name -> rows. Of several runs the first column, "run", is the name.
+      runs: rows of each run by its name. If there are several runs, the first column, "run", has
+        the name.
     """
-    several = len(runs) > 1
-    table = [
-        ({"run": run} if several else {}) | flat(row, "_")
-        for run, rows in runs.items()
-        for row in rows
-    ]
-    out = io.StringIO()
-    names = list(dict.fromkeys(name for row in table for name in row)) or ["round"]
-    lines = csv.DictWriter(out, names, lineterminator="\n")
-    lines.writeheader()
-    lines.writerows(table)
-    return out.getvalue()
+    table = []
+    for run_name, rows in runs.items():
+        name_cell = {"run": run_name} if len(runs) > 1 else {}
+        table += [name_cell | flat(row, "_") for row in rows]
+    column_names = list(dict.fromkeys(name for row in table for name in row)) or ["round"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, column_names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()

@@ -1,4 +1,4 @@
-"""What readers of a run's figures must know, wherever they are printed."""
+"""Notes for readers of a run's figures, printed wherever the figures are."""
 
 import collections
 import dataclasses
@@ -8,17 +8,23 @@ from fedmf.runs.folder import Run
 
 
 def figures_note(runs: Sequence[Run]) -> str:
-    """Sentences on the headline metric of runs of one task, at least one: what it leaves out, and
-    how many seeds it is of.
+    """Returns sentences on the figures of runs: the note on the headline metric, the number of
+    seeds, and runs of several programs.
+
+    Args:
+      runs: runs of the same task, at least one.
     """
     task = runs[0].plan["task"]
-    note, metric = task.get("metric_note"), task["headline_metric"].replace("_", " ")
-    sentences = [f"{metric[0].upper()}{metric[1:]} {note}."] if note else []
-    seeds = set(
-        collections.Counter(dataclasses.replace(run.config, seed=0) for run in runs).values()
-    )
-    if 1 in seeds:
-        sentences.append(f"{'Figures' if seeds == {1} else 'Some figures'} are of one seed.")
+    metric = task["headline_metric"].replace("_", " ")
+    sentences = []
+    if task.get("metric_note"):
+        sentences.append(f"{metric[0].upper()}{metric[1:]} {task['metric_note']}.")
+    configs = [dataclasses.replace(run.config, seed=0) for run in runs]
+    seeds_of_figures = set(collections.Counter(configs).values())
+    if seeds_of_figures == {1}:
+        sentences.append("Figures are of one seed.")
+    elif 1 in seeds_of_figures:
+        sentences.append("Some figures are of one seed.")
     for run in runs:
         phrase = programs_phrase(run.plan.get("programs", ()), run.config.rounds)
         if phrase:
@@ -27,12 +33,12 @@ def figures_note(runs: Sequence[Run]) -> str:
 
 
 def programs_phrase(first_rounds: Sequence[int], rounds: int) -> str:
-    """Returns which rounds of a run were computed by different programs; empty where one program
-    computed all.
+    """Returns the spans of rounds that different programs computed, in words; empty if one program
+    computed all rounds.
 
     Args:
-      first_rounds: of each program, as plan.json has them.
-      rounds: of the run.
+      first_rounds: first round of each program, from plan.json.
+      rounds: number of rounds of the run.
 
     >>> programs_phrase([0, 100], 200)
     'rounds 0-99 and 100-199 were computed by different programs'
@@ -45,7 +51,7 @@ def programs_phrase(first_rounds: Sequence[int], rounds: int) -> str:
 
 
 def smaller_is_better(metric: str) -> bool:
-    """Returns whether the metric is an error by its name.
+    """Returns whether a metric is to be minimised, by its name.
 
     >>> [smaller_is_better(name) for name in ("mean_squared_error", "perplexity", "accuracy")]
     [True, True, False]

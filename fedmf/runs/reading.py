@@ -1,4 +1,4 @@
-"""Reads the files of a run: rows, objects and weights."""
+"""Readers of the files of a run: rows, JSON objects and weights."""
 
 import json
 import math
@@ -10,12 +10,12 @@ import numpy as np
 from fedmf.files import check_archive
 from fedmf.mechanisms.storage import READ_ERRORS
 
-# Numbers that a run measures. JSON has no NaN: one that was not finite is null in the file.
+# Measured numbers. JSON has no NaN, so that a number that was not finite is null in the file.
 _MEASURED = ("train_loss", "clip_fraction", "validation", "test", "metrics", "mean", "deciles")
 
 
-def _with_measured(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content with NaN in place of every measured number that is null."""
+def _with_nan(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content with NaN for each measured number that is null."""
     return {
         name: _nan_for_none(value) if name in _MEASURED else value
         for name, value in content.items()
@@ -23,6 +23,7 @@ def _with_measured(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nan_for_none(value: Any) -> Any:
+    """Returns a JSON value with NaN for each null in it."""
     if isinstance(value, dict):
         return {name: _nan_for_none(entry) for name, entry in value.items()}
     if isinstance(value, list):
@@ -31,7 +32,7 @@ def _nan_for_none(value: Any) -> Any:
 
 
 def read_weights(path: pathlib.Path) -> list[np.ndarray]:
-    """The arrays of `RunFolder.write_weights`.
+    """Returns the arrays that `RunFolder.write_weights` wrote.
 
     Raises:
       ValueError: the file is damaged or missing.
@@ -50,7 +51,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     """Reads a JSON object.
 
     Raises:
-      ValueError: the file holds something else.
+      ValueError: the file holds no JSON object.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -58,20 +59,20 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{path.name} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} holds a {type(content).__name__}, not an object")
-    return _with_measured(content)
+    return _with_nan(content)
 
 
 def read_rows(path: pathlib.Path, *, skips_damaged: bool = False) -> list[dict[str, Any]]:
-    """Reads the rows of a file; none where there is no file.
+    """Reads the rows of a file; none if the file does not exist.
 
-    A last line without its end was being written when the run was killed, and does not count.
+    A last line without a line break is ignored, because the run was killed while it was written.
 
     Args:
-      path: of the file.
-      skips_damaged: whether lines that are no rows are left out, of a file on which nothing rests.
+      path: path of the file.
+      skips_damaged: whether damaged lines are ignored, for files that are not essential.
 
     Raises:
-      ValueError: another line is no row.
+      ValueError: a line is no row.
     """
     if not path.exists():
         return []
@@ -84,9 +85,9 @@ def read_rows(path: pathlib.Path, *, skips_damaged: bool = False) -> list[dict[s
         except ValueError:
             is_whole = False
         if is_whole:
-            # Most rows have no null, and need no copy: a run may have 100,000.
+            # Most rows have no null and are not copied: a run may have 100,000 rows.
             if b"null" in line:
-                row = _with_measured(row)
+                row = _with_nan(row)
             rows.append(row)
         elif number < len(lines) and not skips_damaged:
             raise ValueError(

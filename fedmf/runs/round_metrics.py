@@ -1,4 +1,4 @@
-"""Columns of your own in metrics.jsonl: `RoundMetric`, a number that each round is described by."""
+"""`RoundMetric`: a column of metrics.jsonl that a caller adds, with a number for each round."""
 
 import abc
 import numbers
@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-# The columns that fedmf writes.
+# Names of the columns that fedmf writes.
 _COLUMNS = frozenset(
     "round clients examples train_loss not_finite clip_fraction zeroed noise_stddev scale_drift "
     "clip_norm private validation".split()
@@ -16,13 +16,13 @@ _COLUMNS = frozenset(
 
 
 class FinishedRound(NamedTuple):
-    """A round as a `RoundMetric` sees it: no sum of updates, and no noise apart from a release.
+    """The data of a round that a `RoundMetric` may read: neither the sum of updates nor the noise.
 
     Attributes:
-      round: its number, from 0 on.
-      weights_before: trainable weights of the model that the round began with.
-      weights_after: those after the server's step.
-      client_ids: of the clients that took part.
+      round: the round, from 0 on.
+      weights_before: trainable weights of the model before the round.
+      weights_after: trainable weights after the server's step.
+      client_ids: ids of the clients that took part.
     """
 
     round: int
@@ -32,13 +32,13 @@ class FinishedRound(NamedTuple):
 
 
 class RoundMetric(abc.ABC):
-    """A column of metrics.jsonl: one number a round, computed after the server's step.
+    """A column of metrics.jsonl, with one number for each round, computed after the server's step.
 
-    `train(..., round_metrics=[...])` takes objects of it. The guarantee covers the weights alone,
-    so the column counts as not covered: a metric may read the clients' data.
+    Pass objects of subclasses to `train(..., round_metrics=[...])`. A metric may read the clients'
+    data, so that the guarantee does not cover its column.
 
     Attributes:
-      name: of the column; another than those of fedmf.
+      name: name of the column, which must differ from fedmf's columns.
 
     >>> class StepLength(RoundMetric):
     ...     name = "step_length"
@@ -47,7 +47,7 @@ class RoundMetric(abc.ABC):
     ...         pairs = zip(finished.weights_after, finished.weights_before, strict=True)
     ...         return float(sum(np.linalg.norm(a - b) for a, b in pairs))
     >>> finished = FinishedRound(0, [np.zeros(2)], [np.array([3.0, 4.0])], ["ann"])
-    >>> computed_metrics([StepLength()], finished)
+    >>> compute_round_metrics([StepLength()], finished)
     {'step_length': 5.0}
     """
 
@@ -55,19 +55,19 @@ class RoundMetric(abc.ABC):
 
     @abc.abstractmethod
     def compute(self, finished: FinishedRound) -> float:
-        """Returns the number of a round; NaN where it has none."""
+        """Returns the number of a round, or NaN."""
 
 
-def checked_metrics(argument: str, metrics: Any) -> tuple[RoundMetric, ...]:
-    """Returns the metrics of an argument of this name.
+def check_round_metrics(argument: str, metrics: Any) -> tuple[RoundMetric, ...]:
+    """Checks the metrics of an argument, and returns them.
 
     Raises:
-      TypeError: no list of `RoundMetric` objects.
-      ValueError: a name is no word, is that of a column of fedmf, or is there twice.
+      TypeError: they are no list of `RoundMetric` objects.
+      ValueError: a name is no identifier, is the name of a column of fedmf, or occurs twice.
     """
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise TypeError(f"{argument}={reprlib.repr(metrics)} must be a list of round metrics")
-    names: set[str] = set()
+    metric_names: set[str] = set()
     for metric in metrics:
         if not isinstance(metric, RoundMetric):
             raise TypeError(
@@ -79,22 +79,24 @@ def checked_metrics(argument: str, metrics: Any) -> tuple[RoundMetric, ...]:
             raise ValueError(
                 f"{argument} holds one with name={name!r}: use a word such as 'step_length'"
             )
-        if name in _COLUMNS or name in names:
+        if name in _COLUMNS or name in metric_names:
             raise ValueError(
                 f"{argument} holds one with name={name!r}, which is a column already: use another "
                 "name"
             )
-        names.add(name)
+        metric_names.add(name)
     return tuple(metrics)
 
 
-def computed_metrics(metrics: Sequence[RoundMetric], finished: FinishedRound) -> dict[str, float]:
-    """Returns the numbers of a round by their names.
+def compute_round_metrics(
+    metrics: Sequence[RoundMetric], finished: FinishedRound
+) -> dict[str, float]:
+    """Computes the metrics of a round, and returns them by their names.
 
     Raises:
       TypeError: a metric returns no number.
     """
-    values: dict[str, float] = {}
+    value_by_name: dict[str, float] = {}
     for metric in metrics:
         value = metric.compute(finished)
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -102,5 +104,5 @@ def computed_metrics(metrics: Sequence[RoundMetric], finished: FinishedRound) ->
                 f"round metric {metric.name} returned {reprlib.repr(value)} in round "
                 f"{finished.round}: return one number"
             )
-        values[metric.name] = float(value)
-    return values
+        value_by_name[metric.name] = float(value)
+    return value_by_name

@@ -1,7 +1,7 @@
-"""The rounds of a run: each is committed in the journal, and then written for readers.
+"""The rounds of a run. Each is committed in the journal, and then written to readable files.
 
-metrics.jsonl, participation.csv and selected.csv follow from the journal. What a crash kept from
-them is written when the run is resumed.
+The readable files metrics.jsonl, participation.csv and selected.csv follow from the journal. Rows
+that are missing after a crash are written when the run is resumed.
 """
 
 import dataclasses
@@ -27,27 +27,29 @@ from fedmf.server.journal_reading import (
 )
 
 IDENTITY = "private/identity.json"
-# What noise and updates follow from.
+# Files that determine noise and updates, whose digests are in the journal.
 BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed", IDENTITY)
 _HEADER = "round,client\n"
-_BEFORE, _RELEASE = "before.", "release."
+# Prefixes of the names of arrays in the journal.
+_BEFORE = "before."
+_RELEASE = "release."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CommittedRound:
-    """What is committed of a round, before anybody sees anything of it.
+    """The data of a round that are committed, before anything of the round is shown.
 
     Attributes:
       t: the round.
-      clients: those that took part, int64.
-      selected: those that were selected, int64.
+      clients: indices of the clients that took part, int64.
+      selected: indices of the clients that were selected, int64.
       numbers: counts, losses and public scales of the round.
-      private: its private metrics; None without them.
+      private: private metrics of the round; None without them.
       canaries: products of the release with the canaries' directions; empty without canaries.
-      release: arrays that the server's step needs of the release.
-      before: arrays that it needs of before the step: weights and optimizer state.
-      program: what computes this round and those after it, where that is another program than that
-        of the rounds before.
+      release: arrays of the release that the server's step needs.
+      before: arrays of the state before the step that it needs: weights and optimizer state.
+      program: fingerprint of the program that computes this and later rounds, if it differs from
+        that of the earlier rounds; None otherwise.
     """
 
     t: int
@@ -61,7 +63,7 @@ class CommittedRound:
     program: Mapping[str, Any] | None = None
 
     def row(self) -> dict[str, Any]:
-        """Returns what is kept of the round for ever, as JSON."""
+        """Returns the round as a JSON object for the journal, without its arrays."""
         row: dict[str, Any] = {"clients": self.clients.tolist()}
         if len(self.selected) > len(self.clients):
             row["selected"] = self.selected.tolist()
@@ -75,11 +77,11 @@ class CommittedRound:
         return row
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays by the names that they have in the journal."""
+        """Returns the arrays of the round by their names in the journal."""
         return with_numbers(_BEFORE, self.before) | with_numbers(_RELEASE, self.release)
 
     def record(self) -> dict[str, Any]:
-        """Returns the part of the round's row of metrics.jsonl that was committed."""
+        """Returns the committed part of the round's row of metrics.jsonl."""
         record: dict[str, Any] = {"round": self.t, "clients": len(self.clients)}
         record |= {name: self.numbers[name] for name in self.numbers if name != "not_finite"}
         if self.private is not None:
@@ -108,62 +110,66 @@ class CommittedRound:
 
 
 def selected_of(row: Mapping[str, Any]) -> np.ndarray:
-    """Returns the clients that were selected for the round of a row."""
+    """Returns the indices of the selected clients of a row."""
     return np.array(row.get("selected", row["clients"]), np.int64)
 
 
 def newest_round(path: pathlib.Path) -> CommittedRound | None:
-    """Returns the newest committed round of a run's folder, which may be training; None before the
-    first.
+    """Returns the newest committed round of a run folder, or None before the first.
+
+    Another process may be training in the folder.
 
     Raises:
       ValueError: the journal is damaged.
     """
     try:
-        rows, arrays = newest_of(path)
+        journal_rows, arrays = newest_of(path)
     except READ_ERRORS as error:
         raise ValueError(
             f"{path / JOURNAL} is damaged ({error}): put back the run's own"
         ) from error
-    return CommittedRound.of(Committed(rows=rows, arrays=arrays)) if rows else None
+    if not journal_rows:
+        return None
+    return CommittedRound.of(Committed(rows=journal_rows, arrays=arrays))
 
 
 def journal_cohorts(path: pathlib.Path) -> list[np.ndarray]:
-    """Returns who took part in each committed round of a run's folder.
+    """Returns the clients that took part in each committed round of a run folder.
 
     Raises:
-      ValueError: the journal is damaged, or participation.csv is not what follows from it.
+      ValueError: the journal is damaged, or participation.csv does not agree with it.
     """
     try:
-        recorded = b""
-        # Before the journal: a run that goes on commits a round before it stands there.
+        # participation.csv is read before the journal, because a running process commits a round
+        # before it writes the round's rows.
+        content = b""
         if (path / "participation.csv").exists():
-            recorded = (path / "participation.csv").read_bytes()
-        rows = committed_rows(path)
+            content = (path / "participation.csv").read_bytes()
+        journal_rows = committed_rows(path)
     except READ_ERRORS as error:
         raise ValueError(
             f"{path / JOURNAL} is damaged ({error}): put back the run's own"
         ) from error
-    texts = [_csv_rows(row["round"], row["clients"]) for row in rows]
-    # A power failure may keep rows from participation.csv. Rows behind the journal's show that the
-    # journal is an older one.
-    if not _csv(texts).startswith(recorded):
+    csv_texts = [_csv_rows(row["round"], row["clients"]) for row in journal_rows]
+    # After a power failure participation.csv may lack rows. If it has more rows than the journal,
+    # the journal is an older one.
+    if not _csv(csv_texts).startswith(content):
         raise ValueError(
-            f"{path / 'participation.csv'} is not what the run's journal has: put back its own, or "
-            "remove it and resume the run"
+            f"{path / 'participation.csv'} does not agree with the run's journal: put back the "
+            "run's own, or remove it and resume the run"
         )
-    return [np.array(row["clients"], np.int64) for row in rows]
+    return [np.array(row["clients"], np.int64) for row in journal_rows]
 
 
 class RunRounds:
-    """The journal of a run in a locked folder, and the files that follow from it.
+    """The journal of a run in a locked folder, and the readable files that follow from it.
 
     Attributes:
-      committed: what `read` found; nothing of a new run.
+      committed: the committed rounds, after `read`; empty for a new run.
 
     Args:
-      path: of the run's folder.
-      folder_lock: its lock.
+      path: path of the run folder.
+      folder_lock: lock of the folder.
     """
 
     def __init__(self, path: pathlib.Path, folder_lock: FolderLock) -> None:
@@ -176,130 +182,146 @@ class RunRounds:
         self.committed = Committed(rows=[], arrays={})
 
     def begin(self, config_text: str, identity: Mapping[str, Any]) -> None:
-        """Makes the journal before round 0.
+        """Creates the journal before round 0.
 
         Args:
-          config_text: of config.json, which is written afterwards.
-          identity: what a resume must have again.
+          config_text: text of config.json, which is written afterwards.
+          identity: `task_identity` of the task.
         """
-        content = strict_json.dumps(identity, indent=2) + "\n"
-        write_atomically(self.path / IDENTITY, content, mode=0o600)
-        names = [name for name in BOUND if name != "config.json"]
-        contents = {name: bound_content(self.path / name) for name in names}
-        contents["config.json"] = config_text.encode()
-        self._journal.begin(contents)
-        self._restore_readers_files(self.committed)
+        identity_text = strict_json.dumps(identity, indent=2) + "\n"
+        write_atomically(self.path / IDENTITY, identity_text, mode=0o600)
+        content_by_name = {"config.json": config_text.encode()}
+        for name in BOUND:
+            if name != "config.json":
+                content_by_name[name] = bound_content(self.path / name)
+        self._journal.begin(content_by_name)
+        self._restore_readable_files(self.committed)
         self._flush()
 
     def read(self) -> None:
-        """Reads what was committed, and writes what a crash kept from the readers' files.
+        """Reads the committed rounds, and writes rows that the readable files lack after a crash.
 
-        The newest row has its record where metrics.jsonl has it.
+        The newest row of `committed` has its record if metrics.jsonl has it.
 
         Raises:
-          ValueError: a file is damaged, edited or not of this run.
+          ValueError: a file is damaged or edited, or belongs to another run.
         """
-        contents = {name: bound_content(self.path / name) for name in BOUND}
-        committed = self._journal.read(contents)
+        content_by_name = {name: bound_content(self.path / name) for name in BOUND}
+        committed = self._journal.read(content_by_name)
         try:
-            rest = self._restore_readers_files(committed)
+            later_lines = self._restore_readable_files(committed)
         except FileWasEdited as error:
             raise ValueError(
                 f"cannot resume {self.path}: {error}; put back its own, or remove it, and it is "
                 "written again"
             ) from None
-        for line in rest.splitlines(keepends=True):
+        for line in later_lines.splitlines(keepends=True):
             self._take_record(line, committed)
         self._flush()
         self.committed = committed
 
     def sync(self) -> None:
-        """Writes the readers' files so that no power failure takes them back."""
+        """Writes the readable files durably, so that they survive a power failure."""
         self._flush(sync=True)
 
     def forget_committed(self) -> None:
-        """Frees the memory of what `read` found."""
+        """Frees the memory of the committed rounds."""
         self.committed = Committed(rows=[], arrays={})
 
     def _flush(self, *, sync: bool = False) -> None:
-        files = [self._metrics, self._participation]
-        if self._has_selections:
-            files.append(self._selected)
-        for file in files:
+        """Writes appended rows to the readable files.
+
+        Raises:
+          ValueError: a file was edited during the run.
+        """
+        for file in self._readable_files():
             try:
                 file.flush(sync=sync)
             except FileWasEdited as error:
-                raise self._edited(error) from None
+                raise self._edited_error(error) from None
 
-    def _edited(self, error: FileWasEdited) -> ValueError:
-        """Returns the error for a readers' file that somebody changed while the run went on."""
+    def _readable_files(self) -> list[AppendedFile]:
+        """Returns the readable files, selected.csv only if the run has one."""
+        readable_files = [self._metrics, self._participation]
+        if self._has_selections:
+            readable_files.append(self._selected)
+        return readable_files
+
+    def _edited_error(self, error: FileWasEdited) -> ValueError:
+        """Returns the error for a readable file that was edited during the run."""
         return ValueError(
-            f"{self.path}: {error} while the run went on; its rounds are committed: put back its "
-            "own, or remove it, and resume the run, which writes it again"
+            f"{self.path}: {error} during the run; its rounds are committed: put back its own, or "
+            "remove it, and resume the run, which writes it again"
         )
 
-    def _restore_readers_files(self, committed: Committed) -> bytes:
-        """Takes the rows of the readers' files, and returns what metrics.jsonl has behind them.
+    def _restore_readable_files(self, committed: Committed) -> bytes:
+        """Completes the readable files with the committed rows, and returns the lines of
+        metrics.jsonl behind these rows.
 
         Raises:
-          FileWasEdited: one has other rows.
+          FileWasEdited: a file has other rows.
         """
         rows = committed.rows
-        rest = self._metrics.restore(b"".join(committed.record_lines()))
-        participation = [_csv_rows(row["round"], row["clients"]) for row in rows]
-        later = _rounds_of(self._participation.restore(_csv(participation)))
-        if later and max(later) >= len(rows):
-            raise self._from_backup("participation.csv", max(later), len(rows))
+        later_lines = self._metrics.restore(b"".join(committed.record_lines()))
+        participation_texts = [_csv_rows(row["round"], row["clients"]) for row in rows]
+        later_rows = self._participation.restore(_csv(participation_texts))
+        newest_round = max(_rounds_of(later_rows), default=-1)
+        if newest_round >= len(rows):
+            raise self._backup_error("participation.csv", newest_round, len(rows))
         self._has_selections = any("selected" in row for row in rows)
         if self._has_selections:
-            selected = [_csv_rows(row["round"], selected_of(row).tolist()) for row in rows]
-            self._selected.restore(_csv(selected))
-        return rest
+            selection_texts = [_csv_rows(row["round"], selected_of(row).tolist()) for row in rows]
+            self._selected.restore(_csv(selection_texts))
+        return later_lines
 
     def _take_record(self, line: bytes, committed: Committed) -> None:
-        """Takes the newest round's record from a line of metrics.jsonl, if it has what was
-        committed; else it is computed again.
+        """Uses a line of metrics.jsonl as the newest round's record, if it agrees with what was
+        committed. Otherwise the record will be computed again.
 
         Raises:
-          ValueError: it is of a round that the journal does not have.
+          ValueError: the line is of a round that the journal does not have.
         """
-        t, rows = round_of(line), committed.rows
+        rows = committed.rows
+        t = round_of(line)
         if t is None or not line.endswith(b"\n"):
             return
         if t >= len(rows):
-            raise self._from_backup("metrics.jsonl", t, len(rows))
+            raise self._backup_error("metrics.jsonl", t, len(rows))
         record = json.loads(line)
-        expected = strict_json.null_nonfinite(CommittedRound.of(committed).record())
-        has_committed = all(record.get(name) == value for name, value in expected.items())
-        if t == len(rows) - 1 and "record" not in rows[t] and has_committed:
+        committed_values = strict_json.null_nonfinite(CommittedRound.of(committed).record())
+        is_equal = all(record.get(name) == value for name, value in committed_values.items())
+        if t == len(rows) - 1 and "record" not in rows[t] and is_equal:
             rows[t]["record"] = record
             self._journal.end_round(record)
             self._metrics.append(line)
 
-    def _from_backup(self, name: str, t: int, rounds: int) -> ValueError:
-        """Returns the error for a file with a round that the journal does not have."""
+    def _backup_error(self, name: str, t: int, rounds: int) -> ValueError:
+        """Returns the error for a file with a round t, if the journal has fewer `rounds`."""
         return ValueError(
             f"cannot resume {self.path}: {name} has round {t}, and the newest of the journal is "
-            f"round {rounds - 1}: the journal was put back from a backup, and going on would "
+            f"round {rounds - 1}: the journal was restored from a backup, and a resume would "
             "release rounds again with the same noise; start a new folder"
         )
 
     def commit(self, committed: CommittedRound) -> None:
-        """Commits a round, and then writes who took part in it.
+        """Commits a round, and then writes the clients that took part in it.
 
         Raises:
-          ValueError: the folder or one of its files is not the one that this process left.
-          OSError: there is no room. What is missing of a committed round is written at a resume.
+          ValueError: the folder or a file in it was changed since this process wrote it.
+          OSError: there is no space on the disk. Files that lack rows of a committed round are
+            completed at a resume.
         """
         self._journal.commit(committed.t, committed.row(), committed.arrays())
-        clients, selected = committed.clients.tolist(), committed.selected.tolist()
+        clients = committed.clients.tolist()
+        selected = committed.selected.tolist()
         if len(selected) > len(clients) and not self._has_selections:
             self._has_selections = True
-            # Before this round, those that were selected took part.
+            # In all earlier rounds the selected clients took part, so that selected.csv begins like
+            # participation.csv.
             try:
                 self._participation.check()
             except FileWasEdited as error:
-                raise self._edited(error) from None
+                raise self._edited_error(error) from None
             self._selected.restore((self.path / "participation.csv").read_bytes())
         if self._has_selections:
             self._selected.append(_csv_rows(committed.t, selected).encode())
@@ -307,29 +329,28 @@ class RunRounds:
         self._flush()
 
     def add_record(self, record: Mapping[str, Any]) -> None:
-        """Writes what was computed from the newest round's release.
+        """Writes the record of the newest round, which was computed from its release.
 
         Raises:
-          OSError: there is no room.
+          OSError: there is no space on the disk.
         """
         self._metrics.append((strict_json.dumps(record) + "\n").encode())
         self._flush()
         self._journal.end_round(record)
 
     def digest_by_name(self) -> dict[str, str]:
-        """Returns the digests of the readers' files as this process wrote them."""
-        files = [self._metrics, self._participation]
-        if self._has_selections:
-            files.append(self._selected)
-        return {file.path.name: file.digest() for file in files}
+        """Returns the digests of the readable files as this process wrote them."""
+        return {file.path.name: file.digest() for file in self._readable_files()}
 
 
 def bound_content(path: pathlib.Path) -> bytes:
-    """Returns what the journal binds of a file: all of it, but of plan.json the programs, which are
-    noted there after a resume by another one.
+    """Returns the content of a file of which the journal has the digest.
+
+    It is the whole file, except for the "programs" of plan.json, which are added to it when another
+    program resumes the run.
 
     Raises:
-      OSError: it cannot be read.
+      OSError: the file cannot be read.
     """
     content = path.read_bytes()
     if path.name != "plan.json" or b'"programs"' not in content:
@@ -337,13 +358,13 @@ def bound_content(path: pathlib.Path) -> bytes:
     try:
         plan = json.loads(content)
         plan.pop("programs", None)
-    except (ValueError, AttributeError):  # as damaged as it is
+    except (ValueError, AttributeError):  # The file is damaged, and its digest will differ.
         return content
     return (strict_json.dumps(plan, indent=2) + "\n").encode()
 
 
 def changed_bound_files(path: pathlib.Path) -> list[str]:
-    """Returns the bound files of a run's folder that are not those it was begun with.
+    """Returns the names of the files in `BOUND` that changed since the run was begun.
 
     Raises:
       ValueError: the journal is missing or damaged.
@@ -353,12 +374,13 @@ def changed_bound_files(path: pathlib.Path) -> list[str]:
         return [name for name in BOUND if digest_by_name[name] != _digest_of(path / name)]
     except READ_ERRORS as error:
         raise ValueError(
-            f"{path / JOURNAL} is missing or damaged, so that nothing says what was released: put "
+            f"{path / JOURNAL} is missing or damaged, so that the released rounds are unknown: put "
             "back the run's own, or start a new folder"
         ) from error
 
 
 def _digest_of(path: pathlib.Path) -> str | None:
+    """Returns the digest of a file's bound content, or None if it does not exist."""
     try:
         return sha256(bound_content(path))
     except FileNotFoundError:
@@ -366,14 +388,17 @@ def _digest_of(path: pathlib.Path) -> str | None:
 
 
 def _rounds_of(rows: bytes) -> list[int]:
-    """Returns the rounds of whole rows of participation.csv, whatever else is there."""
-    first = [line.split(b",")[0] for line in rows.splitlines(keepends=True) if line[-1:] == b"\n"]
-    return [int(t) for t in first if t.isdigit()]
+    """Returns the rounds in whole rows of participation.csv; other lines are ignored."""
+    lines = [line for line in rows.splitlines(keepends=True) if line.endswith(b"\n")]
+    first_cells = [line.split(b",")[0] for line in lines]
+    return [int(cell) for cell in first_cells if cell.isdigit()]
 
 
-def _csv(rounds: Iterable[str]) -> bytes:
-    return (_HEADER + "".join(rounds)).encode()
+def _csv(texts: Iterable[str]) -> bytes:
+    """Returns a CSV file of the rows of rounds."""
+    return (_HEADER + "".join(texts)).encode()
 
 
 def _csv_rows(t: int, clients: Sequence[int]) -> str:
+    """Returns the rows (t, client) of a round."""
     return "".join(f"{t},{client}\n" for client in clients)

@@ -1,4 +1,4 @@
-"""The words that a run's model knows by number: a file of the run folder."""
+"""`RunVocabulary`: the words behind the word ids of a run's model, a file of the run folder."""
 
 import dataclasses
 import pathlib
@@ -11,16 +11,17 @@ VOCABULARY = "vocabulary.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunVocabulary:
-    """Words and the ids that stand for them.
+    """Words and their ids.
 
-    Words counted over the clients that train are a function of their data, which no guarantee of
-    fedmf covers.
+    If words are selected by their counts over the training clients, they are a function of the
+    clients' data, which no guarantee of fedmf covers.
 
     Attributes:
-      words: id 1, 2, ... -> word; id 0 is padding.
-      vocabulary_size: V; unknown words are V + 1, a sentence begins with V + 2 and ends with V + 3.
-      sequence_length: words that the model reads.
-      source: where the words come from, a phrase.
+      words: words with the ids 1, 2, ...; id 0 is padding.
+      vocabulary_size: V; the id V + 1 is an unknown word, V + 2 the beginning of a sentence, and
+        V + 3 its end.
+      sequence_length: number of words in an input of the model.
+      source: a phrase that names the source of the words.
     """
 
     words: tuple[str, ...]
@@ -29,7 +30,7 @@ class RunVocabulary:
     source: str
 
     def to_json(self) -> str:
-        """Returns the text of the file."""
+        """Returns the contents of the file."""
         special_ids = {
             "padding": 0,
             "unknown": self.vocabulary_size + 1,
@@ -41,11 +42,11 @@ class RunVocabulary:
 
     @classmethod
     def read(cls, path: pathlib.Path) -> "RunVocabulary":
-        """Reads the file.
+        """Reads a vocabulary file.
 
         Raises:
-          FileNotFoundError: there is none.
-          ValueError: it is damaged.
+          FileNotFoundError: the file does not exist.
+          ValueError: the file is damaged.
         """
         content = read_object(path)
         try:

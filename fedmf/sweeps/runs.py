@@ -128,10 +128,10 @@ class ClusterRuns:
     def __init__(
         self, cluster: "Cluster", out: pathlib.Path, options: list[str], cpus: int
     ) -> None:
-        if cluster.most_cpus() < cpus:
+        if cluster.max_cpus() < cpus:
             raise ValueError(
                 f"cpus_per_job={cpus}: the largest machine of cluster {cluster.address} has "
-                f"{cluster.most_cpus()} processors, ask for fewer"
+                f"{cluster.max_cpus()} processors, ask for fewer"
             )
         self._cluster = cluster
         self._out = out.absolute()

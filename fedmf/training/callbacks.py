@@ -1,4 +1,4 @@
-"""`Callback`, what follows a run from round to round; the bar, an earlier end."""
+"""`Callback`: code that is called after each round. Here are the progress bar and `StopAfter`."""
 
 from typing import Any
 
@@ -12,16 +12,17 @@ Row = dict[str, Any]
 
 
 class Callback:
-    """Follows a run from round to round; its methods do nothing here.
+    """Base class of callbacks, whose methods do nothing.
 
-    A round's row is in metrics.jsonl when a callback sees it. The guarantee of the run covers
-    `training.weights()` and, of the row, the private metrics and what follows from releases. It
-    does not cover losses, counts and validations, which are exact functions of the clients'
-    examples or of the evaluation data. `training.scalars(row)` names every number by that.
+    A round's row is in metrics.jsonl when callbacks are called. The guarantee of the run covers
+    `training.weights()` and those numbers of the row that are private metrics or follow from
+    releases. It does not cover losses, counts and validations, which are exact functions of the
+    clients' examples or of the evaluation data. `training.scalars(row)` names each number
+    accordingly.
 
-    To end a run early call `training.stop()`, which the audit knows of. An exception stops the run
-    like a crash: a resume goes on after the newest round. No round is seen twice: the rows that a
-    crash kept from a callback are in `training.recorded` at `on_start`.
+    `training.stop()` ends a run early in a way that the audit takes into account. An exception
+    stops the run like a crash, after which it can be resumed. A callback is called at most once for
+    a round: rows that it missed because of a crash are in `training.recorded` at `on_start`.
 
     Example:
       >>> class Losses(Callback):
@@ -30,20 +31,22 @@ class Callback:
     """
 
     def on_start(self, training: Training) -> None:
-        """Called before the first round of this process; `training.recorded` is the run so far."""
+        """Runs before the first round of this process; `training.recorded` is the run so far."""
 
     def on_round(self, training: Training, row: Row) -> None:
-        """Called after a round, `training.done - 1`, with its row of metrics.jsonl."""
+        """Runs after round `training.done - 1`, whose row of metrics.jsonl it gets."""
 
     def on_end(self, training: Training) -> None:
-        """Called after the last round of this process, also where an error or Ctrl-C ended it."""
+        """Runs after the last round of this process, also if an error or Ctrl-C ended it."""
 
 
 class StopAfter(Callback):
-    """Stops the run after so many rounds, without a result, to go on at a resume.
+    """A callback that stops the run after a number of rounds, without a result.
+
+    The run can be resumed.
 
     Raises:
-      TypeError, ValueError: rounds is no whole number from 1 on.
+      TypeError, ValueError: rounds is no whole number of at least 1.
     """
 
     def __init__(self, rounds: int) -> None:
@@ -61,10 +64,11 @@ class StopAfter(Callback):
 
 
 class Bar(Callback):
-    """The progress bar: rounds, time left, the newest validation, the training loss, clients/s.
+    """The progress bar, with rounds, remaining time, the newest validation, the training loss and
+    clients per second.
 
-    The validation loss stands first, so that a narrow terminal shows it: it falls from the first
-    rounds on, while an accuracy that leaves out frequent labels may stay 0 for many rounds.
+    The validation loss is first, so that a narrow terminal shows it: it falls from the first rounds
+    on, while an accuracy that leaves out frequent labels may stay 0 for many rounds.
     """
 
     def on_start(self, training: Training) -> None:
@@ -80,12 +84,12 @@ class Bar(Callback):
     def on_round(self, training: Training, row: Row) -> None:
         """See `Callback`."""
         if "validation" in row:
-            self._validation = _shown_validation(row["validation"], training.task.headline)
-        latest = self._validation | {
+            self._validation = _validation_texts(row["validation"], training.task.headline)
+        texts = self._validation | {
             "loss": f"{row['train_loss']:.3f}",
             "clients/s": f"{row['clients'] / training.seconds:.1f}",
         }
-        self._bar.set_postfix(latest, refresh=False)
+        self._bar.set_postfix(texts, refresh=False)
         self._bar.update()
 
     def on_end(self, training: Training) -> None:
@@ -93,11 +97,11 @@ class Bar(Callback):
         self._bar.close()
 
 
-def _shown_validation(metrics: dict[str, float], headline: str) -> dict[str, str]:
-    """Returns the loss of a validation and its headline metric, as the bar shows them."""
-    shown: dict[str, str] = {}
+def _validation_texts(metrics: dict[str, float], headline: str) -> dict[str, str]:
+    """Returns the loss and the headline metric of a validation as texts for the bar."""
+    texts: dict[str, str] = {}
     if "loss" in metrics:
-        shown["validation loss"] = f"{metrics['loss']:.3f}"
+        texts["validation loss"] = f"{metrics['loss']:.3f}"
     if headline != "loss":
-        shown[headline] = f"{metrics[headline]:.4f}"
-    return shown
+        texts[headline] = f"{metrics[headline]:.4f}"
+    return texts

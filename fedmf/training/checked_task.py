@@ -1,4 +1,4 @@
-"""`CheckedTask`: a task as it is read once, before round 0."""
+"""`CheckedTask`: a task that was read and checked once, before round 0."""
 
 import contextlib
 import dataclasses
@@ -13,14 +13,14 @@ from fedmf.training.task import Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedTask:
-    """A task that a run can train on, and what the run has to know of it before round 0.
+    """A task that can be trained, with the facts that a run needs of it before round 0.
 
     Attributes:
-      task: whose models start as the run's do.
-      num_clients: training clients, without canaries.
-      num_parameters: numbers of the model that are trained.
-      summary: of plan.json.
-      identity: what a resume must have again; see `task_identity`.
+      task: the task, whose models start with the run's initial weights.
+      num_clients: number of training clients, without canaries.
+      num_parameters: number of trained parameters of the model.
+      summary: description of the task for plan.json.
+      identity: `task_identity` of the task.
     """
 
     task: Task
@@ -34,18 +34,19 @@ class CheckedTask:
         """Reads and checks a task.
 
         Args:
-          task: whose models start as the run's do.
-          config: of the run.
-          splits: that the run is going to evaluate.
+          task: task whose models start with the run's initial weights.
+          config: config of the run.
+          splits: splits that the run is going to evaluate.
 
         Raises:
-          TypeError, ValueError: it cannot be trained or evaluated, or would break the guarantee.
+          TypeError, ValueError: the task cannot be trained or evaluated, or the guarantee would not
+            hold.
         """
         task.learner.check(task, config)
         summary = {
             "name": task.name,
             "description": task.description,
-            "headline_metric": task.headline,  # refuses what cannot be evaluated
+            "headline_metric": task.headline,  # Raises if the task cannot be evaluated.
             "metric_note": task.metric_note,
             "clients": len(task.client_ids),
             "data_version": task.data_version,
@@ -54,7 +55,7 @@ class CheckedTask:
             summary["synthetic_clients"] = task.synthetic_clients
         for split in splits:
             task.split(split)
-        with contextlib.suppress(NotFinite):  # which a run survives
+        with contextlib.suppress(NotFinite):  # A run zeroes such a client and continues.
             task.examples_of(task.client_ids[0])
         weights = task.initial_weights(config.seed)
         return CheckedTask(

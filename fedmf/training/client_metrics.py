@@ -75,7 +75,7 @@ def _client_values(
             bar.update()
             try:
                 examples = task.examples_of(client_id)
-            except NotFinite:  # the run zeroed this client's updates
+            except NotFinite:  # The run zeroed this client's updates.
                 yield math.nan
                 continue
             if count(examples):

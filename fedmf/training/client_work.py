@@ -1,4 +1,4 @@
-"""`ClientWork`: trains the clients of a round, and sums their clipped updates group by group."""
+"""`ClientWork`: trains a round's clients and sums the clipped updates of each group."""
 
 import abc
 import os
@@ -12,12 +12,12 @@ from fedmf.training.examples import ClientData, Epochs, count
 
 
 class Broadcast(NamedTuple):
-    """What the server sends to the clients of a round.
+    """The weights and parameters that the server sends to the clients of a round.
 
     Attributes:
-      weights: of the global model.
-      params: of the round, by which updates are scaled, zeroed and clipped; its scales are arrays
-        in the shapes of the weights, or empty.
+      weights: weights of the global model.
+      params: parameters by which updates are scaled, zeroed and clipped; its scales are arrays in
+        the shapes of the weights, or empty.
     """
 
     weights: Sequence[np.ndarray]
@@ -25,28 +25,32 @@ class Broadcast(NamedTuple):
 
 
 class ClientWork(abc.ABC):
-    """The clients of a round. The same broadcast and groups give the same sums, bit for bit."""
+    """The training of a round's clients. Sums are deterministic: the same broadcast and groups give
+    bitwise identical sums.
+    """
 
     @abc.abstractmethod
     def explain(self) -> str:
-        """Returns a sentence that says how the clients train, and why so."""
+        """Returns a sentence on the kind of client work, and why it was chosen."""
 
     @abc.abstractmethod
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
         """Yields the sum of the clipped updates of each group's clients, added in their order.
 
-        An update is what the server descends: the weights before a client's training minus those
-        after it.
+        An update is a descent direction: the weights before a client's training minus those after
+        it.
 
         Args:
-          sent: to the clients.
-          groups: of the cohort.
+          sent: broadcast of the round.
+          groups: groups of the cohort's clients.
         """
 
 
 def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Returns the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def with_finite_examples(group: Sequence[ClientData]) -> list[Epochs]:
@@ -62,13 +66,13 @@ def group_sum(
     zeroed: int,
     loss_sum: float,
 ) -> ClippedSum:
-    """Returns the sum of a group; clients whose examples are not finite count as zeroed.
+    """Returns the result of a group, which counts clients without finite examples as zeroed.
 
     Args:
-      group: its clients.
-      values: the sum of the clipped updates.
-      clipped, zeroed: how many of the clients with finite examples were.
-      loss_sum: their loss before each step, summed over examples.
+      group: clients of the group.
+      values: sum of the clipped updates.
+      clipped, zeroed: numbers of clipped and of zeroed clients among those with finite examples.
+      loss_sum: loss of these clients before each step, summed over examples.
     """
     not_finite = sum(not client.epochs for client in group)
     return ClippedSum(

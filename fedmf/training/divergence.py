@@ -1,5 +1,5 @@
-"""A run that diverges, told from its training losses, and the server learning rate
-that its noise allows.
+"""Detection of runs that diverge, by their training losses, and the server learning rate that suits
+a run's noise.
 """
 
 import collections
@@ -15,87 +15,92 @@ from fedmf.runs.config import TrainConfig
 from fedmf.training.callbacks import Callback, Row
 from fedmf.training.under_way import Training
 
-# The loss of a cohort of a few clients goes up and down: the start is the worst of some rounds, and
-# one round above it says nothing.
+# The loss of a small cohort fluctuates. So losses are compared with the worst of several rounds,
+# and a single round above it does not count.
 START_ROUNDS = 5
 ROUNDS_ABOVE_START = 20
 _WORST_START = f"the worst of the first {START_ROUNDS}"
-# Of the server in the runs that the rule of `fedmf plan learning-rate` was found from.
+# Server momentum of the runs to which the rule of `fedmf plan learning-rate` was fitted.
 RULE_MOMENTUM = 0.95
-# The demo's rates, which were tuned for a small model, are 3 to 4 times the rule's. With 8 times it
-# 20 rounds of 20 clients ended above the loss of the untrained model.
+# The demo's rates, which were tuned for a small model, are 3 to 4 times the rule's. With 8 times
+# the rule's rate, 20 rounds of 20 clients ended above the loss of the untrained model.
 FACTOR = 5.0
 _RULE = "the rule of `fedmf plan learning-rate` takes for this noise and momentum"
 
 
 class DivergedRun(RuntimeError):
-    """The run diverged and was to stop then: its rounds are saved."""
+    """The error of a run that diverged and was stopped. Its rounds are saved."""
 
 
 class DivergenceWatch:
-    """Follows a run's training losses, and says once when it diverges.
+    """An observer of a run's training losses, which reports once that the run diverges.
 
-    A run diverges if its loss is not finite, or was for 20 rounds in a row above all losses of its
-    first 5 rounds, or far above that of round 0: see `is_far_above`. A run that learns nothing does
-    not diverge. Rounds without examples do not count. A resumed run is watched rightly if it is
-    shown the rounds before, too.
+    A run diverges if its loss is not finite, if for 20 rounds in a row it was above all losses of
+    the first 5 rounds, or if for 20 rounds it was far above that of round 0 (`is_far_above`). A run
+    that learns nothing does not diverge. Rounds without examples do not count. For a resumed run,
+    `observe` must be called for its earlier rounds too.
 
     Args:
       server_learning_rate: peak of the run's schedule.
-      rate_for_noise: the rate to name in its place, as `rate_for_noise` gives it.
+      rate_for_noise: a smaller rate to suggest, as `rate_for_noise` returns it.
     """
 
     def __init__(self, *, server_learning_rate: float, rate_for_noise: float | None) -> None:
-        self.server_learning_rate, self.rate_for_noise = server_learning_rate, rate_for_noise
-        self._first: list[float] = []
-        self._latest = collections.deque[float](maxlen=ROUNDS_ABOVE_START)
-        self._told = False
+        self.server_learning_rate = server_learning_rate
+        self.rate_for_noise = rate_for_noise
+        self._first_losses: list[float] = []
+        self._newest_losses = collections.deque[float](maxlen=ROUNDS_ABOVE_START)
+        self._has_reported = False
 
     def observe(self, t: int, train_loss: float, examples: int) -> str | None:
-        """A sentence for the user if the run is seen to diverge in round `t`, and was not before;
-        else None.
+        """Returns a message for the user in the round in which the run is first seen to diverge;
+        None in every other round.
         """
-        if self._told or not examples:
+        if self._has_reported or not examples:
             return None
         if not math.isfinite(train_loss):
-            return self._tell(
+            return self._report(
                 f"the training loss of round {t} is {train_loss}", "`client_learning_rate`, or "
             )
-        if len(self._first) < START_ROUNDS:
-            self._first.append(train_loss)
-        self._latest.append(train_loss)
-        # Round 0 has the model that the run began with. A run that leaps at once stays above it.
-        untrained_loss, worst_start = self._first[0], max(self._first)
-        if len(self._latest) < ROUNDS_ABOVE_START:
+        if len(self._first_losses) < START_ROUNDS:
+            self._first_losses.append(train_loss)
+        self._newest_losses.append(train_loss)
+        # Round 0 evaluates the initial model. The losses of a run that diverges in its first step
+        # stay above that of round 0, but not above the other losses of the start.
+        untrained_loss = self._first_losses[0]
+        worst_start = max(self._first_losses)
+        if len(self._newest_losses) < ROUNDS_ABOVE_START:
             return None
-        if min(self._latest) > worst_start:
-            start, what = worst_start, _WORST_START
-        elif is_far_above(self._latest, untrained_loss):
-            start, what = untrained_loss, "that of the model that it began with"
+        if min(self._newest_losses) > worst_start:
+            start_text = f"{worst_start:.3g}, {_WORST_START}"
+        elif is_far_above(self._newest_losses, untrained_loss):
+            start_text = f"{untrained_loss:.3g}, that of the model that it began with"
         else:
             return None
-        return self._tell(
+        return self._report(
             f"the run diverges: in round {t} its training loss is {train_loss:.3g}, and for "
-            f"{ROUNDS_ABOVE_START} rounds it was above {start:.3g}, {what}"
+            f"{ROUNDS_ABOVE_START} rounds it was above {start_text}"
         )
 
-    def _tell(self, what: str, other: str = "") -> str:
-        self._told = True
-        rate, hint = self.rate_for_noise, ""
+    def _report(self, problem: str, client_rate: str = "") -> str:
+        """Returns a message with the way out, and records that the run was reported."""
+        self._has_reported = True
+        rate = self.rate_for_noise
+        suggestion = ""
         if rate is not None and rate < self.server_learning_rate:
-            hint = f", such as {rate:.2g}, which {_RULE}"
+            suggestion = f", such as {rate:.2g}, which {_RULE}"
         return (
-            f"{what}: start again with a smaller {other}`server_learning_rate` than "
-            f"{self.server_learning_rate:g}{hint}"
+            f"{problem}: start again with a smaller {client_rate}`server_learning_rate` than "
+            f"{self.server_learning_rate:g}{suggestion}"
         )
 
 
 def is_far_above(losses: Sequence[float], start: float) -> bool:
-    """Returns whether the least of some losses is above `start` by three standard deviations of
-    these losses, or is more than twice `start`.
+    """Returns whether the smallest loss is above `start` by more than three standard deviations of
+    the losses, or by more than `start`.
 
-    `start` is a single loss. Where nothing is learned, 20 losses in a row are all above it in one
-    run of 20, by chance. By three deviations they are in one of thousands.
+    `start` is a single loss. If nothing is learned, all of 20 losses are above it in one of 20 runs
+    by chance, and above it by three standard deviations in one of thousands.
 
     >>> is_far_above([44.0, 46.0] * 10, 12.0), is_far_above([12.5, 15.5] * 10, 12.0)
     (True, False)
@@ -105,7 +110,9 @@ def is_far_above(losses: Sequence[float], start: float) -> bool:
 
 
 class Divergence(Callback):
-    """Warns of a run that diverges, and before round 0 of a rate that the noise hardly allows."""
+    """A callback that warns of a run that diverges, and before round 0 of a rate that is too large
+    for the noise.
+    """
 
     stops = False
 
@@ -113,59 +120,65 @@ class Divergence(Callback):
         """See `Callback`."""
         config = training.config
         rate = rate_for_noise(training.plan, config, training.recorded.plan["rmse"])
-        if not training.done and (sentence := rate_warning(rate, config)):
-            warnings.warn(sentence, stacklevel=4)
+        message = rate_warning(rate, config)
+        if message is not None and not training.done:
+            warnings.warn(message, stacklevel=4)
         self._watch = DivergenceWatch(
             server_learning_rate=config.server_learning_rate, rate_for_noise=rate
         )
         for row in training.recorded.metrics:
-            self._observed(row)
+            self._observe(row)
 
     def on_round(self, training: Training, row: Row) -> None:
         """See `Callback`."""
-        if said := self._observed(row):
-            warnings.warn(said, stacklevel=4)
+        message = self._observe(row)
+        if message is not None:
+            warnings.warn(message, stacklevel=4)
 
-    def _observed(self, row: Row) -> str | None:
-        """What the watch says of a row; it stops the run, or is said."""
-        said = self._watch.observe(row["round"], *_loss(row))
-        if said and self.stops:
-            raise DivergedRun(said)
-        return said
+    def _observe(self, row: Row) -> str | None:
+        """Returns the message of the watch for a row, or raises it if the run must stop."""
+        train_loss, num_examples = _loss_and_examples(row)
+        message = self._watch.observe(row["round"], train_loss, num_examples)
+        if message is not None and self.stops:
+            raise DivergedRun(message)
+        return message
 
 
 class StopOnDivergence(Divergence):
-    """Stops the run with `DivergedRun`, without a result, where it would warn of a
-    divergence.
+    """A callback that stops a run with `DivergedRun` and without a result when it diverges.
 
-    The private losses decide that where the run has private metrics; else the exact ones, which the
-    guarantee does not cover. The run's rounds have the guarantee of all rounds of the plan.
+    Private losses decide that if the run has private metrics, and otherwise exact losses, which the
+    guarantee does not cover. A stopped run has the guarantee of all rounds of the plan.
     """
 
     stops = True
 
 
-def _loss(row: Row) -> tuple[float, int]:
-    """The private loss where there is one, which every round has: what is decided by it the
-    guarantee covers. Else the exact one, and of how many examples it is.
+def _loss_and_examples(row: Row) -> tuple[float, int]:
+    """Returns the loss of a round and its number of examples.
+
+    For a run with private metrics the loss is the private one, so that the guarantee covers
+    decisions that depend on it. The number of examples is then 1, or 0 if the loss has no meaning.
     """
-    private = row.get("private")
-    if private is None:
+    private_metrics = row.get("private")
+    if private_metrics is None:
         return row["train_loss"], row["examples"]
-    # With less than one client the loss says nothing: it is the middle of its range.
-    return private["loss"], int(private["clients"] >= 1)
+    # With a noisy count of less than one client, the loss is set to the middle of its range.
+    return private_metrics["loss"], int(private_metrics["clients"] >= 1)
 
 
 def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None:
-    """What `fedmf plan learning-rate` prints for a run, at its momentum; None without noise, and
-    for other server optimizers than sgd.
+    """Returns the rate that `fedmf plan learning-rate` prints for a run, converted to the run's
+    momentum; None without noise, and for server optimizers other than sgd.
 
-    A momentum m multiplies the sum of updates by 1 / (1 - m), so that at a smaller one a larger
-    rate leaves as much noise in the model.
+    A momentum m multiplies the sum of updates by 1 / (1 - m), so that with a smaller momentum a
+    larger rate leaves as much noise in the model.
 
     Args:
-      rmse: of the plan's mechanism on prefix sums, as `fedmf.rmse` gives it, for a long
-        tree in a minute.
+      plan: plan of the run.
+      config: config of the run.
+      rmse: error of the plan's mechanism on prefix sums, as `fedmf.rmse` returns it. It takes a
+        minute for a long tree, and is therefore passed.
     """
     if not plan.noise_multiplier or config.server_optimizer != "sgd":
         return None
@@ -175,12 +188,12 @@ def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None
 
 
 def rate_warning(rate: float | None, config: TrainConfig) -> str | None:
-    """A sentence for the user if the run's rate is far above `rate_for_noise`; else None."""
+    """Returns a message if the run's rate is far above `rate_for_noise`, and None otherwise."""
     if rate is None or config.server_learning_rate <= FACTOR * rate:
         return None
     return (
         f"server_learning_rate={config.server_learning_rate:g} is "
         f"{config.server_learning_rate / rate:.0f} times the {rate:.2g} that "
-        f"{_RULE}: the run may diverge. The rule is that of next-word prediction; for another task "
-        "it is where a search begins"
+        f"{_RULE}: the run may diverge. The rule was fitted to next-word prediction; for another "
+        "task it is a start for a search"
     )

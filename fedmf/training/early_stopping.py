@@ -1,4 +1,4 @@
-"""An end where more rounds no longer make the model better."""
+"""`EarlyStopping`: a callback that stops a run that no longer improves."""
 
 import math
 import warnings
@@ -10,18 +10,19 @@ from fedmf.training.under_way import Training
 
 
 class EarlyStopping(Callback):
-    """Stops the run, saved and without a result, where its loss has not been below its least for
-    `patience` evaluations in a row.
+    """A callback that stops a run whose loss has not improved for `patience` evaluations.
 
-    The mean private loss since the last evaluation decides that where the run has private metrics;
-    else the validation loss, which the guarantee does not cover. The run's rounds have the
-    guarantee of all rounds of the plan.
+    The run is stopped without a result.
+
+    If the run has private metrics, the loss of an evaluation is the mean private loss since the
+    previous one. Otherwise it is the validation loss, which the guarantee does not cover. A stopped
+    run has the guarantee of all rounds of the plan.
 
     Args:
-      patience: evaluations, of every `evaluate_every` rounds.
+      patience: number of evaluations, which happen every `evaluate_every` rounds.
 
     Raises:
-      TypeError, ValueError: patience is no whole number from 1 on.
+      TypeError, ValueError: patience is no whole number of at least 1.
     """
 
     def __init__(self, patience: int) -> None:
@@ -31,33 +32,41 @@ class EarlyStopping(Callback):
     def on_start(self, training: Training) -> None:
         """See `Callback`. A run that was stopped stops again."""
         self._rows = list(training.recorded.metrics)
-        self._stop_if_no_better(training)
+        self._stop_if_not_improved(training)
 
     def on_round(self, training: Training, row: Row) -> None:
         """See `Callback`."""
         self._rows.append(row)
         if training.done % training.config.evaluate_every == 0:
-            self._stop_if_no_better(training)
+            self._stop_if_not_improved(training)
 
-    def _stop_if_no_better(self, training: Training) -> None:
-        every, metrics = training.config.evaluate_every, training.plan.private_metrics
-        ends = range(every, len(self._rows) + 1, every)
-        if metrics is None:
-            losses = [self._rows[end - 1]["validation"]["loss"] for end in ends]
-        else:
-            released, most = [row["private"] for row in self._rows], metrics.largest_loss
-            losses = [
-                mean_over(released[end - every : end], "loss", largest_loss=most) for end in ends
-            ]
-        # Of a loss of minus infinity the model has diverged, too.
-        losses = [loss if math.isfinite(loss) else math.inf for loss in losses]
-        before, newest = losses[: -self._patience], losses[-self._patience :]
-        if not before or min(newest) < min(before):
+    def _stop_if_not_improved(self, training: Training) -> None:
+        """Stops the run if none of the newest `patience` losses is below all earlier ones."""
+        losses = self._evaluation_losses(training)
+        newest_losses = losses[-self._patience :]
+        earlier_losses = losses[: -self._patience]
+        if not earlier_losses or min(newest_losses) < min(earlier_losses):
             return
-        if metrics is None:
+        if training.plan.private_metrics is None:
             warnings.warn(
                 "validation losses decide that the run stops here, which the guarantee does not "
                 "cover: private metrics are covered",
                 stacklevel=2,
             )
         training.stop()
+
+    def _evaluation_losses(self, training: Training) -> list[float]:
+        """Returns the loss of each evaluation; infinity if it is not finite."""
+        interval = training.config.evaluate_every
+        metrics = training.plan.private_metrics
+        ends = range(interval, len(self._rows) + 1, interval)
+        if metrics is None:
+            losses = [self._rows[end - 1]["validation"]["loss"] for end in ends]
+        else:
+            releases = [row["private"] for row in self._rows]
+            losses = [
+                mean_over(releases[end - interval : end], "loss", largest_loss=metrics.largest_loss)
+                for end in ends
+            ]
+        # A model whose loss is minus infinity has diverged too.
+        return [loss if math.isfinite(loss) else math.inf for loss in losses]

@@ -1,5 +1,5 @@
 """Examples of a client or a split: a pair (x, y) of structures of numpy arrays, whose first axis
-counts the examples. Where examples have weights in the loss, y is `Weighted`.
+counts the examples. If examples have weights in the loss, y is `Weighted`.
 """
 
 import contextlib
@@ -117,6 +117,7 @@ class ArraySpec:
 
 
 def _dtype_name(dtype: np.dtype) -> str:
+    """Returns the name of a dtype in an `ArraySpec`."""
     return "string" if dtype.kind in "SU" else dtype.name
 
 
@@ -282,10 +283,12 @@ _EXTENSIONS = ("bfloat16", "float8", "int4", "uint4")
 
 
 def _is_floating(dtype: np.dtype) -> bool:
+    """Returns whether a dtype is of floating-point numbers, of any framework."""
     return dtype.kind == "f" or dtype.name.startswith(("bfloat16", "float8"))
 
 
 def _is_real(array: np.ndarray) -> bool:
+    """Returns whether an array holds real numbers."""
     return array.dtype.kind not in "cSU" and _is_supported(array.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Clients whose examples a round cannot take: what is said of them."""
+"""Warnings and errors for clients with invalid examples."""
 
 import warnings
 from collections.abc import Iterator
@@ -15,36 +15,40 @@ _ALL_ZEROED = (
 
 
 class ZeroedClients(Callback):
-    """Warns of a round whose clients were all zeroed, and once in a process of examples that are
-    not finite: a run that stopped for a client would tell of its examples.
+    """A callback that warns of rounds whose clients were all zeroed, and once in a process of
+    examples that are not finite.
+
+    It does not stop the run, because a stop would reveal that a client took part.
     """
 
     def __init__(self) -> None:
-        self._told = False
+        self._has_warned = False
 
     def on_round(self, training: Training, row: Row) -> None:
         """See `Callback`."""
         if row["clients"] and row.get("zeroed") == row["clients"]:
             warnings.warn(_ALL_ZEROED.format(training.config.zeroing_norm), stacklevel=4)
-        if not training.not_finite or self._told:
+        if not training.not_finite or self._has_warned:
             return
-        self._told = True
-        for _, found in _examples_of(training):
-            if isinstance(found, NotFinite):
+        self._has_warned = True
+        for _, examples in _examples_of_cohort(training):
+            if isinstance(examples, NotFinite):
                 warnings.warn(
-                    f"round {row['round']}: {found}; its update is zeroed, now and whenever it "
-                    "takes part",
+                    f"round {row['round']}: {examples}; its update is zeroed in every round in "
+                    "which it takes part",
                     stacklevel=4,
                 )
                 return
 
 
-def misfit(training: Training) -> ValueError | None:
-    """The error of a round in which a client's examples do not fit the model, such as a label that
-    it has no output for; None where all fit.
+def misfit_error(training: Training) -> ValueError | None:
+    """Returns the error for the first client of a cohort whose examples do not fit the model, such
+    as a label without an output; None if all examples fit.
     """
-    weights, task, t = training.weights(), training.task, training.done
-    for client_id, examples in _examples_of(training):
+    weights = training.weights()
+    task = training.task
+    t = training.done
+    for client_id, examples in _examples_of_cohort(training):
         try:
             if not isinstance(examples, NotFinite) and count(examples):
                 training.evaluator.on(weights, examples)
@@ -57,7 +61,10 @@ def misfit(training: Training) -> ValueError | None:
     return None
 
 
-def _examples_of(training: Training) -> Iterator[tuple[Any, Examples | NotFinite]]:
+def _examples_of_cohort(training: Training) -> Iterator[tuple[Any, Examples | NotFinite]]:
+    """Yields each client id of the newest cohort with its examples, or with the error of reading
+    them.
+    """
     for client in training.cohort:
         client_id = training.task.client_ids[client]
         try:

@@ -1,95 +1,59 @@
-"""Metrics of personal models: a run's model before and after more training on the examples of one
+"""Metrics of personal models: of a run's model before and after fine-tuning on the examples of one
 client.
 
-Such training stays on the client's device: no update is clipped, and no noise is added. Rates that
-suit a run are too large for it, because there the clipping makes them harmless. So its default is a
-tenth of the run's, and no step is longer than the run's clip norm.
+Fine-tuning happens on the client's device: no update is clipped, and no noise is added. Learning
+rates of a run are too large for it, because only clipping makes them harmless. So the default rate
+is a tenth of the run's, and no step is longer than the run's clip norm.
 """
 
-import collections
 import contextlib
 import dataclasses
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedmf import checks
 from fedmf.runs.config import TrainConfig
-from fedmf.server.messages import ClientParams, ClippedSum
+from fedmf.server.messages import ClientParams
 from fedmf.terminal import progress_bar
-from fedmf.training.client_data import shuffled_epochs
 from fedmf.training.client_work import Broadcast, ClientWork
 from fedmf.training.evaluation import Evaluator, mean_and_deciles
-from fedmf.training.examples import ClientData, Examples, NotFinite, count, take
+from fedmf.training.examples import Examples, NotFinite, count
 from fedmf.training.execution.groups import in_groups
+from fedmf.training.fine_tuning_data import (
+    SplitExamples,
+    sample_clients,
+    split_for_search,
+    split_in_halves,
+)
 from fedmf.training.learner import Machine
 from fedmf.training.task import Task
 
-_AT_ONCE = 32  # clients whose examples are in memory
-# Of a generator: apart from the orders of training, which have 2 in the same place.
-_HALVES, _SAMPLE, _QUARTERS, _TRAINING = 3, 4, 5, 7
-# Asks for a choice of the rate, from these multiples of the default.
+_GROUP_SIZE = 32  # Number of clients whose examples are in memory.
+# Value of `learning_rate` for a choice among these multiples of the default.
 SEARCH = "search"
 _SEARCHED_FACTORS = (0.1, 0.3, 1.0, 3.0)
 
 
-def halves(task: Task, config: TrainConfig, client_id: str) -> tuple[ClientData, Examples]:
-    """A client's epochs over a random half of its examples, and the other half: a pure function of
-    (config.seed, client_id). Of an odd number the first half has one more.
+class Change(NamedTuple):
+    """Metrics of a client before and after fine-tuning."""
 
-    Args:
-      task: of the run.
-      config: its epochs are those of the fine-tuning.
-      client_id: of a client with at least two examples; with fewer the other half is empty.
-
-    Raises:
-      NotFinite: as `Task.examples_of` does.
-    """
-    first, other, rng = _first_half(task, config, client_id)
-    epochs = shuffled_epochs(first, config, task.batch_size, rng)
-    return ClientData(epochs, (config.seed, _TRAINING, *client_id.encode())), other
-
-
-def quarters(task: Task, config: TrainConfig, client_id: str) -> tuple[ClientData, Examples]:
-    """Returns epochs over a random half of the examples that `halves` trains on, and the others of
-    these: what a rate is chosen by. The half that results are measured on is in neither.
-    """
-    first, _, _ = _first_half(task, config, client_id)
-    rng = np.random.default_rng([config.seed, _QUARTERS, *client_id.encode()])
-    trained_on, validated_on = _divided(first, rng)
-    epochs = shuffled_epochs(trained_on, config, task.batch_size, rng)
-    return ClientData(epochs, (config.seed, _TRAINING, *client_id.encode())), validated_on
-
-
-def _first_half(
-    task: Task, config: TrainConfig, client_id: str
-) -> tuple[Examples, Examples, np.random.Generator]:
-    """Returns the half of a client's examples that is trained on, the other one, and the generator
-    for the order of training.
-    """
-    rng = np.random.default_rng([config.seed, _HALVES, *client_id.encode()])
-    first, other = _divided(task.examples_of(client_id), rng)
-    return first, other, rng
-
-
-def _divided(examples: Examples, rng: np.random.Generator) -> tuple[Examples, Examples]:
-    order = rng.permutation(count(examples))
-    middle = (count(examples) + 1) // 2
-    return take(examples, order[:middle]), take(examples, order[middle:])
+    before: Mapping[str, float]
+    after: Mapping[str, float]
 
 
 def learning_rates(value: Any, config: TrainConfig) -> list[float]:
-    """Returns the rates that fine-tuning trains with, or chooses from where there are several.
+    """Returns the learning rates of fine-tuning, from which one is chosen if there are several.
 
     Args:
       value: None for a tenth of the run's client rate, a rate, several, or "search".
-      config: of the run.
+      config: config of the run.
 
     Raises:
-      TypeError, ValueError: naming `learning_rate` and the value.
+      TypeError, ValueError: the value is invalid.
     """
     tenth = config.client_learning_rate / 10
     if value is None:
@@ -97,8 +61,8 @@ def learning_rates(value: Any, config: TrainConfig) -> list[float]:
     if isinstance(value, str) and value == SEARCH:
         return [tenth * factor for factor in _SEARCHED_FACTORS]
     hint = f"give a rate, several, or {SEARCH!r}; {tenth:g} is the default"
-    several = value if isinstance(value, list | tuple) else [value]
-    rates = [checks.positive("learning_rate", rate, hint) for rate in several]
+    values = value if isinstance(value, list | tuple) else [value]
+    rates = [checks.positive("learning_rate", rate, hint) for rate in values]
     if not rates:
         raise ValueError(f"learning_rate={value!r} holds no rate: {hint}")
     return sorted(set(rates))
@@ -114,35 +78,42 @@ def fine_tuned_metrics(
     split: str | None,
     progress: bool,
 ) -> dict[str, Any]:
-    """See `TrainedRun.evaluate_fine_tuned`; `config.client_epochs` are those of the fine-tuning.
+    """Returns the values of `TrainedRun.evaluate_fine_tuned`.
 
-    Of several `rates` one is chosen for all clients, by examples of the half that is trained on.
-    The examples on which results are reported decide nothing.
+    If there are several rates, one is chosen for all clients by examples of the training half. The
+    examples on which results are measured have no influence on the choice.
+
+    Args:
+      task: task of the run.
+      config: config of the run, with `client_epochs` of the fine-tuning.
+      weights: weights of the run's model.
+      rates: learning rates to choose from.
+      clients: maximal number of clients.
+      split: split to measure on, or None for the other half of a client's examples.
+      progress: whether to show a bar.
     """
-    evaluator = Evaluator(task, config)
-    chosen = sample(task, clients, config.seed)
-    passes = 1 if len(rates) == 1 else len(rates) + 1
+    client_ids = sample_clients(task, clients, config.seed)
+    num_passes = 1 if len(rates) == 1 else len(rates) + 1
     with progress_bar.bar(
-        total=passes * len(chosen), unit="client", desc="fine-tuning", disable=not progress
+        total=num_passes * len(client_ids), unit="client", desc="fine-tuning", disable=not progress
     ) as bar:
-        tuning = _Tuning(task, config, weights, evaluator, bar)
-        searched: dict[str, float] = {}
-        if len(rates) == 1:
-            rate = rates[0]
-        else:
-            rate, searched = tuning.choose_rate(rates, chosen)
-        result = tuning.measure(rate, chosen, split)
-    return {"learning_rate": rate, "searched": searched, **result}
+        tuning = _FineTuning(task, config, weights, bar)
+        rate = rates[0]
+        loss_by_rate: dict[str, float] = {}
+        if len(rates) > 1:
+            rate, loss_by_rate = tuning.choose_rate(rates, client_ids)
+        result = tuning.measure(rate, client_ids, split)
+    return {"learning_rate": rate, "searched": loss_by_rate, **result}
 
 
-class _Tuning:
+class _FineTuning:
     """Fine-tuning of clients from the same weights.
 
     Args:
-      task, config: of the run.
-      weights: of its model.
-      evaluator: of the task.
-      bar: moved on for each client.
+      task: task of the run.
+      config: config of the run, with the epochs of the fine-tuning.
+      weights: weights of the run's model.
+      bar: progress bar, updated for each client.
     """
 
     def __init__(
@@ -150,93 +121,110 @@ class _Tuning:
         task: Task,
         config: TrainConfig,
         weights: list[np.ndarray],
-        evaluator: Evaluator,
         bar: Any,
     ) -> None:
-        self._task, self._config, self._weights = task, config, weights
-        self._evaluator, self._bar = evaluator, bar
-        # Updates are neither clipped to a norm nor scaled; steps are bounded.
-        scales = [np.ones_like(w, np.float32) for w in weights] if config.scaling() else ()
-        self._sent = Broadcast(weights, ClientParams(math.inf, math.inf, scales))
+        self._task = task
+        self._config = config
+        self._weights = weights
+        self._evaluator = Evaluator(task, config)
+        self._bar = bar
+        # Updates are not clipped, and scales of 1 do not change them.
+        scales: list[np.ndarray] = []
+        if config.scaling() is not None:
+            scales = [np.ones_like(weight, np.float32) for weight in weights]
+        params = ClientParams(clip_norm=math.inf, zeroing_norm=math.inf, scales=scales)
+        self._broadcast = Broadcast(weights, params)
 
     def choose_rate(
         self, rates: Sequence[float], client_ids: Sequence[str]
     ) -> tuple[float, dict[str, float]]:
         """Returns the rate with the lowest mean loss over the clients, and the loss of each rate.
 
-        Each client trains on one half of the examples that it is fine-tuned on, and is measured on
-        the other half of these. A client whose training is not finite makes its rate the worst. The
-        smallest rate is taken where no client has enough examples.
+        Each client is split by `split_for_search`. A rate with which the training of a client does
+        not stay finite has an infinite loss. If no client has enough examples, the smallest rate is
+        chosen.
         """
-        work_by_rate = {rate: self._work(rate) for rate in rates}
+        work_by_rate = {rate: self._client_work(rate) for rate in rates}
         losses_by_rate: dict[float, list[float]] = {rate: [] for rate in rates}
-        for group in in_groups(client_ids, _AT_ONCE):
-            pairs = [
-                (epochs, rest)
-                for epochs, rest in self._examples(group, quarters)
-                if count(rest) and not math.isnan(self._loss(self._weights, rest))
+        for group in in_groups(client_ids, _GROUP_SIZE):
+            splits = [
+                client_split
+                for client_split in self._split_clients(group, split_for_search)
+                if self._has_loss(client_split.evaluation)
             ]
-            for rate, work in work_by_rate.items():
-                for weights, (_, rest) in zip(self._trained(work, pairs), pairs, strict=True):
-                    loss = math.inf if weights is None else self._loss(weights, rest)
+            for rate, client_work in work_by_rate.items():
+                tuned_weights = self._train(client_work, splits)
+                for weights, client_split in zip(tuned_weights, splits, strict=True):
+                    loss = math.inf
+                    if weights is not None:
+                        loss = self._loss(weights, client_split.evaluation)
                     losses_by_rate[rate].append(loss)
                 self._bar.update(len(group))
-        means = {
+        mean_by_rate = {
             rate: float(np.mean(losses)) if losses else math.nan
             for rate, losses in losses_by_rate.items()
         }
-        finite = {rate: loss for rate, loss in means.items() if math.isfinite(loss)}
-        chosen_rate = min(finite, key=lambda rate: finite[rate]) if finite else min(rates)
-        return chosen_rate, {f"{rate:g}": loss for rate, loss in means.items()}
+        finite_rates = [rate for rate, mean in mean_by_rate.items() if math.isfinite(mean)]
+        best_rate = min(finite_rates, key=lambda rate: mean_by_rate[rate], default=min(rates))
+        return best_rate, {f"{rate:g}": mean for rate, mean in mean_by_rate.items()}
+
+    def _has_loss(self, examples: Examples) -> bool:
+        """Returns whether there are examples that define the loss of the run's model."""
+        return bool(count(examples)) and not math.isnan(self._loss(self._weights, examples))
 
     def measure(self, rate: float, client_ids: Sequence[str], split: str | None) -> dict[str, Any]:
         """Returns the metrics before and after training with a rate, and who is left out.
 
         Raises:
-          ValueError: nobody is measured.
+          ValueError: no client is measured.
         """
-        task, weights, evaluator = self._task, self._weights, self._evaluator
-        measured = None if split is None else task.split(split)
-        everywhere = None if measured is None else evaluator.on_marked(weights, measured)
-        work = self._work(rate)
-        left_out = collections.Counter(
-            too_few_examples=0, examples_not_finite=0, training_not_finite=0
-        )
-        pairs: list[tuple[dict[str, float], dict[str, float]]] = []
-        for group in in_groups(client_ids, _AT_ONCE):
-            divided = self._examples(group, halves)
-            trained = [(epochs, other) for epochs, other in divided if count(other)]
-            left_out["examples_not_finite"] += len(group) - len(divided)
-            left_out["too_few_examples"] += len(divided) - len(trained)
-            self._bar.update(len(group) - len(trained))
-            for after, (_, other) in zip(self._trained(work, trained), trained, strict=True):
+        task = self._task
+        split_examples = None
+        split_metrics: dict[str, float] = {}
+        if split is not None:
+            split_examples = task.split(split)
+            split_metrics = self._evaluator.on_marked(self._weights, split_examples)
+        client_work = self._client_work(rate)
+        left_out = {"too_few_examples": 0, "examples_not_finite": 0, "training_not_finite": 0}
+        changes: list[Change] = []
+        for group in in_groups(client_ids, _GROUP_SIZE):
+            finite_splits = self._split_clients(group, split_in_halves)
+            splits = [client for client in finite_splits if count(client.evaluation)]
+            left_out["examples_not_finite"] += len(group) - len(finite_splits)
+            left_out["too_few_examples"] += len(finite_splits) - len(splits)
+            self._bar.update(len(group) - len(splits))
+            for tuned_weights, client in zip(self._train(client_work, splits), splits, strict=True):
                 self._bar.update()
-                if after is None:
+                if tuned_weights is None:
                     left_out["training_not_finite"] += 1
-                    continue
-                examples = other if measured is None else measured
-                before = everywhere or evaluator.on_marked(weights, examples)
-                pairs.append((before, evaluator.on_marked(after, examples)))
-        if not pairs:
+                elif split_examples is None:
+                    before = self._evaluator.on_marked(self._weights, client.evaluation)
+                    after = self._evaluator.on_marked(tuned_weights, client.evaluation)
+                    changes.append(Change(before, after))
+                else:
+                    after = self._evaluator.on_marked(tuned_weights, split_examples)
+                    changes.append(Change(split_metrics, after))
+        if not changes:
             raise ValueError(
                 f"none of clients={len(client_ids)} of task {task.name!r} has two examples, all "
-                "finite, and finite weights after training on one half: take more clients, or a "
+                "finite, and finite weights after training on one half: use more clients, or a "
                 "smaller rate"
             )
-        _warn_of_worse_losses(pairs, left_out["training_not_finite"], rate, split)
-        summary_by_metric = {
-            name: _summary(*np.array([[values[name] for values in pair] for pair in pairs]).T)
-            for name in pairs[0][0]
-        }
+        _warn_of_worse_losses(changes, left_out["training_not_finite"], rate, split)
+        summary_by_metric = {}
+        for name in changes[0].before:
+            values_before = np.array([change.before[name] for change in changes])
+            values_after = np.array([change.after[name] for change in changes])
+            summary_by_metric[name] = _summary(values_before, values_after)
         _warn_of_values_not_finite(summary_by_metric)
         return {
-            "clients": len(pairs),
+            "clients": len(changes),
             "population": len(task.client_ids),
-            "left_out": dict(left_out),
+            "left_out": left_out,
             "metrics": summary_by_metric,
         }
 
-    def _work(self, rate: float) -> ClientWork:
+    def _client_work(self, rate: float) -> ClientWork:
         """Returns client work with this rate, whose steps are no longer than the clip norm."""
         config = dataclasses.replace(self._config, client_learning_rate=rate)
         learner = self._task.learner
@@ -244,101 +232,96 @@ class _Tuning:
         settings = dataclasses.replace(settings, work_kind=learner.work_kind(settings))
         return learner.client_work(settings, Machine())
 
-    def _examples(
+    def _split_clients(
         self,
         client_ids: Sequence[str],
-        divide: Callable[[Task, TrainConfig, str], tuple[ClientData, Examples]],
-    ) -> list[tuple[ClientData, Examples]]:
-        """Returns the divided examples of the clients whose examples are finite."""
-        divided = []
+        split_client: Callable[[Task, TrainConfig, str], SplitExamples],
+    ) -> list[SplitExamples]:
+        """Returns the split examples of the clients whose examples are finite."""
+        splits = []
         for client_id in client_ids:
             with contextlib.suppress(NotFinite):
-                divided.append(divide(self._task, self._config, client_id))
-        return divided
+                splits.append(split_client(self._task, self._config, client_id))
+        return splits
 
     def _loss(self, weights: list[np.ndarray], examples: Examples) -> float:
-        """Returns the mean loss on examples; NaN where it is not defined, infinity where it is
-        defined and not finite.
-        """
+        """Returns the mean loss on examples, marked as by `Evaluator.on_marked`."""
         return self._evaluator.on_marked(weights, examples)["loss"]
 
-    def _trained(
-        self, work: ClientWork, pairs: Sequence[tuple[ClientData, Examples]]
+    def _train(
+        self, client_work: ClientWork, splits: Sequence[SplitExamples]
     ) -> Iterator[list[np.ndarray] | None]:
-        """Yields the weights of each client after its epochs; None where they are not finite."""
-        for part in work.sums(self._sent, [[client] for client, _ in pairs]):
-            yield None if part.zeroed else _after(self._weights, part)
+        """Yields the weights of each client after its epochs, or None if they are not finite."""
+        groups = [[client_split.training] for client_split in splits]
+        for group_sum in client_work.sums(self._broadcast, groups):
+            yield None if group_sum.zeroed else _subtract(self._weights, group_sum.values)
+
+
+def _subtract(weights: list[np.ndarray], update: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns weights minus an update, in the dtypes of the weights."""
+    return [
+        (weight - array).astype(weight.dtype) for weight, array in zip(weights, update, strict=True)
+    ]
 
 
 def _warn_of_worse_losses(
-    pairs: Sequence[tuple[dict[str, float], dict[str, float]]],
-    not_finite: int,
-    rate: float,
-    split: str | None,
+    changes: Sequence[Change], not_finite: int, rate: float, split: str | None
 ) -> None:
-    """Warns where the mean loss rose, or that of most clients.
+    """Warns if the mean loss rose, or the loss of most clients.
 
     Args:
-      pairs: metrics before and after, of each client that is measured.
-      not_finite: clients whose training was not finite.
-      rate: that they were trained with.
-      split: that they are measured on; None for examples of their own.
+      changes: metrics of the measured clients.
+      not_finite: number of clients whose training was not finite.
+      rate: learning rate of the training.
+      split: split that the clients are measured on; None for the other half of their examples.
     """
-    losses = np.array([[values["loss"] for values in pair] for pair in pairs])
-    # NaN is a loss that a client's examples do not define; infinity one that is not finite.
-    before, after = losses[~np.isnan(losses).any(axis=1)].T
-    clients = len(before) + not_finite
-    worse = int(np.sum(~(after <= before))) + not_finite
-    if not len(before) or (2 * worse <= clients and after.mean() <= before.mean()):
+    losses_before = np.array([change.before["loss"] for change in changes])
+    losses_after = np.array([change.after["loss"] for change in changes])
+    is_defined = ~(np.isnan(losses_before) | np.isnan(losses_after))
+    losses_before = losses_before[is_defined]
+    losses_after = losses_after[is_defined]
+    num_clients = len(losses_before) + not_finite
+    num_worse = int(np.sum(~(losses_after <= losses_before))) + not_finite
+    if not len(losses_before):
+        return
+    mean_before = losses_before.mean()
+    mean_after = losses_after.mean()
+    if 2 * num_worse <= num_clients and mean_after <= mean_before:
         return
     warnings.warn(
-        f"fine-tuning made the loss of {worse} of {clients} clients worse on "
-        f"{split or 'their other half'}: its mean went from {before.mean():.4g} to "
-        f"{after.mean():.4g}; take a smaller `learning_rate` than {rate:g}, or "
+        f"fine-tuning made the loss of {num_worse} of {num_clients} clients worse on "
+        f"{split or 'their other half'}: its mean went from {mean_before:.4g} to "
+        f"{mean_after:.4g}; use a smaller `learning_rate` than {rate:g}, or "
         f"learning_rate={SEARCH}, which chooses one",
         stacklevel=2,
     )
 
 
-def _after(weights: list[np.ndarray], part: ClippedSum) -> list[np.ndarray]:
-    """Returns the weights after training; an update is the weights before minus those after it."""
-    return [
-        (weight - update).astype(weight.dtype)
-        for weight, update in zip(weights, part.values, strict=True)
-    ]
-
-
-def sample(task: Task, clients: int, seed: int) -> list[str]:
-    """So many clients, or all where there are fewer, drawn without replacement."""
-    rng = np.random.default_rng([seed, _SAMPLE])
-    population = len(task.client_ids)
-    chosen = rng.choice(population, min(clients, population), replace=False)
-    return [task.client_ids[i] for i in np.sort(chosen)]
-
-
 def _summary(before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
     """Returns counts, means and deciles of a metric over clients, float64 (clients,) each.
 
-    Two kinds of clients are left out and counted apart: those on whose examples the metric is not
-    defined (NaN), and those for whom it is defined and not finite (infinity).
+    Two kinds of clients are left out and counted: those on whose examples the metric is not defined
+    (NaN), and those for whom it is defined and not finite (infinity).
     """
-    undefined = np.isnan(before) | np.isnan(after)
-    not_finite = ~undefined & (np.isinf(before) | np.isinf(after))
-    measured = ~undefined & ~not_finite
-    before, after = before[measured], after[measured]
-    counts = {
-        "clients": int(measured.sum()),
-        "clients_undefined": int(undefined.sum()),
-        "clients_not_finite": int(not_finite.sum()),
+    is_undefined = np.isnan(before) | np.isnan(after)
+    is_infinite = ~is_undefined & (np.isinf(before) | np.isinf(after))
+    is_measured = ~is_undefined & ~is_infinite
+    summary: dict[str, Any] = {
+        "clients": int(is_measured.sum()),
+        "clients_undefined": int(is_undefined.sum()),
+        "clients_not_finite": int(is_infinite.sum()),
     }
-    columns = {"before": before, "after": after, "change": after - before}
-    return counts | (
-        {name: mean_and_deciles(values) for name, values in columns.items()} if len(before) else {}
-    )
+    if is_measured.any():
+        measured_before = before[is_measured]
+        measured_after = after[is_measured]
+        summary["before"] = mean_and_deciles(measured_before)
+        summary["after"] = mean_and_deciles(measured_after)
+        summary["change"] = mean_and_deciles(measured_after - measured_before)
+    return summary
 
 
 def _warn_of_values_not_finite(summary_by_metric: Mapping[str, Mapping[str, Any]]) -> None:
-    """Warns of metrics whose means leave clients out because the model's values are not finite."""
+    """Warns of metrics whose means leave out clients because the model's values are not finite."""
     counts = [
         f"{name} of {summary['clients_not_finite']} clients"
         for name, summary in summary_by_metric.items()

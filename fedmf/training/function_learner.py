@@ -1,4 +1,4 @@
-"""`FunctionLearner`: a learner of three functions, in numpy or any framework."""
+"""`FunctionLearner`: a learner made of three functions, in numpy or any framework."""
 
 import dataclasses
 import math
@@ -28,39 +28,39 @@ from fedmf.training.learner import (
 )
 
 Weights = list[np.ndarray]
-# (weights, epochs, settings) -> (weights after training minus before, loss before each step summed
-# over examples).
+# (weights, epochs, settings) -> (weights after training minus weights before, loss before each step
+# summed over examples).
 ClientUpdate = Callable[[Weights, Epochs, ClientSettings], tuple[Sequence[Any], float]]
 
 _DTYPES = ("float32", "float64")
-# Updates are clipped for a sum of so many clients at least, see `clip_margin`. The margin must be
-# the same on each worker of a cluster, which sees a few of them.
-_LEAST_CLIENTS = 2**16
+# Updates are clipped for a sum of at least this many clients, see `clip_margin`. The margin must be
+# the same on each worker of a cluster, and a worker sees only some of the clients.
+_MIN_CLIENTS_OF_MARGIN = 2**16
 
 
 class FunctionLearner(Learner):
-    """A learner of three pure functions: what one of them kept from call to call would carry a
-    client's data past the clipped sum.
+    """A learner made of three pure functions. They must keep no state between calls, because it
+    could carry a client's data past the clipped sum.
 
-    The library clips, sums and adds noise. Clients train one after the other; a Ray cluster trains
-    several at a time. With a cluster the functions are pickled: let them be a module's, or use
-    nothing that is open in this process.
+    The library clips and sums updates, and adds noise. Clients train one after the other; a Ray
+    cluster trains several at a time, for which the functions are pickled: define them in a module,
+    or let them use no open files, connections or locks.
 
     Args:
-      initial_weights: seed -> a list of float32 or float64 arrays, the same for the same seed.
-      client_update: (weights, epochs, settings) -> (update, loss). `weights` are arrays of its
-        own. `epochs` are the examples of each pass, (x, y) in an order that is drawn, and
-        `settings.batches(epochs)` yields the batches. `settings` has the learning rate and what
-        else the configuration says of clients; what the function does not look at has no effect.
-        `update` is the weights after training minus those before, `loss` is the loss before each
-        step, summed over examples. Random numbers follow from `settings.client_seed`. For
-        fine-tuning it is called for each batch, as a client of one epoch.
-      evaluate: (weights, (x, y)) -> {name: value}, means over the examples, at least one. "loss" is
-        one of them; reports show the first other one. A metric is NaN on examples that do not
-        define it. Labels may be `Weighted`; evaluation counts each example once.
+      initial_weights: seed -> a list of float32 or float64 arrays, a function of the seed alone.
+      client_update: (weights, epochs, settings) -> (update, loss). It may overwrite `weights`.
+        `epochs` are the shuffled examples (x, y) of each pass, and `settings.batches(epochs)`
+        yields the batches. `settings` has the learning rate and the other client options of the
+        configuration; options that the function does not read have no effect. `update` is the
+        weights after training minus those before, and `loss` the loss before each step, summed over
+        examples. Random numbers must be drawn with `settings.client_seed`. Fine-tuning calls it for
+        each batch, as for a client with one epoch of one batch.
+      evaluate: (weights, (x, y)) -> {name: value}, means over at least one example. One name is
+        "loss"; reports show the first other metric. A metric is NaN on examples that do not define
+        it. Labels may be `Weighted`, with weights of 1.
 
     Raises:
-      TypeError: no functions of so many arguments.
+      TypeError: an argument is no function with this number of arguments.
 
     >>> learner = FunctionLearner(
     ...     initial_weights=lambda seed: [np.zeros(1)],
@@ -91,76 +91,81 @@ class FunctionLearner(Learner):
     def initial_weights(self, seed: int) -> Weights:
         """See `Learner.initial_weights`."""
         with errors_of("initial_weights"):
-            return _checked_weights(self._initial_weights(seed))
+            return _check_initial_weights(self._initial_weights(seed))
 
     def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
         """See `Learner.client_work`."""
-        return _ClientsInTurn(self, settings)
+        return _SequentialClients(self, settings)
 
     def evaluator(self, settings: ClientSettings, machine: Machine) -> Evaluate:
         """See `Learner.evaluator`."""
 
         def evaluate(weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
             with errors_of(f"evaluate of task {settings.task!r}"):
-                found = self._evaluate([np.array(weight) for weight in weights], examples)
-            values = _checked_metrics(found, settings.task)
-            undefined = (name for name, value in values.items() if math.isnan(value))
-            return Evaluation(values, frozenset(undefined))
+                metrics = self._evaluate([np.array(weight) for weight in weights], examples)
+            values = _check_metrics(metrics, settings.task)
+            undefined_names = (name for name, value in values.items() if math.isnan(value))
+            return Evaluation(values, frozenset(undefined_names))
 
         return evaluate
 
     def metric_names(self, task: TaskData) -> list[str]:
-        """See `Learner.metric_names`: those of an evaluation of the validation split, the loss
-        last.
+        """See `Learner.metric_names`. The names are those of an evaluation of the validation split,
+        with "loss" at the end.
         """
         with errors_of(f"evaluate of task {task.name!r}"):
-            found = self._evaluate(self.initial_weights(0), task.split("validation"))
-        names = list(_checked_metrics(found, task.name))
+            metrics = self._evaluate(self.initial_weights(0), task.split("validation"))
+        names = list(_check_metrics(metrics, task.name))
         return [*(name for name in names if name != "loss"), "loss"]
 
     def check(self, task: TaskData, config: TrainConfig) -> None:
-        """See `Learner.check`: calls the functions twice on a batch of the validation split."""
+        """See `Learner.check`. Calls each function twice, on a batch of the validation split."""
         if execution_kind(config.execution).in_tff:
             raise ValueError(
                 f"execution={config.execution!r} trains models of TFF, and task {task.name!r} has "
                 "functions: use execution='fast'"
             )
-        weights, again = (self.initial_weights(config.seed) for _ in range(2))
-        if digest(weights) != digest(again):
+        weights = self.initial_weights(config.seed)
+        if digest(weights) != digest(self.initial_weights(config.seed)):
             raise ValueError(
-                f"initial_weights of task {task.name!r} returns other weights for the same seed: "
-                "draw them by np.random.default_rng(seed)"
+                f"initial_weights of task {task.name!r} returns different weights for the same "
+                "seed: draw them by np.random.default_rng(seed)"
             )
         settings = task.client_settings(config)
         validation = task.split("validation")
         first_rows = np.arange(min(task.batch_size, count(validation)))
-        batch = take(validation, first_rows)
-        updates = []
+        update_digests = []
         for _ in range(2):
+            # A function may overwrite its examples, so that each call gets a copy.
             client = ClientData([take(validation, first_rows)], (config.seed,))
-            updates.append(_update_of(self, settings, weights, client)[0])
-        if digest(updates[0]) != digest(updates[1]):
+            update, _ = _client_update(self, settings, weights, client)
+            update_digests.append(digest(update))
+        if update_digests[0] != update_digests[1]:
             raise ValueError(
-                f"client_update of task {task.name!r} returns another update for the same client: "
-                "make it a pure function, and let what it draws follow from "
+                f"client_update of task {task.name!r} returns different updates for the same "
+                "client: make it a pure function, and draw random numbers with "
                 "`settings.client_seed`"
             )
+        batch = take(validation, first_rows)
         evaluate = self.evaluator(settings, Machine())
-        values, same = (evaluate(weights, batch).values for _ in range(2))
-        if not np.array_equal([*values.values()], [*same.values()], equal_nan=True):
+        values = evaluate(weights, batch).values
+        repeated_values = evaluate(weights, batch).values
+        if not np.array_equal([*values.values()], [*repeated_values.values()], equal_nan=True):
             raise ValueError(
-                f"evaluate of task {task.name!r} returns other metrics for the same examples: make "
-                "it a pure function"
+                f"evaluate of task {task.name!r} returns different metrics for the same examples: "
+                "make it a pure function"
             )
         if config.private_metrics and not 0 <= values[task.headline] <= 1:
             raise ValueError(
-                f"`private_metrics` do not go with task {task.name!r}, whose {task.headline} is "
-                "not between 0 and 1: put one first"
+                f"private_metrics={config.private_metrics} need a headline metric between 0 and 1, "
+                f"and {task.headline} of task {task.name!r} is {values[task.headline]:g}: return "
+                "one first, such as an accuracy"
             )
 
     def fingerprint(self, seed: int) -> dict[str, str]:
-        """See `Learner.fingerprint`: names of the functions, whose bodies can differ unseen, and a
-        digest of the initial weights."""
+        """See `Learner.fingerprint`. It has the names of the functions, so that changes of their
+        code go unnoticed, and a digest of the initial weights.
+        """
         return {
             "initial_weights": function_name(self._initial_weights),
             "client_update": function_name(self.client_update),
@@ -171,12 +176,12 @@ class FunctionLearner(Learner):
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
         """See `Learner.starting_from`."""
         weights = checks.entries("weights", weights, hint="give a list of arrays")
-        expected = [weight.shape for weight in self.initial_weights(0)]
         shapes = [np.shape(weight) for weight in weights]
-        if expected != shapes:
+        initial_shapes = [weight.shape for weight in self.initial_weights(0)]
+        if shapes != initial_shapes:
             raise ValueError(
-                f"the weights have the shapes {shapes} and initial_weights returns {expected}: "
-                "take those of the same model"
+                f"the weights have the shapes {shapes} and initial_weights returns "
+                f"{initial_shapes}: use weights of the same model"
             )
         return type(self)(
             initial_weights=_Copies([np.array(weight) for weight in weights]),
@@ -187,7 +192,7 @@ class FunctionLearner(Learner):
 
 @dataclasses.dataclass(frozen=True)
 class _Copies:
-    """Returns copies of the same weights for every seed; it pickles."""
+    """A function that returns copies of the same weights for every seed. It can be pickled."""
 
     weights: Weights
 
@@ -195,17 +200,18 @@ class _Copies:
         return [weight.copy() for weight in self.weights]
 
 
-class _ClientsInTurn(ClientWork):
-    """Clients of a `FunctionLearner`, one after the other.
+class _SequentialClients(ClientWork):
+    """Client work that trains the clients of a `FunctionLearner` one after the other.
 
     Args:
-      learner: whose function trains them.
-      settings: of the run.
+      learner: learner whose `client_update` trains the clients.
+      settings: settings of the run.
     """
 
     def __init__(self, learner: FunctionLearner, settings: ClientSettings) -> None:
-        self._learner, self._settings = learner, settings
-        self._most_clients = max(_LEAST_CLIENTS, 2 * settings.cohort_size)
+        self._learner = learner
+        self._settings = settings
+        self._max_clients = max(_MIN_CLIENTS_OF_MARGIN, 2 * settings.cohort_size)
         self._sum: UpdateSum | None = None
 
     def explain(self) -> str:
@@ -214,10 +220,11 @@ class _ClientsInTurn(ClientWork):
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
         """See `ClientWork.sums`."""
-        weights, params = list(sent.weights), sent.params
+        weights = list(sent.weights)
+        params = sent.params
         shapes = [weight.shape for weight in weights]
         if self._sum is None:
-            self._sum = UpdateSum(sum(weight.size for weight in weights), self._most_clients)
+            self._sum = UpdateSum(sum(weight.size for weight in weights), self._max_clients)
         for group in groups:
             self._sum.clear()
             loss_sum = 0.0
@@ -225,9 +232,9 @@ class _ClientsInTurn(ClientWork):
                 if not client.epochs:
                     continue
                 interrupts.check()
-                update, loss = self._trained(weights, client)
+                update, loss = self._train(weights, client)
                 self._sum.add(
-                    [-part for part in update],
+                    [-array for array in update],
                     clip_norm=params.clip_norm,
                     zeroing_norm=params.zeroing_norm,
                     scales=params.scales,
@@ -241,41 +248,48 @@ class _ClientsInTurn(ClientWork):
                 loss_sum=loss_sum,
             )
 
-    def _trained(self, weights: Weights, client: ClientData) -> tuple[Weights, float]:
-        """Returns a client's update, in steps of at most `max_step_norm`, and its loss."""
+    def _train(self, weights: Weights, client: ClientData) -> tuple[Weights, float]:
+        """Returns a client's update and loss; no step is longer than `max_step_norm`."""
         settings = self._settings
         if math.isinf(settings.max_step_norm):
-            return _update_of(self._learner, settings, weights, client)
-        current = [weight.copy() for weight in weights]
+            return _client_update(self._learner, settings, weights, client)
+        current_weights = [weight.copy() for weight in weights]
         loss_sum = 0.0
         for number, batch in enumerate(settings.batches(client.epochs)):
-            of_batch = ClientData([batch], (*client.seed, number))
-            step, loss = _update_of(self._learner, settings, current, of_batch)
-            norm = math.sqrt(sum(float(np.vdot(part, part)) for part in step))
-            factor = min(1.0, settings.max_step_norm / norm) if norm > 0 else 1.0
-            current = [
-                (weight + factor * part).astype(weight.dtype)
-                for weight, part in zip(current, step, strict=True)
+            batch_client = ClientData([batch], (*client.seed, number))
+            step, loss = _client_update(self._learner, settings, current_weights, batch_client)
+            step_norm = math.sqrt(sum(float(np.vdot(array, array)) for array in step))
+            factor = 1.0
+            if step_norm > 0:
+                factor = min(1.0, settings.max_step_norm / step_norm)
+            current_weights = [
+                (weight + factor * array).astype(weight.dtype)
+                for weight, array in zip(current_weights, step, strict=True)
             ]
             loss_sum += loss
-        return [after - weight for after, weight in zip(current, weights, strict=True)], loss_sum
+        update = [
+            trained_weight - weight
+            for trained_weight, weight in zip(current_weights, weights, strict=True)
+        ]
+        return update, loss_sum
 
 
-def _update_of(
+def _client_update(
     learner: FunctionLearner, settings: ClientSettings, weights: Weights, client: ClientData
 ) -> tuple[Weights, float]:
-    """Returns what `client_update` returns for a client, in arrays of the weights' dtypes.
+    """Returns the update and loss of `client_update`, the update in the weights' dtypes.
 
-    It gets copies of the weights: what it writes to them reaches no other client.
+    The function gets copies of the weights, so that it may overwrite them.
 
     Raises:
-      TypeError, ValueError: no update of the weights' shapes, and no loss.
+      TypeError, ValueError: the function does not return an update of the weights' shapes and a
+        loss.
     """
     origin = f"client_update of task {settings.task!r}"
-    of_client = dataclasses.replace(settings, client_seed=client.seed)
+    client_settings = dataclasses.replace(settings, client_seed=client.seed)
     with errors_of(origin):
-        own_weights = [weight.copy() for weight in weights]
-        result = learner.client_update(own_weights, client.epochs, of_client)
+        copied_weights = [weight.copy() for weight in weights]
+        result = learner.client_update(copied_weights, client.epochs, client_settings)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"{origin} returns a {type(result).__name__}: return (update, loss)")
     update, loss = result
@@ -284,13 +298,13 @@ def _update_of(
             f"{origin} returns an update that is a {type(update).__name__}: return a list of "
             "arrays, one for each weight"
         )
-    arrays = [np.asarray(part) for part in update]
+    arrays = [np.asarray(array) for array in update]
     shapes = [array.shape for array in arrays]
-    expected = [weight.shape for weight in weights]
-    if shapes != expected:
+    weight_shapes = [weight.shape for weight in weights]
+    if shapes != weight_shapes:
         raise ValueError(
-            f"{origin} returns an update of shapes {shapes} where the weights have {expected}: "
-            "return the weights after training minus those before"
+            f"{origin} returns an update of shapes {shapes} where the weights have "
+            f"{weight_shapes}: return the weights after training minus those before"
         )
     if any(array.dtype.kind not in "fiu" for array in arrays):
         raise TypeError(f"{origin} returns an update that is not all real numbers: return floats")
@@ -299,18 +313,19 @@ def _update_of(
             f"{origin} returns the loss {loss!r}: return one number, the loss before each step "
             "summed over examples"
         )
-    with np.errstate(over="ignore"):  # what is infinite counts as zero
-        return [
+    with np.errstate(over="ignore"):  # An update that overflows is zeroed later.
+        converted_update = [
             array.astype(weight.dtype, copy=False)
             for array, weight in zip(arrays, weights, strict=True)
-        ], float(loss)
+        ]
+    return converted_update, float(loss)
 
 
-def _checked_weights(weights: Any) -> Weights:
-    """Returns initial weights as arrays.
+def _check_initial_weights(weights: Any) -> Weights:
+    """Checks initial weights, and returns them as arrays.
 
     Raises:
-      TypeError, ValueError: no list of finite float arrays with an entry.
+      TypeError, ValueError: they are no list of finite float arrays, or have no entry.
     """
     hint = "return a list of float32 or float64 arrays"
     if not isinstance(weights, list | tuple):
@@ -326,20 +341,22 @@ def _checked_weights(weights: Any) -> Weights:
     return arrays
 
 
-def _checked_metrics(found: Any, task: str) -> dict[str, float]:
-    """Returns the metrics of an evaluation.
+def _check_metrics(metrics: Any, task_name: str) -> dict[str, float]:
+    """Checks the metrics that `evaluate` returned, and returns them as floats.
 
     Raises:
-      TypeError, ValueError: no dict of numbers, or no loss.
+      TypeError, ValueError: they are no dict of numbers, or have no loss.
     """
     hint = 'return {"loss": ..., "accuracy": ...}, one number each'
-    if not isinstance(found, Mapping):
-        raise TypeError(f"evaluate of task {task!r} returns a {type(found).__name__}: {hint}")
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"evaluate of task {task_name!r} returns a {type(metrics).__name__}: {hint}"
+        )
     values = {}
-    for name, value in found.items():
+    for name, value in metrics.items():
         if not isinstance(name, str) or np.ndim(value) or not np.isreal(value):
-            raise TypeError(f"evaluate of task {task!r} returns {name!r}: {value!r}: {hint}")
+            raise TypeError(f"evaluate of task {task_name!r} returns {name!r}: {value!r}: {hint}")
         values[name] = float(value)
     if "loss" not in values:
-        raise ValueError(f"evaluate of task {task!r} returns no loss: {hint}")
+        raise ValueError(f"evaluate of task {task_name!r} returns no loss: {hint}")
     return values

@@ -1,8 +1,8 @@
-"""What a resumed run must have again beside its config and plan: client ids, batch size, class
-weights, and the program that computes updates.
+"""The identity of a task: client ids, batch size, class weights, and the program that computes
+updates. Beside config and plan, it must be the same when a run is resumed.
 
-The guarantee needs none of it: a committed release is never computed again. Curves of a run of
-which half was computed otherwise would mean nothing.
+The guarantee does not depend on it, because a committed release is never computed again. But curves
+would mean nothing if half of a run had been computed by another program.
 """
 
 from collections.abc import Mapping
@@ -13,23 +13,25 @@ import numpy as np
 from fedmf.training.examples import class_weight_table, digest
 from fedmf.training.task import Task
 
-_DIFFERS = {
-    "batch_size": "batch_size={now} (the run has {recorded})",
-    "class_weight": "class_weight={now} (the run has {recorded})",
-    "client_ids": "other client_ids, or in another order",
+_CHANGE_TEXTS = {
+    "batch_size": "batch_size={current} (the run has {recorded})",
+    "class_weight": "class_weight={current} (the run has {recorded})",
+    "client_ids": "different client_ids, or in another order",
 }
-_LONGEST = 300  # characters of a configuration in an error
+# Maximal length of a component of a fingerprint in an error.
+_MAX_CHARACTERS = 300
 
 
 def task_identity(task: Task, program: Mapping[str, str]) -> dict[str, Any]:
-    """Returns what a resume must have again.
+    """Returns the identity of a task.
 
     Args:
-      task: of the run.
-      program: the fingerprint of its model and loss.
+      task: task of the run.
+      program: fingerprint of the task's learner.
 
     Returns:
-      "batch_size"; "client_ids", hexadecimal; "class_weight", of each class, or None; "program".
+      {"batch_size": int, "client_ids": digest, "class_weight": weight of each class or None,
+      "program": fingerprint}.
     """
     class_weight = None
     if task.class_weight is not None:
@@ -42,39 +44,43 @@ def task_identity(task: Task, program: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def difference(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Returns how a task is not the one that a run was begun with, whatever its program; None if
-    it is.
+def identity_difference(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
+    """Returns the first difference from the recorded identity apart from the program, or None.
 
     Args:
-      recorded, now: of `task_identity`.
+      recorded: `task_identity` when the run was begun.
+      current: `task_identity` now.
     """
-    for name, words in _DIFFERS.items():
-        if recorded.get(name) != now[name]:
-            return "with " + words.format(now=now[name], recorded=recorded.get(name))
+    for name, text in _CHANGE_TEXTS.items():
+        if recorded.get(name) != current[name]:
+            return "with " + text.format(current=current[name], recorded=recorded.get(name))
     return None
 
 
-def program_difference(recorded: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """Returns where two programs differ, by name; None where they do not.
+def program_difference(recorded: Mapping[str, str], current: Mapping[str, str]) -> str | None:
+    """Returns the first difference between two fingerprints; None if they are equal.
 
     >>> program_difference({"loss": "mse", "layer 0": "Dense 3"}, {"loss": "mse"})
     'layer 0 is missing (the run has Dense 3)'
     """
-    for name in {**recorded, **now}:
-        before, after = recorded.get(name), now.get(name)
-        if before == after:
+    for name in {**recorded, **current}:
+        recorded_text = recorded.get(name)
+        current_text = current.get(name)
+        if recorded_text == current_text:
             continue
-        if after is None:
-            return f"{name} is missing (the run has {_short(before)})"
-        if before is None:
-            return f"{name} is {_short(after)} (the run has none)"
+        if current_text is None:
+            return f"{name} is missing (the run has {_shorten(recorded_text)})"
+        if recorded_text is None:
+            return f"{name} is {_shorten(current_text)} (the run has none)"
         if name.endswith("weights"):
-            return f"the {name} are others"
-        return f"{name} is {_short(after)} (the run has {_short(before)})"
+            return f"the {name} differ"
+        return f"{name} is {_shorten(current_text)} (the run has {_shorten(recorded_text)})"
     return None
 
 
-def _short(text: str | None) -> str:
-    whole = str(text)
-    return whole if len(whole) <= _LONGEST else whole[:_LONGEST] + "..."
+def _shorten(text: str | None) -> str:
+    """Returns the beginning of a text, for an error."""
+    full_text = str(text)
+    if len(full_text) <= _MAX_CHARACTERS:
+        return full_text
+    return full_text[:_MAX_CHARACTERS] + "..."

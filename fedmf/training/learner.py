@@ -1,5 +1,5 @@
-"""`Learner`: what a framework brings to the simulation: a model, its training on one client's
-examples, and its evaluation.
+"""`Learner`: the interface of a framework to the simulation. A learner has a model, trains it on
+the examples of clients, and evaluates it.
 """
 
 import abc
@@ -21,24 +21,24 @@ from fedmf.training.examples import Epochs, Examples, count, take
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """How the clients of a run train: no examples, no noise and no seed of the noise.
+    """Settings of the clients' training in a run, without examples, noise and noise seed.
 
     Attributes:
       task: name of the task, for errors.
-      seed: of the run. What a model has beside its trained weights follows from it.
-      batch_size: examples in a batch; the last batch of an epoch may have fewer.
-      spec: of the examples, a structure of `ArraySpec`.
-      cohort_size: clients of a round, as planned.
-      optimizer, learning_rate, momentum: of the clients, as the configuration names them.
-      proximal_strength: of FedProx; 0 for none.
+      seed: seed of the run, which determines all of a model but its trained weights.
+      batch_size: number of examples in a batch; the last batch of an epoch may be smaller.
+      spec: `ArraySpec` structure of the examples.
+      cohort_size: planned number of clients in a round.
+      optimizer, learning_rate, momentum: the client optimizer, as the configuration names it.
+      proximal_strength: strength of FedProx; 0 for none.
       epochs: passes of a client over its examples.
       is_scaled: whether the run scales updates before they are clipped.
-      max_step_norm: most that a step may move the weights, in L2; infinity in a run, where whole
-        updates are clipped.
-      client_seed: of a client in a round, whole numbers as `numpy.random.default_rng` takes them;
-        empty where it is not about one client.
-      work_kind: how clients train on this machine, as `Learner.work_kind` says; workers of a
-        cluster do the same.
+      max_step_norm: bound on the L2 norm of a step; infinite in a run, where whole updates are
+        clipped.
+      client_seed: seed of a client in a round, whole numbers as `numpy.random.default_rng` takes
+        them; empty in settings for all clients.
+      work_kind: the kind of client work, as `Learner.work_kind` returns it; workers of a cluster
+        use the same kind.
     """
 
     task: str
@@ -57,7 +57,7 @@ class ClientSettings:
     client_seed: tuple[int, ...] = ()
 
     def batches(self, epochs: Epochs) -> Iterator[Examples]:
-        """Yields the batches of a client in their order, epoch after epoch."""
+        """Yields the batches of a client in order, epoch after epoch."""
         for epoch in epochs:
             for start in range(0, count(epoch), self.batch_size):
                 yield take(epoch, slice(start, start + self.batch_size))
@@ -65,11 +65,12 @@ class ClientSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """How this machine computes: it changes a model by rounding at most.
+    """Settings of the machine that computes. They change a model by float32 rounding at most.
 
     Attributes:
-      threads: most threads that compute; None for one on each processor. They change no bit.
-      device: of the framework, such as "cuda"; None for the learner's default.
+      threads: maximal number of threads; None for one on each processor. Results do not depend on
+        it.
+      device: name of the framework's device, such as "cuda"; None for the learner's default.
     """
 
     threads: int | None = None
@@ -77,11 +78,11 @@ class Machine:
 
 
 class Evaluation(NamedTuple):
-    """Metrics of a model on some examples.
+    """Metrics of a model on examples.
 
     Attributes:
-      values: name -> value; "loss" is among them, a mean over examples.
-      undefined: names of the metrics that these examples do not define, whatever the model.
+      values: name -> value; one name is "loss", the mean over examples.
+      undefined: names of the metrics that these examples do not define for any model.
     """
 
     values: Mapping[str, float]
@@ -93,7 +94,7 @@ Evaluate = Callable[[Sequence[np.ndarray], Examples], Evaluation]
 
 
 class TaskData(Protocol):
-    """What a learner sees of its task; see `fedmf.training.Task`."""
+    """The attributes of a `fedmf.training.Task` that its learner reads."""
 
     @property
     def name(self) -> str:
@@ -105,7 +106,7 @@ class TaskData(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Examples of a batch."""
+        """The number of examples in a batch."""
 
     @property
     def headline(self) -> str:
@@ -113,10 +114,10 @@ class TaskData(Protocol):
 
     @property
     def spec(self) -> Any:
-        """The examples as a structure of `ArraySpec`."""
+        """The `ArraySpec` structure of the examples."""
 
     def client_settings(self, config: TrainConfig) -> ClientSettings:
-        """Returns how clients train."""
+        """Returns the settings of the clients' training."""
 
     def examples_of(self, client_id: Any) -> Examples:
         """Returns a client's examples."""
@@ -126,16 +127,17 @@ class TaskData(Protocol):
 
 
 class Learner(abc.ABC):
-    """A model and how it is trained and judged, in any framework.
+    """A model with its training and evaluation, in any framework.
 
     Weights are the trained weights of the model, a list of float arrays. A learner holds no
-    examples and pickles, so that workers of a cluster get one.
+    examples, and can be pickled for the workers of a cluster.
 
     Attributes:
-      errors: what training and evaluation raise where examples do not fit the model, beside
+      errors: exceptions that training and evaluation raise if examples do not fit the model, beside
         TypeError and ValueError.
-      packages: names of the packages whose versions must be the same on all machines of a run.
-      takes_no_weights: what of it takes no weights of examples, in words; empty where all does.
+      packages: names of the packages whose versions must agree on all machines of a run.
+      takes_no_weights: description of the component that does not support weights of examples, for
+        errors; empty if the learner supports them.
     """
 
     errors: ClassVar[tuple[type[Exception], ...]] = ()
@@ -144,11 +146,11 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def initial_weights(self, seed: int) -> list[np.ndarray]:
-        """Returns the weights that a run of this seed begins with: the same for the same seed."""
+        """Returns the initial weights of a run, a pure function of its seed."""
 
     @abc.abstractmethod
     def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
-        """Returns what trains the clients of a run, and clips and sums their updates."""
+        """Returns the client work of a run, which trains clients and sums their clipped updates."""
 
     @abc.abstractmethod
     def evaluator(self, settings: ClientSettings, machine: Machine) -> Evaluate:
@@ -156,85 +158,86 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def metric_names(self, task: TaskData) -> list[str]:
-        """Returns the names of the metrics; the first is the one that reports show.
+        """Returns the names of the metrics; reports show the first one.
 
         Args:
-          task: whose learner this is, for learners that name their metrics when they evaluate.
+          task: task of this learner, for learners that learn the names by evaluating.
         """
 
     @abc.abstractmethod
     def check(self, task: TaskData, config: TrainConfig) -> None:
-        """Refuses before round 0 what cannot train, or would break the guarantee.
+        """Checks before round 0 that the model can be trained and that the guarantee holds for it.
 
         Args:
-          task: whose learner this is.
-          config: of the run.
+          task: task of this learner.
+          config: config of the run.
 
         Raises:
-          TypeError, ValueError: saying what is wrong and what to do instead.
+          TypeError, ValueError: the model cannot be trained, or the guarantee would not hold.
         """
 
     @abc.abstractmethod
     def fingerprint(self, seed: int) -> dict[str, str]:
-        """Returns a text for each part of the program that computes updates, by its name.
+        """Returns a text for each component of the program that computes updates, by its name.
 
-        A resume needs equal ones, unless `accept_changed_task` is given. No guarantee rests on it.
+        A run is resumed with an equal fingerprint only, unless `accept_changed_task` is set. The
+        guarantee does not depend on it.
 
         Args:
-          seed: of the run.
+          seed: seed of the run.
         """
 
     def prepare(self, task: TaskData, config: TrainConfig) -> None:  # noqa: B027  (optional)
-        """Prepares this process for a run, before anything is computed."""
+        """Prepares this process for a run before it computes anything."""
 
     def limited_threads(self, threads: int | None) -> contextlib.AbstractContextManager[None]:
-        """Returns a context inside which this process computes with at most so many threads.
+        """Returns a context in which this process computes with at most this number of threads.
 
         Raises:
-          ValueError: the framework has started with another number.
+          ValueError: the framework has started with another number of threads.
         """
         return limited_linear_algebra(threads)
 
     def work_kind(self, settings: ClientSettings) -> str:
-        """Returns how clients train on this machine, a word, where a learner has several ways."""
+        """Returns the name of this machine's kind of client work; empty if there is one kind."""
         return ""
 
     def slow(self, settings: ClientSettings) -> str:
-        """Returns why clients train slower here than they might, a sentence; empty if they do not.
+        """Returns a sentence on why clients train slowly on this machine; empty if they do not.
 
         Args:
-          settings: with the kind of work of this machine.
+          settings: settings with the kind of client work of this machine.
         """
         return ""
 
     def on_workers(self) -> Self:
-        """Returns the learner that workers of a cluster get, who train and do not evaluate."""
+        """Returns a learner for the workers of a cluster, which train and do not evaluate."""
         return self
 
     def misfit_reason(self, error: Exception) -> str:
-        """Returns what one of `errors` says of the examples that it is about."""
+        """Returns the message of one of `errors`, as far as it is about the examples."""
         return str(error)
 
     def all_weights(self, weights: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-        """Returns all that a warm start keeps of a model: the trained weights and the others."""
+        """Returns all weights of a model for a warm start, including those not trained."""
         return list(weights)
 
     @abc.abstractmethod
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
-        """Returns this learner with models that start from these, whatever the seed.
+        """Returns this learner with models that start from these weights for every seed.
 
         Args:
-          weights: as `all_weights` returns them.
+          weights: all weights of a model, as `all_weights` returns them.
 
         Raises:
-          ValueError: the shapes are not those of the model.
+          ValueError: the shapes differ from those of the model.
         """
 
     def load_weights(self, path: pathlib.Path) -> list[np.ndarray]:
-        """Returns all weights of a model file, as `all_weights` has them.
+        """Returns all weights of a model file, as `all_weights` returns them.
 
         Raises:
-          ValueError: it cannot be read, or learners of this kind have no files.
+          ValueError: the file cannot be read, or learners of this class read no files.
         """
         raise ValueError(
             f"{type(self).__name__} reads no model files: name the folder of a run of the same "
@@ -245,10 +248,10 @@ class Learner(abc.ABC):
         """Returns a model of the framework with these weights.
 
         Raises:
-          ValueError: learners of this kind have no models.
+          ValueError: learners of this class have no models.
         """
         raise ValueError(
-            f"{type(self).__name__} has functions and no model: take `run.weights`, in the order "
+            f"{type(self).__name__} has functions and no model: use `run.weights`, in the order "
             "of initial_weights"
         )
 
@@ -262,7 +265,7 @@ class Learner(abc.ABC):
 
 
 def function_name(function: Any) -> str:
-    """Returns the name of a function, or of the class of what is called like one.
+    """Returns the name of a function, or of the class of a callable object.
 
     >>> import functools
     >>> function_name(functools.partial(math.sqrt, 2))
@@ -277,8 +280,8 @@ def function_name(function: Any) -> str:
 
 @contextlib.contextmanager
 def limited_linear_algebra(threads: int | None) -> Iterator[None]:
-    """Inside, the linear algebra behind numpy and scipy takes at most so many threads; None changes
-    nothing.
+    """Limits the threads of the linear algebra behind numpy and scipy inside the block; None does
+    not limit them.
 
     >>> with limited_linear_algebra(None):
     ...     pass

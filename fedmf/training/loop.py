@@ -1,5 +1,5 @@
-"""The training loop: cohort, client work, noisy mean, commit; and then the server's step and
-metrics. It goes on where it stopped.
+"""The training loop. A round samples a cohort, trains its clients, and commits the noisy mean of
+their clipped updates; then come the server's step and the metrics.
 """
 
 import contextlib
@@ -26,23 +26,24 @@ from fedmf.training.divergence import DivergedRun, Divergence
 from fedmf.training.execution.base import RunOptions
 from fedmf.training.execution.choice import build_execution
 from fedmf.training.execution.cluster import WorkersLost, check_address
-from fedmf.training.faults import ZeroedClients, misfit
+from fedmf.training.faults import ZeroedClients, misfit_error
 from fedmf.training.initial_weights import starting_task
 from fedmf.training.result import write_result
-from fedmf.training.run_setup import new_run, reopen_run
+from fedmf.training.resuming import reopen_run
+from fedmf.training.run_setup import new_run
 from fedmf.training.task import SPLITS, Task
 from fedmf.training.trained_run import TrainedRun
 from fedmf.training.under_way import Training
 
 
 class InterruptedRun(interrupts.Interrupted):
-    """Ctrl-C: all rounds are committed, and the run can be resumed."""
+    """The error of a run that Ctrl-C stopped. Its rounds are committed, and it can be resumed."""
 
 
 def _check_arguments(
     task: Any, config: Any, folder: Any, noise_seed: Any, plan: Any, resume: Any
 ) -> None:
-    """Refuses arguments of the wrong kind, before the seconds that a look at the model takes."""
+    """Raises for arguments of `train` of the wrong type, before the model is built."""
     if not isinstance(task, Task):
         raise TypeError(
             f"task={reprlib.repr(task)} must be a federated.Task or a training.Task: make one with "
@@ -62,7 +63,8 @@ def _check_arguments(
     checks.boolean("resume", resume)
 
 
-def _checked_callbacks(value: Any) -> list[Callback]:
+def _check_callbacks(value: Any) -> list[Callback]:
+    """Returns callbacks as a list, or raises a TypeError."""
     hint = "give a list of callbacks, such as [federated.StopAfter(20)]"
     callbacks = checks.entries("callbacks", value, hint=hint)
     for callback in callbacks:
@@ -85,38 +87,38 @@ def train(
     callbacks: Sequence[Callback] = (),
     **options: Any,
 ) -> TrainedRun:
-    """Trains `task` as `config` says, and leaves a run folder behind.
+    """Trains a task and writes a run folder.
 
-    The same config, noise seed, threads and software give the same metrics and weights, bit for
-    bit, interrupted or not.
+    The same config, noise seed, threads and software give bitwise identical metrics and weights,
+    also if the run is interrupted and resumed.
 
     Args:
-      task: one of fedmf.tasks, or your own.
-      config: everything but the noise seed.
-      folder: the run's folder; new without `resume`, an existing run's with it.
-      noise_seed: a non-negative int, or "os" for one from the operating system; kept in private/.
-        Needed for a new run that adds noise; without noise None is "os".
-      plan: a plan of your own in place of the one `config` describes;
-        must have its rounds and participation.
-      resume: go on after the newest round that was committed.
-      callbacks: what else follows the run, such as `TensorBoard()` or `StopAfter(20)`.
-      options: of `RunOptions`, such as threads=2, a `server_optimizer` or `round_metrics`.
+      task: a task of fedmf.tasks, or your own.
+      config: all settings of the run but the noise seed.
+      folder: the run's folder, which must be new, or with `resume` the folder of an existing run.
+      noise_seed: a non-negative int, or "os" for one from the operating system; it is stored in
+        private/. Required for a new run that adds noise; without noise None means "os".
+      plan: a plan that replaces the one described by `config`, with the same rounds and
+        participation.
+      resume: whether to resume the run after its newest committed round.
+      callbacks: callbacks such as `TensorBoard()` or `StopAfter(20)`.
+      options: fields of `RunOptions`, such as threads=2, a `server_optimizer` or `round_metrics`.
 
     Returns:
       The finished run, with its metrics, weights and model.
 
     Raises:
-      TypeError, ValueError: before anything is trained, for inputs that cannot give the guarantee
-        asked for, a folder that holds another run, a damaged journal.
-      InterruptedRun: after Ctrl-C, once the last complete round is safely on disk. A second Ctrl-C
-        stops at once.
-      WorkersLost: the cluster does not answer at the start, or has no worker left;
-        the run can be resumed.
-      DivergedRun: the run diverged, and `StopOnDivergence()` is among the callbacks; the run can
+      TypeError, ValueError: before the first round, if the arguments cannot give the requested
+        guarantee, the folder holds another run, or its journal is damaged.
+      InterruptedRun: after Ctrl-C, once the current round is committed. A second Ctrl-C stops at
+        once.
+      WorkersLost: the cluster does not answer at the start, or has no worker left. The run can be
+        resumed.
+      DivergedRun: the run diverged, and `StopOnDivergence()` is among the callbacks. The run can
         be resumed without it.
     """
     _check_arguments(task, config, folder, noise_seed, plan, resume)
-    callbacks = _checked_callbacks(callbacks)
+    callbacks = _check_callbacks(callbacks)
     fields.check_names("train", RunOptions, options)
     machine = RunOptions(**options)
     if machine.server_optimizer is not None:
@@ -124,8 +126,8 @@ def train(
     check_address(machine.cluster, config.execution)
     if config.private_metrics and machine.worker_task is not None:
         raise ValueError(
-            f"private_metrics={config.private_metrics} are computed where the run is, and with "
-            "`data_on_workers` its clients' examples are not: leave one of them out"
+            f"private_metrics={config.private_metrics} are computed on the machine of the run, "
+            "which has no examples with `data_on_workers`: leave one of them out"
         )
     task.learner.prepare(task, config)
     with task.learner.limited_threads(machine.threads), numpy_defaults():
@@ -151,12 +153,11 @@ def train(
 
 
 def _run(training: Training, callbacks: Sequence[Callback]) -> None:
-    """Trains the rounds that are left, and writes the result after the last one."""
-    began, shown = time.perf_counter(), training.options.progress
-    if shown:
-        _announce(training)
-    watch = () if any(isinstance(one, Divergence) for one in callbacks) else (Divergence(),)
-    callbacks = (*((Bar(),) if shown else ()), ZeroedClients(), *callbacks, *watch)
+    """Trains the remaining rounds, and writes the result after the last one."""
+    start_time = time.perf_counter()
+    if training.options.progress:
+        _print_noise_and_clients(training)
+    callbacks = _with_default_callbacks(callbacks, progress=training.options.progress)
     try:
         with interrupts.deferred(), contextlib.ExitStack() as ending:
             for callback in callbacks:
@@ -170,24 +171,38 @@ def _run(training: Training, callbacks: Sequence[Callback]) -> None:
     except (KeyboardInterrupt, WorkersLost, DivergedRun) as stop:
         raise _stopped(training, stop) from (stop if isinstance(stop, WorkersLost) else None)
     if training.done == training.last:
-        write_result(training, time.perf_counter() - began)
+        write_result(training, time.perf_counter() - start_time)
+
+
+def _with_default_callbacks(callbacks: Sequence[Callback], *, progress: bool) -> list[Callback]:
+    """Returns the callbacks with those that every run has: the bar and the warnings."""
+    all_callbacks: list[Callback] = [Bar()] if progress else []
+    all_callbacks += [ZeroedClients(), *callbacks]
+    if not any(isinstance(callback, Divergence) for callback in callbacks):
+        all_callbacks.append(Divergence())
+    return all_callbacks
 
 
 def _round(training: Training) -> dict[str, Any]:
-    """Returns the row of the next round: client work and noisy mean of the updates, which are
-    committed; and then the server's step, metrics and validation, which follow from them.
+    """Computes the next round and returns its row of metrics.jsonl.
+
+    The noisy mean of the updates is committed first. The server's step, metrics and validation
+    follow from what was committed.
     """
-    began, t = time.perf_counter(), training.done
-    task, execution = training.task, training.execution
+    start_time = time.perf_counter()
+    t = training.done
+    task = training.task
+    execution = training.execution
     cohort = training.controller.cohort(t).tolist()
-    known = len(task.client_ids)  # canaries have the indices behind the clients'
-    training.cohort = [client for client in cohort if client < known]
-    canaries = [client - known for client in cohort if client >= known]
-    metrics, private = training.private_metrics, None
+    num_clients = len(task.client_ids)  # The indices of canaries begin here.
+    training.cohort = [client for client in cohort if client < num_clients]
+    canaries = [client - num_clients for client in cohort if client >= num_clients]
+    metrics = training.private_metrics
+    private_values = None
     weights_before: list[np.ndarray] = []
     if metrics is not None or training.options.round_metrics:
         weights_before = training.weights()
-    # Whatever is the caller's own program comes before the noise, or after the commit.
+    # The caller's code runs before the noise is made or after the commit, and never in between.
     metric_sum = np.zeros(0)
     if metrics is not None:
         metric_sum = metrics.sum_of(weights_before, training.cohort)
@@ -195,45 +210,48 @@ def _round(training: Training) -> dict[str, Any]:
     try:
         release = execution.collect_release(training.state, clients, canaries)
     except (*task.learner.errors, *execution.errors) as error:
-        raise misfit(training) or error from error
+        raise misfit_error(training) or error from error
     if metrics is not None:
-        private = metrics.release(t, metric_sum)
-    committed = training.commit(release, private)
+        private_values = metrics.release(t, metric_sum)
+    committed = training.commit(release, private_values)
     training.not_finite = int(release.row["not_finite"])
     training.state = execution.step(training.state, release)
     training.done = t + 1
     row = training.add_record(committed, weights_before)
-    training.seconds = time.perf_counter() - began
+    training.seconds = time.perf_counter() - start_time
     training.folder.add_timing(t, training.seconds)
     return row
 
 
 def _stopped(training: Training, stop: BaseException) -> Exception | KeyboardInterrupt:
-    """Returns what the caller of `train` sees of a run that was stopped."""
+    """Returns the exception that `train` raises for a run that was stopped."""
     folder = training.folder
-    done = f"{training.done} of {training.config.rounds} rounds"
+    num_rounds = f"{training.done} of {training.config.rounds} rounds"
     if isinstance(stop, WorkersLost):
-        return WorkersLost(f"{stop}; {done} are saved in {folder.path}")
+        return WorkersLost(f"{stop}; {num_rounds} are saved in {folder.path}")
     if isinstance(stop, DivergedRun):
         folder.mark_stopped_by_data(training.done)
-        uncovered = " (exact losses decided that, which the guarantee does not cover)"
-        why = "" if training.private_metrics else uncovered
+        note = " (exact losses decided that, which the guarantee does not cover)"
+        if training.private_metrics is not None:
+            note = ""
         return DivergedRun(
-            f"{stop}{why}; {done} are saved in {folder.path}, and go on with resume=True and "
-            "without `stop_on_divergence`"
+            f"{stop}{note}; {num_rounds} are saved in {folder.path}: resume the run with "
+            "resume=True and without `stop_on_divergence`"
         )
     return InterruptedRun(
-        f"interrupted after {done}, all saved in {folder.path}: go on with resume=True"
+        f"interrupted after {num_rounds}, all saved in {folder.path}: resume the run with "
+        "resume=True"
     )
 
 
-def _announce(training: Training) -> None:
-    execution, private = training.execution, training.folder.path / "private"
+def _print_noise_and_clients(training: Training) -> None:
+    """Prints how the noise is stored, and why clients train slowly, if they do."""
+    execution = training.execution
     execution.noise.show_progress()
     strategy = execution.noise.strategy
     if strategy.disk:
-        print(
-            f"noise: {strategy.reason}, {strategy.disk / 1e9:.1f} GB in {private}", file=sys.stderr
-        )
+        folder = training.folder.path / "private"
+        gigabytes = strategy.disk / 1e9
+        print(f"noise: {strategy.reason}, {gigabytes:.1f} GB in {folder}", file=sys.stderr)
     if execution.slow:
         print(f"clients: {execution.slow}", file=sys.stderr)

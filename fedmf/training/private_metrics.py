@@ -1,4 +1,4 @@
-"""The private metrics of a round: the model that it begins with, on its clients' examples."""
+"""Private metrics of a round: metrics of the model before the round on the cohort's examples."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,27 +15,29 @@ from fedmf.training.task import Task
 
 
 class PrivateRoundMetrics:
-    """Loss and headline metric of each client, as `MetricsStream` releases them.
+    """The noisy mean loss and headline metric of the cohort's clients, by `MetricsStream`.
 
-    The sum is there before the round's noise is made, and the release is committed with the round.
-
-    A client without examples, or with some that are not finite, adds nothing: it is not counted.
+    The sum is computed before the round's noise is made, and the release is committed with the
+    round. A client is not counted if it has no examples or some that are not finite.
 
     Args:
-      task, plan, noise_seed: of the run; the task's headline metric stands for the accuracy.
-      evaluator: of the run.
+      task: task of the run, whose headline metric is released as the accuracy.
+      plan: plan of the run.
+      noise_seed: noise seed of the run.
+      evaluator: evaluator of the run.
     """
 
     def __init__(self, task: Task, plan: Plan, noise_seed: int, evaluator: Evaluator) -> None:
-        self._task, self._evaluator = task, evaluator
+        self._task = task
+        self._evaluator = evaluator
         self._metrics = MetricsStream(plan, noise_seed=noise_seed)
 
     def sum_of(self, weights: list[np.ndarray], cohort: Sequence[int]) -> np.ndarray:
-        """Returns the sum of what a cohort's clients contribute: it has no noise yet.
+        """Returns the sum of the contributions of a cohort's clients, without noise.
 
         Args:
-          weights: of the model before the round.
-          cohort: indices of its clients.
+          weights: weights of the model before the round.
+          cohort: indices of the round's clients.
         """
         total = self._metrics.empty_sum()
         for client in cohort:
@@ -44,23 +46,24 @@ class PrivateRoundMetrics:
             except NotFinite:
                 continue
             if count(examples):
-                evaluated = self._evaluator.on(weights, examples)
-                values = bounded_metrics(evaluated, self._task.headline)
+                metrics = self._evaluator.on(weights, examples)
+                values = bounded_metrics(metrics, self._task.headline)
                 total += self._metrics.contribution(values)
         return total
 
     def release(self, t: int, total: np.ndarray) -> dict[str, Any]:
-        """Returns what is released of round t, whose sum is `total`."""
+        """Returns the released metrics of round t, whose sum without noise is `total`."""
         return self._metrics.values(range(t, t + 1), self._metrics.release(t, total))
 
 
-def bounded_metrics(evaluated: Mapping[str, float], headline: str) -> dict[str, float]:
-    """Returns a client's "accuracy", the headline metric, and "loss", as a sum of private metrics
-    takes them: the worst of both where the loss is NaN or minus infinity.
+def bounded_metrics(metrics: Mapping[str, float], headline: str) -> dict[str, float]:
+    """Returns a client's contribution: its headline metric, named "accuracy", and its "loss".
 
-    The worst value of an error is 1, and that of an accuracy is 0.
+    If the loss is NaN or minus infinity, both have their worst value. The worst value of an error
+    is 1, that of an accuracy 0, and that of a loss infinity.
     """
-    metric, loss = evaluated[headline], evaluated["loss"]
+    metric = metrics[headline]
+    loss = metrics["loss"]
     has_diverged = math.isnan(loss) or loss == -math.inf
     if has_diverged or not math.isfinite(metric):
         metric = float(smaller_is_better(headline))

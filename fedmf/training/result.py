@@ -1,66 +1,86 @@
-"""What a run leaves behind after its last round: weights, table, result.json, final statement."""
+"""The files of a finished run: weights, table, result.json and final statement."""
 
 from typing import Any
 
 import numpy as np
 
+from fedmf.audits.audit import Audit
 from fedmf.privacy.statement import today
 from fedmf.privacy.stopping import stopped_after
-from fedmf.runs.audit import write_final_statement
 from fedmf.runs.folder import Run
+from fedmf.runs.statement import write_final_statement
 from fedmf.training.under_way import Training
 
 
 def write_result(training: Training, seconds: float) -> None:
-    """Writes the files of a finished run; result.json says that it is one.
+    """Writes the files of a finished run. result.json is the last, and marks the run as finished.
 
     Args:
-      training: after its last round.
-      seconds: that this process trained.
+      training: the run after its last round.
+      seconds: time in which this process trained.
     """
-    config, folder, plan, done = training.config, training.folder, training.plan, training.done
-    controller, weights = training.controller, training.weights()
+    config = training.config
+    folder = training.folder
+    weights = training.weights()
     folder.write_weights("model", weights)
     folder.write_table()
     if config.canaries:
         releases = np.array(training.canary_releases)
         evidence = training.execution.canary_evidence(training.state, releases)
         folder.write_canaries(evidence)
-    ended = done < config.rounds
-    audit = controller.audit(stopped_after(plan, done) if ended else plan)
-    # Our controller drew as the plan's sampling says; a ledger alone could not show it.
-    epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon
-    achieved = {
-        "epsilon": _finite(epsilon),
-        "unamplified_epsilon": _finite(audit.epsilon),
-        "rho": _finite(audit.rho),
-        "sensitivity": audit.achieved.sensitivity.value if audit.achieved else 0.0,
-    }
-    histogram = {str(count): clients for count, clients in audit.observed.histogram.items()}
-    participation = {
-        "population": controller.population,
-        "cohort_size": controller.cohort_size,
-        **audit.observed.summary(),
-        "histogram": histogram,
-        **audit.spending(),
-    }
-    # A finished run that is resumed, for its events or its table, was finished before.
-    earlier = Run.load(folder.path).result or {}
+    has_ended_early = training.done < config.rounds
+    plan = training.plan
+    if has_ended_early:
+        plan = stopped_after(plan, training.done)
+    audit = training.controller.audit(plan)
+    test_metrics: dict[str, float] = {}
+    if training.options.test:
+        test_metrics = training.evaluator(weights, "test")
+    # A finished run that is resumed to write its events or its table keeps its date.
+    earlier_result = Run.load(folder.path).result or {}
     result: dict[str, Any] = {
         "validation": training.evaluator(weights, "validation"),
-        "test": training.evaluator(weights, "test") if training.options.test else {},
-        "participation": participation,
+        "test": test_metrics,
+        "participation": _participation_values(training, audit),
         "claimed_cohort": config.claimed_cohort,
-        # Nobody observed the run that a simulation stands for.
-        "achieved": achieved if plan.simulation is None else None,
+        # A simulation has no achieved guarantee, because the simulated run was not observed.
+        "achieved": _achieved_values(audit) if plan.simulation is None else None,
         "seconds": round(seconds, 1),
-        "date": earlier.get("date", today()),
+        "date": earlier_result.get("date", today()),
     }
-    if ended:
-        result["ended_after"] = done
+    if has_ended_early:
+        result["ended_after"] = training.done
     write_final_statement(folder.path, audit, result)
-    folder.write_json("result", result)  # with the digests of all before it
+    # Contains the digests of the files above, and is therefore written last.
+    folder.write_json("result", result)
 
 
-def _finite(value: float) -> float | None:
+def _participation_values(training: Training, audit: Audit) -> dict[str, Any]:
+    """Returns population, cohort size and observed participation, for result.json."""
+    num_clients_by_count = audit.observed.histogram
+    return {
+        "population": training.controller.population,
+        "cohort_size": training.controller.cohort_size,
+        **audit.observed.summary(),
+        "histogram": {str(count): num for count, num in num_clients_by_count.items()},
+        **audit.spending(),
+    }
+
+
+def _achieved_values(audit: Audit) -> dict[str, Any]:
+    """Returns the achieved guarantee for result.json."""
+    # The controller sampled cohorts by the plan's scheme, which a ledger alone could not show.
+    epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon
+    sensitivity = 0.0
+    if audit.achieved:
+        sensitivity = audit.achieved.sensitivity.value
+    return {
+        "epsilon": _finite_or_none(epsilon),
+        "unamplified_epsilon": _finite_or_none(audit.epsilon),
+        "rho": _finite_or_none(audit.rho),
+        "sensitivity": sensitivity,
+    }
+
+
+def _finite_or_none(value: float) -> float | None:
     return value if np.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Checks of the attributes of a `Task`: what cannot work is refused when the task is made."""
+"""Checks of the attributes of a `Task`, when the task is created."""
 
 import collections
 from collections.abc import Hashable
@@ -9,8 +9,14 @@ from fedmf.identifiers import check_clients
 from fedmf.runs.vocabulary import RunVocabulary
 from fedmf.training.learner import Learner
 
-_TEXTS = ("description", "synthetic_clients", "headline_metric", "metric_note", "data_version")
-# Functions: how many arguments they are called with, and what to pass.
+_TEXT_ATTRIBUTES = (
+    "description",
+    "synthetic_clients",
+    "headline_metric",
+    "metric_note",
+    "data_version",
+)
+# Function attributes: their number of arguments, and a hint for errors.
 _FUNCTIONS = {
     "client_examples": (1, "pass a function: client id -> (x, y)"),
     "evaluation_examples": (1, 'pass a function: "validation" or "test" -> (x, y)'),
@@ -19,17 +25,17 @@ _FUNCTIONS = {
 
 
 def checked_attributes(task: Any) -> dict[str, Any]:
-    """Returns the attributes of a task that are kept in a type of their own.
+    """Checks the attributes of a task, and returns those that are converted to another type.
 
     Raises:
-      TypeError, ValueError: naming the attribute and what to do instead.
+      TypeError, ValueError: an attribute is invalid.
     """
     name = fields.plain_text("name", task.name)
     if not name:
         raise ValueError("name='' is empty: give the task a short name, such as digits")
-    for text in _TEXTS:
-        fields.plain_text(text, getattr(task, text))
-    client_ids = _client_ids(f"client_ids of task {name!r}", task.client_ids)
+    for attribute in _TEXT_ATTRIBUTES:
+        fields.plain_text(attribute, getattr(task, attribute))
+    client_ids = _check_client_ids(f"client_ids of task {name!r}", task.client_ids)
     hint = "use a positive whole number"
     batch_size = task.batch_size
     batch_size = checks.integer("batch_size", batch_size, low=1, high=fields.MAX_COUNT, hint=hint)
@@ -47,7 +53,8 @@ def checked_attributes(task: Any) -> dict[str, Any]:
     return {"client_ids": client_ids, "batch_size": batch_size}
 
 
-def _client_ids(name: str, value: Any) -> tuple[Any, ...]:
+def _check_client_ids(name: str, value: Any) -> tuple[Any, ...]:
+    """Returns client ids as a tuple, or raises for missing, repeated or invalid ones."""
     client_ids = tuple(checks.entries(name, value, hint="give a list of ids"))
     if not client_ids:
         raise ValueError(f"{name} is empty: a task needs at least one training client")

@@ -10,9 +10,9 @@ import numpy as np
 from fedmf import checks, fields
 from fedmf.files import write_atomically
 from fedmf.numpy_errors import with_numpy_defaults
-from fedmf.runs.audit import recorded_plan
 from fedmf.runs.export import check_export_path
 from fedmf.runs.folder import Run, RunFolder
+from fedmf.runs.plan_record import recorded_plan
 from fedmf.runs.rounds import newest_round
 from fedmf.runs.vocabulary import VOCABULARY
 from fedmf.training.client_metrics import client_metrics

@@ -1,4 +1,4 @@
-"""`Training`, a run under way: what its loop and its callbacks share."""
+"""`Training`: the state of a run that the loop and the callbacks share."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmf.fields import flat
 from fedmf.runs.folder import Run
-from fedmf.runs.round_metrics import FinishedRound, computed_metrics
+from fedmf.runs.round_metrics import FinishedRound, compute_round_metrics
 from fedmf.runs.rounds import CommittedRound, selected_of
 from fedmf.server.journal import Committed
 from fedmf.training.evaluation import Evaluator
@@ -14,40 +14,44 @@ from fedmf.training.execution.base import Execution, Release, RunOptions
 from fedmf.training.private_metrics import PrivateRoundMetrics
 from fedmf.training.run_setup import RunSetup
 
-# What of a row is public, or follows from what was released with noise.
+# Numbers of a row that are public, or that follow from releases with noise.
 _COVERED = ("private", "clip_norm", "scale_drift", "noise_stddev")
 
 
 class Training:
-    """A run under way, as its callbacks see it.
+    """A run in progress, as its callbacks see it.
 
     Attributes:
-      task, config, plan, folder: of the run.
-      options: how this machine runs it.
-      recorded: the run as its folder had it when this process began, with the rows so far.
-      done: committed rounds; `state` is the execution's after them.
+      task, config, plan, folder: those of the run.
+      options: options of `train`.
+      recorded: the run as its folder had it when this process started, with the rows of its rounds.
+      done: number of committed rounds; `state` is the execution's state after them.
       canary_releases: `Release.canaries` of each round, float64 (canaries,).
-      last: rounds after which the run is finished.
-      seconds: of the newest round, validation and all.
+      last: number of rounds after which the run is finished.
+      seconds: duration of the newest round, with its validation.
       cohort: indices of the newest round's clients, in the task's order.
-      not_finite: how many of them have examples that are not finite.
-      stops: it stops before its next round.
+      not_finite: number of clients in the cohort whose examples are not finite.
+      stops: whether the run stops before its next round.
     """
 
     def __init__(self, setup: RunSetup, options: RunOptions, execution: Execution) -> None:
-        self.task, self.config, self.plan = setup.task, setup.config, setup.plan
-        self.folder, self.options, self.execution = setup.folder, options, execution
+        self.task = setup.task
+        self.config = setup.config
+        self.plan = setup.plan
+        self.folder = setup.folder
+        self.options = options
+        self.execution = execution
         self.controller = setup.controller()
         committed = self.folder.rounds.committed
         self.done = len(committed.rows)
-        # What was released must be in the guarantee
+        # The guarantee must cover all rounds that were released.
         self.last = max(setup.rounds(), self.done)
         self.recorded = Run.load(self.folder.path)
-        if (ended := self.recorded.ended_after) is not None:
+        if self.recorded.ended_after is not None:
             raise ValueError(
-                f"{self.folder.path} has ended after {ended} rounds, as its `stop_at_epsilon` "
-                "said, and states their guarantee: it does not go on; start a new folder for more "
-                "rounds"
+                f"{self.folder.path} ended after {self.recorded.ended_after} rounds because of its "
+                "`stop_at_epsilon`, and its statement is about these: it cannot be resumed; start "
+                "a new folder for more rounds"
             )
         self.evaluator = Evaluator(self.task, self.config)
         self.private_metrics = None
@@ -59,16 +63,18 @@ class Training:
         self._first_rounds = [0, *(row["round"] for row in committed.rows if "program" in row)]
         self.folder.note_programs(self._first_rounds)
         self.canary_releases = [np.array(row.get("canaries", ())) for row in committed.rows]
-        self.seconds, self.cohort, self.not_finite = 0.0, list[int](), 0
+        self.seconds = 0.0
+        self.cohort: list[int] = []
+        self.not_finite = 0
         self.stops = False
         self.state = execution.init()
         if committed.rows:
-            self._go_on_from(committed)
+            self._resume_from(committed)
         self.folder.rounds.forget_committed()
 
-    def _go_on_from(self, committed: Committed) -> None:
-        """Takes the newest step, from what was committed of its round, and measures what follows
-        from it where a crash kept its record.
+    def _resume_from(self, committed: Committed) -> None:
+        """Repeats the server's step of the newest committed round, and computes the round's record
+        if a crash prevented that.
         """
         self.controller.restore(
             [np.array(row["clients"], np.int64) for row in committed.rows],
@@ -76,15 +82,21 @@ class Training:
         )
         newest = CommittedRound.of(committed)
         release = Release(arrays=newest.release, row=newest.numbers, canaries=newest.canaries)
-        before = self.execution.from_before(newest.before)
-        self.state = self.execution.step(before, release)
+        state_before = self.execution.from_before(newest.before)
+        self.state = self.execution.step(state_before, release)
         if "record" not in committed.rows[-1]:
-            self.add_record(newest, self.execution.weights(before))
+            self.add_record(newest, self.execution.weights(state_before))
             self.recorded = Run.load(self.folder.path)
 
     def commit(self, release: Release, private: dict[str, Any] | None) -> CommittedRound:
-        """Commits the coming round: nobody has seen anything of it before."""
-        t, ledger = self.done, self.controller.ledger
+        """Commits the next round, before anything of it is returned, printed or written.
+
+        Args:
+          release: release of the round.
+          private: its private metrics, or None.
+        """
+        t = self.done
+        ledger = self.controller.ledger
         committed = CommittedRound(
             t=t,
             clients=ledger.cohort(t),
@@ -107,50 +119,55 @@ class Training:
     def add_record(
         self, committed: CommittedRound, weights_before: list[np.ndarray]
     ) -> dict[str, Any]:
-        """Returns the row of the newest round, once it is written: what was committed of it, and
-        what follows from its release.
+        """Writes the row of the newest round to metrics.jsonl, and returns it.
+
+        Args:
+          committed: the round.
+          weights_before: weights before the round; empty if no metric needs them.
         """
-        t, config = committed.t, self.config
+        t = committed.t
         clients = committed.clients.tolist()
         row = committed.record()
-        own_metrics = self.options.round_metrics
+        metrics = self.options.round_metrics
         weights_after = self.execution.weights(self.state)
-        if own_metrics:
-            known = len(self.task.client_ids)  # canaries have the indices behind the clients'
-            client_ids = [self.task.client_ids[client] for client in clients if client < known]
-            finished = FinishedRound(t, weights_before, weights_after, client_ids)
-            row |= computed_metrics(own_metrics, finished)
-        if (t + 1) % config.evaluate_every == 0 or t + 1 == self.last:
+        if metrics:
+            num_clients = len(self.task.client_ids)  # The indices of canaries begin here.
+            client_ids = [self.task.client_ids[index] for index in clients if index < num_clients]
+            finished_round = FinishedRound(t, weights_before, weights_after, client_ids)
+            row |= compute_round_metrics(metrics, finished_round)
+        if (t + 1) % self.config.evaluate_every == 0 or t + 1 == self.last:
             row["validation"] = self.evaluator(weights_after, "validation")
         self.folder.rounds.add_record(row)
         return row
 
     def weights(self) -> list[np.ndarray]:
-        """The model's trainable weights after `done` rounds."""
+        """Returns the model's trainable weights after `done` rounds."""
         return self.execution.weights(self.state)
 
     def scalars(self, row: dict[str, Any]) -> dict[str, float]:
-        """The numbers of a row beside its round, under names that say whether the guarantee covers
-        them, such as "covered/private/loss" and "not_covered/train_loss".
+        """Returns the numbers of a row under names that tell whether the guarantee covers them,
+        such as "covered/private/loss" and "not_covered/train_loss".
 
-        Of a run without noise none is covered, and of a simulation of a larger cohort none either:
-        its guarantee is that of the cohort that it stands for.
+        No number is covered in a run without noise, or in a simulation of a larger cohort, whose
+        guarantee is that of the simulated cohort.
         """
-        private = self.plan.noise_multiplier > 0 and self.plan.simulation is None
+        has_guarantee = self.plan.noise_multiplier > 0 and self.plan.simulation is None
         numbers = flat({name: row[name] for name in row if name != "round"}, "/")
-        return {
-            f"{'' if private and name.split('/')[0] in _COVERED else 'not_'}covered/{name}": value
-            for name, value in numbers.items()
-            if value is not None
-        }
+        scalars = {}
+        for name, value in numbers.items():
+            is_covered = has_guarantee and name.split("/")[0] in _COVERED
+            prefix = "covered" if is_covered else "not_covered"
+            if value is not None:
+                scalars[f"{prefix}/{name}"] = value
+        return scalars
 
     def stop(self, *, by_data: bool = True) -> None:
         """Stops the run before its next round, without a result.
 
         Args:
-          by_data: whether anything that the run showed decided that, such as a loss or a
-            validation. `fedmf audit` then counts the rounds that are left as much as the plan
-            allows, for the end is not that of a shorter plan.
+          by_data: whether the decision depended on results of the run, such as a loss or a
+            validation. `fedmf audit` then states the guarantee of all rounds of the plan,
+            because the run is no run of a shorter plan.
         """
         self.stops = True
         if by_data and self.done < self.last:

@@ -18,7 +18,7 @@ from tests.federated.small_task import small_task
 # The noise seed of the runs on clusters, which no message may contain.
 SEED = 0xFEED5EED5EED5EED
 # Constants of `execution.groups`, for a cohort of six.
-GROUPS_OF_TWO = {"LEAST_PRODUCTS": 0, "LEAST_CLIENTS": 1, "MOST_GROUPS": 3}
+GROUPS_OF_TWO = {"MIN_PRODUCT": 0, "MIN_CLIENTS": 1, "MAX_GROUPS": 3}
 
 
 def config(execution: str = "fast", **changes: object) -> fedmf.TrainConfig:

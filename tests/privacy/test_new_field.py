@@ -52,7 +52,7 @@ with open("log.csv", "w") as file:
     file.write("client,round\\n7,0\\n")
 run("audit", "log", "log.csv", *PLAN, "--statement", "audited.json")
 config = fedmf.TrainConfig(rounds=4, min_sep=2, family="identity", noise_multiplier=1.0, tenants=3)
-from fedmf.runs.audit import plan_record
+from fedmf.runs.plan_record import plan_record
 
 commands = ("train", "calibrate", "audit log", "audit mechanism", "plan learning-rate", "sweep")
 print(json.dumps({

@@ -14,11 +14,12 @@ from fedmf.files import shell_word
 from fedmf.privacy.describe import statement_values
 from fedmf.privacy.statement import markdown
 from fedmf.privacy.stopping import stopped_after
-from fedmf.runs.audit import audit_run, subject_of_run
+from fedmf.runs.audit import audit_run
 from fedmf.runs.folder import Run
+from fedmf.runs.statement import subject_of_run
 from tests.cli.program import fedmf as program
 from tests.privacy.plans import ledger_of, plan
-from tests.runs.test_audit import CONFIG, folder_of, in_turn
+from tests.runs.test_audit import CONFIG, cyclic_cohorts, make_run
 from tests.runs.test_folder import new_run
 
 ROUNDS = 12
@@ -101,7 +102,9 @@ def of_run(tested_plan, rounds, here, **changes):
     noise = {"epsilon": None, "noise_multiplier": tested_plan.noise_multiplier}
     config = dataclasses.replace(CONFIG, **noise, **changes)
     folder = here / "a run"
-    run = folder_of(folder, config=config, plan=config.plan(), cohorts=in_turn(), run=rounds)
+    run = make_run(
+        folder, config=config, plan=config.plan(), cohorts=cyclic_cohorts(), num_rounds=rounds
+    )
     return audit_run(run).statement()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import fedmf
 from fedmf.reports import canvas, client_plots, noise_plots, pictures, plots
-from fedmf.runs.audit import plan_record
+from fedmf.runs.plan_record import plan_record
 
 ROUNDS, COHORT, POPULATION = 24, 5, 60
 _FINAL = {"none": 0.24, "identity": 0.13, "tree": 0.185, "fft": 0.17, "banded": 0.21, "dense": 0.2}

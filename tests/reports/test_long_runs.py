@@ -14,7 +14,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (10**9, 10**9))
 import numpy as np
 import fedmf
 from fedmf.reports import write_report
-from fedmf.runs.audit import plan_record
+from fedmf.runs.plan_record import plan_record
 
 n = {ROUNDS}
 config = fedmf.TrainConfig(

@@ -13,12 +13,13 @@ from fedmf.files import write_atomically
 from fedmf.mechanisms import DenseMechanism
 from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.statement import as_text
-from fedmf.runs.audit import audit_run, run_statement_values, write_final_statement
+from fedmf.runs.audit import audit_run
 from fedmf.runs.folder import RunFolder
+from fedmf.runs.statement import run_statement_values, write_final_statement
 from tests.cli.program import fedmf as command
 from tests.cli.program import printed_by, refused
 from tests.refusals import refusal
-from tests.runs.test_folder import new_run, trained
+from tests.runs.test_folder import commit_rounds, new_run
 
 VERSIONS = {"fedmf": "0.1.0", "python": "3.11.7"}
 COHORT = 4
@@ -29,33 +30,42 @@ CONFIG = fedmf.TrainConfig(
 PLAN = CONFIG.plan()
 
 
-def in_turn(rounds=12):
-    """Cohorts in which each client waits three rounds."""
+def cyclic_cohorts(rounds=12):
+    """Returns cohorts in which each client takes part in every third round."""
     return [np.arange(COHORT) + t % 3 * COHORT for t in range(rounds)]
 
 
-def said_of(arguments):
-    """What a command prints for people, as a dictionary."""
+def printed_values(arguments):
+    """Returns the names and values that a command prints without --json."""
     return dict(line.split(maxsplit=1) for line in command(arguments).stdout.splitlines())
 
 
-def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, run=12, published=0):
-    """A folder as `federated.train` leaves it after `run` rounds.
+def make_run(
+    path,
+    *,
+    config=CONFIG,
+    plan=PLAN,
+    is_callers_plan=False,
+    cohorts=None,
+    num_rounds=12,
+    published_rounds=0,
+):
+    """Writes a folder as `federated.train` does in `num_rounds` rounds, and returns its path.
 
-    Of a copy that was made to be published the journal is missing, and participation.csv has so
-    many rounds.
+    With `published_rounds` it is a copy for publication: it has no journal, and participation.csv
+    has these rounds only.
     """
     folder = new_run(
-        path, config, plan, given=given, versions=VERSIONS, date="2026-11-28",
+        path, config, plan, is_callers_plan=is_callers_plan, versions=VERSIONS, date="2026-11-28",
         task={"name": "x", "description": "12 | clients", "clients": 12},
     )  # fmt: skip
-    cohorts = (cohorts or in_turn())[:run]
-    trained(folder, cohorts)
+    cohorts = (cohorts or cyclic_cohorts())[:num_rounds]
+    commit_rounds(folder, cohorts)
     ledger = fedmf.ParticipationLedger(cohort_size=COHORT, cohorts=cohorts)
-    if published:
+    if published_rounds:
         shutil.rmtree(path / "private")
-        write_atomically(path / "participation.csv", ledger.first(published).to_csv())
-    elif run == config.rounds:
+        write_atomically(path / "participation.csv", ledger.first(published_rounds).to_csv())
+    elif num_rounds == config.rounds:
         folder.write_weights("model", [np.zeros(3, np.float32)])
         result = {"participation": ledger.observed().summary(), "date": "2026-11-29"}
         folder.write_json("result", result)
@@ -64,23 +74,23 @@ def folder_of(path, *, config=CONFIG, plan=PLAN, given=False, cohorts=None, run=
 
 @pytest.fixture
 def finished(tmp_path):
-    return folder_of(tmp_path / "run")
+    return make_run(tmp_path / "run")
 
 
 @pytest.fixture
 def interrupted(tmp_path):
-    """Stopped after 11 rounds."""
-    return folder_of(tmp_path / "run", run=11)
+    """Returns the path of a run that was stopped after 11 rounds."""
+    return make_run(tmp_path / "run", num_rounds=11)
 
 
 @pytest.fixture
 def copied(tmp_path):
-    """A copy without its journal, of 11 rounds, of which participation.csv has 6."""
-    return folder_of(tmp_path / "run", run=11, published=6)
+    """Returns the path of a copy without a journal, with 6 of 11 rounds in participation.csv."""
+    return make_run(tmp_path / "run", num_rounds=11, published_rounds=6)
 
 
-class TestRoundsBeyondTheRecord:
-    def test_are_not_counted_as_nothing(self, copied, tmp_path):
+class TestUnrecordedRounds:
+    def test_count_as_full_participation(self, copied, tmp_path):
         audit = audit_run(copied)
         assert audit.observed.rounds == 6
         assert (audit.epsilon, audit.rho) == (PLAN.epsilon, PLAN.rho)
@@ -88,98 +98,112 @@ class TestRoundsBeyondTheRecord:
         assert audit.unrecorded.startswith("rounds 6 to 10 are not in the record of participations")
         assert "resume the run, and audit it when it is done" in audit.unrecorded
         out = tmp_path / "statement.md"
-        said = said_of(f"audit {copied} --statement {out}")
-        assert said["epsilon_achieved"] == said["epsilon_planned"]
-        assert said["not_in_the_record"] == audit.unrecorded
-        assert said["keeps_to_the_plan"] == "yes, as far as it is recorded"
+        printed = printed_values(f"audit {copied} --statement {out}")
+        assert printed["epsilon_achieved"] == printed["epsilon_planned"]
+        assert printed["not_in_the_record"] == audit.unrecorded
+        assert printed["keeps_to_the_plan"] == "yes, as far as it is recorded"
         text = " ".join(out.read_text().replace("\n> ", " ").split())
         assert "**Not all is recorded.** Rounds 6 to 10 are not in the record of part" in text
         assert "for the rounds that are not in the record, the same noise gives" in text
 
-    def test_nobody_in_the_record_is_not_nobody_in_the_run(self, copied):
+    def test_count_if_the_record_is_empty(self, copied):
         write_atomically(copied / "participation.csv", "round,client\n")
         assert audit_run(copied).epsilon == PLAN.epsilon
 
-    def test_without_clients_hide_nothing(self, tmp_path):
-        cohorts = in_turn()
-        cohorts[6] = cohorts[5] = cohorts[7] = np.zeros(0, np.int64)
-        audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, run=8, published=6))
+    def test_are_none_if_the_missing_rounds_had_no_clients(self, tmp_path):
+        cohorts = cyclic_cohorts()
+        for t in (5, 6, 7):
+            cohorts[t] = np.zeros(0, np.int64)
+        audit = audit_run(
+            make_run(tmp_path / "run", cohorts=cohorts, num_rounds=8, published_rounds=6)
+        )
         assert audit.unrecorded is None
         assert (audit.observed.rounds, audit.observed.empty_rounds) == (8, 3)
 
-    def test_after_a_broken_plan_may_be_anything(self, tmp_path):
+    def test_count_for_every_client_if_the_plan_was_violated(self, tmp_path):
         cohorts = [np.arange(COHORT) for _ in range(12)]
-        audit = audit_run(folder_of(tmp_path / "run", cohorts=cohorts, run=11, published=6))
-        # The six rounds of each client and the five that nothing is known of;
-        # the twelfth was not run.
+        audit = audit_run(
+            make_run(tmp_path / "run", cohorts=cohorts, num_rounds=11, published_rounds=6)
+        )
+        # Six recorded rounds of each client, and five unrecorded ones. The twelfth was not run.
         assert audit.achieved.sensitivity.value == pytest.approx(np.sqrt(11), rel=1e-12)
         assert audit.contradictions
         assert "as if every client had taken part in all of them" in audit.unrecorded
 
-    def test_with_sampling_rest_on_no_chance(self, tmp_path):
+    def test_are_not_amplified_by_sampling(self, tmp_path):
         sampled = {"family": "banded", "bands": 2, "sampling": "poisson", "population": 12}
         config = dataclasses.replace(CONFIG, schema="min_sep", min_sep=None, **sampled)
-        plan, cohorts = config.plan(), [np.arange(t % 2, 4, 2) for t in range(12)]
-        shape = {"cohorts": cohorts, "run": 11, "published": 6}
-        audit = audit_run(folder_of(tmp_path / "run", config=config, plan=plan, **shape))
+        plan = config.plan()
+        path = make_run(
+            tmp_path / "run",
+            config=config,
+            plan=plan,
+            cohorts=[np.arange(t % 2, 4, 2) for t in range(12)],
+            num_rounds=11,
+            published_rounds=6,
+        )
+        audit = audit_run(path)
         assert audit.epsilon == unamplified_epsilon(plan)
         assert audit.amplified_epsilon == plan.epsilon
 
-    def test_there_are_none_where_the_journal_is(self, tmp_path):
-        run = folder_of(tmp_path / "run", run=6)
+    def test_are_none_if_the_journal_exists(self, tmp_path):
+        run = make_run(tmp_path / "run", num_rounds=6)
         assert audit_run(run).unrecorded is None
         assert audit_run(run).epsilon < PLAN.epsilon
-        # As after a kill behind the commit of the newest round.
+        # After a kill behind the commit of the newest round, the readable files lack its rows.
         for name in ("participation.csv", "metrics.jsonl"):
             rows = (run / name).read_text().splitlines(keepends=True)
-            newest = COHORT if name == "participation.csv" else 1
-            write_atomically(run / name, "".join(rows[:-newest]))
+            num_newest = COHORT if name == "participation.csv" else 1
+            write_atomically(run / name, "".join(rows[:-num_newest]))
         assert audit_run(run).observed.rounds == 6
         assert audit_run(run).unrecorded is None
 
-    def test_behind_those_of_the_journal_show_that_it_is_an_older_one(self, tmp_path):
-        run = folder_of(tmp_path / "run", run=6)
+    def test_in_participation_csv_but_not_in_the_journal_are_refused(self, tmp_path):
+        run = make_run(tmp_path / "run", num_rounds=6)
         with open(run / "participation.csv", "a") as rows:
             rows.write("6,1\n")
-        with refusal("participation.csv is not what the run's journal has"):
+        with refusal("participation.csv does not agree with the run's journal"):
             audit_run(run)
 
-    def test_that_were_empty_count(self, tmp_path):
-        # Nobody came in the last three rounds; their releases say something of those
-        # before all the same.
-        cohorts = in_turn(9) + [np.zeros(0, np.int64)] * 3
-        run = folder_of(tmp_path / "run", cohorts=cohorts, run=11)
+    def test_count_for_the_plan_if_they_were_empty(self, tmp_path):
+        # The releases of rounds without clients depend on the clients of earlier rounds.
+        cohorts = cyclic_cohorts(9) + [np.zeros(0, np.int64)] * 3
+        run = make_run(tmp_path / "run", cohorts=cohorts, num_rounds=11)
         write_atomically(run / "metrics.jsonl", "")
         assert audit_run(run).planned.participation.rounds == 11
 
 
-class TestFilesThatChanged:
+class TestChangedFiles:
     @pytest.mark.parametrize(
         "name",
         "config.json plan.json mechanism.npz metrics.jsonl participation.csv selected.csv "
         "statement.md model.npz final_statement.md".split(),
     )
-    def test_after_the_run_are_refused_by_name(self, finished, name):
-        shutil.rmtree(finished / "private")  # nothing rests on it
+    def test_of_a_finished_run_are_refused_by_name(self, finished, name):
+        shutil.rmtree(finished / "private")  # No audit of a finished run reads it.
         assert audit_run(finished).epsilon == pytest.approx(4.887, rel=1e-6)
         added = {"selected.csv": b"round,client\n0,9\n", "final_statement.md": b"All is well."}
         content = added[name] if name in added else (finished / name).read_bytes()
-        # A change that can be read as something else: a row less, another number, or bytes that an
-        # archive does not look at.
-        change = {
-            "metrics.jsonl": lambda b: b[: b.rindex(b"{")],
-            "participation.csv": lambda b: b.replace(b"\n4,7\n", b"\n4,8\n"),
-        }
-        change |= {"plan.json": lambda b: b.replace(b'"given": false', b'"given": true ')}
-        (finished / name).write_bytes(change.get(name, lambda b: b + b"\n")(content))
+        # Each changed file can still be read: it has a row less, another number, or bytes that the
+        # reader of archives ignores.
+        changed_content = content + b"\n"
+        if name == "metrics.jsonl":
+            changed_content = content[: content.rindex(b"{")]
+        if name == "participation.csv":
+            changed_content = content.replace(b"\n4,7\n", b"\n4,8\n")
+        if name == "plan.json":
+            changed_content = content.replace(
+                b'"is_callers_plan": false', b'"is_callers_plan": true '
+            )
+        (finished / name).write_bytes(changed_content)
         refused(f"audit {finished}", f"{name} changed after the run had finished", status=1)
 
-    def test_before_the_run_has_finished(self, tmp_path):
-        run = folder_of(tmp_path / "run", run=11)
+    def test_of_an_unfinished_run_are_refused(self, tmp_path):
+        run = make_run(tmp_path / "run", num_rounds=11)
         record = (run / "participation.csv").read_text().splitlines(keepends=True)
-        # Every client once, and the record ends with the last round that ran.
+        # Each client takes part once, and the record ends with the newest round.
         write_atomically(run / "participation.csv", "".join([*record[: 1 + 2 * COHORT], "10,8\n"]))
-        with refusal("participation.csv is not what the run's journal has"):
+        with refusal("participation.csv does not agree with the run's journal"):
             audit_run(run)
         shutil.rmtree(run / "private")
         with refusal(
@@ -187,7 +211,7 @@ class TestFilesThatChanged:
         ):
             audit_run(run)
 
-    def test_noise_of_another_mechanism(self, interrupted):
+    def test_with_noise_of_another_mechanism_are_refused(self, interrupted):
         DenseMechanism(matrix=2 * PLAN.mechanism.encoder()).save(interrupted / "mechanism.npz")
         with refusal(r"plan.json records noise of standard deviation .*mechanism.npz needs"):
             audit_run(interrupted)
@@ -196,12 +220,12 @@ class TestFilesThatChanged:
         "change",
         [
             *({"noise_multiplier": None}, {"rounds": 3}, {"delta": -1}, {"unknown": 1}),
-            # Claims for the same noise that config.json does not make.
+            # Other guarantees than those of config.json, for the same noise.
             *({"delta": 0.5}, {"noise_multiplier": 10.0, "clip_norm": PLAN.clip_norm / 10}),
             {"schema": "single", "min_sep": None, "max_participations": None},
         ],
     )
-    def test_a_damaged_plan(self, interrupted, change):
+    def test_with_a_damaged_plan_are_refused(self, interrupted, change):
         plan = json.loads((interrupted / "plan.json").read_text())
         write_atomically(
             interrupted / "plan.json", json.dumps(plan | {"config": plan["config"] | change})
@@ -211,14 +235,16 @@ class TestFilesThatChanged:
 
 
 class TestTheFinalStatement:
-    def test_of_a_run(self, finished, tmp_path, monkeypatch):
+    def test_agrees_with_the_audit_and_names_commands_that_check_it(
+        self, finished, tmp_path, monkeypatch
+    ):
         write_final_statement(finished, audit_run(finished))
         values = json.loads((finished / "final_statement.json").read_text())
         assert values["system"] == "run"
         model = hashlib.sha256((finished / "model.npz").read_bytes()).hexdigest()
-        days = {"begun": "2026-11-28", "finished": "2026-11-29"}
-        about = {"task": "x", "data": "12 | clients", "folder": "run", "model_sha256": model}
-        assert values["subject"] == days | about
+        dates = {"begun": "2026-11-28", "finished": "2026-11-29"}
+        facts = {"task": "x", "data": "12 | clients", "folder": "run", "model_sha256": model}
+        assert values["subject"] == dates | facts
         assert values["guarantee"]["epsilon"] == PLAN.epsilon
         observed = {"min_separation": 3, "population": 12, "short_rounds": 0, "empty_rounds": 0}
         assert values["observed"].items() >= observed.items()
@@ -233,24 +259,25 @@ class TestTheFinalStatement:
         assert printed_by(f"audit {finished} --statement {out}")["contradictions"] == []
         assert out.read_text() == as_text(values, ".md")
         refused(f"audit {finished} --statement {finished}/statement.md", "elsewhere")
-        # Its commands check this folder.
+        # The commands of the statement check this folder.
         monkeypatch.chdir(tmp_path)
         audit, calibrate = values["commands"]
         assert printed_by(audit)["contradictions"] == []
         assert printed_by(calibrate)["epsilon"] == PLAN.epsilon
         for name in ("participation.csv", "result.json"):
             (finished / name).unlink()
-        assert audit_run(finished).observed.rounds == 12  # by the journal
+        assert audit_run(finished).observed.rounds == 12  # Read from the journal.
         shutil.rmtree(finished / "private")
         refused(f"audit {finished}", "has no participation.csv", status=1)
 
-    def test_the_noise_that_ran_counts_and_not_what_the_config_asks_for(self, tmp_path):
-        without = dataclasses.replace(PLAN, noise_multiplier=0.0)
-        said = said_of(f"audit {folder_of(tmp_path / 'silent', plan=without, given=True)}")
+    def test_states_the_noise_that_was_added_if_the_config_differs(self, tmp_path):
+        no_noise = dataclasses.replace(PLAN, noise_multiplier=0.0)
+        run = make_run(tmp_path / "no_noise", plan=no_noise, is_callers_plan=True)
+        printed = printed_values(f"audit {run}")
         for name in ("epsilon_planned", "epsilon_achieved", "rho_achieved"):
-            assert said[name] == "infinite"
+            assert printed[name] == "infinite"
         plan = dataclasses.replace(PLAN, noise_multiplier=PLAN.noise_multiplier / 2, delta=1e-7)
-        run = folder_of(tmp_path / "run", plan=plan, given=True)
+        run = make_run(tmp_path / "run", plan=plan, is_callers_plan=True)
         audit = audit_run(run)
         assert audit.epsilon == audit.planned.epsilon == plan.epsilon > 1.5 * PLAN.epsilon
         values = run_statement_values(fedmf.Run.load(run), audit)
@@ -258,7 +285,7 @@ class TestTheFinalStatement:
         assert f"--noise-multiplier {plan.noise_multiplier!r} " in values["commands"][1]
 
 
-KINDS = {
+CHANGES_BY_KIND = {
     "banded": {},
     "no noise": {"family": "none", "noise_multiplier": None},
     "simulated": {
@@ -276,26 +303,30 @@ KINDS = {
 @pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("clients_in_turn")
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_trained_run_agrees_with_itself_interrupted_resumed_and_finished(tmp_path, kind):
+@pytest.mark.parametrize("kind", CHANGES_BY_KIND)
+def test_audits_of_a_run_agree_with_its_plan_before_and_after_a_resume(tmp_path, kind):
     from tests.federated.small_runs import broken_off, config, train
 
-    settings = config(**KINDS[kind])
+    settings = config(**CHANGES_BY_KIND[kind])
     audit = audit_run(broken_off(tmp_path / "run", 5, settings))
     assert audit.contradictions == ()
-    assert (audit.unrecorded, audit.observed.rounds) == (None, 5)
+    assert audit.unrecorded is None
+    assert audit.observed.rounds == 5
     train(tmp_path / "run", settings, resume=True)
     run = fedmf.Run.load(tmp_path / "run")
     audit = audit_run(run)
-    assert (audit.contradictions, audit.unrecorded, audit.observed.rounds) == ((), None, 6)
-    # What was added is what the plan says, to the rounding of float32.
+    assert audit.contradictions == ()
+    assert audit.unrecorded is None
+    assert audit.observed.rounds == 6
+    # The added noise is the planned one, up to float32 rounding.
     stddevs = [row["noise_stddev"] for row in run.metrics]
     assert stddevs == pytest.approx([audit.planned.stddev] * 6, rel=1e-6)
-    final = json.loads((tmp_path / "run" / "final_statement.json").read_text())
+    statement = json.loads((tmp_path / "run" / "final_statement.json").read_text())
     if settings.claimed_cohort is None:
-        assert final["achieved"]["rho"] == audit.values()["rho_achieved"]
+        assert statement["achieved"]["rho"] == audit.values()["rho_achieved"]
     else:
-        assert final["achieved"] is audit.values()["rho_achieved"] is None
-        said = command(f"audit {tmp_path}/run").stdout
-        assert "not known: the run that the simulation stands for was not observed" in said
-        assert "_achieved" not in said
+        assert statement["achieved"] is None
+        assert audit.values()["rho_achieved"] is None
+        printed = command(f"audit {tmp_path}/run").stdout
+        assert "not known: the run that the simulation stands for was not observed" in printed
+        assert "_achieved" not in printed

@@ -1,3 +1,5 @@
+"""The folder of a run: what is refused, written and read."""
+
 import dataclasses
 import errno
 import json
@@ -14,8 +16,8 @@ from fedmf import checks
 from fedmf.files import write_atomically
 from fedmf.mechanisms import TreeMechanism
 from fedmf.runs import reading
-from fedmf.runs.audit import plan_record
 from fedmf.runs.folder import Run, RunFolder
+from fedmf.runs.plan_record import plan_record
 from fedmf.runs.rounds import CommittedRound
 from tests.refusals import refusal
 
@@ -23,7 +25,14 @@ CONFIG = fedmf.TrainConfig(rounds=8, min_sep=4, family="identity", epsilon=8.0)
 
 
 def new_run(path, config=CONFIG, plan=None, **facts):
-    """A run folder as training leaves it before round 0."""
+    """Writes a run folder as `train` does before round 0, and returns it.
+
+    Args:
+      path: path of the folder.
+      config: config of the run.
+      plan: plan of the run; None for the config's.
+      facts: other values of plan.json.
+    """
     folder = RunFolder.create(path)
     plan = plan or config.plan()
     plan.mechanism.save(folder.path / "mechanism.npz")
@@ -40,8 +49,15 @@ def folder(tmp_path):
     return new_run(tmp_path / "run")
 
 
-def trained(folder, cohorts, records=None, selections=None):
-    """Commits a round for each cohort, and writes as many records, by default all."""
+def commit_rounds(folder, cohorts, num_records=None, selections=None):
+    """Commits a round for each cohort, and writes the records of the first `num_records` rounds.
+
+    Args:
+      folder: a run folder.
+      cohorts: indices of the clients of each round.
+      num_records: number of records; None for all.
+      selections: indices of the selected clients of each round; None for the cohorts.
+    """
     selections = selections or cohorts
     with folder.locked():
         folder.read_rounds()
@@ -52,30 +68,37 @@ def trained(folder, cohorts, records=None, selections=None):
                 release=[np.full(3, t, np.float32)],
             )  # fmt: skip
             folder.rounds.commit(committed)
-            if records is None or t < records:
+            if num_records is None or t < num_records:
                 folder.rounds.add_record({"round": t, "clients": len(clients)})
 
 
-def files(path):
+def file_contents(path):
+    """Returns the contents of all files below a folder by their paths."""
     return {p.relative_to(path): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-def test_who_took_part_is_written_after_each_commit_and_as_secret_as_the_journal(folder):
-    before = os.umask(0)
+def test_participation_is_written_after_each_commit_for_its_owner_only(folder):
+    previous_mask = os.umask(0)
     try:
-        trained(folder, [[5, 1], [], [2]], selections=[[5, 1], [3], [2]])
+        commit_rounds(folder, [[5, 1], [], [2]], selections=[[5, 1], [3], [2]])
     finally:
-        os.umask(before)
-    taken, selected = (folder.path / f"{name}.csv" for name in ("participation", "selected"))
-    assert taken.read_text() == "round,client\n0,5\n0,1\n2,2\n"
+        os.umask(previous_mask)
+    participation = folder.path / "participation.csv"
+    selected = folder.path / "selected.csv"
+    assert participation.read_text() == "round,client\n0,5\n0,1\n2,2\n"
     assert selected.read_text() == "round,client\n0,5\n0,1\n1,3\n2,2\n"
     private = folder.path / "private"
-    secret = (taken, selected, private / "rounds.jsonl", *(private / "journal").iterdir())
-    assert {stat.S_IMODE(path.stat().st_mode) for path in secret} == {0o600}
+    secret_files = (
+        participation,
+        selected,
+        private / "rounds.jsonl",
+        *(private / "journal").iterdir(),
+    )
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secret_files} == {0o600}
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
-def test_a_run_whose_mechanism_memory_cannot_hold_is_not_called_damaged(folder, monkeypatch):
+def test_load_does_not_call_a_run_damaged_whose_mechanism_exceeds_the_memory(folder, monkeypatch):
     TreeMechanism(rounds=1000).save(folder.path / "mechanism.npz")
     monkeypatch.setattr(checks, "available_memory", lambda: 2**22)
     with refusal(r"mechanism.npz' cannot be used: .* of this tree .*: for so many"):
@@ -90,29 +113,32 @@ class TestRows:
         return (folder.path / f"{name}.jsonl").read_text()
 
     @pytest.mark.parametrize("line", ["{", "", '{"round": "2"}'])
-    def test_damage_in_the_middle_is_not_a_gap(self, tmp_path, line, folder):
+    def test_load_refuses_a_damaged_line_of_metrics_and_skips_one_of_timings(
+        self, tmp_path, line, folder
+    ):
         self.write(folder, '{"round": 0}\n' + line + '\n{"round": 2}\n')
-        before = files(tmp_path)
+        contents = file_contents(tmp_path)
         with refusal(r"line 2 of .*metrics\.jsonl is damaged"):
             Run.load(folder.path)
-        assert files(tmp_path) == before
+        assert file_contents(tmp_path) == contents
         self.write(folder, "")
         self.write(folder, '{"round": 0}\n' + line + '\n{"round": 2}\n', "timings")
-        # Nothing rests on the seconds of a round.
         assert [row["round"] for row in Run.load(folder.path).timings] == [0, 2]
 
 
 class TestCreate:
-    def refused(self, path, words):
-        before = files(path.parent)
+    def assert_refused(self, path, words):
+        contents = file_contents(path.parent)
         with refusal(words, naming=[path]):
             RunFolder.create(path)
-        assert files(path.parent) == before
+        assert file_contents(path.parent) == contents
 
-    def test_an_existing_run(self, folder):
-        self.refused(folder.path, "already holds a run: resume it with resume=True, or name anoth")
+    def test_refuses_an_existing_run(self, folder):
+        self.assert_refused(
+            folder.path, "already holds a run: resume it with resume=True, or name anoth"
+        )
 
-    def test_an_empty_folder_or_one_of_a_start_that_failed(self, tmp_path):
+    def test_accepts_a_folder_without_a_run_or_with_one_that_failed_before_round_0(self, tmp_path):
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "log.txt").write_text("mine")
         for _ in range(2):
@@ -122,7 +148,7 @@ class TestCreate:
         assert (tmp_path / "run" / "log.txt").read_text() == "mine"
 
     @pytest.mark.parametrize(
-        ("begun", "name"),
+        ("has_private_folder", "name"),
         [
             (False, "model.npz"),
             (False, "metrics.jsonl"),
@@ -130,39 +156,44 @@ class TestCreate:
             (True, "private/journal/000008.npz"),
         ],
     )
-    def test_what_would_be_lost(self, tmp_path, begun, name):
-        """Notes of somebody's own, or the remains of a run."""
+    def test_refuses_a_folder_with_files_that_it_would_overwrite(
+        self, tmp_path, has_private_folder, name
+    ):
         path = tmp_path / "run"
         path.mkdir()
-        if begun:
+        if has_private_folder:
             (path / "private" / "journal").mkdir(parents=True)
         (path / name).write_text("mine")
-        shown = name.removesuffix("/000008.npz")
-        self.refused(path, f"has a {shown} and no config.json: a new run would overwrite it")
+        obstacle = name.removesuffix("/000008.npz")
+        self.assert_refused(
+            path, f"has a {obstacle} and no config.json: a new run would overwrite it"
+        )
 
-    def test_where_nothing_can_be_written(self, tmp_path, monkeypatch):
-        (tmp_path / "file").write_text("kept")
+    def test_refuses_a_path_that_cannot_be_written_to(self, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("contents")
         for path in (tmp_path / "file", tmp_path / "file" / "run"):
             with refusal("cannot write to folder .*: name a folder you may write to"):
                 RunFolder.create(path)
 
-        # Also for root, whom no permission stops.
+        # Permissions do not restrict root, so that the error is simulated.
         def denied(*args, **kwargs):
             raise PermissionError(errno.EACCES, "Permission denied")
 
         monkeypatch.setattr(os, "open", denied)
-        self.refused(tmp_path / "run", "Permission denied.*name a folder you may write to")
+        self.assert_refused(tmp_path / "run", "Permission denied.*name a folder you may write to")
 
 
 class TestLoad:
-    def refused(self, path, *words):
+    def assert_refused(self, path, *words):
         with refusal(re.escape(str(path)), naming=words):
             Run.load(path)
 
-    def test_unfinished_and_finished(self, folder):
+    def test_reads_unfinished_and_finished_runs(self, folder):
         (folder.path / "metrics.jsonl").write_text('{"round": 0, "train_loss": 2.5}\n{"rou')
         run = Run.load(folder.path)
-        assert (run.config, run.result, run.timings) == (CONFIG, None, [])
+        assert run.config == CONFIG
+        assert run.result is None
+        assert run.timings == []
         assert run.metrics == [{"round": 0, "train_loss": 2.5}]
         assert run.plan["epsilon"] == CONFIG.plan().epsilon
         assert run.statement == fedmf.statement(CONFIG.plan())
@@ -171,34 +202,36 @@ class TestLoad:
         result = Run.load(str(folder.path)).result
         assert result["test"] == {}
         names = "config.json plan.json mechanism.npz metrics.jsonl participation.csv statement.md"
-        names = names.split()
-        assert set(result["sha256"]) == set(names)
+        assert set(result["sha256"]) == set(names.split())
 
-    def test_a_run_of_more_rounds_than_a_matrix_holds(self, tmp_path):
-        long = new_run(tmp_path / "run", dataclasses.replace(CONFIG, rounds=50_000))
-        assert Run.load(long.path).mechanism.rounds == 50_000
+    def test_reads_a_run_with_too_many_rounds_for_a_matrix(self, tmp_path):
+        folder = new_run(tmp_path / "run", dataclasses.replace(CONFIG, rounds=50_000))
+        assert Run.load(folder.path).mechanism.rounds == 50_000
 
-    def test_a_run_does_not_show_the_seed_of_its_noise(self, folder):
-        secret = "987654321987654321"
-        write_atomically(folder.path / "private" / "noise_seed", secret, mode=0o600)
-        assert secret not in repr(Run.load(folder.path))
+    def test_returns_a_run_whose_repr_does_not_show_the_noise_seed(self, folder):
+        seed_text = "987654321987654321"
+        write_atomically(folder.path / "private" / "noise_seed", seed_text, mode=0o600)
+        assert seed_text not in repr(Run.load(folder.path))
 
-    def test_no_run_or_one_that_was_stopped_before_it_began(self, tmp_path):
-        self.refused(tmp_path, "holds no run to resume or to read", "config.json")
+    def test_refuses_a_folder_without_a_run_or_with_one_stopped_before_round_0(self, tmp_path):
+        self.assert_refused(tmp_path, "holds no run to resume or to read", "config.json")
         RunFolder.create(tmp_path)
-        self.refused(tmp_path, "holds no run yet", "give its command again, without resume=True")
-        RunFolder.create(tmp_path)  # as it says
+        self.assert_refused(tmp_path, "holds no run yet", "run its command again, without resume")
+        RunFolder.create(tmp_path)  # The way out of the message works.
 
     @pytest.mark.parametrize("name", ["plan.json", "mechanism.npz", "metrics.jsonl"])
     @pytest.mark.parametrize("content", [None, b"", b"[]", b"\xff\xfe", b"{}x\n{}"])
-    def test_a_missing_or_damaged_file(self, folder, name, content):
+    def test_refuses_a_missing_or_damaged_file(self, folder, name, content):
         path = folder.path / name
-        path.unlink() if content is None else path.write_bytes(content)
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
         if name == "metrics.jsonl" and b"\n" not in (content or b""):
-            # A last line that was being written when the run was killed is no damage.
+            # A last line without a line break is no damage: the run was killed while it wrote it.
             assert Run.load(folder.path).metrics == []
         else:
-            self.refused(
+            self.assert_refused(
                 folder.path, "incomplete or damaged", name, "run it again in another folder"
             )
 
@@ -214,20 +247,21 @@ class TestLoad:
         "statement.md",
     ],
 )
-def test_a_result_signs_no_file_that_was_edited_while_the_run_went_on(tmp_path, name):
+def test_result_json_covers_no_file_that_was_edited_during_the_run(tmp_path, name):
     folder = new_run(tmp_path / "run")
-    trained(folder, [[t] for t in range(CONFIG.rounds)])
+    commit_rounds(folder, [[t] for t in range(CONFIG.rounds)])
     path = folder.path / name
-    own = path.read_bytes()
+    content = path.read_bytes()
+    edited_content = content + b"\n"
+    if name in ("mechanism.npz", "metrics.jsonl", "participation.csv"):
+        edited_content = content.replace(b"0", b"3", 1)
     with folder.locked():
         folder.read_rounds()
-        path.write_bytes(
-            own.replace(b"0", b"3", 1) if name.startswith(("m", "pa")) else own + b"\n"
-        )
+        path.write_bytes(edited_content)
         folder.write_json("result", {})
-    with refusal(f"{name} changed after the run had finished, or while it went on"):
+    with refusal(f"{name} changed after the run had finished, or while it was trained"):
         fedmf.audit_run(folder.path)
-    path.write_bytes(own)
+    path.write_bytes(content)
     assert fedmf.audit_run(folder.path).observed.rounds == CONFIG.rounds
 
 
@@ -235,17 +269,18 @@ def test_numbers_that_are_not_finite_are_null_in_files_and_nan_when_read(folder)
     row = {"round": 0, "train_loss": math.nan, "validation": {"mae": math.inf, "loss": 2.0}}
     with folder.locked():
         folder.read_rounds()
-        nobody = np.zeros(0, np.int64)
-        folder.rounds.commit(CommittedRound(t=0, clients=nobody, selected=nobody, numbers={}))
+        no_clients = np.zeros(0, np.int64)
+        committed = CommittedRound(t=0, clients=no_clients, selected=no_clients, numbers={})
+        folder.rounds.commit(committed)
         folder.rounds.add_record(row)
     folder.write_json("result", {"test": {"loss": -math.inf}, "achieved": {"epsilon": None}})
     texts = [(folder.path / name).read_text() for name in ("metrics.jsonl", "result.json")]
     for text in texts:
         json.loads(text, parse_constant=lambda constant: pytest.fail(constant))
-    [read] = reading.read_rows(folder.path / "metrics.jsonl")
-    assert math.isnan(read["train_loss"])
-    assert math.isnan(read["validation"]["mae"])
-    assert read["validation"]["loss"] == 2.0
+    [row_read] = reading.read_rows(folder.path / "metrics.jsonl")
+    assert math.isnan(row_read["train_loss"])
+    assert math.isnan(row_read["validation"]["mae"])
+    assert row_read["validation"]["loss"] == 2.0
     result = reading.read_object(folder.path / "result.json")
     assert math.isnan(result["test"]["loss"])
     assert result["achieved"] == {"epsilon": None}

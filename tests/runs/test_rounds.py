@@ -1,5 +1,5 @@
-"""The journal of a run: whatever a crash, a power failure or somebody else does to the folder, a
-committed round is read again as it was committed, and no other is.
+"""The journal of a run. After crashes, power failures and edits of the folder, committed rounds are
+read as they were committed, and no other rounds are read.
 """
 
 import json
@@ -18,8 +18,8 @@ from tests.refusals import refusal
 from tests.runs.test_folder import new_run
 
 ROUNDS = 4
-# What changes a folder goes through one of these.
-CALLS = ("open", "fsync", "replace", "link", "unlink", "ftruncate")
+# Functions of os through which all changes of a folder go.
+OS_FUNCTIONS = ("open", "fsync", "replace", "link", "unlink", "ftruncate")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 
 def round_of(t, value=0.0):
-    """The round of the clients t and t + 1, of which one reports in odd rounds."""
+    """Returns a round of the clients t and t + 1, of which only t reports in odd rounds."""
     selected = np.array([t, t + 1])
     return CommittedRound(
         t=t,
@@ -43,47 +43,50 @@ def round_of(t, value=0.0):
 
 
 def record_of(t):
+    """Returns the row of round t in metrics.jsonl."""
     return {"round": t, "clients": 2 - t % 2, "train_loss": 0.5 * t}
 
 
 def commit(rounds, t, value=0.0):
+    """Commits round t and writes its record."""
     rounds.commit(round_of(t, value))
     rounds.add_record(record_of(t))
 
 
 def read(path):
-    """What a resume finds in a folder."""
+    """Returns the committed rounds that a resume reads from a folder."""
     folder = RunFolder.open(path)
     with folder.locked():
         folder.read_rounds()
         return folder.rounds.committed
 
 
-def assert_holds(path, rounds):
-    """The folder has so many rounds, bit for bit, and the readers' files follow from them."""
+def assert_holds(path, num_rounds):
+    """Checks that a folder has `num_rounds` rounds and the readable files that follow from them."""
     committed = read(path)
-    assert len(committed.rows) == rounds
-    if rounds:
-        newest, expected = CommittedRound.of(committed), round_of(rounds - 1)
+    assert len(committed.rows) == num_rounds
+    if num_rounds:
+        newest = CommittedRound.of(committed)
+        expected = round_of(num_rounds - 1)
         assert newest.row() == expected.row()
-        for found, array in zip(newest.release, expected.release, strict=True):
-            np.testing.assert_array_equal(found, array)
-        for found, array in zip(newest.before, expected.before, strict=True):
-            np.testing.assert_array_equal(found, array)
-    for name, clients in (("participation.csv", "clients"), ("selected.csv", "selected")):
-        pairs = [(t, c) for t in range(rounds) for c in getattr(round_of(t), clients)]
-        if name == "participation.csv" or rounds > 1:
-            text = (path / name).read_text()
-            assert text == "round,client\n" + "".join(f"{t},{c}\n" for t, c in pairs)
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [record_of(t) for t in range(len(lines))]
-    assert len(lines) in (rounds, rounds - 1)
+        np.testing.assert_equal([*newest.release], expected.release)
+        np.testing.assert_equal([*newest.before], expected.before)
+    participation = "round,client\n"
+    selections = "round,client\n"
+    for t in range(num_rounds):
+        participation += "".join(f"{t},{client}\n" for client in round_of(t).clients)
+        selections += "".join(f"{t},{client}\n" for client in round_of(t).selected)
+    assert (path / "participation.csv").read_text() == participation
+    if num_rounds > 1:
+        assert (path / "selected.csv").read_text() == selections
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert records == [record_of(t) for t in range(len(records))]
+    assert len(records) in (num_rounds, num_rounds - 1)
 
 
-def test_every_prefix_of_the_writes_is_a_folder_of_whole_rounds(folder, tmp_path, monkeypatch):
-    """As a kill leaves it: between any two changes of the folder."""
+def test_a_kill_between_any_two_writes_leaves_whole_rounds(folder, tmp_path, monkeypatch):
     snapshots: list[tuple[pathlib.Path, int]] = []
-    seen: list[int] = []
+    shown_rounds: list[int] = []
     is_copying = False
 
     def snapshot_before(call):
@@ -93,7 +96,7 @@ def test_every_prefix_of_the_writes_is_a_folder_of_whole_rounds(folder, tmp_path
                 is_copying = True
                 copy = tmp_path / f"copy {len(snapshots)}"
                 shutil.copytree(folder.path, copy)
-                snapshots.append((copy, len(seen)))
+                snapshots.append((copy, len(shown_rounds)))
                 is_copying = False
             return call(*args, **options)
 
@@ -101,94 +104,98 @@ def test_every_prefix_of_the_writes_is_a_folder_of_whole_rounds(folder, tmp_path
 
     with folder.locked(), monkeypatch.context() as patch:
         folder.read_rounds()
-        for name in CALLS:
+        for name in OS_FUNCTIONS:
             patch.setattr(os, name, snapshot_before(getattr(os, name)))
         for t in range(ROUNDS):
             commit(folder.rounds, t)
-            seen.append(t)
+            shown_rounds.append(t)
     assert len(snapshots) > 8 * ROUNDS
-    for copy, num_seen in snapshots:
-        rounds = len(read(copy).rows)
-        assert rounds in (num_seen, num_seen + 1)  # what was shown is there
-        assert_holds(copy, rounds)
+    for copy, num_shown in snapshots:
+        num_rounds = len(read(copy).rows)
+        assert num_rounds in (num_shown, num_shown + 1)
+        assert_holds(copy, num_rounds)
 
 
 class Disk:
-    """What of a folder a power failure leaves: bytes and names that were synced."""
+    """The state of a folder after a power failure: the contents and names that were synced."""
 
     def __init__(self, top):
         self._top = pathlib.Path(top)
-        self._content, self._names = {}, {}
+        self._content_by_inode = {}
+        self._inodes_by_folder = {}
         for path in [self._top, *self._top.rglob("*")]:
             self.sync(path)
 
     def sync(self, path):
         if path.is_dir():
-            self._names[path] = {name: os.stat(path / name).st_ino for name in os.listdir(path)}
+            inode_by_name = {name: os.stat(path / name).st_ino for name in os.listdir(path)}
+            self._inodes_by_folder[path] = inode_by_name
         else:
-            self._content[path.stat().st_ino] = path.read_bytes()
+            self._content_by_inode[path.stat().st_ino] = path.read_bytes()
 
     def write(self, target):
-        for folder, names in self._names.items():
-            there = target / folder.relative_to(self._top)
-            there.mkdir(parents=True, exist_ok=True)
-            for name, number in names.items():
-                if number in self._content:
-                    (there / name).write_bytes(self._content[number])
+        for folder, inode_by_name in self._inodes_by_folder.items():
+            target_folder = target / folder.relative_to(self._top)
+            target_folder.mkdir(parents=True, exist_ok=True)
+            for name, inode in inode_by_name.items():
+                if inode in self._content_by_inode:
+                    (target_folder / name).write_bytes(self._content_by_inode[inode])
 
 
-def test_a_power_failure_takes_back_no_round_that_was_shown(folder, tmp_path, monkeypatch):
-    disk, fsync = Disk(folder.path), os.fsync
+def test_rounds_that_were_shown_survive_a_power_failure(folder, tmp_path, monkeypatch):
+    disk = Disk(folder.path)
+    fsync = os.fsync
 
-    def synced(descriptor):
+    def fsync_and_record(descriptor):
         fsync(descriptor)
         disk.sync(pathlib.Path(os.readlink(f"/proc/self/fd/{descriptor}")))
 
     with folder.locked():
         folder.read_rounds()
-        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "fsync", fsync_and_record)
         for t in range(ROUNDS):
             commit(folder.rounds, t)
-            disk.write(tmp_path / f"left {t}")
+            disk.write(tmp_path / f"after round {t}")
     for t in range(ROUNDS):
-        assert_holds(tmp_path / f"left {t}", t + 1)
+        assert_holds(tmp_path / f"after round {t}", t + 1)
 
 
-def test_of_two_processes_without_locks_one_commits_the_round(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(Journal, "check_place", lambda journal: None)  # each has a lock elsewhere
-    places = [tmp_path / "one", tmp_path / "two"]
-    for place in places:
-        place.mkdir()
-    mine, theirs = (RunRounds(folder.path, lock(place)) for place in places)
-    mine.read()
-    theirs.read()
-    commit(theirs, 0)
+def test_of_two_processes_without_locks_one_commits_a_round(folder, tmp_path, monkeypatch):
+    # The two processes lock other folders, so that neither notices the other.
+    monkeypatch.setattr(Journal, "check_place", lambda journal: None)
+    lock_folders = [tmp_path / "first", tmp_path / "second"]
+    for lock_folder in lock_folders:
+        lock_folder.mkdir()
+    first_rounds, second_rounds = (RunRounds(folder.path, lock(path)) for path in lock_folders)
+    first_rounds.read()
+    second_rounds.read()
+    commit(second_rounds, 0)
     for t in (1, 2):
         with refusal("gone on with elsewhere: nothing was released"):
-            commit(mine, 0, value=9.0)
-        commit(theirs, t)
+            commit(first_rounds, 0, value=9.0)
+        commit(second_rounds, t)
     assert [row["private"] for row in read(folder.path).rows] == [{"accuracy": 0.0}] * 3
 
 
 @pytest.mark.parametrize(
     "name", ["config.json", "plan.json", "mechanism.npz", "private/noise_seed"]
 )
-def test_an_edit_of_a_running_run_is_refused_at_the_next_round(folder, name):
+def test_commit_refuses_files_that_were_edited_during_the_run(folder, name):
     path = folder.path / name
     with folder.locked():
         folder.read_rounds()
         commit(folder.rounds, 0)
-        own = path.read_bytes()
-        path.write_bytes(own + b" ")
+        content = path.read_bytes()
+        path.write_bytes(content + b" ")
         with refusal(f"{name} of the run's folder .* changed while it was in use"):
             commit(folder.rounds, 1)
-        path.write_bytes(own)
+        path.write_bytes(content)
         commit(folder.rounds, 1)
     assert_holds(folder.path, 2)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("private/rounds.jsonl", "rounds.jsonl is damaged or not of this run"),
         ("participation.csv", "participation.csv has other rows"),
@@ -196,27 +203,26 @@ def test_an_edit_of_a_running_run_is_refused_at_the_next_round(folder, name):
         ("metrics.jsonl", "metrics.jsonl has other rows"),
     ],
 )
-def test_an_edit_of_a_stopped_run_is_refused_and_a_lost_end_written_again(folder, name, said):
+def test_a_resume_refuses_edited_files_and_completes_truncated_ones(folder, name, message):
     with folder.locked():
         folder.read_rounds()
         for t in range(ROUNDS):
             commit(folder.rounds, t)
     path = folder.path / name
-    own = path.read_bytes()
-    path.write_bytes(own.replace(b"1", b"2", 1))
-    with refusal(said):
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"1", b"2", 1))
+    with refusal(message):
         read(folder.path)
-    path.write_bytes(own[:-5])
-    if name.startswith("private"):  # the end is the newest row, which the journal has as well
-        assert_holds(folder.path, ROUNDS)
-        path.write_bytes(own[: len(own) // 2])
-        with refusal(said):
+    path.write_bytes(content[:-5])
+    assert_holds(folder.path, ROUNDS)
+    if name.startswith("private"):
+        # The newest row, at the end, is in the newest file of the journal too. Others are not.
+        path.write_bytes(content[: len(content) // 2])
+        with refusal(message):
             read(folder.path)
-    else:
-        assert_holds(folder.path, ROUNDS)
 
 
-def test_a_journal_from_a_backup_is_refused(folder, tmp_path):
+def test_a_resume_refuses_a_journal_from_a_backup(folder, tmp_path):
     with folder.locked():
         folder.read_rounds()
         commit(folder.rounds, 0)
@@ -227,31 +233,31 @@ def test_a_journal_from_a_backup_is_refused(folder, tmp_path):
     shutil.copytree(tmp_path / "backup", folder.path / "private")
     for name in ("participation.csv", "metrics.jsonl"):
         for _ in range(2):
-            with refusal(f"{name} has round [12], .* put back from a backup"):
+            with refusal(f"{name} has round [12], .* restored from a backup"):
                 read(folder.path)
         (folder.path / name).unlink()
 
 
-def test_a_row_that_was_edited_is_computed_again(folder):
+def test_the_record_of_the_newest_round_is_computed_again_if_it_was_edited(folder):
     with folder.locked():
         folder.read_rounds()
         commit(folder.rounds, 0)
     path = folder.path / "metrics.jsonl"
-    own = path.read_text()
-    for edited in (own.replace("0.0", "9.5"), '{"round": 0}\n'):
-        path.write_text(edited)
+    text = path.read_text()
+    for edited_text in (text.replace("0.0", "9.5"), '{"round": 0}\n'):
+        path.write_text(edited_text)
         assert "record" not in read(folder.path).rows[0]
 
 
-def test_without_room_a_round_is_committed_once(folder, monkeypatch):
-    def full(*args):
+def test_a_round_that_failed_on_a_full_disk_can_be_committed(folder, monkeypatch):
+    def raise_disk_full(*args):
         raise OSError(28, "No space left on device")
 
     with folder.locked():
         folder.read_rounds()
         for name in ("fsync", "link"):
             with monkeypatch.context() as patch:
-                patch.setattr(os, name, full)
+                patch.setattr(os, name, raise_disk_full)
                 with pytest.raises(OSError, match="No space left"):
                     folder.rounds.commit(round_of(0))
         commit(folder.rounds, 0)

@@ -107,4 +107,4 @@ def test_the_command_on_a_cluster_with_halving(tmp_path):
     # Validations decided on its end: its guarantee is that of all rounds.
     stopped = fedmf.audit_run(out / "runs" / "server_learning_rate=1000000")
     assert stopped.epsilon == stopped.planned.epsilon
-    assert "what the run showed decided that it stopped before them" in stopped.unrecorded
+    assert "the run was stopped before them because of its results" in stopped.unrecorded

@@ -19,7 +19,7 @@ from fedmf.sweeps.run import Training
 from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by
 from tests.refusals import refusal
-from tests.runs.test_folder import new_run, trained
+from tests.runs.test_folder import commit_rounds, new_run
 from tests.sweeps import programs
 
 FIXED = {"rounds": 4, "min_sep": 2, "cohort_size": 2, "family": "identity", "epsilon": 8.0}
@@ -276,9 +276,9 @@ def test_the_command(tmp_path, capfd, monkeypatch):
 
 def test_a_run_that_committed_a_round_has_been_seen_whatever_rows_it_has(tmp_path):
     cut, never = (new_run(tmp_path / name, fedmf.TrainConfig(**FIXED)) for name in ("cut", "never"))
-    trained(cut, [[0]], records=0)
+    commit_rounds(cut, [[0]], num_records=0)
     copied = new_run(tmp_path / "copied", fedmf.TrainConfig(**FIXED))
-    trained(copied, [[0]])
+    commit_rounds(copied, [[0]])
     shutil.rmtree(copied.path / "private")
     folders = [never.path, cut.path, copied.path, tmp_path / "none"]
     assert [run.path for run in sweep.begun_runs(folders)] == [cut.path, copied.path]

@@ -1,11 +1,13 @@
-"""A linear model in numpy, whose training is easy to repeat by hand."""
+"""A linear model in numpy, whose training tests repeat by hand."""
 
 import numpy as np
 
 import fedmf
 from fedmf import training
 
-CLIENTS, EXAMPLES, FEATURES = 20, 8, 3
+CLIENTS = 20
+EXAMPLES = 8
+FEATURES = 3
 rng = np.random.default_rng(0)
 X = rng.normal(size=(CLIENTS * EXAMPLES, FEATURES))
 Y = X @ np.array([1.0, -2.0, 0.5]) + 0.1 * rng.normal(size=len(X))
@@ -13,12 +15,14 @@ OWNERS = np.arange(len(X)) // EXAMPLES
 
 
 def initial_weights(seed):
+    """Returns random slopes and a zero offset."""
     return [np.random.default_rng(seed).normal(size=FEATURES), np.zeros(1)]
 
 
 def client_update(weights, epochs, settings):
-    """SGD on half the mean squared error."""
-    slopes, offset = weights[0].copy(), weights[1].copy()
+    """Trains by SGD on half the mean squared error."""
+    slopes = weights[0].copy()
+    offset = weights[1].copy()
     loss = 0.0
     for x, y in settings.batches(epochs):
         residuals = x @ slopes + offset - y
@@ -29,23 +33,26 @@ def client_update(weights, epochs, settings):
 
 
 def evaluate(weights, examples):
-    residuals = examples[0] @ weights[0] + weights[1] - examples[1]
+    """Returns the loss and the share of predictions with an error below 1."""
+    x, y = examples
+    residuals = x @ weights[0] + weights[1] - y
     return {"loss": np.mean(residuals**2) / 2, "share within 1": np.mean(np.abs(residuals) < 1)}
 
 
 def learner(**functions):
-    own = {
+    """Returns the learner of the linear model, with some functions replaced."""
+    all_functions = {
         "initial_weights": initial_weights,
         "client_update": client_update,
         "evaluate": evaluate,
     }
-    return training.FunctionLearner(**(own | functions))
+    return training.FunctionLearner(**(all_functions | functions))
 
 
 def linear_task(**changes):
-    """With these attributes, or functions of the learner, changed."""
-    names = ("initial_weights", "client_update", "evaluate")
-    functions = {name: changes.pop(name) for name in names if name in changes}
+    """Returns the task, with some of its attributes or of its learner's functions replaced."""
+    function_names = ("initial_weights", "client_update", "evaluate")
+    functions = {name: changes.pop(name) for name in function_names if name in changes}
     attributes = {
         "name": "linear", "x": X, "y": Y, "client_ids": OWNERS, "batch_size": 3,
         "validation": (X[:40], Y[:40]), "test": (X[40:80], Y[40:80]),
@@ -55,6 +62,7 @@ def linear_task(**changes):
 
 
 def config(**changes):
+    """Returns the config of a short run, with some fields replaced."""
     values = {
         "rounds": 6, "cohort_size": 4, "min_sep": 2, "family": "banded", "noise_multiplier": 0.3,
         "client_learning_rate": 0.1, "server_learning_rate": 1.0, "clip_norm": 0.5,
@@ -64,7 +72,7 @@ def config(**changes):
 
 
 def train(folder, settings=None, task=None, **options):
-    """Without a bar; with a noise seed, unless it goes on."""
-    seed = None if options.get("resume") else 9
-    options = {"noise_seed": seed, "progress": False} | options
+    """Trains without a progress bar, and with a fixed noise seed unless the run is resumed."""
+    noise_seed = None if options.get("resume") else 9
+    options = {"noise_seed": noise_seed, "progress": False} | options
     return training.train(task or linear_task(), settings or config(), folder=folder, **options)

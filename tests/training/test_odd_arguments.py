@@ -1,4 +1,4 @@
-"""tests/test_odd_arguments.py for the simulation without a framework: nothing is trained."""
+"""Odd arguments of fedmf.training, as in tests/test_odd_arguments.py; nothing is trained."""
 
 import dataclasses
 
@@ -11,7 +11,13 @@ from tests.training import numpy_task
 
 TASK = numpy_task.linear_task()
 FIELDS = {field.name: getattr(TASK, field.name) for field in dataclasses.fields(TASK)}
-TEXTS = ("description", "synthetic_clients", "headline_metric", "metric_note", "data_version")
+TEXT_ATTRIBUTES = (
+    "description",
+    "synthetic_clients",
+    "headline_metric",
+    "metric_note",
+    "data_version",
+)
 ARRAYS = {
     "x": numpy_task.X, "y": numpy_task.Y, "client_ids": numpy_task.OWNERS,
     "validation": (numpy_task.X, numpy_task.Y), "test": (numpy_task.X, numpy_task.Y),
@@ -27,7 +33,7 @@ CALLS = {
     "Task": call(
         training.Task,
         {
-            "name": "text", "client_ids": "texts", **dict.fromkeys(TEXTS, "empty text"),
+            "name": "text", "client_ids": "texts", **dict.fromkeys(TEXT_ATTRIBUTES, "empty text"),
             **dict.fromkeys(("sample_weight", "class_weight", "vocabulary"), "None"),
         },
         **FIELDS,
@@ -51,7 +57,7 @@ CALLS = {
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
-    """No run is begun."""
+    """Stops each run before round 0."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(training.FunctionLearner, "check", stop)
 

@@ -1,1 +1,1 @@
-"""Executions of rounds: in this process, or on other machines."""
+"""Executions of rounds, in this process or on other machines."""

@@ -1,4 +1,4 @@
-"""`Execution`, a pure state machine over rounds, and `RunOptions`, how this machine runs it."""
+"""`Execution`, a pure state machine over rounds, and `RunOptions`, the options of this machine."""
 
 import abc
 import contextlib
@@ -14,48 +14,50 @@ from fedmf import checks, fields, nest
 from fedmf.noise.host_strategies import HOST_STRATEGIES
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
-from fedmf.runs.round_metrics import RoundMetric, checked_metrics
+from fedmf.runs.round_metrics import RoundMetric, check_round_metrics
 from fedmf.server.optimizers import ServerOptimizer
 from fedmf.server.rows import HostNoise
 from fedmf.training.client_data import ClientRound, client_data
 from fedmf.training.examples import ClientData
 from fedmf.training.task import Task
 
-# More than any machine has: beyond, libraries overflow or run out of memory.
+# More than any machine has: with larger numbers libraries overflow or run out of memory.
 _MAX_THREADS = 4096
 
 
 def _worker_task(name: str, value: Any) -> Callable[[], Task]:
-    hint = "pass a function that makes the task, or None"
+    """Checks the argument `worker_task`."""
+    hint = "pass a function that returns the task, or None"
     return checks.function(name, value, num_arguments=0, hint=hint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions(fields.Checked):
-    """How this machine trains, and with which objects of yours.
+    """Options of this machine, and objects of the caller.
 
-    Machine settings leave the model as it is, to float32 rounding.
+    Machine settings change the model by float32 rounding at most.
 
     Attributes:
-      noise_strategy: how the host makes the noise, as `HostNoise` names it; None chooses. A resume
-        may name another one.
-      noise_memory: bytes that the noise may take in memory, and is in a memory map in private/
-        beyond; None for a quarter of the machine's memory.
-      threads: limit on the threads of this process and of the TFF worker it starts; None for one on
-        each processor. docs/cluster.md says what it limits.
+      noise_strategy: strategy of `HostNoise` to make the noise; None chooses one. A resumed run may
+        use another one.
+      noise_memory: bytes of noise that may be in memory; more noise is in a memory map in private/.
+        None for a quarter of the machine's memory.
+      threads: limit on the threads of this process and of its TFF worker; None for one on each
+        processor. docs/cluster.md lists what it limits.
       cluster: with execution="fast", the address of a Ray cluster whose workers train the clients:
-        "local", "auto", "host:port" or "ray://host:port"; docs/cluster.md.
-      worker_task: makes the run's task on a worker of the cluster, which then reads its clients'
-        examples itself; None to send them. Pure, as the task's functions are: a lost worker's
-        clients are read again by another.
-      test: evaluate on the test split at the end; without it result.json has no test metrics, as
-        befits runs that tune.
-      progress: show a progress bar with rounds, clients/s, time left and the latest metrics.
-      server_optimizer: in place of the one that the config names, with its own fields; of a class
-        that is registered. plan.json records it, and a resume needs an equal one.
-      accept_changed_task: go on with a run whose model or loss is another than before; plan.json,
-        report and statement say so.
-      round_metrics: columns of yours in metrics.jsonl; see `fedmf.runs.round_metrics.RoundMetric`.
+        "local", "auto", "host:port" or "ray://host:port"; see docs/cluster.md.
+      worker_task: a function that returns the run's task on a worker of the cluster, which then
+        reads the examples of its clients; None to send them. It must be pure, because another
+        worker reads the clients of a lost worker again.
+      test: whether to evaluate on the test split at the end; without it result.json has no test
+        metrics, as suits runs that tune.
+      progress: whether to show a progress bar with rounds, clients per second, remaining time and
+        the newest metrics.
+      server_optimizer: an object of a registered class, which replaces the optimizer that the
+        config names. plan.json records it, and a resume needs an equal one.
+      accept_changed_task: whether to resume a run with another model or loss; plan.json, report and
+        statement record that.
+      round_metrics: `fedmf.runs.round_metrics.RoundMetric` objects, columns of metrics.jsonl.
     """
 
     noise_strategy: str | None = fields.choice(None, "", lambda: HOST_STRATEGIES)
@@ -69,25 +71,21 @@ class RunOptions(fields.Checked):
         fields.instance(ServerOptimizer), None
     )
     accept_changed_task: bool = fields.flag(False, "")
-    round_metrics: Sequence[RoundMetric] = fields.validated(checked_metrics, ())
-
-
-def parameters(task: Task, config: TrainConfig) -> int:
-    """The number of trainable parameters of the task's model."""
-    return sum(weight.size for weight in task.initial_weights(config.seed))
+    round_metrics: Sequence[RoundMetric] = fields.validated(check_round_metrics, ())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Release:
-    """The release of a round, which nobody has seen yet.
+    """The release of a round, before it is committed.
 
     Attributes:
-      arrays: all that the server's step needs of it: no sum without noise, no noise, no seed.
+      arrays: the arrays that the server's step needs. None is a sum without noise, the noise or its
+        seed.
       row: numbers of the round: {"examples", "train_loss", "not_finite", "clip_fraction", "zeroed",
-        "noise_stddev"}; with scaled updates {"scale_drift"}, with a clip norm that adapts
-        {"clip_norm"}. train_loss is the mean of the batches' losses before each step, each example
-        counts once, without the model's own losses. not_finite counts the clients whose examples
-        are not finite: they are among the zeroed, and not among the examples.
+        "noise_stddev"}; with scaled updates {"scale_drift"}, with an adaptive clip norm
+        {"clip_norm"}. train_loss is the mean over examples of the loss before each step, without
+        the model's own losses. not_finite counts the clients whose examples are not finite: they
+        count as zeroed, and their examples do not count.
       canaries: products of the released sum with the directions of the run's canaries, float64
         (canaries,); empty without canaries.
     """
@@ -99,25 +97,25 @@ class Release:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Execution(abc.ABC):
-    """init / collect_release / step over an opaque state.
+    """A pure state machine over an opaque state, of the functions init, collect_release and step.
 
-    A round is `collect_release`, in which clients train and noise is added, and `step`, which
-    follows from the release alone. After a crash the step is taken again from the release and from
-    `before`, and neither clients nor noise take part.
+    In a round, `collect_release` trains clients and adds noise, and `step` computes the next state
+    from the release alone. After a crash `step` is repeated from the release and from `before`,
+    without clients and noise.
 
-    A context manager, which ends what it has started, a worker or a cluster. The noise is made by
-    the host and handed into the state. Any round may be asked for; rounds in order are fast.
+    An execution is a context manager that ends the worker or cluster that it has started. The host
+    makes the noise. It can make the noise of any round, and is fast for consecutive rounds.
 
     Attributes:
-      task, config, plan, noise_seed: of the run.
-      options: how this machine runs it.
-      noise_folder: private folder for a memory map of noise; None for one that ends
-        with the execution.
+      task, config, plan, noise_seed: those of the run.
+      options: options of this machine.
+      noise_folder: private folder for a memory map of noise; None for a temporary one.
+      errors: exceptions, beside the learner's, that examples can cause.
+      slow: a sentence for the terminal on why rounds are slow on this machine; empty if not.
     """
 
-    # Beside the learner's: what a client's examples raise
     errors: ClassVar[tuple[type[Exception], ...]] = ()
-    slow = ""  # a sentence for the terminal: why rounds take longer than they might
+    slow = ""
 
     task: Task
     config: TrainConfig
@@ -131,14 +129,19 @@ class Execution(abc.ABC):
 
     @abc.abstractmethod
     def __post_init__(self) -> None:
-        """Makes what the rounds need."""
+        """Prepares the rounds."""
+
+    @functools.cached_property
+    def num_parameters(self) -> int:
+        """The number of trainable parameters of the model."""
+        return sum(weight.size for weight in self.task.initial_weights(self.config.seed))
 
     @functools.cached_property
     def noise(self) -> HostNoise:
-        """The rows of the run's noise, made when the first is needed."""
+        """The noise vectors of the run, which are made when the first is needed."""
         return HostNoise(
             self.plan,
-            parameters(self.task, self.config),
+            self.num_parameters,
             noise_seed=self.noise_seed,
             strategy=self.options.noise_strategy,
             memory_bytes=self.options.noise_memory,
@@ -152,44 +155,49 @@ class Execution(abc.ABC):
         self._started.close()
 
     def client(self, t: int, client: int) -> ClientData | ClientRound:
-        """What `collect_release` takes for a client, by its index, in round t."""
+        """Returns the training data of a client in round t, for `collect_release`.
+
+        Args:
+          t: the round.
+          client: index of the client.
+        """
         return client_data(self.task, self.config, t, client)
 
     @abc.abstractmethod
     def explain(self) -> str:
-        """Returns a sentence that says how the clients train here, and why so."""
+        """Returns a sentence on the kind of client work, and why it was chosen."""
 
     @abc.abstractmethod
     def init(self) -> Any:
-        """State before round 0."""
+        """Returns the state before round 0."""
 
     @abc.abstractmethod
     def collect_release(
         self, state: Any, cohort: Sequence[Any], canaries: Sequence[int] = ()
     ) -> Release:
-        """Returns the release of the coming round.
+        """Returns the release of the next round.
 
         Args:
-          state: before the round.
-          cohort: what `client` returns for each client of the cohort.
-          canaries: those of the run's canaries that take part.
+          state: state before the round.
+          cohort: the result of `client` for each client of the cohort.
+          canaries: indices of the canaries that take part.
         """
 
     @abc.abstractmethod
     def step(self, state: Any, release: Release) -> Any:
-        """Returns the state after the server's step: a pure function of the release's arrays and of
-        what `before` has of the state.
+        """Returns the state after the server's step, a pure function of the release's arrays and
+        the arrays of `before`.
         """
 
     @abc.abstractmethod
     def before(self, state: Any) -> list[np.ndarray]:
-        """Returns all that `step` needs of the state before it: the leaves of weights and optimizer
+        """Returns the arrays of a state that `step` reads: the leaves of weights and optimizer
         state.
         """
 
     @abc.abstractmethod
     def from_before(self, arrays: Sequence[np.ndarray]) -> Any:
-        """Returns a state from which `step` comes to the same bits; it is for that alone.
+        """Returns a state, for `step` only, whose step is bitwise identical to the original one.
 
         Raises:
           ValueError: the arrays are not those of this execution's `before`.
@@ -197,27 +205,26 @@ class Execution(abc.ABC):
 
     @abc.abstractmethod
     def weights(self, state: Any) -> list[np.ndarray]:
-        """The global model's trainable weights."""
+        """Returns the global model's trainable weights."""
 
     def canary_evidence(self, state: Any, releases: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns what a run shows of its canaries, as in `fedmf.audits.canaries.CanaryEvidence`;
-        empty without canaries.
+        """Returns the arrays of `fedmf.audits.canaries.CanaryEvidence`; none without canaries.
 
         Args:
-          state: after the last round.
+          state: state after the last round.
           releases: `Release.canaries` of each round, float64 (rounds, canaries).
         """
         return {}
 
 
 def packed_like(template: Any, leaves: Sequence[np.ndarray]) -> Any:
-    """Returns leaves that were saved in the structure of a state.
+    """Returns saved leaves in the structure of a state.
 
     Raises:
-      ValueError: their number, shapes or dtypes are others than those of the state.
+      ValueError: their number, shapes or dtypes differ from those of the state.
     """
-    expected = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in nest.flatten(template)]
-    if expected != [(leaf.shape, leaf.dtype) for leaf in leaves]:
+    expected_specs = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in nest.flatten(template)]
+    if expected_specs != [(leaf.shape, leaf.dtype) for leaf in leaves]:
         raise ValueError(
             "the saved state does not fit this model and mechanism: resume with "
             "the version that wrote it"

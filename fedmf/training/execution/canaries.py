@@ -1,5 +1,5 @@
-"""Canaries of a run: clients with known random directions, each in or out
-by a secret coin (`fedmf.audits.canaries`).
+"""Canaries of a run: synthetic clients with known random directions, each of which is included or
+not by a secret coin (`fedmf.audits.canaries`).
 """
 
 from collections.abc import Sequence
@@ -12,82 +12,93 @@ from fedmf.server.clipping import UpdateSum
 from fedmf.server.messages import ClientParams
 from fedmf.server.source import derived_seed
 
-# Entries of a direction that are not 0. Two directions of d entries then meet as rarely as dense
-# ones: <c_i, c_j> has variance 1 / d.
-_ENTRIES = 4096
-# A canary sends so much more than it may: clipping is part of the audit.
-_TIMES_THE_CLIP_NORM = 10.0
+# Number of nonzero entries of a direction. The inner product of two such directions in d dimensions
+# has variance 1 / d, as for dense directions.
+_NUM_ENTRIES = 4096
+# A canary's update exceeds the clip norm by this factor, so that clipping is part of the audit.
+_CLIP_NORM_FACTOR = 10.0
 
 
 def largest_entry(clip_norm: float, size: int) -> float:
-    """The absolute value of a canary's entries in a model of `size` parameters."""
-    return _TIMES_THE_CLIP_NORM * clip_norm / min(_ENTRIES, size) ** 0.5
+    """Returns the absolute value of a canary's nonzero entries in a model of `size` parameters."""
+    return _CLIP_NORM_FACTOR * clip_norm / min(_NUM_ENTRIES, size) ** 0.5
 
 
 class Canaries:
-    """Directions and coins, made from the secret noise seed: neither is ever stored with the
-    model's size.
+    """Directions and coins of canaries, derived from the secret noise seed. Directions are stored
+    sparsely, never as arrays of the model's size.
 
-    A direction has the value +-1/sqrt(s) in s random entries. An in-canary's update is ten times
-    the clip norm along it, an out-canary's is zero; both are clipped like any client's. Where
-    updates are scaled, the canary's is along its direction once it is scaled.
+    A direction has the value +-1/sqrt(s) in s random entries. The update of an included canary is
+    ten times the clip norm along its direction, and that of any other canary is zero; both are
+    clipped like a client's. If updates are scaled, the scaled update is along the direction.
 
     Args:
-      count: of the canaries.
-      plan: of the run.
-      size: parameters of the model, d.
-      noise_seed: of the run; coins and directions are independent of its noise.
+      count: number of canaries.
+      plan: plan of the run.
+      size: number of parameters of the model, d.
+      noise_seed: noise seed of the run; coins and directions are independent of its noise.
 
     Attributes:
       included: bool (count,), the coins.
     """
 
     def __init__(self, count: int, plan: Plan, size: int, noise_seed: int) -> None:
-        secret = derived_seed(f"fedmf canaries {noise_seed}", 16)
-        self._plan, self._size = plan, size
-        entries, coins = min(_ENTRIES, size), np.random.default_rng([secret, 0])
-        self.included = coins.random(count) < 0.5
-        self._places = np.empty((count, entries), np.int64)
-        self._signs = np.empty((count, entries), np.float32)
-        for canary, (places, signs) in enumerate(zip(self._places, self._signs, strict=True)):
-            rng = np.random.default_rng([secret, 1, canary])
-            places[:] = np.sort(rng.choice(size, entries, replace=False))
-            signs[:] = np.where(rng.random(entries) < 0.5, -1, 1)
-        self._signs /= np.sqrt(entries)
+        secret_seed = derived_seed(f"fedmf canaries {noise_seed}", 16)
+        self._plan = plan
+        self._size = size
+        num_entries = min(_NUM_ENTRIES, size)
+        self.included = np.random.default_rng([secret_seed, 0]).random(count) < 0.5
+        self._positions = np.empty((count, num_entries), np.int64)
+        self._signs = np.empty((count, num_entries), np.float32)
+        for canary in range(count):
+            rng = np.random.default_rng([secret_seed, 1, canary])
+            self._positions[canary] = np.sort(rng.choice(size, num_entries, replace=False))
+            self._signs[canary] = np.where(rng.random(num_entries) < 0.5, -1, 1)
+        self._signs /= np.sqrt(num_entries)
 
     def add(self, total: UpdateSum, canaries: Sequence[int], sent: ClientParams) -> None:
-        """Adds the clipped updates of these canaries, in or out, to the round's sum; `sent` is the
-        round's.
+        """Adds the clipped updates of canaries, included or not, to the sum of a round.
+
+        Args:
+          total: sum of the round.
+          canaries: indices of the canaries in the cohort.
+          sent: parameters of the round.
         """
+        scales = [sent.scales] if len(sent.scales) else []
         for canary in canaries:
             if self._plan.quantile_clipping is not None and not self.included[canary]:
-                continue  # a client that is out has no bit either
-            length = _TIMES_THE_CLIP_NORM * sent.clip_norm * self.included[canary]
-            places = self._places[canary]
+                continue  # A client that does not take part sends no clipping bit either.
+            length = _CLIP_NORM_FACTOR * sent.clip_norm * self.included[canary]
+            positions = self._positions[canary]
             update = np.zeros(self._size, np.float32)
-            update[places] = np.float32(length) * self._signs[canary]
-            if scaled := len(sent.scales) > 0:
-                update[places] /= sent.scales[places]
+            update[positions] = np.float32(length) * self._signs[canary]
+            if scales:
+                update[positions] /= sent.scales[positions]
             total.add(
                 [update],
                 clip_norm=sent.clip_norm,
                 zeroing_norm=sent.zeroing_norm,
-                scales=[sent.scales] if scaled else (),
+                scales=scales,
             )
 
     def released(self, mean: np.ndarray, sent: ClientParams) -> np.ndarray:
-        """Products of each direction with a round's mean as it was released, float32 (d,), scaled
-        and in units of plan.clip_norm; float64 (count,).
+        """Returns the products of each direction with a round's released mean, float64 (count,).
+
+        Args:
+          mean: released mean, float32 (d,), without scales.
+          sent: parameters of the round. Products are of the scaled mean, in units of
+            plan.clip_norm.
         """
         factor = self._plan.clip_norm / sent.clip_norm
-        return factor * self.projections([mean * sent.scales if len(sent.scales) else mean])
+        if len(sent.scales):
+            mean = mean * sent.scales
+        return factor * self.projections([mean])
 
     def projections(self, arrays: Sequence[Any]) -> np.ndarray:
-        """Products of each direction with the model-sized arrays, float64 (count,)."""
-        flat = np.concatenate([np.ravel(array) for array in arrays])
-        return np.array(
-            [
-                np.dot(flat[places].astype(np.float64), signs)
-                for places, signs in zip(self._places, self._signs, strict=True)
-            ]
-        )
+        """Returns the products of each direction with a model's arrays, float64 (count,)."""
+        flat_array = np.concatenate([np.ravel(array) for array in arrays])
+        products = [
+            np.dot(flat_array[positions].astype(np.float64), signs)
+            for positions, signs in zip(self._positions, self._signs, strict=True)
+        ]
+        return np.array(products)

@@ -1,9 +1,8 @@
-"""The execution that a config names: pure state machines over the same task, plan,
-cohorts and examples.
+"""`build_execution`: makes the execution that a config names.
 
-fast   our loop: client work outside TFF's executor, in this process or on a cluster; what the
-       server does is numpy's.
-tff    TFF's stock build_unweighted_fed_avg with our aggregator, in TFF's own C++ runtime.
+fast   clients are trained by the task's learner, in this process or on a cluster; the server
+       computes in numpy.
+tff    TFF's build_unweighted_fed_avg with fedmf's aggregator, in TFF's C++ runtime.
 """
 
 import pathlib
@@ -28,7 +27,7 @@ def build_execution(
     """Returns the execution that `config.execution` names, with these attributes; see `Execution`.
 
     Raises:
-      TypeError: the name was registered for no subclass of `Execution`.
+      TypeError: the registered path is no subclass of `Execution`.
     """
     path = execution_kind(config.execution).path
     execution = pkgutil.resolve_name(path)

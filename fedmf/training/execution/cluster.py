@@ -1,20 +1,12 @@
-"""Client work on a Ray cluster: groups of the cohort are tasks of Ray, and their sums come back in
-the order of the groups.
-
-Noise, controller and journal stay in this process, the driver. A worker gets weights,
-examples and what `WorkerSetup` holds. Ray does the work of a lost worker again, on any other; it is
-a pure function, so that the second time gives the same bits.
-
-A worker trains groups of clients, on one thread: `train`.
-"""
+"""`Cluster`: a connection to a Ray cluster, on whose workers functions are called."""
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import importlib.metadata
+import itertools
+import math
 import os
-import pickle
 import platform
 import re
 import signal
@@ -25,51 +17,39 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tqdm
 
-from fedmf import nest
-from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
-from fedmf.server.messages import ClippedSum
 from fedmf.terminal import interrupts
-from fedmf.training.client_data import ClientRound, client_data
-from fedmf.training.client_work import Broadcast, ClientWork, cores
-from fedmf.training.examples import ClientData
-from fedmf.training.learner import ClientSettings, Learner, Machine
-from fedmf.training.task import Task
+from fedmf.training.client_work import cores
 
 _ADDRESS = re.compile(
     r"local|auto|(ray://)?[^\s/@,:]+:[1-9][0-9]{0,4}|(ray://)?\[[0-9a-fA-F:.]+\]:[1-9][0-9]{0,4}"
 )
-# A noise seed in a command or a program on the command line.
+# Matches a noise seed on the command line, of a command or a program.
 _SEED = re.compile(r"noise[-_]seed\W+[0-9]")
 _CONNECT_SECONDS = 5.0
-# Characters of a folder of temporary files in which the names of Ray's sockets, of 107 at most,
-# have room.
-_LONGEST_FOLDER = 30
-# So long a run waits for workers when there are none.
+# Maximal length of the path of the folder of temporary files, so that the names of Ray's sockets in
+# it have at most 107 characters.
+_MAX_FOLDER_LENGTH = 30
+# Time for which a run waits for workers if there are none.
 WAIT_SECONDS = 120.0
-_LOOK_SECONDS = 2.0
-# Groups under way for each processor of the cluster: one in work, and some that wait
-# for their turn.
-_GROUPS_AHEAD = 3
-# What a worker holds of the model's size: weights, variables, gradients, update, sum, and the
-# optimizer's state.
-_MODEL_COPIES = 8
+_CHECK_SECONDS = 2.0
+# Submitted calls for each processor of the cluster: one in work, and some in the queue.
+_CALLS_PER_CPU = 3
 
 
 class WorkersLost(ConnectionError):
-    """The cluster does not answer, or has no worker left; the message says how to go on."""
+    """The error of a cluster that does not answer, or has no worker left."""
 
 
-# Of the client work that fedmf has; a process that trains on one of them needs the same version.
+# Frameworks of fedmf's own client work, whose versions must agree on all machines.
 _FRAMEWORKS = ("tensorflow",)
 
 
-def versions(frameworks: Sequence[str] = _FRAMEWORKS) -> dict[str, str]:
-    """Returns what must be the same on all machines of a run; frameworks that are not installed
-    here are left out.
+def required_versions(frameworks: Sequence[str] = _FRAMEWORKS) -> dict[str, str]:
+    """Returns the versions that must agree on all machines of a run, without those of frameworks
+    that are not installed here.
     """
     packages = {name: importlib.metadata.version(name) for name in ("fedmf", "numpy")}
     for name in frameworks:
@@ -79,8 +59,11 @@ def versions(frameworks: Sequence[str] = _FRAMEWORKS) -> dict[str, str]:
 
 
 def check_address(address: Any, execution: str) -> None:
-    """Raises unless `address` is None, or the address of a cluster and the execution
-    is the one for clusters.
+    """Checks that `address` is None, or the address of a cluster that the execution can use.
+
+    Raises:
+      ValueError: it is no address, the execution trains on no cluster, or the command line holds
+        the noise seed.
     """
     if address is None:
         return
@@ -90,30 +73,31 @@ def check_address(address: Any, execution: str) -> None:
         )
     if execution_kind(execution).in_tff:
         raise ValueError(
-            f"cluster={address!r} does not go with execution={execution}, which trains in TFF's "
+            f"cluster={address!r} cannot be used with execution={execution}, which trains in TFF's "
             "own process: leave one of them out"
         )
     if _SEED.search(" ".join(sys.orig_argv)):
         raise ValueError(
-            f"cluster={address!r}: the noise seed stands on the command line, which Ray tells the "
-            "cluster: use os, or @FILE to read it from a file"
+            f"cluster={address!r}: the command line holds the noise seed, and Ray sends the "
+            "command line to the cluster: use os, or @FILE to read the seed from a file"
         )
 
 
 @contextlib.contextmanager
 def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
-    """The cluster at an address for the block.
+    """Yields a connection to a cluster.
 
     Args:
-      address: "local" for one on this machine that ends with the block, "auto" for the one that
-        runs here, "host:port" or "ray://host:port".
-      cpus: processors of a local one; None for all.
+      address: "local" for a cluster on this machine that ends with the block, "auto" for the one
+        that runs here, "host:port" or "ray://host:port".
+      cpus: number of processors of a local cluster; None for all.
 
     Raises:
       ImportError: Ray is not installed.
-      WorkersLost: nothing answers there, or it has no processors.
+      WorkersLost: nothing answers at the address, or the cluster has no processors.
     """
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of groups behind one that failed
+    # After one group has failed, errors of the groups behind it are not printed.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -121,8 +105,9 @@ def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
         raise ImportError(
             f"cluster={address!r} needs Ray, which is not installed: pip install 'fedmf[ray]'"
         ) from None
-    ours = not ray.is_initialized()  # a program may have connected itself
-    if ours:
+    # The caller's program may have connected before; then the connection stays open.
+    is_connected = ray.is_initialized()
+    if not is_connected:
         _connect(ray, address, cpus)
     try:
         cluster = Cluster(ray, address)
@@ -132,23 +117,25 @@ def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
             )
         yield cluster
     finally:
-        if ours:
+        if not is_connected:
             ray.shutdown()
 
 
 def _connect(ray: Any, address: str, cpus: int | None) -> None:
+    """Connects this process to a cluster, or raises WorkersLost."""
     _check_listens(address)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
         options |= {"num_cpus": cpus or cores(), "include_dashboard": False}
-        if len(tempfile.gettempdir()) > _LONGEST_FOLDER:
+        if len(tempfile.gettempdir()) > _MAX_FOLDER_LENGTH:
             options["_temp_dir"] = "/tmp/ray"
     handler = signal.getsignal(signal.SIGTERM)
-    # Ray's processes inherit it: what does not fit into memory, examples too, they write to files.
-    mask = os.umask(0o077)
+    # Ray's processes inherit the mask. They write objects that do not fit into memory to files, and
+    # some of these are examples.
+    previous_mask = os.umask(0o077)
     try:
         ray.init(address=address, **options)
-        # It prints of lost machines on standard output, which is for results.
+        # Ray would print messages about lost machines to standard output, which is for results.
         ray._private.worker._worker_logs_enabled = False
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -156,14 +143,14 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
             f"cluster={address!r} does not answer ({reason}): start one with `ray start --head`"
         ) from error
     finally:
-        os.umask(mask)
-        with contextlib.suppress(ValueError):  # not in the main thread
-            # Ray's own would end this process before it has saved.
+        os.umask(previous_mask)
+        with contextlib.suppress(ValueError):  # Raised outside the main thread.
+            # Ray's handler would end this process before the run is saved.
             signal.signal(signal.SIGTERM, handler)
 
 
 def _check_listens(address: str) -> None:
-    """Raises WorkersLost where nothing takes connections: Ray itself tries for a minute."""
+    """Raises WorkersLost if nothing listens at the address, for which Ray would wait a minute."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host:
         return
@@ -180,83 +167,95 @@ class Cluster:
     """A connection to a cluster."""
 
     def __init__(self, ray: Any, address: str) -> None:
-        self._ray, self.address = ray, address
+        self._ray = ray
+        self.address = address
 
     def cpus(self) -> int:
-        """The processors of all its machines."""
+        """Returns the number of processors of all machines."""
         return int(self._ray.cluster_resources().get("CPU", 0))
 
-    def most_cpus(self) -> int:
-        """The processors of its largest machine."""
-        return max(
-            (int(node["Resources"].get("CPU", 0)) for node in self._ray.nodes() if node["Alive"]),
-            default=0,
-        )
+    def max_cpus(self) -> int:
+        """Returns the number of processors of the largest machine."""
+        return max((int(node["Resources"].get("CPU", 0)) for node in self._live_nodes()), default=0)
+
+    def _live_nodes(self) -> list[dict[str, Any]]:
+        """Returns the descriptions of the machines that are alive."""
+        return [node for node in self._ray.nodes() if node["Alive"]]
 
     def put(self, value: Any) -> Any:
-        """A reference to the value, which travels once to each machine."""
+        """Returns a reference to a value, which is sent once to each machine."""
         return self._ray.put(value)
 
     def function(
         self, target: str, cpus: int = 1, frameworks: Sequence[str] = _FRAMEWORKS
     ) -> Callable[..., Any]:
-        """A function of the cluster: package.module:function on a worker, done again as often as
-        workers are lost in it.
+        """Returns a function whose calls run on the cluster's workers and return references.
 
-        A call returns a reference. A worker of other `versions` raises RuntimeError.
+        A call is repeated if its worker is lost. It raises RuntimeError on a worker whose
+        `required_versions` differ.
+
+        Args:
+          target: the function to call, as package.module:function.
+          cpus: number of processors for each call.
+          frameworks: frameworks whose versions must agree.
         """
-        remote = self._ray.remote(num_cpus=cpus, max_retries=-1)(_on_worker())
-        return functools.partial(remote.remote, versions(frameworks), target)
+        remote_call = self._ray.remote(num_cpus=cpus, max_retries=-1)(_worker_call())
+        return functools.partial(remote_call.remote, required_versions(frameworks), target)
 
     def finished(self, reference: Any, seconds: float = 0) -> bool:
-        """Whether a call is over, after so many seconds at most."""
-        return bool(self._ray.wait([reference], timeout=seconds)[0])
+        """Returns whether a call has finished; waits up to `seconds` for it."""
+        finished_references, _ = self._ray.wait([reference], timeout=seconds)
+        return bool(finished_references)
 
     def value(self, reference: Any) -> Any:
-        """What a call returned. What it raised is raised here."""
+        """Returns the result of a call, or raises its exception."""
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
-            raise cause from None
+            if isinstance(error.cause, Exception):
+                raise error.cause from None
+            raise RuntimeError(str(error)) from None
 
     def cancel(self, reference: Any, *, force: bool) -> None:
-        """Ends a call, by a KeyboardInterrupt in it or with its worker."""
-        # Ray aborts this process where it cancels a call whose result it is just taking.
+        """Cancels a call: by a KeyboardInterrupt, or with `force` by ending its worker."""
+        # Ray aborts this process if it cancels a call while it receives the result.
         if not self.finished(reference):
             self._ray.cancel(reference, force=force)
 
     def least_memory(self) -> tuple[str, float]:
-        """The machine with the least memory for each of its processors, and the bytes of that."""
-        nodes = [
-            node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")
-        ]
-        return min(
-            (
-                (
-                    n["NodeManagerAddress"],
-                    n["Resources"].get("memory", np.inf) / n["Resources"]["CPU"],
-                )
-                for n in nodes
-            ),
-            key=lambda pair: pair[1],
-            default=("", np.inf),
-        )
+        """Returns the machine with the least memory for each processor, and the bytes of that."""
+        machine = ""
+        least_bytes = math.inf
+        for node in self._live_nodes():
+            resources = node["Resources"]
+            if not resources.get("CPU"):
+                continue
+            node_bytes = resources.get("memory", math.inf) / resources["CPU"]
+            if node_bytes < least_bytes:
+                machine = node["NodeManagerAddress"]
+                least_bytes = node_bytes
+        return machine, least_bytes
 
     def in_order(self, function: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """Yields what the calls of a cluster's function return, in their order; some are under way
-        ahead of it.
+        """Yields the results of calls of a cluster's function in order, with later calls submitted
+        in advance.
+
+        Args:
+          function: result of `function`.
+          calls: arguments of each call.
 
         Raises:
           WorkersLost: there was no worker for WAIT_SECONDS.
-          KeyboardInterrupt: as `interrupts.check` does. Errors of the function itself pass through.
+          KeyboardInterrupt: raised by `interrupts.check`.
+          Exception: the first exception of a call.
         """
-        calls, pending = iter(calls), collections.deque[Any]()
+        calls = iter(calls)
+        pending = collections.deque[Any]()
         try:
             while True:
-                ahead = _GROUPS_AHEAD * max(1, self.cpus())
-                while len(pending) < ahead and (call := next(calls, None)) is not None:
-                    pending.append(function(*call))
+                num_free = _CALLS_PER_CPU * max(1, self.cpus()) - len(pending)
+                for arguments in itertools.islice(calls, max(0, num_free)):
+                    pending.append(function(*arguments))
                 if not pending:
                     return
                 result = self._result(pending[0])
@@ -267,125 +266,37 @@ class Cluster:
                 self.cancel(reference, force=True)
 
     def _result(self, reference: Any) -> Any:
-        looked, empty_since = time.monotonic(), None
+        """Returns the result of a call, or raises WorkersLost if there is no worker for it."""
+        check_time = time.monotonic()
+        empty_since = None
         while not self.finished(reference, 0.2):
             interrupts.check()
-            if time.monotonic() - looked < _LOOK_SECONDS:
+            if time.monotonic() - check_time < _CHECK_SECONDS:
                 continue
-            looked = time.monotonic()
+            check_time = time.monotonic()
             if self.cpus():
                 empty_since = None
                 continue
             if empty_since is None:
-                empty_since = looked
-                text = (
+                empty_since = check_time
+                message = (
                     f"fedmf: no worker is left in cluster {self.address}: waiting "
                     f"{WAIT_SECONDS:g} s for one"
                 )
-                tqdm.tqdm.write(text, file=sys.stderr)
-            if looked - empty_since >= WAIT_SECONDS:
+                tqdm.tqdm.write(message, file=sys.stderr)
+            if check_time - empty_since >= WAIT_SECONDS:
                 raise WorkersLost(
                     f"no worker is left in cluster {self.address}: add machines to it, then "
-                    "go on with resume=True"
+                    "resume the run with resume=True"
                 )
         return self.value(reference)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WorkerSetup:
-    """What the workers of a run share: no noise, no seed of it, and no examples.
+def _worker_call() -> Callable[..., Any]:
+    """Returns the body of a call on a worker.
 
-    Attributes:
-      learner: of the run's task, as workers get it.
-      settings, config: of the run.
-      data_version: of the run's task.
-      make_task: makes the run's task on a worker, which then reads the examples itself; None to
-        send them.
-    """
-
-    learner: Learner
-    settings: ClientSettings
-    config: TrainConfig
-    data_version: str
-    make_task: Callable[[], Task] | None
-
-    def task(self) -> Task | None:
-        """Returns the task that has the examples; None where they are sent.
-
-        Raises:
-          ValueError: it has other data than the run.
-        """
-        if self.make_task is None:
-            return None
-        task = self.make_task()
-        if task.data_version != self.data_version:
-            raise ValueError(
-                f"worker {platform.node()} has other data than the run (version "
-                f"{task.data_version!r} and not {self.data_version!r}): copy the same file there"
-            )
-        return task
-
-
-class ClusterClients(ClientWork):
-    """The clients of a round on a cluster's workers, a group each.
-
-    Args:
-      cluster: connected.
-      setup: of the run.
-
-    Raises:
-      TypeError: the task cannot be sent.
-    """
-
-    def __init__(self, cluster: Cluster, setup: WorkerSetup) -> None:
-        from ray import cloudpickle
-
-        try:
-            pickled = cloudpickle.dumps(setup)
-        except Exception as error:
-            raise TypeError(
-                f"task {setup.settings.task!r} cannot be sent to workers ({type(error).__name__}: "
-                f"{error}): let its functions use nothing "
-                "that is open here, such as files, connections or locks"
-            ) from error
-        self._cluster, self._setup = cluster, cluster.put(pickled)
-        target = f"{__name__}:train"
-        self._train = cluster.function(target, frameworks=setup.learner.packages)
-
-    def explain(self) -> str:
-        """See `ClientWork.explain`."""
-        return f"groups of clients train on the workers of cluster {self._cluster.address!r}"
-
-    def sums(
-        self, sent: Broadcast, groups: Iterable[Sequence[ClientData | ClientRound]]
-    ) -> Iterator[ClippedSum]:
-        """See `ClientWork.sums`."""
-        model, model_bytes = self._cluster.put(sent), sum(w.nbytes for w in sent.weights)
-        machine, memory = self._cluster.least_memory()
-
-        def calls() -> Iterator[tuple[Any, ...]]:
-            for number, group in enumerate(groups):
-                needed = _MODEL_COPIES * model_bytes + sum(map(_bytes, group))
-                if needed > memory:
-                    raise ValueError(
-                        f"cluster={self._cluster.address!r}: a group of {len(group)} clients takes "
-                        f"some {needed / 1e9:.2g} GB and machine {machine} has {memory / 1e9:.2g} "
-                        "for each processor: give it more memory, or Ray fewer processors there"
-                    )
-                yield self._setup, model, number, group
-
-        yield from self._cluster.in_order(self._train, calls())
-
-
-def _bytes(client: ClientData | ClientRound) -> int:
-    if isinstance(client, ClientRound):
-        return 0
-    return sum(leaf.nbytes for leaf in nest.flatten(list(client.epochs)))
-
-
-def _on_worker() -> Callable[..., Any]:
-    """The body of a call, which travels as code: a worker without our package, or with another
-    version, must be able to say so.
+    Ray sends a nested function as code, so that a worker without fedmf, or with another version,
+    can report that.
     """
 
     def fedmf_call(expected: dict[str, str], target: str, *arguments: Any) -> Any:
@@ -393,56 +304,21 @@ def _on_worker() -> Callable[..., Any]:
         import pkgutil
         import platform
 
-        here = {"Python": platform.python_version()}
-        for name in [name for name in expected if name not in here]:
+        installed = {"Python": platform.python_version()}
+        for name in [name for name in expected if name not in installed]:
             try:
-                here[name] = importlib.metadata.version(name)
+                installed[name] = importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
-                here[name] = "none"
-        wrong = [
-            f"{name} {here[name]} and not {version}"
+                installed[name] = "none"
+        differences = [
+            f"{name} {installed[name]} and not {version}"
             for name, version in expected.items()
-            if here[name] != version
+            if installed[name] != version
         ]
-        if wrong:
+        if differences:
             raise RuntimeError(
-                f"worker {platform.node()} has {', '.join(wrong)}: install the same there"
+                f"worker {platform.node()} has {', '.join(differences)}: install the same there"
             )
         return pkgutil.resolve_name(target)(*arguments)
 
     return fedmf_call
-
-
-_limits = contextlib.ExitStack()  # for the life of this process
-
-
-@functools.lru_cache(maxsize=1)
-def _begun(pickled: bytes) -> tuple[WorkerSetup, ClientWork, Task | None]:
-    """Returns what the groups of a run share: its setup, the client work, which may have been
-    traced, and the task that has the examples.
-    """
-    setup: WorkerSetup = pickle.loads(pickled)
-    _limits.close()
-    _limits.enter_context(setup.learner.limited_threads(1))
-    task = setup.task()
-    return setup, setup.learner.client_work(setup.settings, Machine(threads=1)), task
-
-
-def train(pickled: bytes, sent: Broadcast, number: int, group: Sequence[Any]) -> ClippedSum:
-    """Returns the sum of the group's clipped updates.
-
-    Args:
-      pickled: a `WorkerSetup`.
-      sent: to the clients of the round.
-      number: of the group in the round.
-      group: each client's `ClientData`, or its `ClientRound`.
-    """
-    setup, work, task = _begun(bytes(pickled))
-    clients: list[ClientData] = []
-    for client in group:
-        if isinstance(client, ClientRound):
-            assert task is not None
-            client = client_data(task, setup.config, client.t, client.client)
-        clients.append(client)
-    [part] = work.sums(sent, [clients])
-    return part._replace(group=number, worker=platform.node())

@@ -1,8 +1,7 @@
-"""The cohort in groups of clients, whose clipped updates are summed one by one before the groups'
-sums are.
+"""Groups of a cohort. Clipped updates are summed within each group, then across groups.
 
-Groups are a function of the run and not of who computes them: a run has the same bits on one
-machine and on any number of workers.
+Groups depend on the run and not on the machines that compute them, so that a run is bitwise
+identical on one machine and on any number of workers.
 """
 
 import itertools
@@ -15,31 +14,36 @@ from fedmf.server.clipping import largest_norm
 from fedmf.server.messages import ClippedSum
 
 T = TypeVar("T")
-# Clients of a group at least (from 8 a round on), and groups of a round at most: a group costs a
-# sum of the model's size, in memory and on the network.
-LEAST_CLIENTS, MOST_GROUPS = 4, 64
-# Clients times examples of a batch times parameters, at least: of small models many clients cost no
-# more than a call.
-LEAST_PRODUCTS = 2**25
+# Minimal number of clients in a group (from 8 clients a round on), and maximal number of groups in
+# a round: each group costs a sum of the model's size, in memory and on the network.
+MIN_CLIENTS = 4
+MAX_GROUPS = 64
+# Minimal product of the clients in a group, the batch size and the number of parameters: many
+# clients of a small model cost no more than the call that trains them.
+MIN_PRODUCT = 2**25
 
 
 def group_size(cohort_size: int, batch_size: int, parameters: int) -> int:
-    """Clients of a group, for the planned cohort, the task's batches
-    and the model's trainable parameters.
+    """Returns the number of clients in a group.
 
-    The number of groups is even where it can be, so that two workers end together.
+    The number of groups is even if possible, so that two workers finish at the same time.
+
+    Args:
+      cohort_size: planned number of clients in a round.
+      batch_size: batch size of the task.
+      parameters: number of trainable parameters of the model.
 
     >>> [group_size(clients, 16, 4_050_748) for clients in (10, 100, 1000)]
     [5, 5, 16]
     >>> group_size(500, 1, 550_570)
     60
     """
-    groups = min(MOST_GROUPS, max(2, cohort_size // (2 * LEAST_CLIENTS) * 2))
-    return max(-(-cohort_size // groups), LEAST_PRODUCTS // (batch_size * parameters))
+    num_groups = min(MAX_GROUPS, max(2, cohort_size // (2 * MIN_CLIENTS) * 2))
+    return max(-(-cohort_size // num_groups), MIN_PRODUCT // (batch_size * parameters))
 
 
 def in_groups(clients: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """The clients in their order, `size` at a time.
+    """Yields the clients in groups of `size`, in order.
 
     >>> list(in_groups([1, 2, 3], 2))
     [[1, 2], [3]]
@@ -47,65 +51,73 @@ def in_groups(clients: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (clients[start : start + size] for start in range(0, len(clients), size))
 
 
-def checked(
-    parts: Iterable[ClippedSum],
+def check_group_sums(
+    group_sums: Iterable[ClippedSum],
     sizes: Sequence[int],
     *,
     shapes: Sequence[tuple[int, ...]],
     clip_norm: float,
 ) -> Iterator[ClippedSum]:
-    """Yields the result of each group if it can be the sum of so many clipped updates.
+    """Yields the sum of each group after a check that it can be a sum of clipped updates.
 
-    This finds a machine that computes wrongly, and a result that is lost, doubled or damaged. It
-    does not resist forgery: a wrong sum within the bounds passes.
+    The check detects machines that compute wrongly, and results that are lost, doubled or damaged.
+    It does not detect forgery: a wrong sum within the bounds passes.
 
     Args:
-      parts: the results of the groups of a round, in order.
-      sizes: clients of each group.
-      shapes: of the weights.
-      clip_norm: of the round.
+      group_sums: results of the groups of a round, in order.
+      sizes: number of clients in each group.
+      shapes: shapes of the weights.
+      clip_norm: clip norm of the round.
 
     Raises:
-      ValueError: naming the group, its worker and what is wrong.
+      ValueError: a result cannot be the sum of its group.
     """
-    for number, (clients, part) in enumerate(itertools.zip_longest(sizes, parts)):
-        fault = _fault(part, number, clients, shapes, clip_norm)
+    for number, (size, group_sum) in enumerate(itertools.zip_longest(sizes, group_sums)):
+        fault = _find_fault(group_sum, number, size, shapes, clip_norm)
         if fault:
-            worker = f", of worker {part.worker!r}," if getattr(part, "worker", "") else ""
+            worker = ""
+            if getattr(group_sum, "worker", ""):
+                worker = f", of worker {group_sum.worker!r},"
             raise ValueError(
                 f"group {number} of {len(sizes)}{worker} did not return the sum of its "
-                f"clipped updates: {fault}; the round was not done, so find out what is wrong "
+                f"clipped updates: {fault}; the round was not committed: find out what is wrong "
                 "there, then resume the run"
             )
-        yield part
+        yield group_sum
 
 
-def _fault(
-    part: Any,
+def _find_fault(
+    group_sum: Any,
     number: int,
-    clients: int | None,
+    size: int | None,
     shapes: Sequence[tuple[int, ...]],
     clip_norm: float,
 ) -> str:
-    """Returns what is wrong with the result of a group; nothing if it may be right."""
-    if clients is None:
+    """Returns a description of the fault in the result of a group; empty if there is none."""
+    if size is None:
         return "there is one result more than there are groups"
-    if not isinstance(part, ClippedSum):
-        return f"the result is {'missing' if part is None else type(part)}"
-    if part.group not in (None, number):
-        return f"the result is that of group {part.group}"
-    if len(part.values) != len(shapes):
-        return f"the result has {len(part.values)} arrays and not {len(shapes)}"
-    values = [np.asarray(array) for array in part.values]
+    if group_sum is None:
+        return "the result is missing"
+    if not isinstance(group_sum, ClippedSum):
+        return f"the result is {type(group_sum)}"
+    if group_sum.group not in (None, number):
+        return f"the result is that of group {group_sum.group}"
+    if len(group_sum.values) != len(shapes):
+        return f"the result has {len(group_sum.values)} arrays and not {len(shapes)}"
+    values = [np.asarray(array) for array in group_sum.values]
     for array, shape in zip(values, shapes, strict=True):
-        found = f"{array.dtype} {array.shape}"
-        expected = f"float64 {tuple(shape)}"
-        if found != expected:
-            return f"the result has an array of {found} and not of {expected}"
-    counted, clipped, zeroed = (int(n) for n in (part.clients, part.clipped, part.zeroed))
-    if counted != clients or min(clipped, zeroed) < 0 or clipped + zeroed > clients:
-        return f"the result counts {counted} clients, {clipped} of them clipped and {zeroed} zeroed"
+        array_spec = f"{array.dtype} {array.shape}"
+        expected_spec = f"float64 {tuple(shape)}"
+        if array_spec != expected_spec:
+            return f"the result has an array of {array_spec} and not of {expected_spec}"
+    clients = int(group_sum.clients)
+    clipped = int(group_sum.clipped)
+    zeroed = int(group_sum.zeroed)
+    if clients != size or min(clipped, zeroed) < 0 or clipped + zeroed > size:
+        return f"the result counts {clients} clients, {clipped} of them clipped and {zeroed} zeroed"
     with np.errstate(over="ignore"):
         norm = sum(float(np.dot(leaf, leaf)) for leaf in map(np.ravel, values)) ** 0.5
-    most = largest_norm(clients, clip_norm, sum(leaf.size for leaf in values))
-    return "" if norm <= most else f"the norm is {norm:.9g}, and at most {most:.9g} is possible"
+    max_norm = largest_norm(size, clip_norm, sum(leaf.size for leaf in values))
+    if norm <= max_norm:
+        return ""
+    return f"the norm is {norm:.9g}, and at most {max_norm:.9g} is possible"

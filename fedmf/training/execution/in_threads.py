@@ -1,4 +1,4 @@
-"""Clients in threads, for learners that train one client at a time."""
+"""`ClientsInThreads`: client work in threads, for learners that train one client at a time."""
 
 import collections
 import concurrent.futures
@@ -19,10 +19,10 @@ class ClientResult(NamedTuple):
     """The clipped update of a client, and its loss.
 
     Attributes:
-      values: float arrays in the shapes of the weights, or tensors, which become arrays when they
-        are added: several clients at a time would need memory of their own.
+      values: float arrays in the shapes of the weights, or tensors, which are converted when they
+        are added, so that the memory of few arrays suffices.
       clipped, zeroed: 0 or 1.
-      loss_sum: the loss before each step, summed over examples.
+      loss_sum: loss before each step, summed over examples.
     """
 
     values: Sequence[Any]
@@ -31,18 +31,18 @@ class ClientResult(NamedTuple):
     loss_sum: float
 
 
-# What the server sent and a client's epochs -> its update. One client at a time.
+# (broadcast, epochs of a client) -> its clipped update. It trains one client at a time.
 OneClient = Callable[[Broadcast, Epochs], ClientResult]
 
 
 class ClientsInThreads(ClientWork):
-    """As many clients at a time as there are threads; updates are added in the cohort's order.
+    """Client work that trains one client in each thread, and adds updates in the cohort's order.
 
     Args:
-      make: makes what trains a client, for each thread when it has its first.
-      shapes: of the weights.
-      threads: clients at a time.
-      reason: why they train so, in words.
+      make: returns the function that trains a client; called once in each thread.
+      shapes: shapes of the weights.
+      threads: number of threads.
+      reason: reason for this kind of client work, for `explain`.
     """
 
     def __init__(
@@ -52,17 +52,22 @@ class ClientsInThreads(ClientWork):
         threads: int,
         reason: str,
     ) -> None:
-        self._reason, self._threads = reason, threads
-        self._make, self._making, self._own = make, threading.Lock(), threading.local()
+        self._make = make
         self._shapes = shapes
+        self._threads = threads
+        self._reason = reason
+        self._make_lock = threading.Lock()
+        self._thread_local = threading.local()
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, "client")
-        self._ahead = threads + 1  # one waits for its turn
+        # One client more than threads, so that no thread waits.
+        self._max_pending = threads + 1
 
     def _train(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
-        if not hasattr(self._own, "client"):
-            with self._making:  # frameworks trace one function after the other
-                self._own.client = self._make()
-        update: ClientResult = self._own.client(sent, epochs)
+        """Returns the clipped update of a client, trained in the calling thread."""
+        if not hasattr(self._thread_local, "train_client"):
+            with self._make_lock:  # Frameworks trace functions one after the other.
+                self._thread_local.train_client = self._make()
+        update: ClientResult = self._thread_local.train_client(sent, epochs)
         return update
 
     def explain(self) -> str:
@@ -70,25 +75,27 @@ class ClientsInThreads(ClientWork):
         return f"one client a thread, {self._threads} at a time: {self._reason}"
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
-        """See `ClientWork.sums`. Clients of the next groups begin where threads are free."""
+        """See `ClientWork.sums`. Free threads begin with the clients of the next groups."""
         groups = list(groups)
         clients = itertools.chain.from_iterable(map(with_finite_examples, groups))
-        waiting = collections.deque[concurrent.futures.Future[ClientResult]]()
+        pending = collections.deque[concurrent.futures.Future[ClientResult]]()
         try:
             for group in groups:
                 values = [np.zeros(shape) for shape in self._shapes]
-                clipped, zeroed, loss_sum = 0, 0, 0.0
+                clipped = 0
+                zeroed = 0
+                loss_sum = 0.0
                 for _ in with_finite_examples(group):
-                    for epochs in itertools.islice(clients, self._ahead - len(waiting)):
-                        waiting.append(self._pool.submit(self._train, sent, epochs))
-                    update = waiting.popleft().result()
-                    for total, part in zip(values, update.values, strict=True):
-                        total += np.asarray(part)
+                    for epochs in itertools.islice(clients, self._max_pending - len(pending)):
+                        pending.append(self._pool.submit(self._train, sent, epochs))
+                    update = pending.popleft().result()
+                    for total, array in zip(values, update.values, strict=True):
+                        total += np.asarray(array)
                     clipped += update.clipped
                     zeroed += update.zeroed
                     loss_sum += update.loss_sum
                     interrupts.check()
                 yield group_sum(group, values, clipped=clipped, zeroed=zeroed, loss_sum=loss_sum)
         finally:
-            # After an error: no client of this round is in the way of the next one's.
-            concurrent.futures.wait([job for job in waiting if not job.cancel()])
+            # After an error, no client of this round may delay those of the next round.
+            concurrent.futures.wait([future for future in pending if not future.cancel()])

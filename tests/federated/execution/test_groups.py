@@ -11,7 +11,7 @@ from fedmf.server.messages import ClientParams, ClippedSum
 from fedmf.training.examples import ClientData
 from fedmf.training.execution import groups
 from fedmf.training.execution.choice import build_execution
-from fedmf.training.execution.groups import checked
+from fedmf.training.execution.groups import check_group_sums
 from tests.federated.run_small import GROUPS_OF_TWO, config
 from tests.federated.small_task import small_task
 from tests.refusals import refusal
@@ -42,7 +42,9 @@ def sum_of(updates):
 def check(second_sum):
     """Checks a result as that of the second of two groups, which has five clients."""
     first_sum = sum_of(updates(2))._replace(group=0)
-    return list(checked([first_sum, second_sum], [2, 5], shapes=SHAPES, clip_norm=CLIP_NORM))[1]
+    return list(
+        check_group_sums([first_sum, second_sum], [2, 5], shapes=SHAPES, clip_norm=CLIP_NORM)
+    )[1]
 
 
 def updates(clients, scale=10.0):
@@ -103,25 +105,25 @@ def test_results_that_cannot_be_clipped_sums_are_refused(make_result, fault):
 def test_missing_and_repeated_groups_are_refused(results, fault):
     sums = [sum_of(updates(2))._replace(group=n) for n in range(results)]
     with refusal(fault):
-        list(checked(sums, [2, 2], shapes=SHAPES, clip_norm=CLIP_NORM))
+        list(check_group_sums(sums, [2, 2], shapes=SHAPES, clip_norm=CLIP_NORM))
 
 
 @pytest.mark.usefixtures("clients_in_turn")
 def test_a_round_rejects_a_sum_longer_than_its_clients_can_add(monkeypatch):
     """Results of workers and of this process are checked alike (test_cluster.py)."""
-    for name, value in (GROUPS_OF_TWO | {"MOST_GROUPS": 2}).items():
+    for name, value in (GROUPS_OF_TWO | {"MAX_GROUPS": 2}).items():
         monkeypatch.setattr(groups, name, value)
     task = small_task()
     settings = config()
     execution = build_execution(task, settings.plan(), settings, 9)
-    make = execution._clients.sums
+    make = execution._client_work.sums
 
     def forged_sums(sent, client_groups):
         for group_sum in make(sent, client_groups):
             values = [1e6 * leaf for leaf in group_sum.values]
             yield group_sum._replace(values=values, worker="node-7")
 
-    monkeypatch.setattr(execution._clients, "sums", forged_sums)
+    monkeypatch.setattr(execution._client_work, "sums", forged_sums)
     clients = [ClientData([task.examples_of(name)]) for name in task.client_ids[:4]]
     with refusal("group 0 of 2, of worker 'node-7', .* norm is"):
         execution.collect_release(execution.init(), clients)

@@ -6,7 +6,7 @@ import pytest
 
 import fedmf
 from fedmf.reports import write_report
-from fedmf.runs.audit import recorded_plan
+from fedmf.runs.plan_record import recorded_plan
 from tests.federated.small_runs import assert_same_run, config, train
 
 

@@ -13,7 +13,7 @@ from fedmf.training.divergence import (
     ROUNDS_ABOVE_START,
     START_ROUNDS,
     DivergenceWatch,
-    _loss,
+    _loss_and_examples,
     rate_for_noise,
     rate_warning,
 )
@@ -91,9 +91,9 @@ def test_a_loss_that_leaps_in_the_first_rounds_warns(plan, leap):
 def test_a_private_loss_of_no_client_does_not_count():
     """Such a loss is the middle of its range, whatever the model."""
     row = {"train_loss": 1.0, "examples": 9, "private": {"clients": 0.7, "loss": 5.0}}
-    assert _loss(row) == (5.0, 0)
+    assert _loss_and_examples(row) == (5.0, 0)
     row["private"]["clients"] = 1.2
-    assert _loss(row) == (5.0, 1)
+    assert _loss_and_examples(row) == (5.0, 1)
 
 
 @pytest.mark.parametrize("loss", [np.nan, np.inf, -np.inf])

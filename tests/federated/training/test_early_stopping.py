@@ -70,4 +70,4 @@ def test_a_run_that_no_longer_improves_ends_and_states_all_rounds(tmp_path, shar
     assert run.result is None
     assert 1 < run.num_rounds() == len(run.metrics) < 8
     # test_stopping_in_training.py has what that means for the guarantee
-    assert "what the run showed decided" in fedmf.audit_run(tmp_path).unrecorded
+    assert "because of its results" in fedmf.audit_run(tmp_path).unrecorded

@@ -16,7 +16,8 @@ from fedmf.server.messages import ClientParams
 from fedmf.training import fine_tuning
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import NotFinite, count
-from fedmf.training.fine_tuning import halves, learning_rates, quarters, sample
+from fedmf.training.fine_tuning import learning_rates
+from fedmf.training.fine_tuning_data import sample_clients, split_for_search, split_in_halves
 from tests.federated.execution.conftest import work_of
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
@@ -59,7 +60,7 @@ def run(tmp_path_factory):
 
 def divided(run, config):
     """Returns (epochs, other half) of the clients with at least two examples."""
-    pairs = [halves(run.task, config, client_id) for client_id in run.task.client_ids]
+    pairs = [split_in_halves(run.task, config, client_id) for client_id in run.task.client_ids]
     return [(epochs, other_half) for epochs, other_half in pairs if count(other_half)]
 
 
@@ -117,7 +118,7 @@ def test_halves_are_disjoint_and_follow_from_the_seed_and_the_id(run):
         return sorted(map(tuple, array))
 
     for client_id in task.client_ids:
-        client, (other_half, _) = halves(task, settings, client_id)
+        client, (other_half, _) = split_in_halves(task, settings, client_id)
         first_epoch, second_epoch = client.epochs
         assert rows(first_epoch[0]) == rows(second_epoch[0])
         assert len(first_epoch[0]) - len(other_half) in (0, 1)
@@ -125,13 +126,15 @@ def test_halves_are_disjoint_and_follow_from_the_seed_and_the_id(run):
     last_id = task.client_ids[-1]
     shuffled = dataclasses.replace(task, client_ids=task.client_ids[::-1])
     (client, other_half), (second_epoch, same_half) = (
-        halves(each_item, settings, last_id) for each_item in (shuffled, task)
+        split_in_halves(each_item, settings, last_id) for each_item in (shuffled, task)
     )
     np.testing.assert_equal((client.epochs, other_half), (second_epoch.epochs, same_half))
     assert client.seed == second_epoch.seed
     # 11 examples have 462 pairs of halves: 5 seeds have the same with probability 462^-4.
     seeds = [dataclasses.replace(settings, seed=seed) for seed in range(5)]
-    assert len({str(rows(halves(task, each_item, last_id)[1][0])) for each_item in seeds}) > 1
+    assert (
+        len({str(rows(split_in_halves(task, each_item, last_id)[1][0])) for each_item in seeds}) > 1
+    )
 
 
 def test_metrics_that_are_undefined_are_left_out_and_counted(run):
@@ -205,7 +208,7 @@ def test_infinite_losses_are_distinguished_from_undefined_ones(run):
     num_clients = len(divided(run, tuned(run)))
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        patch.setattr(fine_tuning._Tuning, "_trained", diverged_after)
+        patch.setattr(fine_tuning._FineTuning, "_train", diverged_after)
         metric = dataclasses.replace(run, task=task).evaluate_fine_tuned(1)["metrics"]["loss"]
     assert (
         metric["clients"] + metric["clients_undefined"] + metric["clients_not_finite"]
@@ -233,11 +236,11 @@ def test_every_client_of_a_split_begins_with_the_metric_of_the_run(run):
 def test_a_sample_of_clients_is_fine_tuned(run):
     result = run.evaluate_fine_tuned(1, clients=4)
     assert result["clients"] + sum(result["left_out"].values()) == 4
-    sampled_ids = sample(run.task, 4, seed=0)
-    assert sampled_ids == sorted(set(sampled_ids)) == sample(run.task, 4, seed=0)
+    sampled_ids = sample_clients(run.task, 4, seed=0)
+    assert sampled_ids == sorted(set(sampled_ids)) == sample_clients(run.task, 4, seed=0)
     # Of the 126 samples 20 seeds draw the same with probability 126^-19.
-    assert len({tuple(sample(run.task, 4, seed)) for seed in range(20)}) > 1
-    assert sample(run.task, 1000, seed=0) == list(run.task.client_ids)
+    assert len({tuple(sample_clients(run.task, 4, seed)) for seed in range(20)}) > 1
+    assert sample_clients(run.task, 1000, seed=0) == list(run.task.client_ids)
 
 
 def test_a_rate_is_chosen_on_examples_outside_of_all_results(run):
@@ -248,9 +251,9 @@ def test_a_rate_is_chosen_on_examples_outside_of_all_results(run):
         return sorted(map(tuple, np.concatenate(arrays)))
 
     for client_id in task.client_ids:
-        client, (other_half, _) = halves(task, settings, client_id)
+        client, (other_half, _) = split_in_halves(task, settings, client_id)
         first_half = client.epochs[0][0]
-        client, (validated_on, _) = quarters(task, settings, client_id)
+        client, (validated_on, _) = split_for_search(task, settings, client_id)
         (trained_on, _), (second_epoch, _) = client.epochs
         assert rows(trained_on) == rows(second_epoch)
         assert rows(trained_on, validated_on) == rows(first_half)
@@ -295,17 +298,18 @@ def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, ex
         measurements.append(weights)
         return losses[weights] * len(examples[1])
 
-    monkeypatch.setattr(fine_tuning._Tuning, "_work", lambda self, rate: rate)
-    monkeypatch.setattr(fine_tuning._Tuning, "_loss", loss)
+    monkeypatch.setattr(fine_tuning._FineTuning, "_client_work", lambda self, rate: rate)
+    monkeypatch.setattr(fine_tuning._FineTuning, "_loss", loss)
     monkeypatch.setattr(
-        fine_tuning._Tuning, "_trained", lambda self, rate, pairs: [rate] * len(pairs)
+        fine_tuning._FineTuning, "_train", lambda self, rate, pairs: [rate] * len(pairs)
     )
     bar = types.SimpleNamespace(update=lambda clients: None)
-    tuning = fine_tuning._Tuning(run.task, tuned(run), run.weights, None, bar)
+    tuning = fine_tuning._FineTuning(run.task, tuned(run), run.weights, bar)
     rate, searched = tuning.choose_rate(list(losses), run.task.client_ids)
     assert rate == expected_rate
     sizes = [
-        count(quarters(run.task, tuned(run), client_id)[1]) for client_id in run.task.client_ids
+        count(split_for_search(run.task, tuned(run), client_id)[1])
+        for client_id in run.task.client_ids
     ]
     mean_size = np.mean([size for size in sizes if size][1:])
     expected = {f"{rate:g}": loss * mean_size for rate, loss in losses.items()}
@@ -327,13 +331,13 @@ def test_the_rate_of_the_lowest_mean_loss_is_chosen(monkeypatch, run, losses, ex
 def test_losses_that_become_worse_are_reported(
     losses_before, losses_after, not_finite, worse_clients
 ):
-    pairs = [
-        ({"loss": loss_before}, {"loss": loss_after})
+    changes = [
+        fine_tuning.Change({"loss": loss_before}, {"loss": loss_after})
         for loss_before, loss_after in zip(losses_before, losses_after, strict=True)
     ]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fine_tuning._warn_of_worse_losses(pairs, not_finite, 0.4, "test")
+        fine_tuning._warn_of_worse_losses(changes, not_finite, 0.4, "test")
     assert [
         f"{worse_clients} clients worse on test" in str(warning.message) for warning in caught
     ] == [True] * (worse_clients is not None)

@@ -13,7 +13,8 @@ from fedmf.runs.folder import RunFolder
 from fedmf.runs.notes import figures_note
 from fedmf.training.checked_task import CheckedTask
 from fedmf.training.execution.base import RunOptions
-from fedmf.training.run_setup import new_run, reopen_run
+from fedmf.training.resuming import reopen_run
+from fedmf.training.run_setup import new_run
 from fedmf.training.task import SPLITS
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import small_task, task_of_arrays

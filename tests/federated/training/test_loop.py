@@ -313,7 +313,7 @@ def test_a_diverging_run_stops_with_stop_on_divergence(tmp_path):
     audit = fedmf.audit_run(tmp_path)
     assert audit.epsilon == audit.planned.epsilon == DIVERGING.plan().epsilon
     assert f"rounds {rounds} to 39 are not in the record" in audit.unrecorded
-    assert "what the run showed decided that it stopped before them" in audit.unrecorded
+    assert "the run was stopped before them because of its results" in audit.unrecorded
     with pytest.raises(federated.DivergedRun, match=f"; {rounds} of 40 rounds are saved"):
         train(tmp_path, DIVERGING, resume=True, callbacks=[federated.StopOnDivergence()])
     assert len(train(tmp_path, DIVERGING, resume=True).metrics) == 40

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 
 from fedmf import federated
-from fedmf.runs.round_metrics import FinishedRound, RoundMetric, checked_metrics, computed_metrics
+from fedmf.runs.round_metrics import (
+    FinishedRound,
+    RoundMetric,
+    check_round_metrics,
+    compute_round_metrics,
+)
 from tests.federated.small_runs import config, train
 from tests.refusals import refusal
 
@@ -54,17 +59,17 @@ def test_a_metric_has_a_column_that_the_guarantee_does_not_cover(tmp_path):
 
 
 def test_invalid_metrics_are_refused():
-    checked_metrics("round_metrics", [named("a"), named("b")])
+    check_round_metrics("round_metrics", [named("a"), named("b")])
     for wrong in (None, "loss", StepLength(), [StepLength], [len]):
         with refusal("round_metrics", TypeError):
-            checked_metrics("round_metrics", wrong)
+            check_round_metrics("round_metrics", wrong)
     for name in ("train_loss", "private", "round", "two words", None, ""):
         with refusal(f"name={name!r}"):
-            checked_metrics("round_metrics", [named(name)])
+            check_round_metrics("round_metrics", [named(name)])
     with refusal("name='a', which is a column already"):
-        checked_metrics("round_metrics", [named("a"), named("a")])
+        check_round_metrics("round_metrics", [named("a"), named("a")])
     finished = FinishedRound(3, [], [], [])
     for value in (None, "1", True, np.ones(2), [1.0]):
         with refusal("round metric a returned .* in round 3: return one number", TypeError):
-            computed_metrics([named("a", value)], finished)
-    assert computed_metrics([named("a", np.float32(2.0))], finished) == {"a": 2.0}
+            compute_round_metrics([named("a", value)], finished)
+    assert compute_round_metrics([named("a", np.float32(2.0))], finished) == {"a": 2.0}

@@ -118,7 +118,7 @@ def test_metrics_are_named_by_whether_the_guarantee_covers_them(changes, covered
 
 
 def test_settings_that_exclude_private_metrics_are_refused(tmp_path):
-    with refusal("private_metrics=0.1 are computed where the run is"):
+    with refusal("private_metrics=0.1 are computed on the machine of the run"):
         train(tmp_path / "run", SETTINGS, cluster="local", worker_task=small_task)
     assert not (tmp_path / "run").exists()
 

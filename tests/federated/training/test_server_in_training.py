@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import fedmf
-from fedmf.runs.audit import audit_run, recorded_plan
+from fedmf.runs.audit import audit_run
+from fedmf.runs.plan_record import recorded_plan
 from fedmf.server.clipping import UpdateSum
 from fedmf.server.means import NoisyMeans
 from fedmf.server.rows import HostNoise

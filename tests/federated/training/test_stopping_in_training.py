@@ -42,7 +42,7 @@ def test_a_run_stops_before_it_exceeds_an_epsilon_or_its_plan(tmp_path):
     assert_same_run(run, train(resumed_folder, ending, resume=True))
     longer = dataclasses.replace(ending, rounds=settings.rounds + 2)
     for other_settings, match in (
-        (ending, f"has ended after {rounds} rounds"),
+        (ending, f"ended after {rounds} rounds"),
         (longer, rf"the run has {settings.rounds}\).* for all rounds"),
     ):
         with refusal(match):
@@ -80,7 +80,7 @@ def test_an_end_chosen_by_data_states_the_epsilon_of_all_rounds(tmp_path):
     assert len(run.metrics) == run.num_rounds() == 2
     audit = fedmf.audit_run(run.path)
     assert audit.epsilon == plan.epsilon
-    assert "what the run showed decided that it stopped before them" in audit.unrecorded
+    assert "the run was stopped before them because of its results" in audit.unrecorded
     train(tmp_path / "clock", callbacks=[Early(by_data=False)])
     assert fedmf.audit_run(tmp_path / "clock").epsilon < plan.epsilon
     finished = fedmf.audit_run(train(run.path, resume=True).path)

@@ -1,0 +1,56 @@
+"""The plan of a run in plan.json: how it is recorded and read."""
+
+import dataclasses
+import math
+from typing import Any
+
+from fedmf.privacy.config import PlanConfig
+from fedmf.privacy.describe import plan_summary
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.statement import mechanism_digest
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import Run
+
+
+def plan_record(config: TrainConfig, plan: Plan) -> dict[str, Any]:
+    """Returns the part of plan.json that describes the plan, in plain JSON types.
+
+    `recorded_plan` reads "config" and "mechanism_sha256"; all other values follow from them.
+    """
+    return plan_summary(plan) | {
+        "config": dataclasses.asdict(config.pinned_to(plan)),
+        "mechanism_sha256": mechanism_digest(plan.mechanism),
+    }
+
+
+def recorded_plan(run: Run) -> Plan:
+    """Returns the plan of plan.json, with which the run was begun.
+
+    Raises:
+      ValueError: plan.json does not belong to mechanism.npz or config.json.
+    """
+    recorded = run.plan
+    mechanism = run.mechanism
+    try:
+        config = PlanConfig.from_mapping(recorded["config"], "plan.json")
+        noise_multiplier = config.noise_multiplier or 0.0
+        plan = config.plan_with(mechanism, noise_multiplier)
+        # Another version of the accountant may compute another epsilon, but the noise must be the
+        # same.
+        has_same_noise = math.isclose(plan.stddev, recorded["stddev"], rel_tol=1e-9)
+        has_same_mechanism = mechanism_digest(mechanism) == recorded["mechanism_sha256"]
+        expected_plan = run.config.plan_with(mechanism, noise_multiplier)
+        if recorded.get("is_callers_plan"):  # Such a plan may have another delta than the config.
+            expected_plan = dataclasses.replace(expected_plan, delta=plan.delta)
+        if expected_plan != plan:
+            raise ValueError("it is not of the run's config.json")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{run.path / 'plan.json'} is damaged ({error}): nothing can be said about this run"
+        ) from error
+    if not (has_same_noise and has_same_mechanism):
+        raise ValueError(
+            f"{run.path}: plan.json records noise of standard deviation {recorded['stddev']}, its "
+            f"mechanism.npz needs {plan.stddev}: one of them is another run's, put it back"
+        )
+    return plan

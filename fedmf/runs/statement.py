@@ -1,0 +1,156 @@
+"""The privacy statement of a run: its values beside those of the audit, and its files."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from fedmf.audits.audit import Audit
+from fedmf.files import expanded, shell_path, write_atomically
+from fedmf.privacy.describe import calibrate_command
+from fedmf.privacy.plan import Plan
+from fedmf.privacy.statement import as_text
+from fedmf.privacy.systems import Subject
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.digests import digests
+from fedmf.runs.executions import execution_kind
+from fedmf.runs.folder import Run
+from fedmf.runs.notes import programs_phrase
+from fedmf.server.journal_reading import JOURNAL, committed_rows
+
+FINAL_STATEMENT = "final_statement"
+
+
+def system_of_run(config: TrainConfig) -> str:
+    """Returns the kind of system of a run, for statements."""
+    return "run_tff" if execution_kind(config.execution).in_tff else "run"
+
+
+def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
+    """Returns the statement of a run and its audit, in plain JSON types.
+
+    Args:
+      run: the run.
+      audit: result of `audit_run`, or audit of the run's controller.
+    """
+    values = Audit.statement_values(audit, **statement_arguments(run, audit.planned))
+    return values | values_of_folder(run)
+
+
+def statement_arguments(run: Run, planned: Plan) -> dict[str, Any]:
+    """Returns the arguments of `Audit.statement_values` for a run."""
+    folder = run.path.resolve().name
+    result = run.result or {}
+    subject = dataclasses.replace(
+        subject_of_run(run.config, run.plan),
+        folder=folder,
+        finished=result.get("date"),
+        model_sha256=result.get("sha256", {}).get("model.npz"),
+    )
+    return {
+        "subject": subject,
+        "cohort_size": run.config.cohort_size,
+        "population": run.plan["task"]["clients"] + run.config.canaries,
+        "canaries": run.config.canaries,
+        "pretraining": pretraining(run.config),
+        "commands": _commands(run, folder, planned),
+    }
+
+
+def _commands(run: Run, folder: str, planned: Plan) -> list[str]:
+    """Returns the commands that check a run.
+
+    Args:
+      run: the run.
+      folder: name of its folder.
+      planned: plan of the audit.
+    """
+    commands = [
+        f"fedmf audit run {shell_path(folder)}",
+        calibrate_command(planned, f"{folder}/mechanism.npz"),
+    ]
+    if run.config.canaries and run.result is not None:
+        commands.append(f"fedmf audit canaries {shell_path(folder)}")
+    return commands
+
+
+def values_of_folder(run: Run) -> dict[str, Any]:
+    """Returns the values of a run's statement that no audit computes."""
+    task = run.plan["task"]
+    values = {}
+    if "synthetic_clients" in task:
+        values["synthetic_clients"] = task["synthetic_clients"]
+    phrase = programs_phrase(_first_rounds(run), run.config.rounds)
+    if phrase:
+        values["programs"] = phrase
+    return values | {"versions": run.plan["versions"]} | scaling_values(run.config)
+
+
+def _first_rounds(run: Run) -> list[int]:
+    """Returns the first round of each program that computed rounds.
+
+    They are read from the journal of an unfinished run, in which edits would be detected.
+    """
+    if run.result is None and (run.path / JOURNAL).exists():
+        rows = committed_rows(run.path)
+        return [0, *(row["round"] for row in rows if "program" in row)]
+    return list(run.plan.get("programs", [0]))
+
+
+def subject_of_run(config: TrainConfig, record: Mapping[str, Any]) -> Subject:
+    """Returns the subject of a run's statement.
+
+    Args:
+      config: config of the run.
+      record: contents of plan.json.
+    """
+    task = record["task"]
+    return Subject(
+        system=system_of_run(config),
+        task=task["name"],
+        data=task["description"],
+        begun=record["date"],
+    )
+
+
+def scaling_values(config: TrainConfig) -> dict[str, str]:
+    """Returns the values of a statement on scaled updates; none if updates are not scaled."""
+    if config.scaling() is None:
+        return {}
+    return {"server_optimizer": config.server_optimizer}
+
+
+def pretraining(config: TrainConfig) -> str:
+    """Returns a statement's sentence on the data that the initial model was trained on."""
+    if config.initial_model is None:
+        return f"none, the initial model is drawn with seed {config.seed}"
+    path = expanded(config.initial_model)
+    if path.suffix == ".keras":
+        return (
+            f"the initial model is {path.name}, which was trained before this run; for clients "
+            "whose data it was trained on as well, the losses add up"
+        )
+    return (
+        f"the initial model is that of the run {path.name}, which has a statement of its own; for "
+        "clients who took part in both runs the losses add up"
+    )
+
+
+def write_final_statement(
+    folder: str | pathlib.Path, audit: Audit, result: dict[str, Any] | None = None
+) -> None:
+    """Writes final_statement.md and final_statement.json into a run folder, with the planned,
+    observed and achieved guarantees.
+
+    Args:
+      folder: path of the run folder; all files of the run but result.json must exist.
+      audit: audit of the run's controller.
+      result: future contents of result.json; None if it exists.
+    """
+    run = Run.load(folder)
+    if result is not None:
+        run = dataclasses.replace(run, result=result | {"sha256": digests(run.path)})
+    values = run_statement_values(run, audit)
+    for suffix in (".md", ".json"):
+        path = run.path / f"{FINAL_STATEMENT}{suffix}"
+        write_atomically(path, as_text(values, suffix), mode=0o600)

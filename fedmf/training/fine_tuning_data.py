@@ -1,0 +1,88 @@
+"""The clients that are fine-tuned, and the random halves of their examples."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmf.runs.config import TrainConfig
+from fedmf.training.client_data import shuffled_epochs
+from fedmf.training.examples import ClientData, Examples, count, take
+from fedmf.training.task import Task
+
+# Second entry of the seeds of generators, so that their random numbers are independent of each
+# other and of the training's, which has 2 and 6.
+_HALVES = 3
+_SAMPLE = 4
+_QUARTERS = 5
+_TRAINING = 7
+
+
+class SplitExamples(NamedTuple):
+    """A client's examples, split for fine-tuning.
+
+    Attributes:
+      training: epochs over the examples that the client trains on.
+      evaluation: examples that its model is measured on.
+    """
+
+    training: ClientData
+    evaluation: Examples
+
+
+def split_in_halves(task: Task, config: TrainConfig, client_id: str) -> SplitExamples:
+    """Splits a client's examples into random halves, by config.seed and client_id alone.
+
+    The client trains on the first half, which has one example more if their number is odd.
+
+    Args:
+      task: task of the run.
+      config: config with the epochs of the fine-tuning.
+      client_id: id of the client; if it has fewer than two examples, the second half is empty.
+
+    Raises:
+      NotFinite: as `Task.examples_of` does.
+    """
+    rng = np.random.default_rng([config.seed, _HALVES, *client_id.encode()])
+    training_half, evaluation_half = _random_halves(task.examples_of(client_id), rng)
+    return _split_examples(task, config, client_id, training_half, evaluation_half, rng)
+
+
+def split_for_search(task: Task, config: TrainConfig, client_id: str) -> SplitExamples:
+    """Splits the training half of `split_in_halves` into random halves, to choose a learning rate.
+
+    The half on which results are measured is in neither.
+    """
+    rng = np.random.default_rng([config.seed, _HALVES, *client_id.encode()])
+    training_half, _ = _random_halves(task.examples_of(client_id), rng)
+    rng = np.random.default_rng([config.seed, _QUARTERS, *client_id.encode()])
+    training_quarter, evaluation_quarter = _random_halves(training_half, rng)
+    return _split_examples(task, config, client_id, training_quarter, evaluation_quarter, rng)
+
+
+def _split_examples(
+    task: Task,
+    config: TrainConfig,
+    client_id: str,
+    training_examples: Examples,
+    evaluation_examples: Examples,
+    rng: np.random.Generator,
+) -> SplitExamples:
+    """Returns split examples, with the epochs in an order drawn by `rng`."""
+    epochs = shuffled_epochs(training_examples, config, task.batch_size, rng)
+    training = ClientData(epochs, (config.seed, _TRAINING, *client_id.encode()))
+    return SplitExamples(training, evaluation_examples)
+
+
+def _random_halves(examples: Examples, rng: np.random.Generator) -> tuple[Examples, Examples]:
+    """Returns two halves of examples in random order."""
+    order = rng.permutation(count(examples))
+    middle = (count(examples) + 1) // 2
+    return take(examples, order[:middle]), take(examples, order[middle:])
+
+
+def sample_clients(task: Task, clients: int, seed: int) -> list[str]:
+    """Samples at most `clients` client ids uniformly without replacement, and keeps their order."""
+    rng = np.random.default_rng([seed, _SAMPLE])
+    population = len(task.client_ids)
+    indices = rng.choice(population, min(clients, population), replace=False)
+    return [task.client_ids[index] for index in np.sort(indices)]
