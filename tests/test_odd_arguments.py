@@ -254,7 +254,7 @@ CALLS = {
     "PlanConfig.plan_with": call(
         CONFIG.plan_with, NOISE, mechanism=MECHANISM, noise_multiplier=1.0
     ),
-    "PlanConfig.stating": call(CONFIG.stating, {"mechanism": "text"}, plan=PLAN, mechanism="m"),
+    "PlanConfig.pinned_to": call(CONFIG.pinned_to, {"mechanism": "text"}, plan=PLAN, mechanism="m"),
     "PrivateMetrics": call(
         fedmf.PrivateMetrics, {"share": "0.5", "largest_loss": "0.5"}, share=0.1, largest_loss=10.0
     ),
