@@ -1,3 +1,3 @@
-"""The server's side of a plan without a framework: the Gaussian source,
-and rows of noise made ahead.
+"""The server's side of a plan, without a framework: clipped sums, noise vectors, releases, and the
+journal of committed rounds.
 """

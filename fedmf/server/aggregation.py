@@ -1,8 +1,7 @@
-"""From a round's clipped sum to its release, and what follows from releases: the clip norm that
-follows a quantile, and the scales of an adaptive optimizer. Written once for numpy arrays and for
-tensors.
+"""Pure functions from a round's clipped sum to its release, and from releases to the next clip norm
+and scales, for numpy arrays and for tensors.
 
-A state is a function of what was released. `xp` is numpy, or tensorflow for tensors.
+A state depends on releases alone. `xp` is numpy, or tensorflow for tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +17,8 @@ from fedmf.server.following import LARGEST_ROOT, ClipState, Scaling, ScalingStat
 def noise_stddev(plan: Plan, clip: ClipState | tuple[()], xp: Any = np) -> Any:
     """Returns the standard deviation of a round's noise, float32 ().
 
-    Where the clip norm adapts, what is released is (sum / clip norm + noise), multiplied by the
-    clip norm again.
+    It is proportional to the clip norm. Where that adapts, the sum is in effect divided by it
+    before noise of a fixed scale is added, and multiplied by it again.
     """
     stddev = np.float32(plan.stddev)
     if not clip:
@@ -29,21 +28,22 @@ def noise_stddev(plan: Plan, clip: ClipState | tuple[()], xp: Any = np) -> Any:
 
 def released_bits(plan: Plan, clients: Any, clipped: Any, noise: Any, xp: Any = np) -> Any:
     """Returns the noisy sum over clients of b_i - 1/2, float32 (): b_i is 1 for an update within
-    the clip norm.
+    the clip norm, and 0 for a longer one.
 
     Args:
-      plan: has the scale of this noise.
+      plan: with the scale of this noise.
       clients, clipped: counts of updates in the round's sum.
-      noise: the entry of the round's noise vector for it, float32 ().
+      noise: the last entry of the round's noise vector, float32 ().
     """
     bits = _cast(xp, clients, np.float32) / np.float32(2) - _cast(xp, clipped, np.float32)
     return bits + np.float32(bit_stddev(plan)) * noise
 
 
 def noisy_mean(clipped_sum: Any, noise: Any, divisor: Any, xp: Any = np) -> Any:
-    """Returns (clipped_sum + noise) / divisor, float32: added in float64 and rounded once.
+    """Returns (clipped_sum + noise) / divisor in float32: added in float64 and rounded once.
 
-    The noise has no digits below float32's, and those of the sum below them go here.
+    The noise has no digits below those of float32, and this rounding removes such digits of the
+    sum.
 
     Args:
       clipped_sum: float64.
@@ -73,11 +73,10 @@ def clip_after(
 
     Args:
       clipping: of the plan.
-      first: the clip norm of round 0, which no later one is a million times as large
-        or as small as.
-      state: before.
+      first: the clip norm of round 0; later ones stay within a factor of a million of it.
+      state: before round t.
       bits: of `released_bits`.
-      clients: the fixed number of a round.
+      clients: the fixed number of clients a round.
       t: the round.
 
     >>> clipping = QuantileClipping(quantile=0.5, every=1, learning_rate=1.0)
@@ -87,17 +86,17 @@ def clip_after(
     bits = _cast(xp, bits, np.float32)
     within = state.within + bits / np.float32(clients) + np.float32(0.5)
     mean = _clip(xp, within / np.float32(clipping.every), np.float32(0), np.float32(1))
-    with np.errstate(over="ignore"):  # of a learning rate of hundreds; the limit holds it
+    with np.errstate(over="ignore"):  # with learning rates of hundreds; `_clip` bounds the result
         step = xp.exp(-clipping.learning_rate * (_cast(xp, mean, np.float64) - clipping.quantile))
-        moved = _clip(xp, state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
+        next_norm = _clip(xp, state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
     is_due = xp.equal((t + 1) % clipping.every, 0)
-    # No NaN, of a state without a result, becomes a clip norm.
-    norm = xp.where(is_due & (moved < np.inf), moved, state.norm)
+    # A NaN, which bits of a failed round can lead to, must not become the clip norm.
+    norm = xp.where(is_due & (next_norm < np.inf), next_norm, state.norm)
     return ClipState(norm, state.norm, bits, xp.where(is_due, np.float32(0), within))
 
 
 def initial_scaling(shapes: Sequence[Any], xp: Any = np) -> ScalingState:
-    """Returns the state of the scales before round 0, for arrays of these shapes: all are 1."""
+    """Returns the state of the scales before round 0: arrays of ones in these shapes."""
     zeros = [xp.zeros(shape, np.float32) for shape in shapes]
     ones = [xp.ones(shape, np.float32) for shape in shapes]
     return ScalingState(zeros, ones, xp.zeros([2], np.float32))
@@ -106,13 +105,12 @@ def initial_scaling(shapes: Sequence[Any], xp: Any = np) -> ScalingState:
 def scaling_after(
     scaling: Scaling, state: ScalingState, mean: Sequence[Any], t: Any, xp: Any = np
 ) -> ScalingState:
-    """Returns the state of the scales after round t, in which `mean` was released: noisy, and in
-    the units of updates.
+    """Returns the state of the scales after round t.
 
     Args:
       scaling: of the run.
-      state: before; its moment and scales are lists of arrays, as `mean`.
-      mean: float32 arrays.
+      state: before round t; its moment and scales are lists of arrays, as `mean`.
+      mean: the release of round t, in the units of updates: float32 arrays.
       t: the round.
 
     >>> state = ScalingState([np.zeros(2)], [np.ones(2)], np.zeros(2, np.float32))
@@ -122,50 +120,55 @@ def scaling_after(
     >>> state.scales[0], state.drifts.round(3)
     (array([0.75, 3.  ]), array([0.   , 1.099]))
     """
-    moment = [_moved(scaling, v, g, xp) for v, g in zip(state.moment, mean, strict=True)]
-    scales = _either(
+    moment = [_next_moment(scaling, v, g, xp) for v, g in zip(state.moment, mean, strict=True)]
+    scales = _cond(
         xp,
         xp.equal((t + 1) % scaling.every, 0),  # a graph of TFF compares tensors by identity
-        lambda: _scales(scaling, moment, xp),
+        lambda: _scales_of(scaling, moment, xp),
         lambda: list(state.scales),
     )
-    moved = [
-        _largest(xp, xp.abs(_log(xp, new / old)))
-        for new, old in zip(scales, state.scales, strict=True)
+    leaf_drifts = [
+        _largest(xp, xp.abs(_log(xp, new_scale / old_scale)))
+        for new_scale, old_scale in zip(scales, state.scales, strict=True)
     ]
-    drifts = xp.stack([state.drifts[1], _largest(xp, xp.stack(moved))])
+    drifts = xp.stack([state.drifts[1], _largest(xp, xp.stack(leaf_drifts))])
     return ScalingState(moment, scales, drifts)
 
 
-def _moved(scaling: Scaling, v: Any, mean: Any, xp: Any) -> Any:
+def _next_moment(scaling: Scaling, v: Any, mean: Any, xp: Any) -> Any:
+    """Returns the second moment of a leaf after a release."""
     square = xp.square(_clip(xp, mean, np.float32(-LARGEST_ROOT), np.float32(LARGEST_ROOT)))
     if scaling.rule == "adagrad":
         return xp.minimum(v + square, np.float32(LARGEST_ROOT**2))
-    # Rounding must not lead below 0, of which there is no root.
+    # Rounding must not make it negative, because its root is taken.
     return xp.maximum(v + np.float32(1 - scaling.decay) * (square - v), np.float32(0))
 
 
-def _scales(scaling: Scaling, moment: Sequence[Any], xp: Any) -> list[Any]:
-    entries = sum(int(np.prod(v.shape)) for v in moment)
+def _scales_of(scaling: Scaling, moment: Sequence[Any], xp: Any) -> list[Any]:
+    """Returns (rms(v) + epsilon) / (sqrt(v) + epsilon) for each leaf of the second moment v."""
+    num_entries = sum(int(np.prod(v.shape)) for v in moment)
     total = sum(_total(xp, v) for v in moment)
-    rms = _cast(xp, xp.sqrt(total / max(entries, 1)), np.float32)
+    rms = _cast(xp, xp.sqrt(total / max(num_entries, 1)), np.float32)
     epsilon = np.float32(scaling.epsilon)
     return [(rms + epsilon) / (xp.sqrt(v) + epsilon) for v in moment]
 
 
 def _cast(xp: Any, value: Any, dtype: Any) -> Any:
+    """Returns the value in this dtype."""
     if xp is np:
         return np.asarray(value).astype(dtype)
     return xp.cast(value, dtype)
 
 
 def _clip(xp: Any, value: Any, low: Any, high: Any) -> Any:
+    """Returns the value, or the nearer end where it is outside low .. high."""
     if xp is np:
         return np.clip(value, low, high)
     return xp.clip_by_value(value, low, high)
 
 
 def _log(xp: Any, value: Any) -> Any:
+    """Returns the natural logarithm."""
     return np.log(value) if xp is np else xp.math.log(value)
 
 
@@ -177,13 +180,14 @@ def _total(xp: Any, array: Any) -> Any:
 
 
 def _largest(xp: Any, array: Any) -> Any:
-    """Returns the largest entry, which is not below 0; 0 of none."""
+    """Returns the largest of non-negative entries; 0 without entries."""
     if xp is np:
         return np.max(array, initial=0)
     return xp.reduce_max(xp.concat([[0.0], xp.reshape(array, [-1])], axis=0))
 
 
-def _either(xp: Any, condition: Any, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
+def _cond(xp: Any, condition: Any, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
+    """Returns the result of one of two functions, by a condition that may be a tensor."""
     if xp is np:
-        return first() if condition else second()
-    return xp.cond(condition, first, second)
+        return if_true() if condition else if_false()
+    return xp.cond(condition, if_true, if_false)

@@ -1,4 +1,4 @@
-"""A file that grows by rows, and that somebody else may not edit meanwhile."""
+"""A file to which rows are appended, and which nobody else may edit meanwhile."""
 
 import hashlib
 import os
@@ -10,13 +10,13 @@ Stamp = tuple[int, ...]
 
 
 class FileWasEdited(ValueError):
-    """A file is not the one that this process has written."""
+    """Another program edited, replaced or removed a file of this process."""
 
 
 class AppendedFile:
-    """Rows at the end of a file; each is written once, and no row before it again.
+    """Rows of a file. Each is written once, at the end of the file.
 
-    What an interrupt or a full disk kept from the file is written by the next `flush`.
+    Rows that an interrupt or a full disk kept from the file are written by the next `flush`.
 
     Args:
       path: of the file; mode 0600.
@@ -27,7 +27,7 @@ class AppendedFile:
         self._end = 0
         self._digest = hashlib.sha256()
         self._pending = b""
-        # What the file system says of the file as this process left it.
+        # Of the file as this process left it.
         self._stamp: Stamp | None = None
 
     def begin(self) -> None:
@@ -36,35 +36,36 @@ class AppendedFile:
 
     @property
     def end(self) -> int:
-        """Bytes of all rows, those that are not in the file yet among them."""
+        """The number of bytes of all rows, including those that are not in the file yet."""
         return self._end + len(self._pending)
 
     def digest(self) -> str:
-        """Returns the SHA-256 of all rows, those that are not in the file yet among them."""
-        whole = self._digest.copy()
-        whole.update(self._pending)
-        return whole.hexdigest()
+        """Returns the SHA-256 of all rows, including those that are not in the file yet."""
+        digest = self._digest.copy()
+        digest.update(self._pending)
+        return digest.hexdigest()
 
     def restore(self, rows: bytes) -> bytes:
-        """Makes `rows` the content for the next `flush`, and returns what the file has behind them.
+        """Makes `rows` the content for the next `flush`, and returns bytes that follow them in the
+        file.
 
-        A file that is missing, or that has the first of these bytes only, gets the others then: a
-        crash kept them from it.
+        The file may be missing, or end within the rows, where a crash came before they were
+        written.
 
         Raises:
-          FileWasEdited: it has other bytes in their place.
+          FileWasEdited: the file has other bytes in their place.
           OSError: it cannot be read.
         """
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
             content = b""
-        shared = content[: len(rows)]
-        if not rows.startswith(shared):
+        written = content[: len(rows)]
+        if not rows.startswith(written):
             raise FileWasEdited(f"{self.path.name} has other rows than the journal")
-        self._end = len(shared)
-        self._digest = hashlib.sha256(shared)
-        self._pending = rows[len(shared) :]
+        self._end = len(written)
+        self._digest = hashlib.sha256(written)
+        self._pending = rows[len(written) :]
         self._stamp = None
         return content[len(rows) :]
 
@@ -73,7 +74,7 @@ class AppendedFile:
         self._pending += rows
 
     def check(self) -> None:
-        """Compares the file with what this process wrote, where somebody has written to it.
+        """Compares the file with the rows that this process wrote, if its stamp has changed.
 
         Raises:
           FileWasEdited: it is missing or has other rows.
@@ -88,10 +89,10 @@ class AppendedFile:
             raise FileWasEdited(f"{self.path.name} was removed") from None
 
     def flush(self, *, sync: bool = False) -> None:
-        """Writes the rows that are not in the file yet, and removes what is behind them.
+        """Writes the rows that are not in the file yet, and removes any bytes that follow them.
 
         Args:
-          sync: whether a power failure may not lose them from now on.
+          sync: whether to wait until no power failure can lose them.
 
         Raises:
           FileWasEdited: the file is missing.
@@ -113,17 +114,18 @@ class AppendedFile:
                 file.flush()
             if sync:
                 os.fsync(descriptor)
-            self._count(stamp_of(descriptor))
+            self._count_as_written(stamp_of(descriptor))
 
-    def _count(self, stamp: Stamp) -> None:
-        """Counts the pending rows as written."""
+    def _count_as_written(self, stamp: Stamp) -> None:
+        """Counts the pending rows as written, with the file's stamp of after it."""
         digest = self._digest.copy()
         digest.update(self._pending)
         end = self._end + len(self._pending)
+        # In one line, so that as few instructions as possible are between these for an interrupt.
         self._digest, self._end, self._pending, self._stamp = digest, end, b"", stamp
 
 
 def stamp_of(file: int | pathlib.Path) -> Stamp:
-    """Returns what changes when somebody writes to a file, an open or a named one."""
+    """Returns numbers of a file's status, some of which change when somebody writes to it."""
     state = os.stat(file)
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns

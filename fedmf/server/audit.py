@@ -1,9 +1,9 @@
-"""Audit of what really runs: a server's sums, noise and releases, or what is given in their place,
-on a small model through all rounds, without clients or with the worst of them.
+"""Audit of code that adds noise: it runs a server, or other code in its place, on a small model
+through all rounds, without clients or with the worst one.
 
-`fedmf.audits.noise` judges the noise and `fedmf.audits.distinguishing` the game; here it is run.
-The audited code gives nothing but what it releases. The claim is the plan's stddev and its
-mechanism's noising(), in float64.
+`fedmf.audits.noise` tests the noise and `fedmf.audits.distinguishing` the result of the attack.
+They see only releases of the audited code. The claim is the plan's stddev and its mechanism's
+noising(), in float64.
 """
 
 import dataclasses
@@ -19,22 +19,23 @@ from fedmf.audits.distinguishing import Distinguishing, WorstCase, audit_disting
 from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, whiten
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.plan import Plan, bit_stddev, update_noise_multiplier
+from fedmf.server.clipping import UpdateSum
 from fedmf.server.means import MeansState, NoisyMeans, in_shapes
 from fedmf.server.rows import HostNoise
 from fedmf.server.state import check_plan
 
-# Where noise may end, in standard deviations, so that the default size shows it.
+# In standard deviations: noise that is cut off there fails an audit of the default size.
 SEEN_CUT = 4.0
 # At least as many tests as an audit makes.
 _MAX_TESTS = 64
-# Entries of a run that show a scale off by 3% at one in a million false alarms, and a margin.
+# Entries of a run that show a scale off by 3% at a false-positive rate of 1e-6, and a margin.
 _MIN_ENTRIES = 60_000
 _MIN_COORDINATES = 256
-# Games beyond would take weeks.
+# More trials would take weeks.
 _MAX_TRIALS = 10**9
-# How far the worst case overshoots the clip norm, so that it is the clipping that bounds it.
+# The attack's update is longer than the clip norm by this factor, so that clipping bounds it.
 _OVERSHOOT = 3.0
-# The fixed divisor of plans that simulate no cohort.
+# The fixed divisor of plans that do not simulate a cohort.
 _DIVISOR = 10
 
 Progress = Callable[[int, int], None]
@@ -42,34 +43,38 @@ Progress = Callable[[int, int], None]
 Clients = Callable[[int], tuple[np.ndarray, float]]
 
 
-class Subject(Protocol):
-    """What is audited, made for one run."""
+class AuditedCode(Protocol):
+    """The code that an audit runs, made for one run.
+
+    Attributes:
+      initial_state: before round 0.
+    """
 
     initial_state: Any
 
     def release(self, state: Any, places: np.ndarray, size: float) -> tuple[Any, np.ndarray]:
-        """The state after the next round, and its release, as `released_rows` yields it.
+        """Returns the state after the next round, and its release, as `released_rows` yields it.
 
         Args:
-          state: before; numpy arrays after a resume.
+          state: before the round; numpy arrays after a resume.
           places: coordinates along each of which one client sends an update.
           size: of the updates, for the first clip norm.
         """
 
 
-# (plan, coordinates, noise seed) -> the subject.
-Subjects = Callable[[Plan, int, int], Subject]
+# (plan, coordinates, noise seed) -> the audited code.
+MakeAudited = Callable[[Plan, int, int], AuditedCode]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MechanismAudit:
-    """What `audit_mechanism` found.
+    """The result of `audit_mechanism`.
 
     Attributes:
       verdict: all findings under one false-positive rate.
-      game: the distinguishing audit, or None if it was left out.
-      rounds, coordinates, trials: what was run.
-      entries: of noise that were tested, of both runs.
+      game: the result of the distinguishing attack, or None without it.
+      rounds, coordinates, trials: of the runs.
+      entries: of noise that were tested, in both runs.
     """
 
     verdict: NoiseAudit
@@ -81,9 +86,9 @@ class MechanismAudit:
 
     @property
     def smallest_unseen_cut(self) -> float:
-        """The least number of standard deviations at which noise could end and pass.
+        """The smallest number of standard deviations at which noise could be cut off and pass.
 
-        The noise is scaled to the claimed variance. What ends below is seen with certainty.
+        The noise is scaled to the claimed variance. A smaller cut fails the audit with certainty.
         """
         return tails.smallest_unseen_cut(self.entries, threshold=self.verdict.threshold)
 
@@ -97,24 +102,24 @@ def audit_mechanism(
     trials: int = 20_000,
     false_positive_rate: float = FALSE_POSITIVE_RATE,
     progress: Progress | None = None,
-    subject: "Subjects | None" = None,
+    subject: "MakeAudited | None" = None,
 ) -> MechanismAudit:
-    """Runs a plan and tests what is released against what the plan claims.
+    """Runs a plan and tests its releases against the claims of the plan.
 
-    Two runs with different seeds, the second stopped and resumed in the middle, on zero updates;
-    then the distinguishing game.
+    There are two runs with different seeds on zero updates, the second stopped and resumed in the
+    middle, and then the distinguishing attack.
 
     Args:
-      plan: with noise; of a sampled one the noise and the guarantee without
-        amplification are tested.
+      plan: with noise. Of a plan with sampling, the noise and the guarantee without amplification
+        are tested.
       seed: non-negative; the noise seeds are derived from it, and the same seed gives
         the same findings.
       coordinates: entries of the model, each an independent sample of the noise; None for enough to
-        see a scale off by 3%, and that noise ends at 4 standard deviations.
-      trials: of the game; 0 for no game.
-      false_positive_rate: chance, at most, that an honest mechanism fails.
+        detect a scale off by 3%, and noise that is cut off at 4 standard deviations.
+      trials: of the attack; 0 for no attack.
+      false_positive_rate: the highest probability that an honest mechanism fails.
       progress: called with (rounds done, rounds in all) after each round.
-      subject: what runs it; None for what `fedmf.Server` and the training loop run.
+      subject: makes the audited code; None for that of `fedmf.Server` and the training loop.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -132,7 +137,7 @@ def audit_mechanism(
     check_plan(plan)
     if plan.private_metrics is not None:
         raise ValueError(
-            f"private_metrics={plan.private_metrics.share} of the plan are not played: audit a "
+            f"private_metrics={plan.private_metrics.share} of the plan are not audited: audit a "
             "plan of its updates alone, without them and with noise_multiplier="
             f"{update_noise_multiplier(plan):.6g}"
         )
@@ -142,88 +147,142 @@ def audit_mechanism(
     checks.positive(
         "false_positive_rate", false_positive_rate, "use a small number such as 1e-6", below=1
     )
-    n = plan.mechanism.rounds
+    num_rounds = plan.mechanism.rounds
     # N, its causal factor, the factor's inverse, and squares of the last two.
     hint = "audit a plan of the same family with fewer rounds"
-    checks.fits_in_memory("the audit of all rounds", (n, n), copies=5, hint=hint)
-    d = _default_coordinates(n, false_positive_rate) if coordinates is None else coordinates
-    leaves = [math.prod(shape) for shape in model_of(d)]
-    hint = "play some thousand, or 0 for no game"
+    checks.fits_in_memory("the audit of all rounds", (num_rounds, num_rounds), copies=5, hint=hint)
+    if coordinates is None:
+        coordinates = _default_coordinates(num_rounds, false_positive_rate)
+    leaves = [math.prod(shape) for shape in model_of(coordinates)]
+    trials = _checked_trials(trials)
+    # The attack's client takes part in known rounds.
+    plan = dataclasses.replace(plan, sampling=None)
+    runs = _AuditedRuns(plan, subject, progress, num_runs=3 if trials else 2)
+    causal = causal_factor(plan.mechanism.noising())
+    scale = plan.stddev / divisor_of(plan)
+    first_run = runs.releases(coordinates, noise_seed=16 * seed + 1)
+    noises = [whiten(causal, first_run, scale)]
+    del first_run  # as large as its noise
+    resumed_run = runs.releases(coordinates, noise_seed=16 * seed + 2, resume_at=num_rounds // 2)
+    noises.append(whiten(causal, resumed_run, scale))
+    del resumed_run
+    if plan.quantile_clipping is not None:
+        leaves.append(1)
+    findings = audit_noise(noises, leaves=leaves).findings
+    game = None
+    if trials:
+        game = _attack(plan, runs, trials, seed)
+        findings += game.findings
+    return MechanismAudit(
+        verdict=NoiseAudit(findings=findings, false_positive_rate=false_positive_rate),
+        game=game,
+        rounds=num_rounds,
+        coordinates=coordinates,
+        trials=trials,
+        entries=sum(noise.size for noise in noises),
+    )
+
+
+class _AuditedRuns:
+    """Runs of an audited plan through all its rounds.
+
+    Args:
+      plan: of the runs.
+      subject: makes the audited code; None for that of `fedmf.Server`.
+      progress: called with (rounds done, rounds in all) after each round.
+      num_runs: how many will be asked for.
+    """
+
+    def __init__(
+        self, plan: Plan, subject: "MakeAudited | None", progress: Progress | None, *, num_runs: int
+    ) -> None:
+        self._plan = plan
+        self._subject = subject
+        self._progress = progress
+        self._total_rounds = num_runs * plan.mechanism.rounds
+        self._rounds_done = 0
+
+    def releases(
+        self,
+        coordinates: int,
+        *,
+        noise_seed: int,
+        clients: "Clients | None" = None,
+        resume_at: int = 0,
+    ) -> np.ndarray:
+        """Returns the releases of one run, of `released_rows`: float64 (rounds, entries)."""
+        releases = []
+        for release in released_rows(
+            self._plan,
+            coordinates,
+            noise_seed=noise_seed,
+            clients=clients,
+            resume_at=resume_at,
+            subject=self._subject,
+        ):
+            releases.append(release)
+            self._rounds_done += 1
+            if self._progress is not None:
+                self._progress(self._rounds_done, self._total_rounds)
+        return np.stack(releases)
+
+
+def _attack(plan: Plan, runs: _AuditedRuns, trials: int, seed: int) -> Distinguishing:
+    """Runs the distinguishing attack in so many trials, one for each coordinate of a run."""
+    # The attack is on the releases of updates. With quantile_clipping their noise is larger than
+    # that of the plan, whose guarantee covers the bits as well.
+    updates_plan = dataclasses.replace(
+        plan, noise_multiplier=update_noise_multiplier(plan), quantile_clipping=None
+    )
+    case = worst_case(updates_plan)
+    clients, is_present = worst_clients(plan, case, trials, seed)
+    releases = runs.releases(trials, noise_seed=16 * seed + 3, clients=clients)
+    scale = plan.stddev / divisor_of(plan)
+    statistics = case.projection @ releases[:, :trials] / scale
+    return audit_distinguishing(updates_plan, case, statistics[is_present], statistics[~is_present])
+
+
+def _checked_trials(trials: Any) -> int:
+    """Returns the number of trials.
+
+    Raises:
+      TypeError, ValueError: too few for an attack, or too many.
+    """
+    hint = "use some thousand, or 0 for no attack"
     trials = checks.integer("trials", trials, low=0, high=_MAX_TRIALS, hint=hint)
     if 0 < trials < 8:
         raise ValueError(f"trials={trials} must be at least 8: {hint}")
-    # The game's client takes part in rounds that are known.
-    plan = dataclasses.replace(plan, sampling=None)
-    # The game is of the updates' stream, which with quantile_clipping has more noise than the plan
-    # claims of both.
-    updates = dataclasses.replace(
-        plan,
-        noise_multiplier=update_noise_multiplier(plan),
-        quantile_clipping=None,
-    )
-    case = worst_case(updates)
-    total, done = n * (3 if trials else 2), 0
-
-    def shown(rows: Iterator[np.ndarray]) -> np.ndarray:
-        nonlocal done
-        released = []
-        for row in rows:
-            released.append(row)
-            done += 1
-            if progress is not None:
-                progress(done, total)
-        return np.stack(released)
-
-    L, scale = causal_factor(plan.mechanism.noising()), plan.stddev / divisor_of(plan)
-    one = whiten(L, shown(released_rows(plan, d, noise_seed=16 * seed + 1, subject=subject)), scale)
-    rows = released_rows(plan, d, noise_seed=16 * seed + 2, resume_at=n // 2, subject=subject)
-    other = whiten(L, shown(rows), scale)
-    leaves += [1] * (plan.quantile_clipping is not None)
-    findings = audit_noise([one, other], leaves=leaves).findings
-    game = None
-    if trials:
-        clients, present = worst_clients(plan, case, trials, seed)
-        rows = released_rows(
-            plan, trials, noise_seed=16 * seed + 3, clients=clients, subject=subject
-        )
-        s = case.projection @ shown(rows)[:, :trials] / scale
-        game = audit_distinguishing(updates, case, s[present], s[~present])
-        findings += game.findings
-    verdict = NoiseAudit(findings=findings, false_positive_rate=false_positive_rate)
-    return MechanismAudit(
-        verdict=verdict,
-        game=game,
-        rounds=n,
-        coordinates=d,
-        trials=trials,
-        entries=one.size + other.size,
-    )
+    return trials
 
 
 def _default_coordinates(rounds: int, false_positive_rate: float) -> int:
-    """Returns the size of a model that two runs of so many rounds are audited with."""
-    seen = tails.entries_to_see(SEEN_CUT, threshold=false_positive_rate / _MAX_TESTS)
-    entries_per_run = max(_MIN_ENTRIES, -(-seen // 2))
+    """Returns the size of the model for an audit of so many rounds."""
+    num_entries = tails.entries_to_see(SEEN_CUT, threshold=false_positive_rate / _MAX_TESTS)
+    entries_per_run = max(_MIN_ENTRIES, -(-num_entries // 2))
     return max(_MIN_COORDINATES, -(-entries_per_run // rounds))
 
 
 def worst_clients(
     plan: Plan, case: WorstCase, trials: int, seed: int
 ) -> tuple[Clients, np.ndarray]:
-    """The clients of a game, and in which trials they are present.
+    """Returns the clients of an attack, and whether each trial has its client, bool (trials,).
 
-    Client i sends along coordinate i, in the rounds of `case`.
+    Client i sends updates along coordinate i, in the rounds of `case`.
     """
-    present = np.random.default_rng([seed, 1]).permutation(trials) < trials // 2
-    places, size = np.flatnonzero(present), _OVERSHOOT * plan.clip_norm
-    return lambda t: (
-        places if case.contributions[t] else places[:0],
-        size * float(case.contributions[t]),
-    ), present
+    is_present = np.random.default_rng([seed, 1]).permutation(trials) < trials // 2
+    all_places = np.flatnonzero(is_present)
+    size = _OVERSHOOT * plan.clip_norm
+
+    def clients(t: int) -> tuple[np.ndarray, float]:
+        contribution = float(case.contributions[t])
+        places = all_places if contribution else all_places[:0]
+        return places, size * contribution
+
+    return clients, is_present
 
 
 def model_of(coordinates: int) -> list[tuple[int, ...]]:
-    """Shapes of a small model's leaves, one of them a scalar, with so many entries in all."""
+    """Returns the shapes of a small model's leaves, one a scalar, with so many entries in all."""
     hint = "use some hundred or more"
     coordinates = checks.integer("coordinates", coordinates, low=8, high=checks.MAX_SIZE, hint=hint)
     quarter = (coordinates - 1) // 4
@@ -231,7 +290,7 @@ def model_of(coordinates: int) -> list[tuple[int, ...]]:
 
 
 def divisor_of(plan: Plan) -> int:
-    """What the sums of `released_rows` are divided by."""
+    """Returns the number that the sums of `released_rows` are divided by."""
     return _DIVISOR if plan.simulation is None else plan.simulation.simulated
 
 
@@ -242,27 +301,36 @@ def released_rows(
     noise_seed: int,
     clients: Clients | None = None,
     resume_at: int = 0,
-    subject: Subjects | None = None,
+    subject: MakeAudited | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yields what is released in each round of the plan, flat: float64 (coordinates,).
+    """Yields the release of each round of the plan, flat: float64 (coordinates,).
 
-    Where the clip norm adapts, in units of plan.clip_norm, and behind it one entry: the noise of
-    the bits on the same scale. Without `clients` two of them send zeros. Before round `resume_at`,
-    unless it is 0, all is made anew but the state as numpy arrays.
+    Where the clip norm adapts, it is in units of plan.clip_norm, and one more entry has the noise
+    of the bits on the same scale. Without `clients`, two clients send zeros. Before round
+    `resume_at`, unless it is 0, the audited code is made again, and resumes from its state.
     """
-    nobody = np.zeros(2, np.int64), 0.0
-    made = subject or ServerMeans
-    runs = made(plan, coordinates, noise_seed)
-    state = runs.initial_state
+    make_audited = subject or ServerMeans
+    audited = make_audited(plan, coordinates, noise_seed)
+    state = audited.initial_state
+    places = np.zeros(2, np.int64)
+    size = 0.0
     for t in range(plan.mechanism.rounds):
         if t and t == resume_at:
-            runs = made(plan, coordinates, noise_seed)
-        state, row = runs.release(state, *(clients(t) if clients else nobody))
-        yield row
+            audited = make_audited(plan, coordinates, noise_seed)
+        if clients is not None:
+            places, size = clients(t)
+        state, release = audited.release(state, places, size)
+        yield release
 
 
 class ServerMeans:
-    """The sums, the noise and the means of a server."""
+    """The sums, the noise and the means of a server.
+
+    Args:
+      plan: of the run.
+      coordinates: entries of the model.
+      noise_seed: of the run.
+    """
 
     def __init__(self, plan: Plan, coordinates: int, noise_seed: int) -> None:
         self._plan = plan
@@ -270,18 +338,18 @@ class ServerMeans:
         self._means = NoisyMeans(plan=plan, size=coordinates, clients_per_round=divisor_of(plan))
         self._noise = HostNoise(plan, coordinates, noise_seed=noise_seed)
         self.initial_state = self._means.initial()
-        self._sums: dict[Any, Any] = {}
+        self._sums: dict[tuple[bytes, float, float], UpdateSum] = {}
 
     def release(
         self, state: MeansState, places: np.ndarray, size: float
     ) -> tuple[MeansState, np.ndarray]:
-        """See `Subject`."""
-        plan, sent = self._plan, self._means.client_params(state)
-        # A client knows the clip norm of the round
-        size *= sent.clip_norm / plan.clip_norm
-        # The same updates under the same clip have the same sum: a pure function, and the cost of
-        # a round.
-        key = places.tobytes(), size, sent.clip_norm
+        """See `AuditedCode`."""
+        plan = self._plan
+        params = self._means.client_params(state)
+        # The client of the attack sees the clip norm of the round.
+        size *= params.clip_norm / plan.clip_norm
+        # The sum is a function of updates and clip norm, and most of a round's cost.
+        key = (places.tobytes(), size, params.clip_norm)
         if key not in self._sums:
             total = self._means.empty_sum(len(places))
             update = np.zeros(self._means.size, np.float32)
@@ -289,16 +357,16 @@ class ServerMeans:
                 update[place] = size
                 total.add(
                     in_shapes(update, self._shapes),
-                    clip_norm=sent.clip_norm,
-                    zeroing_norm=sent.zeroing_norm,
+                    clip_norm=params.clip_norm,
+                    zeroing_norm=params.zeroing_norm,
                 )
                 update[place] = 0
             self._sums[key] = total
         total = self._sums[key]
         mean, state = self._means.release(state, total, self._noise.row(int(state.next_round)))
-        row = mean.astype(np.float64)
+        release = mean.astype(np.float64)
         if state.clip:
-            noise = float(state.clip.bits) - total.clients / 2 + total.clipped
-            bits = noise * (plan.stddev / divisor_of(plan) / bit_stddev(plan))
-            row = np.append(row * (plan.clip_norm / sent.clip_norm), bits)
-        return state, row
+            bit_noise = float(state.clip.bits) - total.clients / 2 + total.clipped
+            scaled_noise = bit_noise * (plan.stddev / divisor_of(plan) / bit_stddev(plan))
+            release = np.append(release * (plan.clip_norm / params.clip_norm), scaled_noise)
+        return state, release

@@ -1,4 +1,6 @@
-"""The calls of a server: one at a time, in one process, with a seed that no other server has."""
+"""Calls of a server's methods: one at a time, in one process, with a seed that no other server
+uses.
+"""
 
 import functools
 import hashlib
@@ -19,8 +21,8 @@ _SERVERS: "weakref.WeakSet[ExclusiveCalls]" = weakref.WeakSet()
 class ExclusiveCalls:
     """An object whose `exclusive` methods run one at a time, until `close`.
 
-    Threads wait for each other. A signal handler runs within the call that it interrupts and would
-    wait for ever: the lock lets its own thread in, and `_is_busy` refuses what comes that way.
+    Threads wait for each other. A signal handler runs within the call that it interrupts, and would
+    wait for itself: the lock is reentrant, and `_is_busy` refuses such calls.
     """
 
     _folder: ServerFolder | None = None
@@ -33,20 +35,22 @@ class ExclusiveCalls:
         _SERVERS.add(self)
 
     def close(self) -> None:
-        """Gives the folder free for another `open`; nothing can be added or released here then.
+        """Closes the folder, so that another `open` can have it. Later calls of this object raise.
 
         In a signal handler within a call it takes effect when that call ends.
         """
         with self._lock:
             self._is_open = False
             if not self._is_busy:
-                self._leave_folder()
+                self._close_folder()
 
-    def _leave_folder(self) -> None:
+    def _close_folder(self) -> None:
+        """Releases the lock on the folder, if there is one."""
         if self._folder is not None:
             self._folder.close()
 
     def _check_open(self) -> None:
+        """Refuses a call after `close`, a fork, or an interrupt in the middle of a change."""
         if not self._is_open or self._is_torn:
             raise ValueError(
                 "this server is closed, was interrupted, or is of another process: open its "
@@ -65,7 +69,8 @@ def exclusive(
 ) -> Callable[Concatenate[Object, Parameters], Result]:
     """Makes a method wait for the calls of other threads.
 
-    It raises ValueError where the object is closed, and within a call of its own thread.
+    The method raises ValueError where the object is closed, and within another call of its own
+    thread.
     """
 
     @functools.wraps(method)
@@ -83,28 +88,28 @@ def exclusive(
                     return method(self, *args, **options)
             finally:
                 self._is_busy = False
-                if not self._is_open:  # a handler has closed it meanwhile
-                    self._leave_folder()
+                if not self._is_open:  # a signal handler closed it during the call
+                    self._close_folder()
 
     return call
 
 
-# Where the first server with a seed is, by the seed's digest; None once there was a warning.
+# The place of the first server with a seed, by the seed's digest; None after a warning.
 _PLACE_BY_SEED: dict[bytes, str | None] = {}
 
 
 def warn_of_used_seed(seed: int, folder: pathlib.Path | None) -> None:
-    """Warns once where a new server has the noise seed of another one of this process.
+    """Warns once where a new server has the noise seed of another server of this process.
 
     Warns:
       UserWarning: naming both folders.
     """
-    key = _digest(seed)
-    first = _PLACE_BY_SEED.get(key)
-    if first is not None:
-        _PLACE_BY_SEED[key] = None
+    digest = _digest(seed)
+    first_place = _PLACE_BY_SEED.get(digest)
+    if first_place is not None:
+        _PLACE_BY_SEED[digest] = None
         warnings.warn(
-            f"two servers of this process have one noise seed (the first {first}, the second "
+            f"two servers of this process have one noise seed (the first {first_place}, the second "
             f"{_place(folder)}): the difference of their releases of one round has no noise; give "
             'each server a seed of its own, such as noise_seed="os"',
             UserWarning,
@@ -113,20 +118,22 @@ def warn_of_used_seed(seed: int, folder: pathlib.Path | None) -> None:
 
 
 def count_seed(seed: int, folder: pathlib.Path | None) -> None:
-    """Counts a server's noise seed among those that this process uses."""
+    """Records a server's noise seed as used by this process."""
     _PLACE_BY_SEED.setdefault(_digest(seed), _place(folder))
 
 
 def _digest(seed: int) -> bytes:
+    """Returns a digest, so that the process keeps no second copy of a secret."""
     return hashlib.sha256(f"{seed}".encode()).digest()
 
 
 def _place(folder: pathlib.Path | None) -> str:
+    """Returns the place of a server for a sentence."""
     return "in memory" if folder is None else f"in {str(folder)!r}"
 
 
 def _close_in_child() -> None:
-    """A forked process has the servers of its parent in memory, and may not go on with them."""
+    """Closes the servers that a forked process has copied from its parent's memory."""
     for server in list(_SERVERS):
         server._is_open = False
         server._is_busy = False

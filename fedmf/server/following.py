@@ -1,5 +1,5 @@
-"""States that follow past releases: of the clip norm that follows a quantile, and of the scales of
-an adaptive optimizer. `fedmf.server.aggregation` has the rules.
+"""States that depend on past releases: the adaptive clip norm and the scales of updates.
+`fedmf.server.aggregation` computes them.
 """
 
 import dataclasses
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from fedmf import checks, fields
 
 RULES = ("adam", "adagrad")
-# float32 holds the ratio of two numbers between the first and the second, and the squares below the
-# second.
-_LEAST_EPSILON, LARGEST_ROOT = 1e-12, 1e12
+# float32 holds the ratio of two numbers between these, and the square of the larger one.
+_LEAST_EPSILON = 1e-12
+LARGEST_ROOT = 1e12
 
 
 class ClipState(NamedTuple):
@@ -20,9 +20,9 @@ class ClipState(NamedTuple):
     Attributes:
       norm: float64 (), zeta of the coming round.
       last: float64 (), zeta of the last round.
-      bits: float32 (), what was released of the last round's sum of bits.
-      within: float32 (), the sum since the last change of zeta of the released parts of clients
-        within it.
+      bits: float32 (), the last round's noisy sum of bits.
+      within: float32 (), the noisy fractions of clients within zeta, summed over the rounds since
+        zeta last changed.
     """
 
     norm: Any
@@ -46,36 +46,35 @@ class ScalingState(NamedTuple):
 
 
 def check_scaling(scaling: Any) -> None:
-    """Refuses what is neither a `Scaling` nor None: TypeError."""
+    """Raises TypeError unless it is a `Scaling` or None."""
     if scaling is not None:
         fields.instance(Scaling)("scaling", scaling)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scaling(fields.Checked):
-    """How s_t follows from past releases: s_t = (rms(v) + epsilon) / (sqrt(v) + epsilon), entry by
-    entry.
+    """Scales of updates that follow from past releases: s_t = (rms(v) + epsilon) / (sqrt(v) +
+    epsilon), entry by entry.
 
-    In round t each entry of an update is multiplied by its entry of s_t, the update is clipped to
-    the clip norm, the sum gets its row of N Z, and the server divides by s_t (Ganesh, McMahan and
-    Thakurta 2025, arXiv 2507.01129, Alg. 8). s_t is a function of rounds before t as they were
-    released. So round t of what is privatised is an adaptively chosen vector of norm at most
-    clip_norm, which Denisov et al. 2022, Theorem 2.1, allows, and all that follows is
-    post-processing. docs/adaptive.md has the proof.
+    In round t an update is multiplied by s_t and then clipped to the clip norm, noise vector t is
+    added to the sum, and the server divides by s_t (Ganesh, McMahan and Thakurta 2025, arXiv
+    2507.01129, Alg. 8). s_t is a function of the releases before round t. So a client's
+    contribution to round t is an adaptively chosen vector of norm at most clip_norm, which Denisov
+    et al. 2022, Theorem 2.1, allows, and the division is post-processing. docs/adaptive.md has the
+    proof.
 
-    v is the second moment of an adaptive optimizer: with g the mean that was released,
+    v is the second moment of an adaptive optimizer. With g the released mean and v = 0 before round
+    0,
 
         adam      v <- decay v + (1 - decay) g^2
         adagrad   v <- v + g^2
 
-    from v = 0.
+    The paper's scale is 1 / (sqrt(v) + epsilon). This one is a multiple of it, by the same factor
+    in all coordinates, so that s_0 = 1 and clip_norm keeps its units: an update whose squares are
+    about v keeps about its norm. 0 < s_t < infinity always.
 
-    The paper's scale is 1 / (sqrt(v) + epsilon). Ours is that times one number for all coordinates.
-    It makes s_0 = 1 and keeps the units of clip_norm: updates whose entries are as large as v says
-    keep about their norm. 0 < s_t < infinity always.
-
-    N Z cancels from round to round only as far as s_t stays. rho_t = max abs(log(s_t / s_(t-1)))
-    says how far it does not; a slow `decay` and a larger `every` keep it small.
+    Correlated noise cancels between rounds only while s_t does not change. rho_t = max abs(log(s_t
+    / s_(t-1))) measures the change; a `decay` near 1 and a larger `every` keep it small.
 
     Attributes:
       rule: "adam" or "adagrad".

@@ -1,5 +1,5 @@
-"""From a round's sum of clipped updates to its release: the arithmetic of a plan, as pure
-functions. `Server` keeps who took part, and what was released.
+"""The arithmetic of a plan, without state: from a round's clipped sum and noise vector to its
+release. `Server` has the state.
 """
 
 import dataclasses
@@ -26,61 +26,66 @@ from fedmf.server.following import ClipState, Scaling, ScalingState
 from fedmf.server.messages import ClientParams
 from fedmf.server.state import check_plan
 
-# Clients may take numbers below 2^-126 for 0, so that they cannot measure updates of such norms.
+# Clients may compute numbers below 2^-126 as 0, so that they cannot measure such norms.
 _LEAST_CLIP_NORM = 1e-20
 _BLOCK = 16_384
 
 
 def check_zeroing_norm(zeroing_norm: Any) -> float:
-    """The norm as a positive float; infinity for None, no limit."""
+    """Returns the norm as a positive float; infinity for None, no limit."""
+    if zeroing_norm is None:
+        return math.inf
     hint = (
         "use a positive number such as 100, or None for no limit (a limit that adapts to the "
         "updates would let one client's update "
         "change another's, which the guarantee does not cover)"
     )
-    return math.inf if zeroing_norm is None else checks.positive("zeroing_norm", zeroing_norm, hint)
+    return checks.positive("zeroing_norm", zeroing_norm, hint)
 
 
 def check_clip_norm(plan: Plan) -> None:
     """Refuses a clip norm near the end of float32's range."""
-    adapts = plan.quantile_clipping is not None
-    least = _LEAST_CLIP_NORM * MOST_CHANGE if adapts else _LEAST_CLIP_NORM
-    if plan.clip_norm < least:
+    smallest_norm = _LEAST_CLIP_NORM
+    if plan.quantile_clipping is not None:
+        smallest_norm *= MOST_CHANGE
+    if plan.clip_norm < smallest_norm:
         raise ValueError(
-            f"plan.clip_norm={plan.clip_norm:g} is below {least:g}, near the end of float32's "
-            "range: rescale the updates, and `clip_norm` with them"
+            f"plan.clip_norm={plan.clip_norm:g} is below {smallest_norm:g}, near the end of "
+            "float32's range: rescale the updates, and `clip_norm` with them"
         )
 
 
 def check_clients_per_round(plan: Plan, clients_per_round: Any) -> int:
-    """It as an int; raises unless it is positive, and the simulated cohort of the plan, if that has
-    one.
+    """Returns the divisor as an int.
+
+    Raises:
+      TypeError, ValueError: it is not positive, or not the simulated cohort of a plan that has one.
     """
     hint = "use the number of clients a round, which the sum is divided by however many come"
-    clients = checks.integer("clients_per_round", clients_per_round, low=1, hint=hint)
-    check_simulated(plan, "clients_per_round", clients)
-    return clients
+    num_clients = checks.integer("clients_per_round", clients_per_round, low=1, hint=hint)
+    check_simulated(plan, "clients_per_round", num_clients)
+    return num_clients
 
 
 def check_simulated(plan: Plan, name: str, clients: float) -> None:
-    """Refuses another divisor than the simulated cohort of the plan, if it has one."""
+    """Refuses a divisor that is not the simulated cohort of a plan that has one."""
     cohorts = plan.simulation
     if cohorts is not None and clients != cohorts.simulated:
-        shown = clients if clients % 1 else int(clients)
+        divisor = clients if clients % 1 else int(clients)
         raise ValueError(
-            f"{name}={shown} but the plan simulates {cohorts.simulated} clients a round for "
+            f"{name}={divisor} but the plan simulates {cohorts.simulated} clients a round for "
             f"{cohorts.claimed}: use {cohorts.simulated}, or a plan that does not simulate"
         )
 
 
 class MeansState(NamedTuple):
-    """State between rounds, public: functions of what was released.
+    """State between rounds, which depends on releases alone and is public.
 
     Attributes:
       next_round: int64 ().
       clip: with quantile_clipping, else ().
       scaling: with a `Scaling`, else ().
-      metrics: with private metrics their newest release, else ().
+      metrics: the newest release of private metrics; () without them.
     """
 
     next_round: np.ndarray
@@ -91,8 +96,8 @@ class MeansState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NoisyMeans:
-    """(sum + row t of N Z) / clients_per_round in round t (Denisov et al. 2022, Alg. 1 and Thm.
-    4.1; banded paper, Alg. 1), and what follows from it.
+    """The mean of round t, (sum + row t of N Z) / clients_per_round (Denisov et al. 2022, Alg. 1
+    and Thm. 4.1; banded paper, Alg. 1), and the state after it.
 
     Attributes:
       plan: the only source of the noise's scale.
@@ -119,18 +124,25 @@ class NoisyMeans:
         fields.set_fields(self, {"size": size, "clients_per_round": clients})
 
     def initial(self) -> MeansState:
-        """State before round 0."""
-        clip = () if self.plan.quantile_clipping is None else initial_clip(self.plan.clip_norm)
-        if self.scaling is None:
-            return MeansState(np.array(0), clip, ())
-        return MeansState(np.array(0), clip, _of_one_array(initial_scaling([self.size])))
+        """Returns the state before round 0."""
+        clip: ClipState | tuple[()] = ()
+        if self.plan.quantile_clipping is not None:
+            clip = initial_clip(self.plan.clip_norm)
+        scaling: ScalingState | tuple[()] = ()
+        if self.scaling is not None:
+            scaling = _without_lists(initial_scaling([self.size]))
+        return MeansState(np.array(0), clip, scaling)
 
     def empty_sum(self, clients: int = 0) -> UpdateSum:
-        """The sum of no updates, for so many of a round if they are more than clients_per_round."""
+        """Returns the sum of no updates.
+
+        Args:
+          clients: the most updates of a round, if they are more than clients_per_round.
+        """
         return UpdateSum(self.size, max(clients, self.clients_per_round))
 
     def client_params(self, state: MeansState) -> ClientParams:
-        """What the updates of the coming round are clipped with."""
+        """Returns the parameters by which updates of the coming round are clipped."""
         clip_norm = float(state.clip.norm) if state.clip else self.plan.clip_norm
         scales = state.scaling.scales if state.scaling else np.zeros(0, np.float32)
         return ClientParams(clip_norm, self.zeroing_norm, scales)
@@ -138,18 +150,18 @@ class NoisyMeans:
     def release(
         self, state: MeansState, total: UpdateSum, noise: np.ndarray
     ) -> tuple[np.ndarray, MeansState]:
-        """The release of the coming round, float32 (d,), and the state after it.
+        """Returns the release of the coming round, float32 (d,), and the state after it.
 
-        The sum is noised in float64 and rounded once: the noise has no digits below float32's,
-        those of the sum below them go here.
+        The noise is added to the sum in float64, and the result is rounded once. The noise has no
+        digits below those of float32, and the rounding removes such digits of the sum.
 
         Args:
-          state: before.
+          state: before the round.
           total: of the round's updates, each clipped with `client_params(state)`.
-          noise: the vector of the round, from `HostNoise` of the plan; the release takes its
-            memory.
+          noise: the vector of the round, from `HostNoise` of the plan; the release overwrites it.
         """
-        t, clip = int(state.next_round), state.clip
+        t = int(state.next_round)
+        clip = state.clip
         stddev = noise_stddev(self.plan, clip)
         if clip:
             assert self.plan.quantile_clipping is not None
@@ -163,7 +175,7 @@ class NoisyMeans:
                 t,
             )
             noise = noise[:-1]
-        # The mean takes the place of its noise, block by block in the cache.
+        # The mean overwrites its noise, in blocks that fit the cache.
         mean = noise
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
@@ -173,18 +185,19 @@ class NoisyMeans:
         if scaling:
             assert self.scaling is not None
             mean /= scaling.scales
-            before = ScalingState([scaling.moment], [scaling.scales], scaling.drifts)
-            scaling = _of_one_array(scaling_after(self.scaling, before, [mean], t))
+            past_scaling = ScalingState([scaling.moment], [scaling.scales], scaling.drifts)
+            scaling = _without_lists(scaling_after(self.scaling, past_scaling, [mean], t))
         return mean, MeansState(np.array(t + 1), clip, scaling)
 
     def metrics(self, state: MeansState, total: UpdateSum) -> dict[str, float]:
-        """Of the round that ended in `state`: noise_stddev (of Z), with quantile_clipping clip_norm
-        and with a `Scaling` scale_drift (rho of the round) are public.
+        """Returns metrics of the round that ended in `state`.
 
-        clip_fraction and zeroed are exact functions of the clients' data, not covered by the
-        guarantee.
+        noise_stddev (of Z), clip_norm (with quantile_clipping) and scale_drift (rho of a `Scaling`)
+        are public. clip_fraction and zeroed are exact functions of the clients' data, not covered
+        by the guarantee.
         """
-        stddev, row = np.float32(self.plan.stddev), {}
+        stddev = np.float32(self.plan.stddev)
+        row = {}
         if state.scaling:
             row["scale_drift"] = float(state.scaling.drifts[0])
         if state.clip:
@@ -198,21 +211,27 @@ class NoisyMeans:
         }
 
 
-def _of_one_array(state: ScalingState) -> ScalingState:
-    """Returns a state of one array without the lists around it."""
-    [moment], [scales] = state.moment, state.scales
+def _without_lists(state: ScalingState) -> ScalingState:
+    """Returns a state whose lists have one array each with these arrays in their place."""
+    [moment] = state.moment
+    [scales] = state.scales
     return ScalingState(moment, scales, state.drifts)
 
 
 def in_shapes(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """The parts of a vector as arrays of these shapes, views of it."""
+    """Returns views of consecutive entries of a vector, in these shapes."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])
-    parts = np.split(flat, ends[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    flat_leaves = np.split(flat, ends[:-1])
+    return [leaf.reshape(shape) for leaf, shape in zip(flat_leaves, shapes, strict=True)]
 
 
 def leaves_of(name: str, update: Any, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """The arrays of an argument of this name.
+    """Returns the arrays of an argument.
+
+    Args:
+      name: of the argument.
+      update: its value.
+      shapes: that its arrays must have.
 
     Raises:
       TypeError: no list of arrays of floats.
@@ -222,20 +241,20 @@ def leaves_of(name: str, update: Any, shapes: Sequence[tuple[int, ...]]) -> list
     if not isinstance(update, list | tuple):
         raise TypeError(f"`{name}` is a {type(update).__name__}: {hint}")
     leaves = []
-    for place, leaf in enumerate(update):
+    for i, leaf in enumerate(update):
         try:
             leaves.append(np.asarray(leaf))
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(
-                f"{name}[{place}] is a {type(leaf).__name__}, of which numpy makes no array: {hint}"
+                f"{name}[{i}] is a {type(leaf).__name__}, of which numpy makes no array: {hint}"
             ) from None
-    found = [leaf.shape for leaf in leaves]
-    if found != list(shapes):
-        raise ValueError(f"`{name}` has arrays of shapes {found}: {hint}")
-    for place, leaf in enumerate(leaves):
+    leaf_shapes = [leaf.shape for leaf in leaves]
+    if leaf_shapes != list(shapes):
+        raise ValueError(f"`{name}` has arrays of shapes {leaf_shapes}: {hint}")
+    for i, leaf in enumerate(leaves):
         if leaf.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
             raise TypeError(
-                f"{name}[{place}] holds {leaf.dtype} entries: give floats, and leave out "
+                f"{name}[{i}] holds {leaf.dtype} entries: give floats, and leave out "
                 "counters, which no clip bounds"
             )
     return leaves

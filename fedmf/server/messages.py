@@ -1,4 +1,4 @@
-"""What the server sends to the clients of a round beside the weights, and what comes back."""
+"""Records that pass between a server and the clients of a round, beside the weights."""
 
 from typing import Any, NamedTuple
 
@@ -6,16 +6,16 @@ import numpy as np
 
 
 class ClientParams(NamedTuple):
-    """The numbers by which clients scale, zero and clip their updates.
+    """The parameters by which clients scale, zero and clip their updates.
 
-    They are constants of the plan or follow from earlier releases. Arrays for numpy, tensors in a
-    graph.
+    They are constants of the plan or follow from earlier releases. In a graph they are tensors,
+    else arrays.
 
     Attributes:
       clip_norm: of the round; float64 () as a tensor.
       zeroing_norm: infinity for no limit; float64 () as a tensor.
-      scales: which updates are multiplied by before they are zeroed and clipped: float32 (d,) for
-        numpy, one for each leaf of a record of tensors. Empty without a `Scaling`.
+      scales: factors of an update's entries, applied before it is zeroed and clipped: float32 (d,)
+        for numpy, a tensor for each leaf in a graph. Empty without a `Scaling`.
     """
 
     clip_norm: Any
@@ -27,14 +27,14 @@ class ClippedSum(NamedTuple):
     """The sum of the clipped updates of some clients, with counts.
 
     Attributes:
-      values: float64 arrays in the shapes of the weights. A sum in float32 would lose what one
-        client sends beside what many others do.
-      clients: how many updates it is the sum of.
+      values: float64 arrays in the shapes of the weights. In float32 the update of one client would
+        be lost in the sum of many.
+      clients: the number of updates in the sum.
       clipped, zeroed: how many of them were clipped, and how many count as zero.
       not_finite: clients whose examples are not finite; they are among the zeroed.
       loss_sum: the loss before each step, summed over all examples.
-      examples: on how many the clients trained.
-      group: its number in the round; None where it is not told.
+      examples: the number of examples that the clients trained on.
+      group: the number of the group within the round; None where groups are not numbered.
       worker: the machine that computed it; empty for this process.
     """
 

@@ -1,4 +1,4 @@
-"""The stream of private metrics beside that of updates: a client's part, noise, what it says."""
+"""Sums of private metrics with noise of their own, released beside those of updates."""
 
 import dataclasses
 import functools
@@ -14,21 +14,21 @@ from fedmf.privacy.plan import Plan, metric_stddev
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import check_noise_seed, derived_seed
 
-# Of a client's vector: its coming, accuracy and loss.
+# Entries of a client's vector: 1 for its participation, its accuracy and its loss.
 SIZE = 3
 
 
 class MetricsStream:
-    """The sums of a plan's `PrivateMetrics` with their noise: that of round t is released as S +
-    row t of N Z, with a Z of this stream alone.
+    """Noisy sums of a plan's `PrivateMetrics`: sum S of round t is released as S + row t of N Z,
+    with a Z that updates do not use.
 
-    Formal guarantee: the releases of updates and metrics together are what `plan` says; see
-    `PrivateMetrics.other_noise_multiplier`. What is computed from them is post-processing. A client
-    moves S by a vector of norm at most 1, whatever its values.
+    Formal guarantee: the releases of updates and metrics together have the guarantee of `plan`; see
+    `PrivateMetrics.other_noise_multiplier`. All values computed from them are post-processing. A
+    client moves S by a vector of norm at most 1, whatever its values.
 
     Args:
       plan: with private_metrics.
-      noise_seed: non-negative int, the run's.
+      noise_seed: non-negative int, of the run.
 
     Example:
       >>> import fedmf
@@ -36,101 +36,111 @@ class MetricsStream:
       ...     rounds=4, min_sep=2, noise_multiplier=1.0, family="identity", private_metrics=0.02
       ... )
       >>> metrics = MetricsStream(config.plan(), noise_seed=1)
-      >>> one = metrics.contribution({"loss": 2.5, "accuracy": 0.1})
-      >>> values = metrics.values(range(1), metrics.release(0, 1000 * one))
+      >>> contribution = metrics.contribution({"loss": 2.5, "accuracy": 0.1})
+      >>> values = metrics.values(range(1), metrics.release(0, 1000 * contribution))
       >>> abs(values["loss"] - 2.5) < 6 * values["stddev"]["loss"] < 1
       True
     """
 
     def __init__(self, plan: Plan, *, noise_seed: int) -> None:
         assert plan.private_metrics is not None
-        self._ends = {"accuracy": 1.0, "loss": plan.private_metrics.largest_loss}
-        self._stddev, self._weight = metric_stddev(plan), 1 / math.sqrt(SIZE)
+        self._largest_by_name = {"accuracy": 1.0, "loss": plan.private_metrics.largest_loss}
+        self._stddev = metric_stddev(plan)
+        self._weight = 1 / math.sqrt(SIZE)
         self._mechanism = plan.mechanism
-        # The rows of N alone matter: their scale is this stream's.
-        alone = dataclasses.replace(plan, quantile_clipping=None, private_metrics=None, longer=None)
-        # No row of this stream has anything in common with the updates'.
+        # Only the mechanism of this plan matters: noise vectors have unit scale.
+        plain_plan = dataclasses.replace(
+            plan, quantile_clipping=None, private_metrics=None, longer=None
+        )
+        # Another seed makes this noise independent of the noise of updates.
         seed = derived_seed(f"fedmf private metrics of noise seed {check_noise_seed(noise_seed)}")
-        self._noise = HostNoise(alone, SIZE, noise_seed=seed)
+        self._noise = HostNoise(plain_plan, SIZE, noise_seed=seed)
 
     def empty_sum(self) -> np.ndarray:
-        """The sum of no client, float64 (3,)."""
+        """Returns the sum of no client, float64 (3,)."""
         return np.zeros(SIZE)
 
     def contribution(self, values: Mapping[str, Any]) -> np.ndarray:
-        """What a client adds to the sum, float64 (3,), of norm 1 at most.
+        """Returns the vector that a client adds to the sum, float64 (3,), of norm at most 1.
 
-        Its entries are multiples of 2^-30, cut towards 0: sums of up to eight million clients are
-        exact, in any order.
+        Its entries are rounded towards 0 to multiples of 2^-30: sums of up to eight million clients
+        are exact, in any order.
 
         Args:
-          values: its "accuracy" and "loss". One that is beyond its range counts as the nearer end.
-            A loss of NaN or minus infinity is that of a model that diverged: it counts as
-            largest_loss, with an accuracy of 0. So does an accuracy that is not finite as 0.
+          values: the client's "accuracy" and "loss". A value outside its range counts as the nearer
+            end. A loss of NaN or minus infinity means that the model diverged: it counts as
+            largest_loss, and the accuracy as 0. An accuracy that is not finite counts as 0.
 
         Raises:
-          TypeError, ValueError: other names, or a value that is no number; the error tells none.
+          TypeError, ValueError: other names, or a value that is no number. The error does not show
+            the value.
         """
-        hint = f"give numbers for {' and '.join(self._ends)}"
+        hint = f"give numbers for {' and '.join(self._largest_by_name)}"
         if not isinstance(values, Mapping):
             raise TypeError(f"`metrics` is a {type(values).__name__}: {hint}")
-        given = dict(values)
-        if given.keys() != self._ends.keys():
-            raise ValueError(f"metrics={sorted(map(str, given))}: {hint}")
-        numbers = {name: _number(name, given[name]) for name in self._ends}
+        value_by_name = dict(values)
+        if value_by_name.keys() != self._largest_by_name.keys():
+            raise ValueError(f"metrics={sorted(map(str, value_by_name))}: {hint}")
+        numbers = {name: _number(name, value_by_name[name]) for name in self._largest_by_name}
         if not math.isfinite(numbers["accuracy"]):
             numbers["accuracy"] = 0.0
         if math.isnan(numbers["loss"]) or numbers["loss"] == -math.inf:
             numbers = {"accuracy": 0.0, "loss": math.inf}
-        parts = [1.0]
-        for name, end in self._ends.items():
-            bounded = min(max(numbers[name], 0.0), end)
-            parts.append(bounded / end * 2 - 1)
-        exact: np.ndarray = np.trunc(self._weight * np.array(parts) * 2**30) / 2**30
+        entries = [1.0]
+        for name, largest in self._largest_by_name.items():
+            bounded = min(max(numbers[name], 0.0), largest)
+            entries.append(bounded / largest * 2 - 1)
+        exact: np.ndarray = np.trunc(self._weight * np.array(entries) * 2**30) / 2**30
         return exact
 
     def release(self, t: int, total: np.ndarray) -> np.ndarray:
-        """The sum of round t with its noise, float32 (3,), rounded once as updates are."""
+        """Returns the noisy sum of round t, float32 (3,), rounded once like that of updates."""
         noisy: np.ndarray = total + np.float64(self._stddev) * self._noise.row(t)
         return noisy.astype(np.float32)
 
     def values(self, rounds: range, released: np.ndarray) -> dict[str, Any]:
-        """What the releases of rounds in a row say: "clients" -> how many there were, "accuracy"
-        and "loss" -> means over them, "stddev" -> the standard deviation of each by its noise.
+        """Returns metrics of consecutive rounds: "clients" -> their number, "accuracy" and "loss"
+        -> means over clients, "stddev" -> the standard deviation of each that the noise causes.
 
-        A mean is no bounded number: the noise may take it beyond its range. It is the middle of the
-        range where less than one client is seen. Its deviation is that of the quotient to first
-        order. None stands where N would have to be formed, and does not fit into memory.
+        A mean is not bounded: the noise may move it out of its range. It is the middle of the range
+        where the noisy number of clients is below 1. Its deviation is that of the quotient, to
+        first order. A deviation is None where N does not fit into memory.
 
         Args:
-          rounds: t, or some in a row: a difference of two running sums, for which N is good.
+          rounds: consecutive ones, or one; the noise of their sum is a difference of two prefix
+            sums, for which N is fitted.
           released: the sum of their releases.
         """
         scaled = np.asarray(released, np.float64) / self._weight
-        clients, spread = float(scaled[0]), self._spread(rounds)
-        values: dict[str, Any] = {"clients": clients}
-        deviations = {"clients": spread}
-        for (name, end), entry in zip(self._ends.items(), scaled[1:], strict=True):
-            half, centred = end / 2, float(entry) / clients if clients >= 1 else 0.0
-            values[name] = half + half * centred
-            deviations[name] = (
-                None if spread is None else half * spread * math.hypot(1, centred) / max(clients, 1)
-            )
-        return values | {"stddev": deviations}
+        num_clients = float(scaled[0])
+        count_stddev = self._count_stddev(rounds)
+        values: dict[str, Any] = {"clients": num_clients}
+        stddev_by_name = {"clients": count_stddev}
+        for (name, largest), entry in zip(self._largest_by_name.items(), scaled[1:], strict=True):
+            half_range = largest / 2
+            centred_mean = float(entry) / num_clients if num_clients >= 1 else 0.0
+            values[name] = half_range + half_range * centred_mean
+            stddev_by_name[name] = None
+            if count_stddev is not None:
+                sum_stddev = half_range * count_stddev * math.hypot(1, centred_mean)
+                stddev_by_name[name] = sum_stddev / max(num_clients, 1)
+        return values | {"stddev": stddev_by_name}
 
     @functools.cached_property
     def _noise_rows(self) -> NoisingRows:
+        """The rows of N."""
         return NoisingRows(self._mechanism)
 
     @functools.cached_property
     def _round_deviations(self) -> np.ndarray | None:
+        """The standard deviation of each round's noise at unit scale; None where N is too large."""
         try:
             return self._noise_rows.round_deviations()
         except ValueError:
             return None
 
-    def _spread(self, rounds: range) -> float | None:
-        """Standard deviation of an entry of the sum over these rounds, in clients."""
+    def _count_stddev(self, rounds: range) -> float | None:
+        """Returns the standard deviation of the sum of these rounds, in clients."""
         if self._round_deviations is None:
             return None
         deviation = self._round_deviations[rounds.start]
@@ -140,6 +150,11 @@ class MetricsStream:
 
 
 def _number(name: str, value: Any) -> float:
+    """Returns a metric as a float.
+
+    Raises:
+      TypeError: it is no number.
+    """
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
         kind = type(value).__name__
         raise TypeError(f"`metrics` has a {kind} for {name}: give an int or a float")

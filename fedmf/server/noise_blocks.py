@@ -1,8 +1,8 @@
-"""Precomputed noise in blocks of rounds, each made in shares. With every row that is handed out,
-some tiles of the next block are made, so that no round waits for a whole block.
+"""Precomputed noise in blocks of rounds. Each call for a row computes a share of the next block's
+tiles, so that no round waits for a whole block.
 
 A tile is a range of coordinates, small enough for the cache. Its rows are independent of those of
-all other tiles. Rows that were handed out leave their memory to the tiles that are made next.
+all other tiles. Memory of returned rows is used for the next tiles.
 
     rounds    0 1 2-3 4-7 8---15 16---23 ...    blocks double up to their full length
     row(2)        |   ==> the first half of the tiles of rounds 4-7
@@ -15,9 +15,9 @@ import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import threadpoolctl
@@ -27,8 +27,9 @@ from fedmf.noise.layout import THREADS, TileLayout
 from fedmf.server.source import GaussianSource
 from fedmf.terminal import progress_bar
 
-# A limit on products is the process's: of two that overlap, the last to end would leave its own.
-# Its own thread may take it again: a signal handler may ask other noise for a row.
+# The limit on threads of products holds for the whole process: where two overlapped, the last to
+# end would restore the limit of the other one. The lock is reentrant, because a signal handler may
+# call for a row of another run.
 _ONE_LIMIT = threading.RLock()
 
 # (shape) -> float32 zeros, in memory or in a private memory map.
@@ -36,7 +37,7 @@ MakeArray = Callable[[tuple[int, ...]], np.ndarray]
 
 
 def _free_limit_in_child() -> None:
-    """A forked process has no thread that would give the lock free."""
+    """Replaces the lock in a forked process, which has no thread that could release it."""
     global _ONE_LIMIT
     _ONE_LIMIT = threading.RLock()
 
@@ -45,16 +46,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_free_limit_in_child)
 
 
-class Draws:
-    """Rows of Z of one run, drawn by the run's source.
+class NoiseDraws:
+    """The rows of Z of one run.
 
     Args:
-      key: uint64 (4,), the source's.
+      key: uint64 (4,), of the run's source.
       size: coordinates of a row, d.
 
     Attributes:
       size: coordinates of a row.
-      is_shown: whether a bar shows the progress of what takes more than some seconds.
+      is_shown: whether a bar shows the progress of blocks that take more than some seconds.
     """
 
     def __init__(self, key: np.ndarray, size: int) -> None:
@@ -68,14 +69,14 @@ class Draws:
 
 
 class IndependentRows:
-    """Rows that need nothing of the past: each is its own draw, scaled.
+    """Rows of N Z where N is diagonal: each is a scaled row of Z.
 
     Args:
       form: in blocks of one round, without a state.
       draws: of the run.
     """
 
-    def __init__(self, form: BlockForm, draws: Draws) -> None:
+    def __init__(self, form: BlockForm, draws: NoiseDraws) -> None:
         self._form = form
         self._size = draws.size
         self._source = draws.source()
@@ -90,15 +91,15 @@ class IndependentRows:
 
 @dataclasses.dataclass
 class _Tile:
-    """What is in memory of one tile.
+    """A range of coordinates, and where its rows and state are in memory.
 
     Attributes:
-      index: its number.
+      index: number of the tile.
       columns: its coordinates.
-      end: the round behind the last one whose row was made.
+      end: the round after the last one whose row was computed.
       oldest: the first round whose row is in memory.
-      row_slots: where the rows of rounds oldest .. end - 1 are.
-      state_slots: where the state behind round end - 1 is.
+      row_slots: slots of the rows of rounds oldest .. end - 1, by round.
+      state_slots: slots of the state after round end - 1.
       num_draws: rounds whose draws are in memory.
     """
 
@@ -117,8 +118,14 @@ class _Tile:
 
 
 class _Store:
-    """The memory of a run's noise: slots, each for one row of one tile, and the draws that are
-    kept. A store whose block was interrupted is thrown away, because threads may still write to it.
+    """The memory of a run's noise: slots, each for one row of one tile, and stored draws.
+
+    A store whose block was interrupted is not used again, because threads may still write to it.
+
+    Args:
+      layout: of the memory.
+      size: coordinates of a row, d.
+      make_array: makes the memory.
     """
 
     def __init__(self, layout: TileLayout, size: int, make_array: MakeArray) -> None:
@@ -140,16 +147,16 @@ class _Store:
         return slots
 
     def read(self, slot: int, out: np.ndarray) -> None:
-        """Copies what a slot holds into `out`."""
+        """Copies the row in a slot into `out`."""
         out[:] = self._slots[slot, : len(out)]
 
     def free(self, slots: Sequence[int]) -> None:
-        """Gives slots back."""
+        """Frees slots."""
         self._free_slots.extend(slots)
 
-    def drop_rows(self, tile: _Tile, before: int) -> None:
-        """Gives back the slots of a tile's rows of the rounds before `before`."""
-        stop = min(before, tile.end)
+    def drop_rows(self, tile: _Tile, first: int) -> None:
+        """Frees the slots of a tile's rows of rounds before round `first`."""
+        stop = min(first, tile.end)
         for t in range(tile.oldest, stop):
             slot = tile.row_slots.pop(t, None)
             if slot is not None:
@@ -160,20 +167,27 @@ class _Store:
 class _Worker:
     """The working memory of one thread."""
 
-    def __init__(self, draws: Draws, work: "TileWork", tile_width: int) -> None:
+    def __init__(self, draws: NoiseDraws, work: "TileWork", tile_width: int) -> None:
         self.source = draws.source()
         self.inputs = np.zeros((work.num_inputs, tile_width), np.float32)
         self.outputs = np.zeros((work.num_outputs, tile_width), np.float32)
 
 
+class _BlockMatrix(NamedTuple):
+    """The matrix of a block, of `TileWork.matrix`."""
+
+    block: int
+    matrix: np.ndarray
+
+
 class TileWork(Protocol):
-    """How the rows of a block are computed, tile by tile.
+    """A computation of the rows of a block, tile by tile.
 
     Attributes:
       bounds: of the blocks; see `BlockForm`.
-      num_inputs, num_outputs: rows that a thread needs to work in.
-      num_past_rows: rows of the rounds before a block that the block is made from.
-      is_sequential: whether a block needs those before it to be made first.
+      num_inputs, num_outputs: rows of working memory that a thread needs.
+      num_past_rows: rows of the rounds before a block from which the block is computed.
+      is_sequential: whether the blocks before a block must be computed first.
     """
 
     bounds: tuple[int, ...]
@@ -183,18 +197,20 @@ class TileWork(Protocol):
     is_sequential: bool
 
     def matrix(self, b: int) -> np.ndarray:
-        """Returns what `make` multiplies by in block b, float32."""
+        """Returns the matrix by which `make` multiplies in block b, float32."""
         ...
 
     def make(
         self, store: _Store, tile: _Tile, b: int, matrix: np.ndarray, worker: _Worker, first: int
     ) -> None:
-        """Makes block b of a tile; of its rows those before round `first` will not be asked for."""
+        """Computes block b of a tile, and stores its rows from round `first` on."""
         ...
 
 
 class RecurrentWork:
-    """[X_b; S_(b+1)] = M_b [Z_b; S_b]. A rolling state is the last rows of N Z themselves."""
+    """Rows by recursion over blocks, [X_b; S_(b+1)] = M_b [Z_b; S_b]. A rolling state S consists of
+    the last rows of N Z.
+    """
 
     is_sequential = True
 
@@ -206,7 +222,7 @@ class RecurrentWork:
         self._form = form
 
     def matrix(self, b: int) -> np.ndarray:
-        """See `TileWork`: M_b, without a rolling state, which is copied."""
+        """See `TileWork`: M_b, without the entries that copy a rolling state."""
         num_rounds = self.bounds[b + 1] - self.bounds[b]
         M = self._form.matrix(b)
         return (M[:num_rounds] if self._form.is_rolling else M).astype(np.float32)
@@ -215,14 +231,15 @@ class RecurrentWork:
         self, store: _Store, tile: _Tile, b: int, matrix: np.ndarray, worker: _Worker, first: int
     ) -> None:
         """See `TileWork`."""
-        start, stop = self.bounds[b], self.bounds[b + 1]
+        start = self.bounds[b]
+        stop = self.bounds[b + 1]
         num_rounds = stop - start
         if self._form.is_rolling:
             past = range(start - 1, max(start - self._form.width, 0) - 1, -1)
             state_slots = [tile.row_slots[t] for t in past]
         else:
             state_slots = tile.state_slots
-        # Before round 0 there is no state: it is 0.
+        # Before round 0 the state is 0, and has no slots.
         num_inputs = num_rounds + len(state_slots)
         inputs = worker.inputs[:num_inputs, : tile.width]
         worker.source.fill(inputs[:num_rounds], start, tile.columns.start)
@@ -239,17 +256,17 @@ class RecurrentWork:
 
 
 class RegeneratedWork:
-    """Rows contracted from all the draws up to them. The first draws are kept, the others drawn
-    again for each block.
+    """Rows as products of N with all draws up to them. The first draws are stored, later ones are
+    drawn again for each block.
 
-    No bit depends on how many are kept, and none on the length of blocks that are multiples of
-    `together`: the products are the same.
+    Rows are bitwise identical for every number of stored draws, and for all block lengths that are
+    multiples of `together`, because the products are the same.
 
     Args:
       matrix: N, float64 (rounds, rounds), lower-triangular.
       bounds: of the blocks.
-      together: rows that are contracted in one product.
-      stored_draws: rounds whose draws are kept.
+      together: rows that are computed by one product.
+      stored_draws: rounds whose draws are stored.
     """
 
     is_sequential = False
@@ -266,14 +283,16 @@ class RegeneratedWork:
 
     def matrix(self, b: int) -> np.ndarray:
         """See `TileWork`: the rows of N."""
-        start, stop = self.bounds[b], self.bounds[b + 1]
+        start = self.bounds[b]
+        stop = self.bounds[b + 1]
         return self._matrix[start:stop, :stop].astype(np.float32)
 
     def make(
         self, store: _Store, tile: _Tile, b: int, matrix: np.ndarray, worker: _Worker, first: int
     ) -> None:
         """See `TileWork`."""
-        start, stop = self.bounds[b], self.bounds[b + 1]
+        start = self.bounds[b]
+        stop = self.bounds[b + 1]
         stored = store.draws[tile.index][:, : tile.width]
         if stop <= self._stored_draws:
             z = stored[:stop]
@@ -296,44 +315,46 @@ class RegeneratedWork:
 
 
 class BlockRows:
-    """The rows of N Z, made in blocks, each in the shares of the rounds before it.
+    """The rows of N Z in blocks, each computed in shares during the rounds before it.
 
-    An interrupt loses all that is in memory, and the next row is made from round 0 on.
+    An interrupt while tiles are computed discards all that is in memory, and the next call computes
+    from round 0 on.
 
     Args:
-      work: how a block is computed.
+      work: computes a block.
       layout: of the memory.
       draws: of the run.
       make_array: makes the memory.
     """
 
     def __init__(
-        self, work: TileWork, layout: TileLayout, draws: Draws, make_array: MakeArray
+        self, work: TileWork, layout: TileLayout, draws: NoiseDraws, make_array: MakeArray
     ) -> None:
         self._work = work
         self._layout = layout
         self._draws = draws
         self._make_array = make_array
         self._free_workers: list[_Worker] = []
-        self._newest_matrix = -1, np.zeros((0, 0), np.float32)
-        _blas_libraries()  # takes milliseconds, for which round 0 need not wait
+        self._newest_matrix = _BlockMatrix(-1, np.zeros((0, 0), np.float32))
+        _blas_libraries()  # takes milliseconds, which round 0 need not wait for
         self._begin()
 
     def _begin(self) -> None:
         """Begins with block 0, in new memory."""
         self._store = _Store(self._layout, self._draws.size, self._make_array)
-        self._block = 0  # the block that is being made
-        self._num_made = 0  # its first tiles are made already
+        self._block = 0  # the block that is being computed
+        self._num_tiles_done = 0
         self._is_torn = False
 
     def row(self, t: int) -> np.ndarray:
-        """Returns row t of N Z, float32 (size,), a new array, and makes a share of the next block.
+        """Returns row t of N Z, float32 (size,), a new array, and computes a share of the next
+        block.
 
-        Rounds before t cost all blocks from round 0 on again, unless the work is not sequential.
+        To go back to an earlier round, sequential work computes all blocks from round 0 on again.
         """
         bounds = self._work.bounds
         number = bisect.bisect_right(bounds, t) - 1
-        self._go_to(number, t)
+        self._make_block(number, t)
         row = np.empty(self._draws.size, np.float32)
         for tile in self._store.tiles:
             self._store.read(tile.row_slots[t], row[tile.columns])
@@ -343,22 +364,21 @@ class BlockRows:
             self._make_tiles(share, t)
         return row
 
-    def _go_to(self, number: int, t: int) -> None:
-        """Makes block `number` for its rows from round t on, and before it what it needs."""
+    def _make_block(self, number: int, t: int) -> None:
+        """Computes block `number` for its rows from round t on, after the blocks that it needs."""
         if self._is_torn or (self._work.is_sequential and t < self._oldest_row()):
             self._begin()
         if not self._work.is_sequential and (t < self._oldest_row() or number > self._block):
             self._restart_at(number)
         for tile in self._store.tiles:
             self._drop_rows(tile, t)
-        blocks = range(self._block, number + 1)
-        for _ in (
-            progress_bar.bar(
-                blocks, desc="noise", unit="block", delay=3, disable=not self._draws.is_shown
+        blocks: Iterable[int] = range(self._block, number + 1)
+        if number > self._block:
+            is_hidden = not self._draws.is_shown
+            blocks = progress_bar.bar(
+                blocks, desc="noise", unit="block", delay=3, disable=is_hidden
             )
-            if len(blocks) > 1
-            else blocks
-        ):
+        for _ in blocks:
             self._make_tiles(len(self._store.tiles), t)
 
     def _oldest_row(self) -> int:
@@ -366,29 +386,33 @@ class BlockRows:
         return max((tile.oldest for tile in self._store.tiles[:1]), default=0)
 
     def _restart_at(self, number: int) -> None:
-        """Makes `number` the next block; all rows are forgotten, and no draws."""
+        """Makes `number` the next block. It frees all rows and keeps the draws."""
         for tile in self._store.tiles:
             self._store.drop_rows(tile, tile.end)
             tile.oldest = self._work.bounds[number]
             tile.end = tile.oldest
         self._block = number
-        self._num_made = 0
+        self._num_tiles_done = 0
 
     def _drop_rows(self, tile: _Tile, first: int) -> None:
-        """Forgets a tile's rows before round `first` that no block is made from."""
+        """Frees a tile's rows before round `first`, but those from which the next block is
+        computed.
+        """
         self._store.drop_rows(tile, min(first, tile.end - self._work.num_past_rows))
 
     def _make_tiles(self, num_tiles: int, first: int) -> None:
-        """Makes the current block's tiles up to this number; of its rows those before round `first`
-        will not be asked for.
+        """Computes the first `num_tiles` tiles of the current block, for its rows from round
+        `first` on.
         """
-        b, store = self._block, self._store
-        pending = store.tiles[self._num_made : num_tiles]
+        b = self._block
+        store = self._store
+        pending = store.tiles[self._num_tiles_done : num_tiles]
         if not pending:
             return
-        if self._newest_matrix[0] != b:
-            self._newest_matrix = b, self._work.matrix(b)
-        matrix = self._newest_matrix[1]
+        if self._newest_matrix.block != b:
+            # One assignment, so that no interrupt leaves a block with the matrix of another one.
+            self._newest_matrix = _BlockMatrix(b, self._work.matrix(b))
+        matrix = self._newest_matrix.matrix
         stop = self._work.bounds[b + 1]
 
         def make(tile: _Tile) -> None:
@@ -398,16 +422,17 @@ class BlockRows:
             self._drop_rows(tile, first)
             self._free_workers.append(worker)
 
-        # Until all are made: an error leaves memory to which threads may still write.
+        # Threads may still write to the memory after an error, so it counts as torn until the end.
         self._is_torn = True
         _for_each(make, pending)
         self._is_torn = False
-        self._num_made = num_tiles
+        self._num_tiles_done = num_tiles
         if num_tiles == len(store.tiles):
             self._block += 1
-            self._num_made = 0
+            self._num_tiles_done = 0
 
     def _take_worker(self) -> _Worker:
+        """Returns working memory that no other thread uses."""
         try:
             return self._free_workers.pop()
         except IndexError:
@@ -415,12 +440,12 @@ class BlockRows:
 
 
 def _for_each(work: Callable[[_Tile], None], tiles: Sequence[_Tile]) -> None:
-    """Does the work of every tile, in two threads where numpy's products may take more than one.
+    """Does the work of every tile, in two threads where numpy's products may use more than one.
 
-    Its products take one each: they have the same bits on any number of processors, and no thread
-    of theirs takes a processor from the draws while it waits.
+    Each product uses one thread, so that its bits do not depend on the number of processors, and no
+    idle thread of it keeps a processor from the draws.
 
-    A first Ctrl-C waits for the tiles that are begun, a second one does not: after an error threads
+    A first Ctrl-C waits for tiles that have begun, a second one does not: after an error threads
     may still write where `work` writes.
     """
     with _ONE_LIMIT, _one_thread_a_product() as allowed:
@@ -439,8 +464,8 @@ def _for_each(work: Callable[[_Tile], None], tiles: Sequence[_Tile]) -> None:
 
 @functools.cache
 def _blas_libraries() -> tuple[Any, ...]:
-    """Returns what sets the threads of numpy's products; searching the process for them takes
-    milliseconds.
+    """Returns the controllers of BLAS libraries, which set the threads of numpy's products. To find
+    them in the process takes milliseconds.
     """
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
     return tuple(blas.lib_controllers)
@@ -448,13 +473,13 @@ def _blas_libraries() -> tuple[Any, ...]:
 
 @contextmanager
 def _one_thread_a_product() -> Iterator[int]:
-    """Limits numpy's products to one thread each; yields how many they might take before."""
+    """Limits numpy's products to one thread each, and yields the limit that they had before."""
     libraries = _blas_libraries()
-    before = [library.num_threads for library in libraries]
+    past_limits = [library.num_threads for library in libraries]
     try:
         for library in libraries:
             library.set_num_threads(1)
-        yield max(before, default=1)
+        yield max(past_limits, default=1)
     finally:
-        for library, num_threads in zip(libraries, before, strict=True):
+        for library, num_threads in zip(libraries, past_limits, strict=True):
             library.set_num_threads(num_threads)

@@ -1,7 +1,7 @@
-"""Server optimizers: how the server moves the model along a released mean update.
+"""Server optimizers, which move the model along a released mean update.
 
-They see releases only, so the guarantee is the same whichever it is. A class of yours that is
-registered with `register_server_optimizer` has a name in configurations, like these.
+They see releases alone, so that the guarantee is the same for every one.
+`register_server_optimizer` gives a class of yours a name in configurations.
 """
 
 import abc
@@ -24,7 +24,7 @@ class ServerOptimizer(abc.ABC):
     run's plan.json, and a resumed run needs an equal one.
 
     Attributes:
-      name: in configurations, such as "sgd".
+      name: for configurations, such as "sgd".
     """
 
     name: ClassVar[str]
@@ -89,7 +89,7 @@ def register_server_optimizer(optimizer: Optimizers) -> Optimizers:
     """Registers a class under its name; a decorator.
 
     Raises:
-      TypeError: no subclass of `ServerOptimizer` that is a frozen dataclass.
+      TypeError: it is no subclass of `ServerOptimizer`, or no frozen dataclass.
       ValueError: its name is no plain text, or is registered already.
 
     >>> @register_server_optimizer
@@ -123,7 +123,7 @@ def register_server_optimizer(optimizer: Optimizers) -> Optimizers:
 
 
 def server_optimizer_names() -> tuple[str, ...]:
-    """Returns the names that are registered, fedmf's own first."""
+    """Returns the registered names, those of fedmf first."""
     return tuple(_CLASS_BY_NAME)
 
 
@@ -147,12 +147,12 @@ def checked_step(
     """Returns the weights after a step, in the dtypes of those before it.
 
     Args:
-      optimizer: that took the step.
+      optimizer: of the step.
       stepped: the weights that it returned.
       weights: before the step.
 
     Raises:
-      ValueError: they are not arrays of the shapes of before.
+      ValueError: the shapes differ from those before the step.
     """
     arrays = [np.asarray(array) for array in stepped]
     shapes = [array.shape for array in arrays]
@@ -170,7 +170,7 @@ def checked_step(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rule(ServerOptimizer):
-    """An optimizer by one of the update rules that clients have too."""
+    """A server optimizer by one of the update rules that clients have as well."""
 
     def init(self, weights: Sequence[np.ndarray]) -> OptimizerState:
         """See `ServerOptimizer.init`."""
@@ -187,6 +187,7 @@ class _Rule(ServerOptimizer):
         return self._rule().next(state, weights, update, learning_rate)
 
     def _rule(self) -> Optimizer:
+        """Returns the update rule with the fields of this optimizer."""
         return Optimizer(rule=self.name, **dataclasses.asdict(self))
 
 
@@ -222,7 +223,7 @@ class Adam(_Rule):
 @register_server_optimizer
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adagrad(_Rule):
-    """Adagrad, which has no momentum."""
+    """Adagrad, without momentum."""
 
     name = "adagrad"
     epsilon: float = 1e-3

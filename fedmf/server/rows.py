@@ -1,11 +1,11 @@
-"""Noise made ahead by the host: it does not depend on the data, so whole blocks of rounds are made
-at a time.
+"""Precomputed noise: noise vectors do not depend on the data, so the host computes blocks of rounds
+at a time, before their rounds.
 
-A block is made in tiles of coordinates, each by a few matrix products on arrays that fit the cache.
-Its rows are in memory, or in a memory map of a file without a name, as secret as the seed. The file
-goes with the process however that ends, and nothing reads it later. A resumed run regenerates its
-rows from the counter-based source, bit for bit: a round that was released has the same noise again,
-whatever a killed process had half written. Strategies: `fedmf.noise.host_strategies`.
+A block is computed in tiles of coordinates, each by a few matrix products on arrays that fit the
+cache. Its rows are in memory, or in a memory map of a file without a name, which is as secret as
+the seed. The file disappears with the process however that ends, and nothing reads it later. A
+resumed run regenerates bitwise identical rows from the counter-based source, whatever a killed
+process left unfinished. Noise strategies: `fedmf.noise.host_strategies`.
 """
 
 import math
@@ -27,32 +27,32 @@ from fedmf.privacy.plan import Plan, noise_size
 from fedmf.privacy.source_tail import HOST_END, check_tail
 from fedmf.server.noise_blocks import (
     BlockRows,
-    Draws,
     IndependentRows,
+    NoiseDraws,
     RecurrentWork,
     RegeneratedWork,
     TileWork,
 )
 from fedmf.server.source import check_noise_seed, noise_key
-from fedmf.server.state import NoiseState, check_plan, plan_mark, state_mark
+from fedmf.server.state import NoiseState, check_plan, plan_fingerprint, state_fingerprint
 
 
 class HostNoise:
-    """The rows of N Z for one run, made a block ahead and handed into the state
-    of a query with noise_strategy="precomputed".
+    """The noise vectors of one run, the rows of N Z, for a server or for the state of a query with
+    noise_strategy="precomputed".
 
-    The same (seed, round) gives the same row whatever ran before, bit for bit within one strategy
+    The same (seed, round) gives the same row in any order of rounds: bitwise within one strategy
     and block length, and up to float32 rounding otherwise.
 
     Args:
-      plan: of the run, the aggregator's; its mechanism says what noise is made.
+      plan: of the run and its aggregator; its mechanism has the noising matrix N.
       size: model parameters, d.
       noise_seed: as of `dp_aggregator`; or `key`.
-      key: uint64 (4,), the source's, in place of noise_seed.
+      key: uint64 (4,), of the source, in place of noise_seed.
       strategy: "recurrent", "regenerated", or None for the cheaper one; see
         `fedmf.noise.host_strategies`.
-      memory_bytes: what the arrays may take; None for a quarter of the machine's memory. Rows that
-        need more are in a memory map.
+      memory_bytes: limit of the arrays; None for a quarter of the machine's memory. Rows that need
+        more are in a memory map.
       folder: private folder for the memory map; None for the system's folder of temporary files.
 
     Raises:
@@ -101,9 +101,9 @@ class HostNoise:
         self.strategy: NoiseStrategy = choose_host_strategy(
             stream, size, memory_bytes=memory_bytes, folder=folder, name=strategy
         )
-        self._mark = state_mark(plan_mark(plan), "precomputed", 1, size)
+        self._fingerprint = state_fingerprint(plan_fingerprint(plan), "precomputed", 1, size)
         self._key = noise_key(check_noise_seed(noise_seed)) if key is None else _checked_key(key)
-        self._draws = Draws(self._key, size)
+        self._draws = NoiseDraws(self._key, size)
         self._lock = threading.RLock()
         self._is_busy = False
         self._rows = self._rows_of(stream, folder)
@@ -111,7 +111,7 @@ class HostNoise:
     def _rows_of(
         self, stream: NoiseStream, folder: str | pathlib.Path | None
     ) -> IndependentRows | BlockRows:
-        """Returns what makes the rows by the strategy."""
+        """Returns the computation of the rows by the strategy."""
         strategy = self.strategy
         work: TileWork
         if strategy.layout is None:
@@ -127,18 +127,18 @@ class HostNoise:
             )
 
         def make_array(shape: tuple[int, ...]) -> np.ndarray:
-            return _array(shape, mapped=strategy.disk > 0, folder=folder)
+            return _zeros(shape, is_mapped=strategy.disk > 0, folder=folder)
 
         return BlockRows(work, strategy.layout, self._draws, make_array)
 
     @classmethod
     def for_state(cls, plan: Plan, state: Any) -> "HostNoise":
-        """For the run whose state this is: any structure with one NoiseState in it, such as TFF's
-        server state.
+        """Returns the noise of the run that a state belongs to.
 
         Args:
           plan: as of `HostNoise`.
-          state: holds size and key.
+          state: any structure with one NoiseState in it, such as TFF's server state; it has the
+            size and the key.
         """
         check_plan(plan)
         noise = _the_noise(state)
@@ -146,24 +146,25 @@ class HostNoise:
         return cls(plan, size, key=np.asarray(noise.key))
 
     def show_progress(self) -> None:
-        """From now on a bar shows the progress of a block that takes more than some seconds."""
+        """Shows a progress bar from now on for each block that takes more than some seconds."""
         self._draws.is_shown = True
 
     def row(self, t: int) -> np.ndarray:
-        """Row t of N Z at unit standard deviation, float32 (size,), a new array.
+        """Returns the noise vector of round t at unit standard deviation, row t of N Z: float32
+        (size,), a new array.
 
-        Rounds in order cost a block now and then. Any other round costs the blocks before it,
-        except under "regenerated".
+        In order, each round computes a share of the next block. Any other round computes all blocks
+        before it again, except under "regenerated".
 
         Raises:
-          ValueError: t is not in 0 .. rounds - 1; or this is called within a call of it.
+          ValueError: t is not in 0 .. rounds - 1; or this is called within another call of it.
         """
         hint = (
             f"the noise was planned for rounds={self.rounds}: fit and calibrate a "
             "longer mechanism to train on"
         )
         t = checks.integer("t", t, low=0, high=self.rounds - 1, hint=hint)
-        with self._lock:  # the source and the blocks are of one round at a time
+        with self._lock:  # the source and the blocks serve one round at a time
             if self._is_busy:
                 raise ValueError(
                     f"t={t}: the noise of another round is being made: do not ask for a row from "
@@ -176,7 +177,7 @@ class HostNoise:
                 self._is_busy = False
 
     def hand_in(self, state: Any) -> Any:
-        """`state` with the row of its next round in it; the rest is as it was.
+        """Returns the state with the noise vector of its next round in it, and no other change.
 
         Args:
           state: any structure with one NoiseState of strategy "precomputed" in it: of a query, an
@@ -196,22 +197,27 @@ class HostNoise:
             raise ValueError(
                 "the state was made with another noise seed: use HostNoise.for_state(plan, state)"
             )
-        if int(noise.mechanism) != self._mark:
-            # The aggregator scales the rows by its own plan: noise of another plan would not give
-            # the guarantee of that one. And one that makes noise itself would take the row for one
-            # of the past, and subtract it.
+        if int(noise.mechanism) != self._fingerprint:
+            # An aggregator scales rows by its own plan, so that noise of another plan would not
+            # give its guarantee. An aggregator that computes noise itself would subtract this row
+            # as one of an earlier round.
             raise ValueError(
                 "the state's aggregator was made with another plan, or without "
                 "noise_strategy='precomputed': make both from one plan, "
                 "and the aggregator with that strategy"
             )
         t = int(noise.next_round)
-        # Not within: the tree's error would show the state, and the key in it
+        # Before the tree is traversed, whose errors would show the state with its key.
         row = self.row(t)[None]
         return replace_noise(state, lambda noise: noise._replace(made_for=np.int32(t), rows=row))
 
 
 def _checked_key(key: Any) -> np.ndarray:
+    """Returns the key as an array.
+
+    Raises:
+      ValueError: another shape or dtype.
+    """
     key = np.asarray(key)
     if key.shape != (4,) or key.dtype != np.uint64:
         raise ValueError(
@@ -221,8 +227,18 @@ def _checked_key(key: Any) -> np.ndarray:
 
 
 def _the_noise(state: Any) -> NoiseState:
+    """Returns the only NoiseState in a structure.
+
+    Raises:
+      ValueError: there is none, or there are several.
+    """
     noises: list[NoiseState] = []
-    replace_noise(state, lambda noise: noises.append(noise) or noise)  # type: ignore[func-returns-value]
+
+    def collect(noise: NoiseState) -> NoiseState:
+        noises.append(noise)
+        return noise
+
+    replace_noise(state, collect)
     if len(noises) != 1:
         raise ValueError(
             f"state holds {len(noises)} NoiseStates where one is needed: pass the state of one "
@@ -233,21 +249,26 @@ def _the_noise(state: Any) -> NoiseState:
 
 def replace_noise(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
     """Returns the state with every NoiseState in it changed."""
-    import tree  # comes with TensorFlow, whose states these are
+    import tree  # comes with TensorFlow, which made such states
 
-    return tree.traverse(lambda part: change(part) if isinstance(part, NoiseState) else None, state)
+    def change_node(node: Any) -> NoiseState | None:
+        return change(node) if isinstance(node, NoiseState) else None
+
+    return tree.traverse(change_node, state)
 
 
-def _array(
-    shape: tuple[int, ...], *, mapped: bool, folder: str | pathlib.Path | None
+def _zeros(
+    shape: tuple[int, ...], *, is_mapped: bool, folder: str | pathlib.Path | None
 ) -> np.ndarray:
-    """Float32 of this shape, in memory or in a file without a name, of this process alone."""
-    if not mapped or not math.prod(shape):
+    """Returns float32 zeros, in memory or mapped to a file without a name, which no other process
+    can open.
+    """
+    if not is_mapped or not math.prod(shape):
         return np.zeros(shape, np.float32)
     if folder is not None:
         folder = expanded(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryFile(dir=folder) as file:
-        # Now, and not as a bus error in the middle of the run.
+        # A full disk raises here, and not as a bus error in the middle of the run.
         os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
         return np.memmap(file, np.float32, "r+", shape=shape)

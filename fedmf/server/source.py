@@ -1,7 +1,7 @@
-"""The Gaussian source: rows of Z that can be drawn again at any time, whatever ran before.
+"""The Gaussian source: rows of Z, each of which can be drawn again at any time, in any order.
 
-Its bits are AES-256 in counter mode, its normals Box-Muller's. docs/randomness.md describes it to
-the last bit.
+Bits are from AES-256 in counter mode, normals from Box-Muller. docs/randomness.md describes every
+bit of it.
 """
 
 import hashlib
@@ -14,25 +14,25 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedmf import checks
 
-# A chunk of coordinates is drawn together: the cosines of its pairs are its first half, the sines
-# its second. A row can be entered at every chunk.
+# Coordinates are drawn in chunks: the first half of a chunk has the cosines of its pairs, the
+# second half the sines. A row can be drawn from the start of any chunk.
 CHUNK = 1024
 _PAIRS = CHUNK // 2
 _BLOCKS = 4 * CHUNK // 16  # of 16 bytes, for one word of 4 bytes a coordinate
-# Words worked on together: they and what is made of them stay in the cache.
+# Words that are converted at a time, so that they and their normals stay in the cache.
 _WORDS = 65_536
 # Radii whose first 32 bits are this near to either end of their range are computed in float64, from
 # all 40 bits.
 _NEAR_THE_END = 2**20
-# Radii whose 40 bits are below this get 64 more: the tail is right as far out as float64 tells
-# numbers from 0.
+# Radii whose 40 bits are below this get 64 more, so that the tail is right as far as float64
+# distinguishes numbers from 0.
 _FAR_OUT = 2**24
 _SECOND_STREAM = 2**63
-_SEED_LIMIT = 10**4000  # what Python writes in digits, and to spare
+_SEED_LIMIT = 10**4000  # within the digits that Python converts by default
 
 
 def check_noise_seed(noise_seed: Any) -> int:
-    """The seed as a non-negative int; "os" draws 256 bits from the operating system.
+    """Returns the seed as a non-negative int; "os" draws 256 bits from the operating system.
 
     There is no default, because a silent seed is either reused or unknown.
 
@@ -61,7 +61,7 @@ def check_noise_seed(noise_seed: Any) -> int:
 
 
 def noise_key(noise_seed: int) -> np.ndarray:
-    """The 256 bits that make all rows of a run, uint64 (4,).
+    """Returns the 256 bits that determine all rows of a run, uint64 (4,).
 
     Args:
       noise_seed: any non-negative int; all of it is used (SHA-256).
@@ -71,14 +71,14 @@ def noise_key(noise_seed: int) -> np.ndarray:
 
 
 def derived_seed(text: str, size: int = 32) -> int:
-    """A seed of so many bytes, as secret as the noise seed in the text, and independent of it."""
+    """Derives a seed of so many bytes, as secret as the noise seed in the text, and independent of
+    it.
+    """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size])
 
 
 def seed_of_run(noise_seed: int, number: int) -> int:
-    """The noise seed of the run that an object begins after `number` others: noise_seed itself of
-    the first one.
-    """
+    """Returns the noise seed of an object's run, by its number from 0 on: for run 0 noise_seed."""
     if number == 0:
         return noise_seed
     return derived_seed(f"fedmf run {number} of noise seed {noise_seed}")
@@ -90,7 +90,8 @@ Bits = Callable[[np.ndarray, int, int], None]
 
 
 def aes_counter_mode(key: bytes) -> Bits:
-    """AES-256 of 128-bit big-endian counters (NIST SP 800-38A, Sec. 6.5).
+    """Returns the key stream of AES-256 for 128-bit big-endian counters (NIST SP 800-38A, Sec.
+    6.5).
 
     Args:
       key: 32 bytes.
@@ -109,8 +110,8 @@ class GaussianSource:
     """Independent standard normals by row and coordinate, each a pure function
     of (key, row, coordinate).
 
-    They have the Gaussian's tail: no draw beyond 12 standard deviations exists, and a Gaussian has
-    one in 10^32.
+    They have the tail of a Gaussian up to 12 standard deviations. None is beyond, where one
+    Gaussian number in 10^32 is.
 
     Args:
       key: uint64 (4,); from `noise_key`.
@@ -125,17 +126,18 @@ class GaussianSource:
     """
 
     def __init__(self, key: np.ndarray, *, bits: Bits | None = None) -> None:
-        secret = hashlib.sha256(
-            b"fedmf noise of the host:" + np.asarray(key, "<u8").tobytes()
-        ).digest()
-        self._bits = aes_counter_mode(secret) if bits is None else bits
+        if bits is None:
+            secret = b"fedmf noise of the host:" + np.asarray(key, "<u8").tobytes()
+            bits = aes_counter_mode(hashlib.sha256(secret).digest())
+        self._bits = bits
         self._words = np.empty(_WORDS, "<u4")
-        # Arrays of their own: numpy's fast cosine does not run from one part
-        # of an array into another.
+        # Separate arrays, because numpy's fast cosine does not write from one slice of an array to
+        # another one.
         self._radius, self._cosine, self._sine = (
             np.empty(_WORDS // 2, np.float32) for _ in range(3)
         )
-        self._number, self._near = np.empty(_WORDS // 2, "<u4"), np.empty(_WORDS // 2, bool)
+        self._number = np.empty(_WORDS // 2, "<u4")
+        self._near = np.empty(_WORDS // 2, bool)
         self._normals = np.empty(_WORDS, np.float32)
 
     def fill(self, out: np.ndarray, row: int, start: int = 0) -> None:
@@ -148,42 +150,69 @@ class GaussianSource:
         """
         width = out.shape[1]
         for first in range(0, width, _WORDS):
-            part = out[:, first : first + _WORDS]
-            chunks = -(-part.shape[1] // CHUNK)
-            together = _WORDS // (CHUNK * chunks)
-            for i in range(0, len(part), together):
-                rows = part[i : i + together]
-                self._draw(rows, row + i, (start + first) // CHUNK, chunks)
+            columns = out[:, first : first + _WORDS]
+            num_chunks = -(-columns.shape[1] // CHUNK)
+            rows_at_once = _WORDS // (CHUNK * num_chunks)
+            for i in range(0, len(columns), rows_at_once):
+                block = columns[i : i + rows_at_once]
+                self._draw(block, row + i, (start + first) // CHUNK, num_chunks)
 
     def _draw(self, out: np.ndarray, row: int, chunk: int, chunks: int) -> None:
-        """Draws `chunks` chunks of each row, and writes what of them fits into out."""
+        """Draws chunks of consecutive rows.
+
+        Args:
+          out: float32 (rows, coordinates); of the last chunk it takes the first coordinates.
+          row: the first row.
+          chunk: the first chunk of each row.
+          chunks: chunks of each row.
+        """
         rows, width = out.shape
         words = self._words[: rows * chunks * CHUNK]
-        for r, part in enumerate(words.reshape(rows, chunks * CHUNK)):
-            self._bits(part.view(np.uint8), row + r, chunk * _BLOCKS)
+        for r, row_words in enumerate(words.reshape(rows, chunks * CHUNK)):
+            self._bits(row_words.view(np.uint8), row + r, chunk * _BLOCKS)
         pairs = words.reshape(rows * chunks, 2, _PAIRS)
+        first = pairs[:, 0]
+        second = pairs[:, 1]
+        radius, cosine, sine = self._polar_coordinates(first, second, row, chunk, chunks)
+        is_contiguous = rows == 1 and width == len(words) and out.strides[1] == out.itemsize
+        normals = out[0] if is_contiguous else self._normals[: len(words)]
+        normal_pairs = normals.reshape(pairs.shape)
+        np.multiply(radius, cosine, out=normal_pairs[:, 0])
+        np.multiply(radius, sine, out=normal_pairs[:, 1])
+        if not is_contiguous:
+            out[:] = normals.reshape(rows, chunks * CHUNK)[:, :width]
+
+    def _polar_coordinates(
+        self, first: np.ndarray, second: np.ndarray, row: int, chunk: int, chunks: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Converts pairs of words to radii, cosines and sines, float32.
+
+        Args:
+          first, second: uint32 (chunks of all rows, pairs); the angles overwrite the second.
+          row, chunk, chunks: as of `_draw`.
+        """
+        count = first.size
         radius, cosine, sine, near = (
-            array[: len(words) // 2].reshape(rows * chunks, _PAIRS)
+            array[:count].reshape(first.shape)
             for array in (self._radius, self._cosine, self._sine, self._near)
         )
-        first, second = pairs[:, 0], pairs[:, 1]
         np.copyto(radius, first, casting="unsafe")
         np.multiply(radius, np.float32(2**-32), out=radius)
         with np.errstate(divide="ignore"):  # these are replaced
             np.log(radius, out=radius)
         np.multiply(radius, np.float32(-2), out=radius)
         np.sqrt(radius, out=radius)
-        number = self._number[: len(words) // 2].reshape(radius.shape)
-        np.add(first, np.uint32(_NEAR_THE_END), out=number)  # modulo 2^32: both ends are near 0 now
+        number = self._number[:count].reshape(radius.shape)
+        np.add(first, np.uint32(_NEAR_THE_END), out=number)  # modulo 2^32, both ends are near 0
         np.less(number, np.uint32(2 * _NEAR_THE_END), out=near)
         block, pair = np.divmod(np.flatnonzero(near), _PAIRS)
-        bits = first[block, pair].astype(np.uint64) << np.uint64(8) | second[
-            block, pair
-        ] & np.uint32(255)
+        low_bits = second[block, pair] & np.uint32(255)
+        bits = first[block, pair].astype(np.uint64) << np.uint64(8) | low_bits
         uniform = (bits + 0.5) * 2.0**-40
         for i in np.flatnonzero(bits < _FAR_OUT):
-            where = row + block[i] // chunks, (chunk + block[i] % chunks) * _PAIRS + pair[i]
-            uniform[i] = self._far_out(int(bits[i]), *map(int, where))
+            pair_row = int(row + block[i] // chunks)
+            pair_number = int((chunk + block[i] % chunks) * _PAIRS + pair[i])
+            uniform[i] = self._far_out(int(bits[i]), pair_row, pair_number)
         radius[block, pair] = np.sqrt(-2 * np.log(uniform))
         angle = number.view(np.int32)
         np.right_shift(second.view(np.int32), 8, out=angle)
@@ -192,15 +221,11 @@ class GaussianSource:
         np.multiply(sine, np.float32(np.pi / 2**23), out=sine)
         np.cos(sine, out=cosine)
         np.sin(sine, out=sine)
-        whole = rows == 1 and width == len(words) and out.strides[1] == out.itemsize
-        normals = (out[0] if whole else self._normals[: len(words)]).reshape(pairs.shape)
-        np.multiply(radius, cosine, out=normals[:, 0])
-        np.multiply(radius, sine, out=normals[:, 1])
-        if not whole:
-            out[:] = normals.reshape(rows, chunks * CHUNK)[:, :width]
+        return radius, cosine, sine
 
     def _far_out(self, bits: int, row: int, pair: int) -> float:
-        """The uniform whose first 40 bits are these, from 64 more."""
-        more = np.empty(16, np.uint8)
-        self._bits(more, _SECOND_STREAM + row, pair)
-        return (bits + (int(more[:8].view("<u8")[0]) + 0.5) * 2.0**-64) * 2.0**-40
+        """Draws 64 more bits of the uniform number whose first 40 bits are these."""
+        drawn = np.empty(16, np.uint8)
+        self._bits(drawn, _SECOND_STREAM + row, pair)
+        low_bits = int(drawn[:8].view("<u8")[0])
+        return (bits + (low_bits + 0.5) * 2.0**-64) * 2.0**-40

@@ -1,4 +1,4 @@
-"""The noise's state between rounds, and the marks by which a state of another plan is told."""
+"""The state of noise between rounds, and fingerprints of the plan that a state belongs to."""
 
 import dataclasses
 import hashlib
@@ -18,8 +18,8 @@ class NoiseState(NamedTuple):
     Attributes:
       key: uint64 (4,), of the source.
       next_round: int32 ().
-      made_for: int32 (), the round whose row was handed in; -1 before that and where nothing is.
-      mechanism: uint64 (), of which plan this is the noise, and by what strategy; see `state_mark`.
+      made_for: int32 (), the round whose noise vector was handed in; -1 where none was.
+      mechanism: uint64 (), the `state_fingerprint` of the plan and the noise strategy.
       rows: float32 (state rows, d).
     """
 
@@ -30,21 +30,22 @@ class NoiseState(NamedTuple):
     rows: Any
 
 
-def mark_of(text: str) -> int:
-    """64 bits by which such texts are told apart, 0 <= mark < 2^64."""
+def fingerprint(text: str) -> int:
+    """Returns 64 bits of a text's digest, 0 <= fingerprint < 2^64."""
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
 
 
 def plan_fields(plan: Plan) -> dict[str, str]:
     """Returns a text for every field of a plan; two plans differ where their texts do.
 
-    Numbers count to six digits: another processor may calibrate the same plan to others beyond.
+    Texts have six digits of each number: another processor may calibrate the same plan with other
+    digits beyond.
     """
     return {field.name: _text_of(getattr(plan, field.name)) for field in dataclasses.fields(plan)}
 
 
 def _text_of(value: Any) -> str:
-    """Returns a text of all that a field's value holds."""
+    """Returns a text of a field's value with everything in it."""
     if isinstance(value, Mechanism):
         return mechanism_digest(value)
     if isinstance(value, float):
@@ -61,36 +62,36 @@ def _text_of(value: Any) -> str:
     return repr(value)
 
 
-def plan_mark(plan: Plan) -> int:
-    """Returns 64 bits by which plans are told apart: by every field, and by the noise that follows.
+def plan_fingerprint(plan: Plan) -> int:
+    """Returns 64 bits that differ between plans, by every field and by the scale of the noise.
 
-    A round that is done again with another scale of the same noise, or with updates clipped to
-    another norm beside it, gives both away; and one plan's noise does not give another's guarantee.
+    To repeat a round with the same noise at another scale, or with updates clipped to another norm,
+    would reveal both. Nor does the noise of one plan give the guarantee of another.
 
     >>> import fedmf
     >>> once = fedmf.Participation(rounds=4, schema="single")
     >>> identity = fedmf.fit(fedmf.prefix_sum(4), once, family="identity")
     >>> targets = (2.0, 2.0, 8.0)
     >>> plans = [fedmf.calibrate(identity, once, epsilon=target, delta=1e-6) for target in targets]
-    >>> [plan_mark(plan) == plan_mark(plans[0]) for plan in plans]
+    >>> [plan_fingerprint(plan) == plan_fingerprint(plans[0]) for plan in plans]
     [True, True, False]
     """
-    return mark_of(f"{plan_fields(plan)} {plan.stddev:.5e} {bit_stddev(plan):.5e}")
+    return fingerprint(f"{plan_fields(plan)} {plan.stddev:.5e} {bit_stddev(plan):.5e}")
 
 
-def state_mark(plan: int, strategy: str, state_rows: int, size: int) -> int:
-    """64 bits by which states are told apart: another plan, strategy or model would make other
-    noise of their rows, or the same of others.
+def state_fingerprint(plan: int, strategy: str, state_rows: int, size: int) -> int:
+    """Returns 64 bits that differ between states of other plans, noise strategies or models.
 
-    A row that another strategy takes for that of the round may be one which was released already.
+    Each noise strategy reads the rows of a state differently: with another one, a row that was
+    released already could be taken for the noise of the coming round.
 
     Args:
-      plan: of `plan_mark`.
+      plan: of `plan_fingerprint`.
       strategy: the name of the `NoiseStrategy`.
       state_rows: rows of model size kept between rounds.
       size: coordinates in a row, d.
 
-    >>> state_mark(7, "recurrent", 32, 5) == state_mark(7, "regenerated", 32, 5)
+    >>> state_fingerprint(7, "recurrent", 32, 5) == state_fingerprint(7, "regenerated", 32, 5)
     False
     """
-    return mark_of(f"{plan} {strategy} {state_rows} {size}")
+    return fingerprint(f"{plan} {strategy} {state_rows} {size}")

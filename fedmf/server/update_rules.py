@@ -1,7 +1,7 @@
-"""Update rules of servers and clients, written once for numpy arrays and for tensors.
+"""Update rules of servers and clients, for numpy arrays and for tensors.
 
-A rule sees what was released, or the gradients of one client. The guarantee is the same whichever
-rule it is. `fedmf.server.optimizers` makes server optimizers of them.
+A rule sees releases, or the gradients of one client, so that the guarantee is the same for every
+rule. `fedmf.server.optimizers` makes server optimizers of them.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 
 RULES = ("sgd", "adam", "adagrad", "yogi")
 _BETA_2 = 0.999
-# What the second moment begins with, as in Reddi et al. 2021.
+# Initial values of the second moment, as in Reddi et al. 2021.
 _FIRST_MOMENT = {"adam": 0.0, "adagrad": 0.1, "yogi": 1e-6}
 
 
@@ -20,8 +20,8 @@ class OptimizerState(NamedTuple):
     """State between steps; lists in the weights' shapes and dtypes, empty where a rule has none.
 
     Attributes:
-      step: float32 (), steps taken; (clients,) of clients side by side, which are the first axis of
-        all else then.
+      step: float32 (), the number of steps; with vectorised clients float32 (clients,), and clients
+        are the first axis of all other arrays.
       velocity: momentum, or the first moment.
       moment: the second moment.
       start: the weights before the first step, for FedProx.
@@ -71,28 +71,34 @@ class Optimizer:
     xp: Any = np
 
     def initial(self, weights: Sequence[Any]) -> OptimizerState:
-        """The state before the first step from these weights."""
-        xp, adaptive = self.xp, self.rule != "sgd"
-        has_velocity = self.rule != "adagrad" if adaptive else self.momentum > 0
-        velocity = [xp.zeros_like(w) for w in weights] if has_velocity else []
-        first = _FIRST_MOMENT.get(self.rule, 0.0)
-        moment = [xp.ones_like(w) * self.scalar_like(first, w) for w in weights] if adaptive else []
+        """Returns the state before the first step from these weights."""
+        xp = self.xp
+        velocity: list[Any] = []
+        if self.rule in ("adam", "yogi") or (self.rule == "sgd" and self.momentum > 0):
+            velocity = [xp.zeros_like(w) for w in weights]
+        moment: list[Any] = []
+        if self.rule in _FIRST_MOMENT:
+            first = _FIRST_MOMENT[self.rule]
+            moment = [xp.ones_like(w) * self.scalar_like(first, w) for w in weights]
         start = list(weights) if self.proximal else []
         return OptimizerState(xp.zeros((), np.float32), velocity, moment, start)
 
     def next(
         self, state: OptimizerState, weights: Sequence[Any], gradients: Sequence[Any], rate: Any
     ) -> tuple[OptimizerState, list[Any]]:
-        """One step.
+        """Returns the state and the weights after one step.
 
         Args:
-          state: before.
-          weights: before.
+          state: before the step.
+          weights: before the step.
           gradients: in the weights' shapes and dtypes.
-          rate: of this step.
+          rate: the learning rate of this step.
         """
-        xp, step = self.xp, state.step + np.float32(1)
-        gradients, velocity, moment = list(gradients), state.velocity, state.moment
+        xp = self.xp
+        step = state.step + np.float32(1)
+        gradients = list(gradients)
+        velocity = state.velocity
+        moment = state.moment
         if self.proximal:
             gradients = [
                 g + self.scalar_like(self.proximal, w) * (w - s)
@@ -115,22 +121,25 @@ class Optimizer:
                 v + (g - v) * self.scalar_like(1 - self.momentum, v)
                 for v, g in zip(velocity, gradients, strict=True)
             ]
-            moment = [self._moved(m, xp.square(g)) for m, g in zip(moment, gradients, strict=True)]
+            moment = [
+                self._next_moment(m, xp.square(g)) for m, g in zip(moment, gradients, strict=True)
+            ]
             rate = rate * xp.sqrt(1 - _BETA_2**step) / (1 - self.momentum**step)
             directions = [
                 v / (xp.sqrt(m) + self.scalar_like(self.epsilon, m))
                 for v, m in zip(velocity, moment, strict=True)
             ]
-        after = [
+        next_weights = [
             w - self.scalar_like(rate, w) * d for w, d in zip(weights, directions, strict=True)
         ]
-        return OptimizerState(step, velocity, moment, state.start), after
+        return OptimizerState(step, velocity, moment, state.start), next_weights
 
-    def _moved(self, m: Any, square: Any) -> Any:
-        part = self.scalar_like(1 - _BETA_2, m)
+    def _next_moment(self, m: Any, square: Any) -> Any:
+        """Returns the second moment of adam or yogi after a step."""
+        fraction = self.scalar_like(1 - _BETA_2, m)
         if self.rule == "adam":
-            return m + (square - m) * part
-        return m + part * self.xp.sign(square - m) * square
+            return m + (square - m) * fraction
+        return m + fraction * self.xp.sign(square - m) * square
 
     def scalar_like(self, value: Any, array: Any) -> Any:
         """Returns a number in the array's dtype, or the clients' numbers along its first axis."""

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.server.state import plan_mark
+from fedmf.server.state import plan_fingerprint
 from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import refusal
 from tests.server.plans import plan_of
@@ -111,7 +111,7 @@ def state_of(server):
         last,
         server.client_params().clip_norm,
         server.ledger.to_csv(),
-        plan_mark(server.plan),
+        plan_fingerprint(server.plan),
     )
 
 

@@ -14,7 +14,7 @@ from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.sampling import BallsInBins, MinSepPoisson, Sampling
 from fedmf.privacy.source_tail import GRAPH_END, HOST_END, check_tail, tail_remark
-from fedmf.server.state import plan_fields, plan_mark
+from fedmf.server.state import plan_fields, plan_fingerprint
 from tests.refusals import refusal
 from tests.server.plans import plan_of
 
@@ -107,8 +107,8 @@ def test_a_change_of_any_field_of_a_plan_changes_its_mark(name):
         changes["participation"] = None
     after = dataclasses.replace(before, **changes)
     assert name in {n for n, text in plan_fields(after).items() if text != plan_fields(before)[n]}
-    assert plan_mark(after) != plan_mark(before)
-    assert plan_mark(dataclasses.replace(before)) == plan_mark(before)
+    assert plan_fingerprint(after) != plan_fingerprint(before)
+    assert plan_fingerprint(dataclasses.replace(before)) == plan_fingerprint(before)
 
 
 # A number or a name that each field inside of a plan's fields may have in place of its own.
@@ -139,5 +139,5 @@ def plan_holding(value):
 def test_a_change_of_what_a_field_holds_changes_the_mark(value, changes):
     assert set(changes) == {field.name for field in dataclasses.fields(value)}
     others = [dataclasses.replace(value, **{name: change}) for name, change in changes.items()]
-    marks = {plan_mark(plan_holding(held)) for held in (value, *others)}
+    marks = {plan_fingerprint(plan_holding(held)) for held in (value, *others)}
     assert len(marks) == 1 + len(changes)

@@ -19,7 +19,7 @@ from fedmf.federated.tff.noise_source import Draw, source_of_key
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.graph_strategies import choose_graph_strategy
 from fedmf.noise.stream import NoiseStream
-from fedmf.server.state import NoiseState, state_mark
+from fedmf.server.state import NoiseState, state_fingerprint
 
 
 def _with_unknown_shape(state_rows: tf.Tensor) -> tf.Tensor:
@@ -41,7 +41,7 @@ class GraphNoise:
     Attributes:
       stream: the mechanism's stream.
       size: number of coordinates of a row, d.
-      mark: fingerprint of the plan, by `plan_mark`; a state holds `state_mark` of it.
+      mark: fingerprint of the plan, by `plan_fingerprint`; a state holds `state_fingerprint` of it.
       strategy: one of GRAPH_STRATEGIES; None is "recurrent".
       source: (key, size) -> draw; see `source_of_key`.
       state_rows: number of rows of model size in the state between rounds.
@@ -158,7 +158,7 @@ class GraphNoise:
     def _state_fingerprint(self) -> tf.Tensor:
         """Returns the fingerprint of states of this noise, uint64 ()."""
         return tf.constant(
-            state_mark(self.mark, str(self.strategy), self.state_rows, self.size), tf.uint64
+            state_fingerprint(self.mark, str(self.strategy), self.state_rows, self.size), tf.uint64
         )
 
     def _recur(
