@@ -97,9 +97,9 @@ def clip_after(
 
 def initial_scaling(shapes: Sequence[Any], xp: Any = np) -> ScalingState:
     """Returns the state of the scales before round 0: arrays of ones in these shapes."""
-    zeros = [xp.zeros(shape, np.float32) for shape in shapes]
-    ones = [xp.ones(shape, np.float32) for shape in shapes]
-    return ScalingState(zeros, ones, xp.zeros([2], np.float32))
+    moment = [xp.zeros(shape, np.float32) for shape in shapes]
+    scales = [xp.ones(shape, np.float32) for shape in shapes]
+    return ScalingState(moment, scales, xp.zeros([2], np.float32))
 
 
 def scaling_after(
@@ -169,7 +169,9 @@ def _clip(xp: Any, value: Any, low: Any, high: Any) -> Any:
 
 def _log(xp: Any, value: Any) -> Any:
     """Returns the natural logarithm."""
-    return np.log(value) if xp is np else xp.math.log(value)
+    if xp is np:
+        return np.log(value)
+    return xp.math.log(value)
 
 
 def _total(xp: Any, array: Any) -> Any:

@@ -157,7 +157,8 @@ def audit_mechanism(
     trials = _checked_trials(trials)
     # The attack's client takes part in known rounds.
     plan = dataclasses.replace(plan, sampling=None)
-    runs = _AuditedRuns(plan, subject, progress, num_runs=3 if trials else 2)
+    num_runs = 3 if trials else 2
+    runs = _AuditedRuns(plan, subject, progress, num_runs=num_runs)
     causal = causal_factor(plan.mechanism.noising())
     scale = plan.stddev / divisor_of(plan)
     first_run = runs.releases(coordinates, noise_seed=16 * seed + 1)
@@ -275,8 +276,9 @@ def worst_clients(
 
     def clients(t: int) -> tuple[np.ndarray, float]:
         contribution = float(case.contributions[t])
-        places = all_places if contribution else all_places[:0]
-        return places, size * contribution
+        if not contribution:
+            return all_places[:0], 0.0
+        return all_places, size * contribution
 
     return clients, is_present
 
@@ -312,14 +314,14 @@ def released_rows(
     make_audited = subject or ServerMeans
     audited = make_audited(plan, coordinates, noise_seed)
     state = audited.initial_state
-    places = np.zeros(2, np.int64)
+    client_places = np.zeros(2, np.int64)
     size = 0.0
     for t in range(plan.mechanism.rounds):
         if t and t == resume_at:
             audited = make_audited(plan, coordinates, noise_seed)
         if clients is not None:
-            places, size = clients(t)
-        state, release = audited.release(state, places, size)
+            client_places, size = clients(t)
+        state, release = audited.release(state, client_places, size)
         yield release
 
 
@@ -353,14 +355,14 @@ class ServerMeans:
         if key not in self._sums:
             total = self._means.empty_sum(len(places))
             update = np.zeros(self._means.size, np.float32)
-            for place in places:
-                update[place] = size
+            for coordinate in places:
+                update[coordinate] = size
                 total.add(
                     in_shapes(update, self._shapes),
                     clip_norm=params.clip_norm,
                     zeroing_norm=params.zeroing_norm,
                 )
-                update[place] = 0
+                update[coordinate] = 0
             self._sums[key] = total
         total = self._sums[key]
         mean, state = self._means.release(state, total, self._noise.row(int(state.next_round)))

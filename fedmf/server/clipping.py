@@ -252,8 +252,8 @@ def _empty_copies(leaves: Sequence[np.ndarray], float32_memory: np.ndarray) -> l
     float32_vectors = np.split(float32_memory, ends[:-1])
     copies = []
     for leaf, float32_vector in zip(leaves, float32_vectors, strict=True):
-        is_float64 = leaf.dtype == np.float64
-        copies.append(np.empty(leaf.size) if is_float64 else float32_vector)
+        copy = np.empty(leaf.size) if leaf.dtype == np.float64 else float32_vector
+        copies.append(copy)
     return copies
 
 

@@ -48,7 +48,9 @@ _WARNING = (
     "both away."
 )
 _MOST_CLIENTS = 10**9
-_CONFIG, _MECHANISM, _SEED = "server.json", "mechanism.npz", "private/noise_seed"
+_CONFIG = "server.json"
+_MECHANISM = "mechanism.npz"
+_SEED = "private/noise_seed"
 _LOG = "participation.jsonl"
 # Files that determine noise vectors and sums.
 _BOUND = (_CONFIG, _MECHANISM, _SEED)
@@ -271,6 +273,7 @@ class ServerFolder:
         return config, plan, seed, released
 
     def _undamaged(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Raises ValueError where a file of this name turns out to be damaged."""
         return self._journal.undamaged(self.path / name)
 
     def _restore_participations(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -404,6 +407,7 @@ def _log_rows(t: int, clients: Sequence[int | str]) -> bytes:
 
 
 def _json(client: int | str) -> str:
+    """Returns a client's id as JSON."""
     return json.dumps(client) if isinstance(client, str) else str(client)
 
 

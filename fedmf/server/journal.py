@@ -379,9 +379,11 @@ class Journal:
 
     @property
     def _folder(self) -> pathlib.Path:
+        """The folder of the numbered files."""
         return self.path / JOURNAL
 
     def _file(self, rounds: int) -> pathlib.Path:
+        """Returns the path of the file of so many committed rounds."""
         return self._folder / f"{rounds:06d}.npz"
 
     def _header_of(self, rounds: int) -> Any:

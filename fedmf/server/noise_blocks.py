@@ -217,15 +217,21 @@ class RecurrentWork:
     def __init__(self, form: BlockForm) -> None:
         self.bounds = form.bounds
         self.num_inputs = form.length + form.width
-        self.num_outputs = form.length if form.is_rolling else form.length + form.width
-        self.num_past_rows = form.width if form.is_rolling else 0
+        self.num_outputs = form.length
+        self.num_past_rows = 0
+        if form.is_rolling:
+            self.num_past_rows = form.width
+        else:
+            self.num_outputs += form.width
         self._form = form
 
     def matrix(self, b: int) -> np.ndarray:
         """See `TileWork`: M_b, without the entries that copy a rolling state."""
         num_rounds = self.bounds[b + 1] - self.bounds[b]
         M = self._form.matrix(b)
-        return (M[:num_rounds] if self._form.is_rolling else M).astype(np.float32)
+        if self._form.rolling:
+            M = M[:num_rounds]
+        return M.astype(np.float32)
 
     def make(
         self, store: _Store, tile: _Tile, b: int, matrix: np.ndarray, worker: _Worker, first: int

@@ -1,6 +1,5 @@
 """The clients of a server's rounds: eligible, drawn, added to the coming round, and recorded."""
 
-import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -50,7 +49,8 @@ class Participants:
         cohorts = self.roster.restore(released.clients_by_round)
         selections = []
         for cohort, selected in zip(cohorts, released.selected_by_round, strict=True):
-            selections.append(cohort if selected is None else np.array(selected, np.int64))
+            selection = cohort if selected is None else np.array(selected, np.int64)
+            selections.append(selection)
         self.ledger.restore(cohorts, selections)
         if self._controller is not None:
             self._controller.restore(selections, selections)
@@ -93,9 +93,10 @@ class Participants:
         """
         if self._controller is None:
             return np.zeros(0, np.int64)
-        with warnings.catch_warnings() if is_quiet else contextlib.nullcontext():
-            if is_quiet:
-                warnings.simplefilter("ignore", PoolRanDryWarning)
+        if not is_quiet:
+            return self._controller.cohort(t)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PoolRanDryWarning)
             return self._controller.cohort(t)
 
     def selected(self, t: int) -> list[int] | None:
@@ -122,7 +123,11 @@ class Participants:
           ValueError: one of them is in the round already, was not drawn or is not eligible, or they
             are too many.
         """
-        drawn = None if self._controller is None else set(self.draw(t).tolist())
+        max_clients = self._config.clients_per_round
+        drawn: set[Client] | None = None
+        if self._controller is not None:
+            drawn = set(self.draw(t).tolist())
+            max_clients = len(drawn)
         is_eligible = self.roster.is_eligible(list(client_by_id.values()), t).tolist()
         for (client_id, client), may_add in zip(client_by_id.items(), is_eligible, strict=True):
             client_text = f"client={identifiers.format_client(client)}"
@@ -138,7 +143,6 @@ class Participants:
                     f"{client_text} took part in {past_rounds}, and {self._participation} does not "
                     f"allow round {t}: leave it out, as server.cohort() does"
                 )
-        max_clients = self._config.clients_per_round if drawn is None else len(drawn)
         if len(self._added_by_id) + len(client_by_id) > max_clients:
             raise ValueError(
                 f"round {t} has its clients_per_round={max_clients}: release it, or plan for more"

@@ -102,7 +102,10 @@ class HostNoise:
             stream, size, memory_bytes=memory_bytes, folder=folder, name=strategy
         )
         self._fingerprint = state_fingerprint(plan_fingerprint(plan), "precomputed", 1, size)
-        self._key = noise_key(check_noise_seed(noise_seed)) if key is None else _checked_key(key)
+        if key is None:
+            self._key = noise_key(check_noise_seed(noise_seed))
+        else:
+            self._key = _checked_key(key)
         self._draws = NoiseDraws(self._key, size)
         self._lock = threading.RLock()
         self._is_busy = False

@@ -187,7 +187,9 @@ class Server(ExclusiveCalls):
     def _begin_round(self) -> None:
         """Clears the sums of the round, and what waits to be committed."""
         self._sum.clear()
-        self._metric_sum = np.zeros(0) if self._metrics is None else self._metrics.empty_sum()
+        self._metric_sum = np.zeros(0)
+        if self._metrics is not None:
+            self._metric_sum = self._metrics.empty_sum()
         self._noisy_round: _NoisyRound | None = None
 
     def _resume_from(self, released: Released) -> None:
