@@ -1,6 +1,6 @@
-"""Flower with the guarantee of a plan: a strategy around a strategy of Flower's.
+"""Flower with the guarantee of a plan: a strategy that wraps one of Flower's strategies.
 
-Needs flwr 1.42, whose strategies exchange messages; nothing else of fedmf does.
+It needs flwr 1.42, whose strategies exchange messages; no other package of fedmf does.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Checks of what a program hands to the strategy."""
+"""Checks of the arguments that a program passes to the strategy."""
 
 import os
 import pathlib
@@ -11,20 +11,20 @@ from fedmf.files import expanded
 
 
 def check_round(server_round: Any) -> None:
-    """Refuses what is no number of a round.
+    """Refuses a value that is no number of a round.
 
     Raises:
-      TypeError, ValueError: naming what to do instead.
+      TypeError, ValueError: with the way out.
     """
     hint = "pass on the number that Flower gives, from 1 on"
     checks.integer("server_round", server_round, low=1, hint=hint)
 
 
 def check_grid(grid: Any) -> None:
-    """Refuses what cannot be asked for nodes and replies.
+    """Refuses a value that is no grid.
 
     Raises:
-      TypeError: naming what to do instead.
+      TypeError: with the way out.
     """
     methods = [getattr(grid, name, None) for name in ("get_node_ids", "send_and_receive")]
     if isinstance(grid, type) or not all(map(callable, methods)):
@@ -35,10 +35,10 @@ def check_grid(grid: Any) -> None:
 
 
 def check_arrays(name: str, arrays: Any) -> None:
-    """Refuses what is no model.
+    """Refuses a value that is no model.
 
     Raises:
-      TypeError, ValueError: naming what to do instead.
+      TypeError, ValueError: with the way out.
     """
     hint = "give the model's arrays as a flwr.app.ArrayRecord"
     if not isinstance(arrays, ArrayRecord):
@@ -48,10 +48,10 @@ def check_arrays(name: str, arrays: Any) -> None:
 
 
 def check_config(name: str, config: Any, *, is_optional: bool = False) -> None:
-    """Refuses what is no configuration of messages.
+    """Refuses a value that is no configuration of messages.
 
     Raises:
-      TypeError: naming what to do instead.
+      TypeError: with the way out.
     """
     if config is None and is_optional:
         return
@@ -62,10 +62,10 @@ def check_config(name: str, config: Any, *, is_optional: bool = False) -> None:
 
 
 def check_evaluate_fn(evaluate_fn: Any) -> None:
-    """Refuses what is no function of two arguments, but None.
+    """Refuses a value that is neither a function of two arguments nor None.
 
     Raises:
-      TypeError: naming what to do instead.
+      TypeError: with the way out.
     """
     if evaluate_fn is not None:
         hint = "give a function of a round's number and the model's arrays, or None"
@@ -73,7 +73,7 @@ def check_evaluate_fn(evaluate_fn: Any) -> None:
 
 
 def checked_folder(folder: Any) -> pathlib.Path | None:
-    """Returns the path of a folder, absolute, whatever becomes of the working folder; or None.
+    """Returns the path of a folder, absolute because the working folder may change; or None.
 
     Raises:
       TypeError: it is no path.
@@ -86,10 +86,10 @@ def checked_folder(folder: Any) -> pathlib.Path | None:
 
 
 def check_sending(server_round: Any, arrays: Any, config: Any, grid: Any) -> None:
-    """Refuses what messages to nodes cannot be made of.
+    """Refuses arguments from which no messages to nodes can be made.
 
     Raises:
-      TypeError, ValueError: naming what to do instead.
+      TypeError, ValueError: with the way out.
     """
     check_round(server_round)
     check_arrays("arrays", arrays)
@@ -101,7 +101,7 @@ def checked_replies(replies: Any) -> list[Message]:
     """Returns the replies of nodes as a list.
 
     Raises:
-      TypeError: they are none.
+      TypeError: they are no messages.
     """
     hint = "give the messages that the grid has received"
     messages = checks.entries("replies", replies, hint=hint)

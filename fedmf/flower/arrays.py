@@ -1,4 +1,4 @@
-"""A model's arrays in Flower's messages."""
+"""Conversion of models and metrics between numpy and Flower's messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,18 +10,18 @@ Model = Mapping[str, np.ndarray]
 
 
 def as_record(model: Model) -> ArrayRecord:
-    """The arrays as Flower sends them."""
+    """Returns a model as Flower's record."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
 
 
 def copy_of(arrays: ArrayRecord) -> ArrayRecord:
-    """Returns a record of its own for whoever may change it; the bytes are shared."""
+    """Returns a copy of a record, for callers that may change it; the bytes are shared."""
     copies = (Array(a.dtype, a.shape, a.stype, a.data) for a in arrays.values())
     return ArrayRecord(dict(zip(arrays, copies, strict=True)))
 
 
 def is_model(arrays: ArrayRecord, model: Model) -> bool:
-    """Says whether a record holds the arrays of a model, to the bit."""
+    """Returns whether a record has the arrays of a model, equal to the bit."""
     if set(arrays) != set(model):
         return False
     pairs = [(arrays[name].numpy(), array) for name, array in model.items()]
@@ -34,17 +34,19 @@ def is_model(arrays: ArrayRecord, model: Model) -> bool:
 
 
 def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
-    """Shape of each array, by name."""
+    """Returns the shape of each array, by name."""
     return {name: array.shape for name, array in model.items()}
 
 
 def in_order(model: Model, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns the model with its arrays in the order of `names`; as it is where it has others."""
-    return {name: model[name] for name in (names if set(names) == set(model) else model)}
+    """Returns the model with its arrays in the order of `names`; unchanged if its names differ."""
+    if set(names) != set(model):
+        return dict(model)
+    return {name: model[name] for name in names}
 
 
 def fitted(model: Model, shapes: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-    """Returns the model with its arrays in an order of these shapes; as it is where none is."""
+    """Returns the model with its arrays in an order of these shapes; unchanged if there is none."""
     remaining = dict(model)
     ordered: dict[str, np.ndarray] = {}
     for shape in shapes:
@@ -56,7 +58,7 @@ def fitted(model: Model, shapes: Sequence[Sequence[int]]) -> dict[str, np.ndarra
 
 
 def floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
-    """The model's arrays by name.
+    """Returns a model's arrays by name.
 
     Raises:
       ValueError: one is no array of floats.
@@ -73,7 +75,7 @@ def floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
 
 
 def metrics_of(content: RecordDict) -> dict[str, float] | None:
-    """A client's "accuracy" and "loss", of the first record that has both as numbers; None without.
+    """Returns a client's "accuracy" and "loss", of the first record with both as numbers, or None.
 
     Raises:
       Exception: as of `update_of`.
@@ -86,7 +88,7 @@ def metrics_of(content: RecordDict) -> dict[str, float] | None:
 
 
 def record_of(metrics: dict[str, Any] | None) -> MetricRecord | None:
-    """Returns private metrics as Flower has them: the deviation of "loss" is "loss_stddev"."""
+    """Returns private metrics as Flower's record: the deviation of "loss" is "loss_stddev"."""
     if metrics is None:
         return None
     deviations = {f"{name}_stddev": value for name, value in metrics["stddev"].items()}
@@ -95,11 +97,11 @@ def record_of(metrics: dict[str, Any] | None) -> MetricRecord | None:
 
 
 def update_of(content: RecordDict, model: Model) -> list[np.ndarray]:
-    """Reply minus model, float64, in the model's order.
+    """Returns reply minus model, float64, in the model's order.
 
     Raises:
-      Exception: a reply that has not the model's arrays, of any kind where its bytes are not what
-        they claim.
+      Exception: the reply has other arrays than the model; of any type where its bytes are no
+        arrays.
     """
     if len(content.array_records) != 1:
         raise ValueError(f"{len(content.array_records)} ArrayRecords and not one")

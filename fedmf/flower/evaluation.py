@@ -1,4 +1,4 @@
-"""Replies to an evaluation on clients: those that a strategy cannot take stop nobody."""
+"""Evaluation on clients by the wrapped strategy, without the replies that it cannot aggregate."""
 
 import math
 from collections import Counter
@@ -9,12 +9,12 @@ from flwr.app import Message, MetricRecord
 from flwr.serverapp.strategy import Result, Strategy
 
 
-class Evaluation(NamedTuple):
-    """What a strategy makes of the replies to an evaluation.
+class EvaluationResult(NamedTuple):
+    """The result of an evaluation on clients.
 
     Attributes:
-      metrics: the strategy's; None without.
-      dropped: how many replies it did not take, by the reason.
+      metrics: of the strategy; None where it returned none.
+      dropped: the number of replies that were left out, by the reason.
     """
 
     metrics: MetricRecord | None
@@ -23,43 +23,43 @@ class Evaluation(NamedTuple):
 
 def evaluate(
     strategy: Strategy, server_round: int, replies: Sequence[Message], undo: Callable[[], None]
-) -> Evaluation:
-    """Lets the strategy aggregate all replies, else those that fit together, else none.
+) -> EvaluationResult:
+    """Lets the strategy aggregate all replies, or those with the same metrics if it cannot.
 
-    No reply counts whose weight is no weight: a strategy would make NaN of all of them.
+    Replies with an invalid weight are left out, because a strategy would compute NaN with them.
 
     Args:
-      strategy: aggregates them.
+      strategy: aggregates the replies.
       server_round: Flower's number of the round.
       replies: of the nodes.
-      undo: gives the strategy back the state that it had before.
+      undo: restores the state of the strategy from before.
     """
     weight_key = getattr(strategy, "weighted_by_key", "num-examples")
-    weighted = [reply for reply in replies if not _has_odd_weight(reply, weight_key)]
-    odd: Counter[str] = Counter()
+    weighted = [reply for reply in replies if not _has_invalid_weight(reply, weight_key)]
+    dropped: Counter[str] = Counter()
     if len(weighted) < len(replies):
         reason = f"with a {weight_key!r} that is negative or not finite"
-        odd[reason] = len(replies) - len(weighted)
+        dropped[reason] = len(replies) - len(weighted)
     try:
-        return Evaluation(strategy.aggregate_evaluate(server_round, weighted), odd)
-    except Exception as error:  # a strategy of Flower's raises where one node's reply is odd
+        return EvaluationResult(strategy.aggregate_evaluate(server_round, weighted), dropped)
+    except Exception as error:  # Flower's strategies raise where one reply differs from the others
         reason = text_of(error)
     undo()
-    fitting, unfit = _fitting(weighted, weight_key)
-    dropped = unfit + odd
-    if fitting and unfit:
+    matching, num_mismatches = _matching(weighted, weight_key)
+    dropped = num_mismatches + dropped
+    if matching and num_mismatches:
         try:
-            return Evaluation(strategy.aggregate_evaluate(server_round, fitting), dropped)
+            return EvaluationResult(strategy.aggregate_evaluate(server_round, matching), dropped)
         except Exception as error:
             reason = text_of(error)
         undo()
-    if fitting:
-        dropped[f"that the strategy cannot aggregate ({reason})"] += len(fitting)
-    return Evaluation(None, dropped)
+    if matching:
+        dropped[f"that the strategy cannot aggregate ({reason})"] += len(matching)
+    return EvaluationResult(None, dropped)
 
 
-def _has_odd_weight(reply: Message, weight_key: str) -> bool:
-    """Says whether a reply has a weight of its own that is negative or not finite."""
+def _has_invalid_weight(reply: Message, weight_key: str) -> bool:
+    """Returns whether a reply has a weight that is negative or not finite."""
     if reply.has_error():
         return False
     weights = [record.get(weight_key, 0) for record in reply.content.metric_records.values()]
@@ -67,7 +67,7 @@ def _has_odd_weight(reply: Message, weight_key: str) -> bool:
 
 
 def number_from(result: Result, num_done: int) -> None:
-    """Numbers the rounds of a result over the whole run, of which so many were done before."""
+    """Numbers the rounds of a result over the whole run, which begins with `num_done` rounds."""
     names = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
     for name in names:
         by_round = getattr(result, name)
@@ -80,12 +80,12 @@ def text_of(error: Exception) -> str:
     return sentence or type(error).__name__
 
 
-def _fitting(replies: Sequence[Message], weight_key: str) -> tuple[list[Message], Counter[str]]:
-    """Returns the replies with a weight and the names that most have, and counts the others."""
+def _matching(replies: Sequence[Message], weight_key: str) -> tuple[list[Message], Counter[str]]:
+    """Returns the replies with a weight and the most frequent metrics, and counts the others."""
     dropped: Counter[str] = Counter()
     by_names: dict[frozenset[tuple[str, int | None]], list[Message]] = {}
     for reply in replies:
-        if reply.has_error():  # the strategy has logged them
+        if reply.has_error():  # the strategy has logged it
             continue
         try:
             [record] = reply.content.metric_records.values()
@@ -100,8 +100,8 @@ def _fitting(replies: Sequence[Message], weight_key: str) -> tuple[list[Message]
             for name, value in record.items()
         }
         by_names.setdefault(frozenset(sizes), []).append(reply)
-    fitting = max(by_names.values(), key=len, default=[])
-    num_unlike = sum(map(len, by_names.values())) - len(fitting)
-    if num_unlike:
-        dropped["with other metrics than most"] = num_unlike
-    return fitting, dropped
+    matching = max(by_names.values(), key=len, default=[])
+    num_different = sum(map(len, by_names.values())) - len(matching)
+    if num_different:
+        dropped["with other metrics than most"] = num_different
+    return matching, dropped

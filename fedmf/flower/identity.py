@@ -1,4 +1,4 @@
-"""What makes a run the one that a folder keeps, and what its plan guarantees so far."""
+"""Comparison of a resumed run with its folder, and log lines of its guarantee."""
 
 import pathlib
 from collections.abc import Mapping
@@ -16,34 +16,37 @@ def check_same_run(
     begun: tuple[Plan, Mapping[str, Any]],
     present: tuple[Plan, Mapping[str, Any]],
 ) -> None:
-    """Refuses to go on with another plan, model or divisor than the folder's.
+    """Refuses to resume a run with a plan, model or divisor that differ from the folder's.
 
     Args:
       folder: of the run.
-      begun: plan and settings that the folder keeps.
+      begun: plan and settings in the folder.
       present: plan and settings of the program.
 
     Raises:
-      ValueError: naming what changed.
+      ValueError: naming the difference.
     """
-    if changes := plan_differences(present[0], begun[0]):
+    begun_plan, begun_settings = begun
+    present_plan, present_settings = present
+    changes = plan_differences(present_plan, begun_plan)
+    if changes:
         raise ValueError(
             f"folder={str(folder)!r} keeps another plan than the one given ({changes}): give the "
             "plan that it was begun with, or another folder"
         )
-    for name, value in present[1].items():
-        if begun[1][name] != value:
+    for name, value in present_settings.items():
+        if begun_settings[name] != value:
             raise ValueError(
-                f"folder={str(folder)!r} was begun with {name}={begun[1][name]} and not {value}: "
-                "give the same, or another folder"
+                f"folder={str(folder)!r} was begun with {name}={begun_settings[name]} and not "
+                f"{value}: give the same, or another folder"
             )
 
 
 def check_same_names(folder: pathlib.Path, begun: Model, present: Model) -> None:
-    """Refuses to go on with arrays of other names than the folder's.
+    """Refuses to resume a run with arrays whose names differ from those in the folder.
 
     Raises:
-      ValueError: naming both.
+      ValueError: with both models' names and shapes.
     """
     if list(begun) != list(present):
         raise ValueError(
@@ -54,19 +57,22 @@ def check_same_names(folder: pathlib.Path, begun: Model, present: Model) -> None
 
 def epsilons(plan: Plan, t: int) -> str:
     """Returns epsilon after t rounds and of the whole plan, as a line of the log."""
-    n = plan.participation.rounds
-    whole = f"epsilon {plan.epsilon:.4g} in all {n} rounds, delta {plan.delta:g}"
-    if not 0 < t < n:
-        return whole
+    num_rounds = plan.participation.rounds
+    total_text = f"epsilon {plan.epsilon:.4g} in all {num_rounds} rounds, delta {plan.delta:g}"
+    if not 0 < t < num_rounds:
+        return total_text
     try:
-        so_far = stopped_after(plan, t).epsilon
-    except ValueError:  # a plan whose first rounds have no guarantee of their own
-        return f"{whole}, stated for all rounds together"
-    return f"epsilon {so_far:.4g} after {t} rounds, if no output decides to end here; {whole}"
+        epsilon_so_far = stopped_after(plan, t).epsilon
+    except ValueError:  # the first rounds of some plans have no separate guarantee
+        return f"{total_text}, stated for all rounds together"
+    return (
+        f"epsilon {epsilon_so_far:.4g} after {t} rounds, if no output decides to end here; "
+        f"{total_text}"
+    )
 
 
 def log_plan(plan: Plan, clients_per_round: int, num_released: int) -> None:
-    """Logs a plan, and what it guarantees so far and in all."""
+    """Logs a plan, with its guarantee after the released rounds and after all rounds."""
     log.info("\t├──> Matrix-factorization differential privacy (fedmf):")
     log.info("\t│\t├── Mechanism: %s", plan.mechanism.family)
     log.info(
@@ -79,12 +85,17 @@ def log_plan(plan: Plan, clients_per_round: int, num_released: int) -> None:
     log.info("\t│\t└── %s", epsilons(plan, num_released))
 
 
-def log_round(plan: Plan, t: int, came: int, dropped: Mapping[str, int]) -> None:
-    """Logs what came of the replies of round t, and what the plan guarantees so far."""
-    counts = ", ".join(f"{number} {why}" for why, number in dropped.items() if number)
+def log_round(plan: Plan, t: int, num_updates: int, dropped: Mapping[str, int]) -> None:
+    """Logs the number of updates of round t, its dropped replies, and the guarantee so far."""
+    counts = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
     dropped_text = f" (dropped: {counts})" if counts else ""
-    rounds = plan.participation.rounds
-    so_far = epsilons(plan, t + 1)
-    log.info("fedmf: round %d of %d: %d updates%s; %s", t + 1, rounds, came, dropped_text, so_far)
-    if not came:
+    log.info(
+        "fedmf: round %d of %d: %d updates%s; %s",
+        t + 1,
+        plan.participation.rounds,
+        num_updates,
+        dropped_text,
+        epsilons(plan, t + 1),
+    )
+    if not num_updates:
         log.warning("fedmf: no update came, so that round %d moves by noise alone", t + 1)

@@ -1,11 +1,11 @@
-"""Which connected nodes take part in a round, and which client each is."""
+"""The connected nodes that take part in a round, and the client of each."""
 
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
@@ -14,26 +14,26 @@ from flwr.serverapp import Grid
 from fedmf import checks
 from fedmf.server.server import Server
 
-log = logging.getLogger("flwr")  # Flower's own, so that lines come in one order
+log = logging.getLogger("flwr")  # Flower's logger, so that all lines are in one order
 
 _PARTITION = "partition"
-# A round without clients waits for a node to answer so many queries, and no more.
-_MOST_QUERIES = 5
+# A round without clients waits until each silent node was asked so many times.
+_MAX_QUERIES = 5
 _NO_PARTITION = "none tells a partition id: call fedmf.flower.tell_partition on the app"
-# How long nodes have for their partition id, and how often waiting looks again, in seconds.
-_ANSWER_SECONDS, _LOOK_SECONDS = 60.0, 1.0
+_ANSWER_SECONDS = 60.0  # for a node to tell its partition id
+_POLL_SECONDS = 1.0
 
 
 def tell_partition(app: ClientApp) -> None:
-    """Lets the nodes of a ClientApp tell their partition id, which a `population` asks for.
+    """Lets the nodes of a ClientApp tell their partition id, which a `population` needs.
 
     Args:
-      app: gets a query function of the name "partition", which answers with what the node's
-        configuration says.
+      app: gets a query function of the name "partition", which answers with the partition id in the
+        node's configuration.
 
     Raises:
       TypeError: it is no ClientApp.
-      ValueError: it has one of this name.
+      ValueError: it has a query function of this name.
     """
     if not isinstance(app, ClientApp):
         raise TypeError(
@@ -62,24 +62,32 @@ def seconds_of(timeout: Any) -> float:
 
 
 class PatientGrid:
-    """A grid that waits for a node, and ends the endless waiting of Flower's strategies."""
+    """A grid that waits for a node, and ends the wait of Flower's strategies after a time limit.
+
+    Args:
+      grid: of the ServerApp.
+      seconds: the time limit.
+    """
 
     def __init__(self, grid: Grid, seconds: float) -> None:
-        self._grid, self._seconds, self._looks = grid, seconds, 0
+        self._grid = grid
+        self._seconds = seconds
+        self._num_calls = 0
         self._deadline = time.monotonic() + seconds
 
     def get_node_ids(self) -> list[int]:
-        """Those of the grid, one at least.
+        """Returns the ids of the grid's nodes, at least one.
 
         Raises:
-          TimeoutError: the limit is over, and there is none, or the strategy looks again and again.
+          TimeoutError: after the time limit, where no node is connected, or where the strategy has
+            called several times and still waits.
         """
-        self._looks += 1
+        self._num_calls += 1
         while True:
             nodes = list(self._grid.get_node_ids())
-            late = time.monotonic() >= self._deadline
-            # Flower's strategies look twice, to count the nodes and to draw of them.
-            if late and (not nodes or self._looks > 2):
+            is_late = time.monotonic() >= self._deadline
+            # Flower's strategies call twice: to count the nodes, and to draw some of them.
+            if is_late and (not nodes or self._num_calls > 2):
                 raise TimeoutError(
                     f"{len(nodes)} nodes were connected after {self._seconds:g} s, fewer than the "
                     "wrapped strategy's min_available_nodes or min_train_nodes: connect more, or "
@@ -88,47 +96,48 @@ class PatientGrid:
             if nodes:
                 return nodes
             log.info("fedmf: waiting for nodes: none is connected")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
 
 
 class Nodes:
-    """Draws nodes for a server.
+    """Nodes of a grid as the clients of a server.
 
     Args:
-      server: with what came before.
+      server: of the run, with the rounds so far.
       population: clients are the partition ids 0 .. population - 1; None for node ids.
-      clients_per_round: the most of a round, with node ids.
+      clients_per_round: the most clients of a round, with node ids.
     """
 
     def __init__(self, server: Server, population: int | None, clients_per_round: int) -> None:
-        self._server, self._population = server, population
+        self._server = server
+        self._population = population
         self._clients_per_round = clients_per_round
-        # With node ids, a run that goes on must know some of them again, if any took part.
-        self._goes_on = bool(server.clients)
-        self._partitions: dict[int, int | None] = {}  # of each connected node that answered
-        self._num_unanswered: Counter[int] = Counter()  # of each node, queries
-        self._next_query: dict[int, int] = {}  # of each silent node, the round that asks it again
+        # With node ids, a resumed run needs one of the nodes that took part before, if any did.
+        self._needs_past_node = bool(server.clients)
+        self._partition_by_node: dict[int, int | None] = {}  # of connected nodes that answered
+        self._num_unanswered: Counter[int] = Counter()  # queries, by node
+        self._next_query: dict[int, int] = {}  # round of the next query, by silent node
 
     def draw(
         self, grid: Grid, seconds: float, added: Collection[int] = frozenset()
     ) -> dict[int, int]:
-        """Draws the nodes of this round, and says which client each is.
+        """Draws the nodes of this round, and returns the client of each.
 
-        With node ids it waits until a node is connected that may take part. With a population it
-        waits only until the connected nodes have told their partition ids: the server has drawn
-        the round's clients, so that a round none of whose clients is connected is empty, as one is
-        for which the plan's sampling draws nobody.
+        With node ids it waits until an eligible node is connected. With a population the server has
+        drawn the round's clients, and it waits only until the connected nodes have told their
+        partition ids. If no client of the round is connected, the round is empty, like a round for
+        which the plan's sampling draws no client.
 
         Args:
           grid: of the ServerApp.
-          seconds: how long to wait.
-          added: clients that the round has already, and that do not come again.
+          seconds: the time limit.
+          added: clients whose updates the round has already; they are left out.
 
         Raises:
-          TimeoutError: it has waited for so many seconds.
+          TimeoutError: the time limit is over.
         """
         deadline = time.monotonic() + seconds
         drawn = None if self._population is None else set(map(int, self._server.cohort()))
@@ -138,52 +147,57 @@ class Nodes:
         while True:
             nodes = sorted(grid.get_node_ids())
             if drawn is None:
-                client_by_node, why = self._by_node_id(nodes, added)
+                client_by_node, reason = self._by_node_id(nodes, added)
                 is_ready = bool(client_by_node) or bool(added)
             else:
                 self._ask_partitions(grid, nodes, seconds, is_waiting)
-                client_by_node, why = self._by_partition(nodes, drawn), _NO_PARTITION
+                client_by_node = self._by_partition(nodes, drawn)
+                reason = _NO_PARTITION
                 is_ready = bool(client_by_node) or self._have_told(nodes)
             if is_ready:
-                self._goes_on = False
+                self._needs_past_node = False
                 return {
                     node: client for node, client in client_by_node.items() if client not in added
                 }
             if time.monotonic() >= deadline:
                 raise TimeoutError(
                     f"round {self._server.round + 1} has waited for {seconds:g} s, and of "
-                    f"{len(nodes)} connected nodes none may come: {why}"
+                    f"{len(nodes)} connected nodes none may come: {reason}"
                 )
-            log.info("fedmf: waiting for nodes: %d connected, and %s", len(nodes), why)
+            log.info("fedmf: waiting for nodes: %d connected, and %s", len(nodes), reason)
             is_waiting = True
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _by_node_id(
         self, nodes: Sequence[int], added: Collection[int]
     ) -> tuple[dict[int, int], str]:
-        if self._goes_on and not set(self._server.clients) & set(nodes):
+        """Draws nodes as clients, and returns them with the reason where there are none."""
+        if self._needs_past_node and not set(self._server.clients) & set(nodes):
             return {}, (
                 "none of them took part before the run was interrupted, so that they may be the "
                 "same ones under new ids: give a population, or wait for those"
             )
         drawn = [int(node) for node in self._server.cohort(available=nodes)]
         missing = [node for node in drawn if node not in added]
-        # Other nodes may be connected now than when the first ones of the round were added.
+        # The connected nodes may differ from those when the round's first clients were added.
         num_missing = max(0, self._clients_per_round - len(added))
-        return {
-            node: node for node in missing[:num_missing]
-        }, "none of them may take part again yet"
+        client_by_node = {node: node for node in missing[:num_missing]}
+        return client_by_node, "none of them may take part again yet"
 
     def _by_partition(self, nodes: Sequence[int], drawn: Collection[int]) -> dict[int, int]:
-        """Returns the nodes of the drawn partitions; of several with one, the one of least id."""
-        named = {self._partitions.get(node): node for node in reversed(nodes)}
-        return {named[client]: client for client in sorted(drawn) if client in named}
+        """Returns the nodes of the drawn partitions; of several nodes with the same partition, the
+        one with the smallest id.
+        """
+        node_by_client = {self._partition_by_node.get(node): node for node in reversed(nodes)}
+        return {
+            node_by_client[client]: client for client in sorted(drawn) if client in node_by_client
+        }
 
     def _have_told(self, nodes: Sequence[int]) -> bool:
-        """Says whether a node has told its partition, and none of the others may do so yet."""
-        told = [partition for partition in self._partitions.values() if partition is not None]
-        return bool(told) and all(
-            node in self._partitions or self._num_unanswered[node] >= _MOST_QUERIES
+        """Returns whether a node has told its partition, and no answer is awaited any more."""
+        has_partition = any(partition is not None for partition in self._partition_by_node.values())
+        return has_partition and all(
+            node in self._partition_by_node or self._num_unanswered[node] >= _MAX_QUERIES
             for node in nodes
         )
 
@@ -192,16 +206,14 @@ class Nodes:
     ) -> None:
         """Asks the nodes that have not told their partition id.
 
-        One that was silent is asked again in the same round where the round waits for it, and
-        otherwise in later and later rounds: each query may last as long as a node has to answer.
+        A silent node is asked again in this round if the round is waiting, and else after longer
+        and longer intervals, because each query may take the whole time limit for answers.
         """
-        t, connected = self._server.round, set(nodes)
-        self._partitions = {n: p for n, p in self._partitions.items() if n in connected}
-        self._next_query = {n: later for n, later in self._next_query.items() if n in connected}
-        self._num_unanswered = Counter(
-            {node: count for node, count in self._num_unanswered.items() if node in connected}
-        )
-        silent = [node for node in nodes if node not in self._partitions]
+        t = self._server.round
+        self._partition_by_node = _of_nodes(self._partition_by_node, nodes)
+        self._next_query = _of_nodes(self._next_query, nodes)
+        self._num_unanswered = Counter(_of_nodes(self._num_unanswered, nodes))
+        silent = [node for node in nodes if node not in self._partition_by_node]
         due = [node for node in silent if is_waiting or self._next_query.get(node, 0) <= t]
         if not due:
             return
@@ -214,6 +226,17 @@ class Nodes:
                 partition = reply.content.config_records.get(_PARTITION, {}).get("partition-id")
                 is_integer = isinstance(partition, int) and not isinstance(partition, bool)
                 is_partition = is_integer and 0 <= partition < self._population
-                self._partitions[reply.metadata.src_node_id] = partition if is_partition else None
-        for node in set(due) - self._partitions.keys():
+                if not is_partition:
+                    partition = None
+                self._partition_by_node[reply.metadata.src_node_id] = partition
+        for node in set(due) - self._partition_by_node.keys():
             self._next_query[node] = t + 2 ** min(self._num_unanswered[node] - 1, 30)
+
+
+Value = TypeVar("Value")
+
+
+def _of_nodes(values: Mapping[int, Value], nodes: Sequence[int]) -> dict[int, Value]:
+    """Returns the values of these nodes."""
+    connected = set(nodes)
+    return {node: value for node, value in values.items() if node in connected}

@@ -1,6 +1,6 @@
-"""What a strategy reaches: its own objects, functions and classes, whose attributes are its state.
+"""The objects, functions and classes whose attributes are the state of a strategy.
 
-What a library keeps inside of its objects is neither looked at nor set.
+Attributes of a library's own objects are neither read nor set.
 """
 
 import collections.abc
@@ -26,15 +26,14 @@ from flwr.serverapp.strategy import Strategy
 
 from fedmf.flower.values import is_immutable, is_mutable, items_of
 
-# What a program makes again when it needs it.
+# Objects that a program makes again when it needs them.
 _TOOLS = (
     types.ModuleType,
     logging.Logger,
     type(threading.Lock()),
     type(threading.RLock()),
 )
-# Values without a state of their own, which a file does not hold: only a reference to one that the
-# program has made, too.
+# Values without state. A file cannot hold them, only references to those that the program makes.
 _CONSTANTS = (
     type,
     enum.Enum,
@@ -49,7 +48,7 @@ _CONSTANTS = (
     decimal.Decimal,
     fractions.Fraction,
 )
-# Values that only lead to others.
+# Values that only refer to other values.
 _LINKS = (
     types.MethodType,
     types.BuiltinFunctionType,
@@ -66,19 +65,20 @@ _LINKS = (
 _BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
 _PARTIALS = (functools.partial, functools.partialmethod)
 _LINKED = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
-# Libraries whose own objects have no state of a strategy's; their strategies do.
+# Libraries whose objects, but for strategies, have no state of a strategy.
 _SYSTEM = ("fedmf", "flwr")
-_DEFAULTS, _KEYWORD_DEFAULTS = "__defaults__", "__kwdefaults__"
+_DEFAULTS = "__defaults__"
+_KEYWORD_DEFAULTS = "__kwdefaults__"
 _GLOBAL = "__globals__[{}]"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: of a class that Python code defines
 _ABSENT = object()
 
 
 class Reach:
-    """What belongs to a strategy, as opposed to what libraries keep for themselves.
+    """The objects that belong to a strategy, as opposed to those of libraries.
 
     Args:
-      strategy: the modules of its classes count as its author's, wherever they are installed.
+      strategy: the packages of its classes count as its author's, wherever they are installed.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -86,7 +86,7 @@ class Reach:
         self._packages = {_package(kind.__module__) for kind in kinds} - {*_SYSTEM, "abc"}
 
     def is_holder(self, value: Any) -> bool:
-        """Says whether this is an object, a class or a function whose attributes are state."""
+        """Returns whether this is an object, a class or a function whose attributes are state."""
         kind = type(value)
         if isinstance(value, types.FunctionType):
             return self._is_own(value.__module__) or bool(value.__closure__)
@@ -103,22 +103,23 @@ class Reach:
         return is_own and is_python and _package(kind.__module__) not in _SYSTEM
 
     def is_opaque(self, value: Any) -> bool:
-        """Says whether this has a state that cannot be seen."""
+        """Returns whether this has a state that cannot be read."""
         if _has_no_attributes(value):
             return False
         return not self.is_holder(value) and _package(type(value).__module__) not in _SYSTEM
 
     def attributes(self, holder: Any) -> dict[str, Any]:
-        """Returns what an object, a class or a function holds, by name."""
+        """Returns the attributes of an object, a class or a function, by name."""
         if isinstance(holder, types.FunctionType):
             return self._of_function(holder)
         if isinstance(holder, type):
-            return {n: value for n, value in vars(holder).items() if _is_data(n, value)}
-        names = {name: None for name in _slots(type(holder)) if hasattr(holder, name)}
-        return {name: getattr(holder, name) for name in names} | getattr(holder, "__dict__", {})
+            variables = vars(holder).items()
+            return {name: value for name, value in variables if _is_data(name, value)}
+        slots = [name for name in _slots(type(holder)) if hasattr(holder, name)]
+        return {name: getattr(holder, name) for name in slots} | getattr(holder, "__dict__", {})
 
     def children(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yields what a value leads to, with a name for each."""
+        """Yields the values that a value refers to, with a name for each."""
         if self.is_holder(value):
             yield from self.attributes(value).items()
             if not isinstance(value, type | types.FunctionType):
@@ -134,7 +135,7 @@ class Reach:
             yield from items_of(value)
 
     def _is_own(self, module: str | None) -> bool:
-        """Says whether a module is the author's of the strategy, and no library."""
+        """Returns whether a module is of the strategy's author, and no library."""
         if not module:  # of code that was executed without a module
             return True
         if _package(module) in _SYSTEM:
@@ -142,12 +143,12 @@ class Reach:
         return _package(module) in self._packages or not _is_library(module)
 
     def _of_function(self, function: types.FunctionType) -> dict[str, Any]:
+        """Returns a function's attributes, globals, defaults and closure variables, by name."""
         values = dict(vars(function))
-        values |= {_GLOBAL.format(n): function.__globals__[n] for n in self._globals_of(function)}
-        values[_DEFAULTS], values[_KEYWORD_DEFAULTS] = (
-            function.__defaults__,
-            function.__kwdefaults__,
-        )
+        for name in self._globals_of(function):
+            values[_GLOBAL.format(name)] = function.__globals__[name]
+        values[_DEFAULTS] = function.__defaults__
+        values[_KEYWORD_DEFAULTS] = function.__kwdefaults__
         for name, cell in _cells(function).items():
             try:
                 values[name] = cell.cell_contents
@@ -156,6 +157,7 @@ class Reach:
         return values
 
     def _globals_of(self, function: types.FunctionType) -> list[str]:
+        """Returns the names of the globals that a function of the author's uses."""
         if not self._is_own(function.__module__):
             return []
         names = _names(function.__code__) & function.__globals__.keys()
@@ -167,12 +169,16 @@ def set_attribute(holder: Any, name: str, value: Any = _ABSENT) -> None:
     if isinstance(holder, types.FunctionType):
         _set_of_function(holder, name, value)
     elif isinstance(holder, type):
-        delattr(holder, name) if value is _ABSENT else setattr(holder, name, value)
+        if value is _ABSENT:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, value)
     elif name in _slots(type(holder)):
-        # Not by `setattr`, which a frozen dataclass refuses.
-        object.__delattr__(holder, name) if value is _ABSENT else object.__setattr__(
-            holder, name, value
-        )
+        # The methods of object, because a frozen dataclass refuses `setattr`.
+        if value is _ABSENT:
+            object.__delattr__(holder, name)
+        else:
+            object.__setattr__(holder, name, value)
     elif value is _ABSENT:
         vars(holder).pop(name, None)
     else:
@@ -180,6 +186,7 @@ def set_attribute(holder: Any, name: str, value: Any = _ABSENT) -> None:
 
 
 def _set_of_function(function: types.FunctionType, name: str, value: Any) -> None:
+    """Sets or deletes one of the values of `Reach._of_function`."""
     cell = _cells(function).get(name)
     if name in (_DEFAULTS, _KEYWORD_DEFAULTS):
         setattr(function, name, value)
@@ -191,7 +198,8 @@ def _set_of_function(function: types.FunctionType, name: str, value: Any) -> Non
     else:
         scope = vars(function)
         if name.startswith(_GLOBAL[:12]):
-            name, scope = name[12:-1], function.__globals__
+            name = name[12:-1]
+            scope = function.__globals__
         if value is _ABSENT:
             scope.pop(name, None)
         else:
@@ -199,12 +207,12 @@ def _set_of_function(function: types.FunctionType, name: str, value: Any) -> Non
 
 
 def is_tool(value: Any) -> bool:
-    """Says whether a program makes this again when it needs it."""
+    """Returns whether a program makes this again when it needs it."""
     return isinstance(value, _TOOLS)
 
 
 def is_link(value: Any) -> bool:
-    """Says whether this is a method or a partial, which has another object inside."""
+    """Returns whether this is a method or a partial, which refers to another object."""
     return isinstance(value, (*_BUILTIN_METHODS, types.MethodType, *_PARTIALS))
 
 
@@ -212,7 +220,7 @@ def link_to_copy(link: Any, memo: dict[int, Any]) -> Any:
     """Returns a method or a partial of the copies of its objects.
 
     Args:
-      link: of which `is_link` says so.
+      link: for which `is_link` is true.
       memo: as of `copy.deepcopy`: copies by the ids of the originals.
     """
     if isinstance(link, _PARTIALS):
@@ -231,18 +239,18 @@ def link_to_copy(link: Any, memo: dict[int, Any]) -> Any:
 
 
 def _has_no_attributes(value: Any) -> bool:
-    """Says whether a value is another thing than an object with a state of its own."""
+    """Returns whether a value is no object with attributes that could be state."""
     is_value = is_mutable(value) or is_immutable(value) or type(value) is object
     return is_value or isinstance(value, (*_TOOLS, *_CONSTANTS, *_LINKS))
 
 
 def is_iterator(value: Any) -> bool:
-    """Says whether this is a generator or an iterator, which moves on by every use."""
+    """Returns whether this is a generator or an iterator, which every use advances."""
     return isinstance(value, collections.abc.Iterator) and not isinstance(value, io.IOBase)
 
 
 def _is_data(name: str, value: Any) -> bool:
-    """Says whether a class's variable is its author's: no part of how Python makes classes."""
+    """Returns whether a variable of a class is its author's, and not one that Python sets."""
     if isinstance(value, _LINKS):
         return True
     is_of_python = name.startswith("__") or name == "_abc_impl"
@@ -252,7 +260,7 @@ def _is_data(name: str, value: Any) -> bool:
 
 
 def _has_no_hidden_state(kind: type) -> bool:
-    """Says whether all that objects have of this base is in their attributes."""
+    """Returns whether objects have nothing of this base class but attributes."""
     is_of_python = bool(kind.__flags__ & _HEAP_TYPE)
     return is_of_python or kind.__basicsize__ == object.__basicsize__
 
@@ -275,24 +283,23 @@ def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
 @functools.cache
 def _names(code: types.CodeType) -> frozenset[str]:
     """Returns the names of globals that a function and the functions within it use."""
-    inner = (
-        _names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
-    )
+    inner_codes = (code for code in code.co_consts if isinstance(code, types.CodeType))
     names = {
-        constant.argval
-        for constant in dis.get_instructions(code)
-        if constant.opname.endswith("_GLOBAL")
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.endswith("_GLOBAL")
     }
-    return frozenset(names).union(*inner)
+    return frozenset(names).union(*map(_names, inner_codes))
 
 
 def _package(module: str) -> str:
+    """Returns the package of a module."""
     return module.partition(".")[0]
 
 
 @functools.cache
 def _is_library(module: str) -> bool:
-    """Says whether a module is Python's own, or was installed as packages are."""
+    """Returns whether a module is of Python, or was installed as packages are."""
     if _package(module) in sys.stdlib_module_names or module == "builtins":
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""

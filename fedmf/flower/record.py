@@ -1,4 +1,6 @@
-"""What a release is committed with: all that the wrapped strategy's step after it follows from."""
+"""The record with which a release is committed: it determines the wrapped strategy's step after the
+release.
+"""
 
 import hashlib
 import json
@@ -10,7 +12,7 @@ import numpy as np
 
 from fedmf.flower.arrays import Model, fitted, in_order, shapes_of
 from fedmf.flower.identity import check_same_names, check_same_run
-from fedmf.flower.strategy_state import State
+from fedmf.flower.state import State
 from fedmf.flower.values import bytes_of
 from fedmf.privacy.plan import Plan
 from fedmf.server.server import Server
@@ -19,12 +21,12 @@ _FORMAT = "fedmf flower 1"
 
 
 class StepRecord(NamedTuple):
-    """The model and the wrapped strategy before its step.
+    """The model and the wrapped strategy before a step.
 
     Attributes:
       t: the round.
       model: arrays by name, before the round.
-      state: of the strategy, which has made the round's messages.
+      state: of the strategy after it has made the round's messages.
     """
 
     t: int
@@ -32,7 +34,7 @@ class StepRecord(NamedTuple):
     state: State
 
     def to_arrays(self) -> list[np.ndarray]:
-        """Returns it as arrays, for `Server.release`."""
+        """Returns the record as arrays, for `Server.release`."""
         tree, state_arrays = self.state.to_arrays()
         arrays = [*self.model.values(), *state_arrays]
         content = {
@@ -49,7 +51,7 @@ class StepRecord(NamedTuple):
         """Inverts `to_arrays`.
 
         Raises:
-          ValueError: they are something else.
+          ValueError: another program committed them, or somebody edited them.
         """
         try:
             header = json.loads(bytes(arrays[0]))
@@ -76,10 +78,10 @@ def _digest_of(arrays: Sequence[np.ndarray]) -> str:
 
 
 def read_record(server: Server, folder: pathlib.Path) -> StepRecord | None:
-    """Returns what the newest release was committed with; None before the first.
+    """Returns the record of the newest release; None before the first.
 
     Raises:
-      ValueError: the folder is of a server that another program used.
+      ValueError: another program used the server of this folder.
     """
     if not server.round:
         return None
@@ -90,7 +92,7 @@ def read_record(server: Server, folder: pathlib.Path) -> StepRecord | None:
         return record
     except ValueError as error:
         raise ValueError(
-            f"folder={str(folder)!r} cannot be gone on with ({error}): give the folder of a run "
+            f"folder={str(folder)!r} cannot be resumed ({error}): give the folder of a run "
             "with fedmf.flower, or a new one"
         ) from None
 
@@ -102,27 +104,27 @@ def recovered(
     settings: Mapping[str, Any],
     model: Model,
 ) -> tuple[dict[str, np.ndarray], StepRecord | None]:
-    """Returns the model before the newest round, and what its release was committed with.
+    """Returns the model before the newest round, and the record of its release.
 
     Args:
       server: that was opened.
-      folder: of it.
+      folder: of the server.
       plan: of the program.
       settings: of the program.
-      model: that the program has given, whose names are the run's.
+      model: of the program, with the names of the run's arrays.
 
     Raises:
       ValueError: the folder is of another run.
     """
-    begun = json.loads((folder / "server.json").read_text())["server"]
-    saved = read_record(server, folder)
-    if saved is None:
-        model = fitted(model, begun["shapes"])
+    begun_settings = json.loads((folder / "server.json").read_text())["server"]
+    record = read_record(server, folder)
+    if record is None:
+        model = fitted(model, begun_settings["shapes"])
     else:
-        model = in_order(model, list(saved.model))
+        model = in_order(model, list(record.model))
     shapes = [list(shape) for shape in shapes_of(model).values()]
-    check_same_run(folder, (server.plan, begun), (plan, {"shapes": shapes, **settings}))
-    if saved is None:
+    check_same_run(folder, (server.plan, begun_settings), (plan, {"shapes": shapes, **settings}))
+    if record is None:
         return dict(model), None
-    check_same_names(folder, saved.model, model)
-    return saved.model, saved
+    check_same_names(folder, record.model, model)
+    return record.model, record

@@ -1,4 +1,4 @@
-"""A round under way, and the replies of its nodes: which of them count, and why others do not."""
+"""A round from its messages to the updates in its replies, and the reasons to drop replies."""
 
 import dataclasses
 from collections import Counter
@@ -9,26 +9,27 @@ import numpy as np
 from flwr.app import Message, MessageType, RecordDict
 
 from fedmf.flower.arrays import Model, is_model, metrics_of, update_of
-from fedmf.flower.strategy_state import State, StrategyState
+from fedmf.flower.state import State
+from fedmf.flower.strategy_state import StrategyState
 from fedmf.server.server import Server
 
 
 @dataclasses.dataclass(kw_only=True)
 class Round:
-    """A round from its messages to the wrapped strategy's step; an interrupt may end it anywhere.
+    """A round from its messages to the wrapped strategy's step. An interrupt may come at any point.
 
     Attributes:
       t: the round, from 0 on.
       before: the wrapped strategy's state before it made the messages.
-      model: the arrays that the nodes got, by name.
+      model: the arrays in the messages, by name.
       message_type: of the messages.
-      asked: client of each node that was asked; None before they were drawn.
-      added: clients that were handed to the server, also where an interrupt came meanwhile.
+      asked: the client of each node that gets a message; None before they were drawn.
+      added: clients whose updates were passed to the server, whether or not an interrupt came.
       after: the wrapped strategy's state before its step.
-      is_summed: whether all replies are in the server's sum, so that it has to be released.
-      is_step_begun: whether the wrapped strategy may have changed its state by a step already.
-      is_undone: whether the messages were for nothing, and the wrapped strategy has the state of
-        before.
+      is_summed: whether all replies are in the server's sum, which must be released then.
+      is_step_begun: whether the step may have changed the wrapped strategy's state already.
+      is_undone: whether the wrapped strategy has the state before the messages again, which will
+        not be sent.
     """
 
     t: int
@@ -43,7 +44,7 @@ class Round:
     is_undone: bool = False
 
     def undo_interrupted(self, state: StrategyState) -> None:
-        """Gives the wrapped strategy the state before what the round has begun and not ended."""
+        """Restores the wrapped strategy's state before an interrupted call of it."""
         if not self.is_summed and not self.is_undone:
             state.rewind(self.before)
             self.is_undone = True
@@ -57,9 +58,9 @@ class Update(NamedTuple):
     """A client's update.
 
     Attributes:
-      client: whose it is.
+      client: its id.
       arrays: reply minus model.
-      metrics: "accuracy" and "loss"; None where they are not asked for or not there.
+      metrics: "accuracy" and "loss"; None where they are not released, or the reply has none.
     """
 
     client: int
@@ -68,7 +69,7 @@ class Update(NamedTuple):
 
 
 class Replies:
-    """Yields the updates of a round's replies, and counts the replies that do not count.
+    """The updates in a round's replies, with counts of the replies that are dropped.
 
     Args:
       replies: of the nodes, in any order.
@@ -76,15 +77,17 @@ class Replies:
       takes_metrics: whether the clients' metrics are released.
 
     Attributes:
-      dropped: how many replies do not count, by the reason.
-      misfit: what is wrong with the arrays of the first reply that has others.
-      has_unpaid_metrics: whether a reply that counts has metrics which nobody takes.
+      dropped: the number of dropped replies, by the reason.
+      mismatch: the fault of the first reply whose arrays are not those of the model.
+      has_unpaid_metrics: whether a reply with an update has metrics that the plan does not pay for.
     """
 
     def __init__(self, replies: Iterable[Message], under_way: Round, takes_metrics: bool) -> None:
-        self._replies, self._round, self._takes_metrics = replies, under_way, takes_metrics
+        self._replies = replies
+        self._round = under_way
+        self._takes_metrics = takes_metrics
         self.dropped: Counter[str] = Counter()
-        self.misfit = ""
+        self.mismatch = ""
         self.has_unpaid_metrics = False
 
     def __iter__(self) -> Iterator[Update]:
@@ -108,17 +111,18 @@ class Replies:
                 if update is not None:
                     del awaited[node]
                     yield update
-        num_odd = sum(self.dropped[why] for why in ("failed", "with other arrays"))
-        if len(awaited) > num_odd:
-            self.dropped["missing"] = len(awaited) - num_odd
+        num_without_update = self.dropped["failed"] + self.dropped["with other arrays"]
+        if len(awaited) > num_without_update:
+            self.dropped["missing"] = len(awaited) - num_without_update
 
     def _update_of(self, client: int, content: RecordDict) -> Update | None:
+        """Returns the update in a reply; None of a reply with other arrays, which is counted."""
         try:
             arrays = update_of(content, self._round.model)
             metrics = metrics_of(content) if self._takes_metrics else None
-        except Exception as error:  # whatever a hostile client makes of its bytes
+        except Exception as error:  # of any type, by the bytes of a hostile client
             self.dropped["with other arrays"] += 1
-            self.misfit = self.misfit or " ".join(str(error).split())
+            self.mismatch = self.mismatch or " ".join(str(error).split())
             return None
         if metrics is None and any(map(len, content.metric_records.values())):
             self.has_unpaid_metrics = True
@@ -132,29 +136,29 @@ def add_updates(server: Server, under_way: Round, replies: Replies) -> None:
       ValueError: no reply of this run has had the arrays that were sent.
     """
     for update in replies:
-        # Before the server has it: an interrupt may come when it has counted the client.
+        # Before `add`, because an interrupt may come after the server has counted the client.
         under_way.added.add(update.client)
         server.add(update.arrays, client=update.client, metrics=update.metrics)
-    num_odd = replies.dropped["with other arrays"]
-    # Clients that send others are hostile, and stop nobody; where all have done so from the first
-    # round on it is the program.
-    is_everybody = num_odd > 1 or len(under_way.asked or {}) == 1
+    num_mismatches = replies.dropped["with other arrays"]
+    # A hostile client that sends other arrays must not stop the run. Where all clients have sent
+    # other arrays since the first round, the program is wrong.
+    is_everybody = num_mismatches > 1 or len(under_way.asked or {}) == 1
     has_worked = bool(under_way.added) or server.ledger.observed().participations > 0
-    if num_odd and is_everybody and not has_worked:
+    if num_mismatches and is_everybody and not has_worked:
         raise ValueError(
             f"no reply of round {under_way.t + 1} has the arrays that were sent "
-            f"({replies.misfit}): let clients send back all of them, of the same names and "
+            f"({replies.mismatch}): let clients send back all of them, of the same names and "
             "shapes, as floats"
         )
 
 
 class Letter(NamedTuple):
-    """What all messages of a round are.
+    """The message of a round, which is the same for all nodes.
 
     Attributes:
-      content: of each.
-      message_type: of each, "train" or one behind it such as "train.lora".
-      seconds: how long it may wait for its node.
+      content: of the message.
+      message_type: "train", or a type that begins with it such as "train.lora".
+      seconds: time to live.
     """
 
     content: RecordDict
@@ -167,7 +171,7 @@ class Letter(NamedTuple):
 
 
 def letter_of(name: str, messages: list[Message], model: Model) -> Letter:
-    """Returns what a strategy's messages have in common.
+    """Returns the message of a strategy's messages, which must be the same for all nodes.
 
     Args:
       name: of the strategy.

@@ -1,24 +1,24 @@
-"""State of a wrapped strategy between rounds: what changed in it, and how a file keeps it.
+"""The state of a wrapped strategy between rounds: it is read from the strategy's objects, and set
+in them again.
 
-A strategy is a graph of objects: itself, the objects, functions and classes of its author that it
-leads to, and the lists, dicts and arrays that they hold. Each has an address, the names that lead
-to it first in a strategy that the program has just made. State is what changed in these objects; it
-is put back into the objects at the same addresses, so that whoever shares one goes on sharing it.
+A strategy is a graph of objects: itself, objects, functions and classes of its author that it
+refers to, and the lists, dicts and arrays that they hold. Each object has an address: the names of
+the shortest way to it in a strategy that the program has just made. The state consists of changes
+in these objects. It is set in the objects at the same addresses, so that objects which share
+another one still share it.
 """
 
 import contextlib
 import copy
-import hashlib
-import itertools
-import pickle
 import types
 from collections.abc import Iterator, Mapping, Set
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from flwr.serverapp.strategy import Strategy
 
 from fedmf.flower.reach import Reach, is_iterator, is_link, is_tool, link_to_copy, set_attribute
+from fedmf.flower.state import EMPTY, AttributePath, State, path_text
 from fedmf.flower.values import (
     Packed,
     Resolve,
@@ -28,69 +28,32 @@ from fedmf.flower.values import (
     fill,
     is_immutable,
     is_mutable,
-    pack,
-    unpack,
+    pack_value,
+    unpack_value,
 )
+from fedmf.flower.watch import Watch
 
-# The names that lead from the strategy to an object, or to an attribute.
-Path = tuple[str, ...]
 _DELETED = Packed(["deleted"], [])
 
 
-class State(NamedTuple):
-    """What changed in a strategy since the program made it.
-
-    Attributes:
-      attributes: values and references, by the path of the attribute.
-      contents: of lists, dicts and arrays that were there at first, by their address.
-      new: contents of those that were not.
-    """
-
-    attributes: dict[Path, Packed]
-    contents: dict[Path, Packed]
-    new: list[Packed]
-
-    def to_arrays(self) -> tuple[Any, list[np.ndarray]]:
-        """Returns it as JSON and arrays."""
-        packed = [*self.attributes.items(), *self.contents.items(), *(((), p) for p in self.new)]
-        tree = [[path, value.tree, len(value.arrays)] for path, value in packed]
-        counts = [len(self.attributes), len(self.contents)]
-        return [counts, tree], [array for _, value in packed for array in value.arrays]
-
-    @classmethod
-    def from_arrays(cls, tree: Any, arrays: list[np.ndarray]) -> "State":
-        """Inverts `to_arrays`."""
-        [num_attributes, num_contents], entries = tree
-        array_iterator = iter(arrays)
-        packed = [
-            (tuple(path), Packed(value, list(itertools.islice(array_iterator, count))))
-            for path, value, count in entries
-        ]
-        end = num_attributes + num_contents
-        contents = dict(packed[num_attributes:end])
-        return cls(dict(packed[:num_attributes]), contents, [value for _, value in packed[end:]])
-
-
-EMPTY = State({}, {}, [])
-
-
 class Changes(NamedTuple):
-    """How a strategy differs from the one that the program made.
+    """The differences between a strategy and the one that the program made.
 
     Attributes:
-      state: what a file keeps of it.
-      lost: the type of each value that no file keeps, by its path.
+      state: the differences that a file can hold.
+      lost: the type of each changed value that no file can hold, by its path.
     """
 
     state: State
-    lost: dict[Path, str]
+    lost: dict[AttributePath, str]
 
 
 class StrategyState:
-    """The objects that a strategy leads to, and what they hold at first.
+    """The objects of a strategy, with their initial contents.
 
-    Only what changed is state: a learning rate that rounds leave alone is the program's own, also
-    where the program gives another one when it is started again.
+    Only changes are state: a learning rate that rounds do not change is the program's, which may
+      set
+    another one when it is started again.
 
     Args:
       strategy: as the program made it.
@@ -99,29 +62,30 @@ class StrategyState:
     def __init__(self, strategy: Strategy) -> None:
         self._reach = Reach(strategy)
         self._strategy = strategy
-        self._objects: dict[Path, Any] = {}
-        self._addresses: dict[int, Path] = {}
+        self._objects: dict[AttributePath, Any] = {}
+        self._addresses: dict[int, AttributePath] = {}
         for path, value in self._walk():
             self._objects[path] = value
             self._addresses[id(value)] = path
-        self._attributes: dict[Path, dict[str, Packed]] = {}
-        self._contents: dict[Path, Packed] = {}
-        self._unseen: set[Path] = set()
+        self._attributes: dict[AttributePath, dict[str, Packed]] = {}
+        self._contents: dict[AttributePath, Packed] = {}
+        self._unpacked: set[AttributePath] = set()
         for path, value in list(self._objects.items()):
             if self._reach.is_holder(value):
-                holds = self._reach.attributes(value).items()
+                attributes = self._reach.attributes(value).items()
                 self._attributes[path] = {
-                    n: self._first(path, n, attribute) for n, attribute in holds
+                    name: self._initial_value(path, name, attribute)
+                    for name, attribute in attributes
                 }
             elif is_mutable(value):
                 try:
                     self._contents[path] = content_of(value, self._address_of).copied()
                 except Unkeepable:
-                    self._unseen.add(path)
+                    self._unpacked.add(path)
 
     @property
-    def opaque(self) -> dict[Path, str]:
-        """The type of each object whose state, if it has one, cannot be seen or kept."""
+    def opaque(self) -> dict[AttributePath, str]:
+        """The type of each object whose state, if it has one, cannot be read or stored."""
         opaque = self._opaque_objects()
         return {path: type(value).__name__ for path, value in opaque.items()}
 
@@ -130,44 +94,46 @@ class StrategyState:
         return Watch(self._opaque_objects())
 
     def changes(self) -> Changes:
-        """Returns what changed since the strategy was made."""
+        """Returns the changes since the strategy was made."""
         return _Comparison(self).changes()
 
     def restore(self, state: State = EMPTY) -> None:
-        """Gives the strategy this state; without one that in which the program made it.
+        """Sets a state in the strategy; by default the one in which the program made it.
 
         Raises:
-          ValueError: the strategy has no object of an address: it is another one.
+          ValueError: the strategy has no object at an address of the state, which belongs to
+            another strategy.
         """
-        self._put(state)
+        self._set(state)
 
     def rewind(self, state: State) -> None:
-        """Gives the strategy a state that it had in this process.
+        """Sets a state that the strategy had in this process.
 
-        What no file keeps stays as it is: it is nearer to what it was than what it was at first.
+        Values that no file can hold stay as they are, which is closer to that state than their
+        initial contents.
         """
-        self._put(state, lost=self.changes().lost.keys())
+        self._set(state, lost=self.changes().lost.keys())
 
     @contextlib.contextmanager
     def restored(self) -> Iterator["Watch | None"]:
-        """Lets something be tried, and gives the strategy back what the program made.
+        """Restores the initial state of the strategy after a trial.
 
-        Objects whose state cannot be seen have copies in their place meanwhile.
+        During the trial, objects whose state cannot be read are replaced by copies.
 
         Yields:
-          A watch of the copies; None where one cannot be copied, and nothing is to be tried.
+          A watch of the copies; None where one cannot be copied, and no trial is possible.
         """
         opaque = self._opaque_objects()
         links = {path: value for path, value in self._objects.items() if is_link(value)}
         originals = opaque | links
-        # Whatever is seen stays itself, also where a copy holds it.
-        seen_paths = self._objects.keys() - originals.keys()
-        memo = {id(self._objects[path]): self._objects[path] for path in seen_paths}
+        # Objects whose state can be read are not copied, also where a copy refers to them.
+        readable_paths = self._objects.keys() - originals.keys()
+        memo = {id(self._objects[path]): self._objects[path] for path in readable_paths}
         try:
             copies = dict(zip(opaque, copy.deepcopy(list(opaque.values()), memo), strict=True))
             for path, value in links.items():
                 memo[id(value)] = copies[path] = link_to_copy(value, memo)
-        except Exception:  # whatever a lock, a file or a connection raises
+        except Exception:  # such as that of a lock, a file or a connection
             yield None
             return
         try:
@@ -176,101 +142,119 @@ class StrategyState:
         finally:
             self._replace(originals)
 
-    def _replace(self, objects: Mapping[Path, Any]) -> None:
-        """Gives the strategy what it was made with, with these objects at their addresses."""
+    def _replace(self, objects: Mapping[AttributePath, Any]) -> None:
+        """Sets the initial state, with these objects at their addresses."""
         self._objects |= objects
         self._addresses |= {id(value): path for path, value in objects.items()}
-        self._put(EMPTY, anew=objects.keys())
+        self._set(EMPTY, replaced=objects.keys())
 
-    def _first(self, path: Path, name: str, value: Any) -> Packed:
-        """Returns the value of an attribute at first, or a reference to what cannot be packed."""
+    def _initial_value(self, path: AttributePath, name: str, value: Any) -> Packed:
+        """Returns an attribute's packed value, or a reference to a value that cannot be packed."""
         try:
-            return pack(value, self._address_of).copied()
+            return pack_value(value, self._address_of).copied()
         except Unkeepable:
             address = (*path, name, "")
             self._objects[address] = value
-            self._unseen.add(address)
+            self._unpacked.add(address)
             return Packed(["at", *address], [])
 
-    def is_as_at_first(self, path: Path, value: Any) -> bool:
-        """Says whether an attribute that cannot be packed is the object that it was at first."""
-        return (*path, "") in self._unseen and self._objects[(*path, "")] is value
+    def is_initial_object(self, path: AttributePath, value: Any) -> bool:
+        """Returns whether an attribute that cannot be packed is still the initial object."""
+        return (*path, "") in self._unpacked and self._objects[(*path, "")] is value
 
-    def _opaque_objects(self) -> dict[Path, Any]:
+    def _opaque_objects(self) -> dict[AttributePath, Any]:
+        """Returns the objects whose state cannot be read or stored, by their addresses."""
         return {
             path: value
             for path, value in self._objects.items()
-            if path in self._unseen or self._reach.is_opaque(value)
+            if path in self._unpacked or self._reach.is_opaque(value)
         }
 
-    def _walk(self) -> Iterator[tuple[Path, Any]]:
-        """Yields each object that the strategy leads to, the nearest first, with its address."""
-        seen: dict[int, Any] = {}  # the values too, so that no id is given anew meanwhile
-        addresses: set[Path] = set()
-        todo: list[tuple[Path, Any]] = [((), self._strategy)]
-        while todo:
-            level, todo = todo, []
+    def _walk(self) -> Iterator[tuple[AttributePath, Any]]:
+        """Yields each object that the strategy refers to, the nearest first, with its address."""
+        visited: dict[int, Any] = {}  # with the values, so that their ids are not used again
+        addresses: set[AttributePath] = set()
+        next_level: list[tuple[AttributePath, Any]] = [((), self._strategy)]
+        while next_level:
+            level = next_level
+            next_level = []
             for path, value in level:
-                if id(value) in seen:
+                if id(value) in visited:
                     continue
                 if not is_immutable(value):
-                    seen[id(value)] = value
+                    visited[id(value)] = value
                     while path in addresses:  # two classes of one name
                         path = (*path[:-1], f"{path[-1]}'")
                     addresses.add(path)
                     yield path, value
                 for name, child in self._reach.children(value):
-                    todo.append(((name,) if name.startswith("@") else (*path, name), child))
+                    child_path = (name,) if name.startswith("@") else (*path, name)
+                    next_level.append((child_path, child))
 
     def _address_of(self, value: Any) -> Any:
+        """Returns the reference to an object of the program's, as JSON.
+
+        Raises:
+          Unkeepable: it is a new object.
+        """
         path = self._addresses.get(id(value))
         if path is None:
             raise Unkeepable(type(value).__name__)
         return ["at", *path]
 
-    def _put(
-        self, state: State, *, anew: Set[Path] = frozenset(), lost: Set[Path] = frozenset()
+    def _set(
+        self,
+        state: State,
+        *,
+        replaced: Set[AttributePath] = frozenset(),
+        lost: Set[AttributePath] = frozenset(),
     ) -> None:
-        """Gives the strategy a state, but for the paths `lost`; what refers to the addresses `anew`
-        is set in any case.
+        """Sets a state in the strategy.
+
+        Args:
+          state: of this strategy.
+          replaced: addresses whose references are set also where they seem unchanged.
+          lost: paths whose values stay as they are.
         """
         new = [empty_value(content) for content in state.new]
 
         def resolve(tree: list[Any]) -> Any:
-            kind, *where = tree
+            kind, *address = tree
             if kind == "new":
-                return new[where[0]]
+                return new[address[0]]
             if kind == "method":
-                function, owner = (resolve(subtree) for subtree in where)
+                function, owner = (resolve(subtree) for subtree in address)
                 return types.MethodType(function, owner)
-            if tuple(where) not in self._objects:
-                raise self._has_no(tuple(where))
-            return self._objects[tuple(where)]
+            if tuple(address) not in self._objects:
+                raise self._misses(tuple(address))
+            return self._objects[tuple(address)]
 
         for value, packed in zip(new, state.new, strict=True):
             fill(value, packed, resolve)
-        by_holder: dict[Path, dict[str, Packed]] = {}
+        by_holder: dict[AttributePath, dict[str, Packed]] = {}
         for path, packed in state.attributes.items():
             by_holder.setdefault(path[:-1], {})[path[-1]] = packed
             if path[:-1] not in self._attributes:
-                raise self._has_no(path)
+                raise self._misses(path)
         for path in state.contents.keys() - self._contents.keys():
-            raise self._has_no(path)
+            raise self._misses(path)
         for path, packed in (self._contents | state.contents).items():
             if path in lost:
                 continue
-            refers = not anew.isdisjoint(_references(packed.tree))
-            is_there = not refers and packed.same_as(self._present(self._objects[path]))
-            if not is_there and not fill(self._objects[path], packed, resolve):
-                raise self._has_no(path)
+            is_current = packed.same_as(self._present(self._objects[path]))
+            if is_current and replaced.isdisjoint(_references(packed.tree)):
+                continue
+            if not fill(self._objects[path], packed, resolve):
+                raise self._misses(path)
         for path, attributes in self._attributes.items():
             target = attributes | by_holder.get(path, {})
             lost_names = {name for *holder, name in lost if tuple(holder) == path}
-            self._put_attributes(self._objects[path], target, lost_names, resolve)
+            self._set_attributes(self._objects[path], target, lost_names, resolve)
 
-    def _put_attributes(
+    def _set_attributes(
         self, holder: Any, target: Mapping[str, Packed], lost: Set[str], resolve: Resolve
     ) -> None:
+        """Gives an object these attributes, but for the names `lost`, and removes any others."""
         present = self._reach.attributes(holder)
         for name in present.keys() - target.keys() - lost:
             if not is_tool(present[name]):
@@ -282,111 +266,126 @@ class StrategyState:
                 if name in present:
                     set_attribute(holder, name)
                 continue
-            value = unpack(packed, resolve)
+            value = unpack_value(packed, resolve)
             if name not in present or not _is_same(present[name], value):
                 set_attribute(holder, name, value)
 
     def _present(self, value: Any) -> Packed | None:
-        """Returns what a list, a dict or an array holds now; None where it holds new objects."""
+        """Returns the content of a list, a dict or an array; None where it has new objects."""
         try:
             return content_of(value, self._address_of)
         except Unkeepable:
             return None
 
-    def _has_no(self, path: Path) -> ValueError:
+    def _misses(self, path: AttributePath) -> ValueError:
+        """Returns the error for a state of another strategy."""
         return ValueError(
-            f"the folder keeps strategy.{shown_path(path)}, which "
+            f"the folder keeps strategy.{path_text(path)}, which "
             f"strategy={type(self._strategy).__name__} has no place for: wrap the strategy that "
             "the folder was begun with"
         )
 
 
 class _Comparison:
-    """One comparison of a strategy with what it was at first."""
+    """One comparison of a strategy with its initial state.
 
-    def __init__(self, first: StrategyState) -> None:
-        self._first = first
-        self._new: dict[int, int] = {}
-        self._values: list[Any] = []  # the new objects, which keep their ids while they are here
-        self._paths: list[Path] = []  # where each was met
-        self._here: Path = ()
+    Args:
+      initial: of the strategy.
+    """
+
+    def __init__(self, initial: StrategyState) -> None:
+        self._initial = initial
+        self._new_index_by_id: dict[int, int] = {}
+        self._new_values: list[Any] = []  # keeps them alive, so that their ids are not used again
+        self._new_paths: list[AttributePath] = []
+        self._current_path: AttributePath = ()
 
     def changes(self) -> Changes:
-        first = self._first
-        lost: dict[Path, str] = {}
-        attributes: dict[Path, Packed] = {}
-        contents: dict[Path, Packed] = {}
-        for path, value in first._objects.items():
-            if path in first._attributes:
-                attributes_of_holder, unkeepable = self._attributes_of(path, value)
-                attributes |= attributes_of_holder
-                lost |= unkeepable
-            elif path in first._contents:
-                self._here = path
+        """Returns the differences."""
+        initial = self._initial
+        lost: dict[AttributePath, str] = {}
+        attributes: dict[AttributePath, Packed] = {}
+        contents: dict[AttributePath, Packed] = {}
+        for path, value in initial._objects.items():
+            if path in initial._attributes:
+                changed_attributes, lost_attributes = self._attributes_of(path, value)
+                attributes |= changed_attributes
+                lost |= lost_attributes
+            elif path in initial._contents:
+                self._current_path = path
                 try:
                     content = content_of(value, self._refer)
                 except Unkeepable as error:
                     lost[path] = str(error)
                     continue
-                first_content = first._contents[path]
-                if not content.same_as(first_content):
+                initial_content = initial._contents[path]
+                if not content.same_as(initial_content):
                     contents[path] = content.copied()
-                if _shape(content) != _shape(first_content):
+                if _shape(content) != _shape(initial_content):
                     lost[path] = "an array of another shape"
         new: list[Packed] = []
-        for value in self._values:  # which grows meanwhile
-            self._here = self._paths[len(new)]
+        for value in self._new_values:  # to which `_refer` appends during the loop
+            self._current_path = self._new_paths[len(new)]
             try:
                 new.append(content_of(value, self._refer).copied())
             except Unkeepable as error:
-                lost[self._here] = str(error)
+                lost[self._current_path] = str(error)
                 new.append(Packed(["list"], []))
         lost |= self._overlaps()
         return Changes(State(attributes, contents, new), lost)
 
-    def _attributes_of(self, path: Path, holder: Any) -> tuple[dict[Path, Packed], dict[Path, str]]:
-        first_values = self._first._attributes[path]
-        changed: dict[Path, Packed] = {}
-        lost: dict[Path, str] = {}
-        present = self._first._reach.attributes(holder)
+    def _attributes_of(
+        self, path: AttributePath, holder: Any
+    ) -> tuple[dict[AttributePath, Packed], dict[AttributePath, str]]:
+        """Returns the changed attributes of an object, and the types of those that are lost."""
+        initial_values = self._initial._attributes[path]
+        changed: dict[AttributePath, Packed] = {}
+        lost: dict[AttributePath, str] = {}
+        present = self._initial._reach.attributes(holder)
         for name, value in present.items():
-            self._here = (*path, name)
+            self._current_path = (*path, name)
             try:
-                packed = pack(value, self._refer)
+                packed = pack_value(value, self._refer)
             except Unkeepable as error:
-                if not is_tool(value) and not self._first.is_as_at_first(self._here, value):
-                    lost[self._here] = str(error)
+                is_initial = self._initial.is_initial_object(self._current_path, value)
+                if not is_initial and not is_tool(value):
+                    lost[self._current_path] = str(error)
                 continue
-            if not packed.same_as(first_values.get(name)):
-                changed[self._here] = packed.copied()
-        for name in first_values.keys() - present.keys():
+            if not packed.same_as(initial_values.get(name)):
+                changed[self._current_path] = packed.copied()
+        for name in initial_values.keys() - present.keys():
             changed[(*path, name)] = _DELETED
         return changed, lost
 
     def _refer(self, value: Any) -> Any:
-        path = self._first._addresses.get(id(value))
+        """Returns the reference to an object, as JSON, and numbers new objects.
+
+        Raises:
+          Unkeepable: a new object that no file can hold.
+        """
+        path = self._initial._addresses.get(id(value))
         if path is not None:
             return ["at", *path]
-        if id(value) in self._new:
-            return ["new", self._new[id(value)]]
+        if id(value) in self._new_index_by_id:
+            return ["new", self._new_index_by_id[id(value)]]
         if is_mutable(value):
-            self._new[id(value)] = len(self._values)
-            self._values.append(value)
-            self._paths.append(self._here)
-            return ["new", len(self._values) - 1]
+            self._new_index_by_id[id(value)] = len(self._new_values)
+            self._new_values.append(value)
+            self._new_paths.append(self._current_path)
+            return ["new", len(self._new_values) - 1]
         if isinstance(value, types.MethodType):
             return ["method", self._refer(value.__func__), self._refer(value.__self__)]
         raise Unkeepable(type(value).__name__)
 
-    def _overlaps(self) -> dict[Path, str]:
-        """Returns new arrays that share their memory with another array, as views do."""
+    def _overlaps(self) -> dict[AttributePath, str]:
+        """Returns new arrays that share memory with another array, as views do, by their paths."""
         arrays = [
             (path, value)
-            for path, value in zip(self._paths, self._values, strict=True)
+            for path, value in zip(self._new_paths, self._new_values, strict=True)
             if isinstance(value, np.ndarray)
         ]
         by_memory: dict[int, list[np.ndarray]] = {}
-        for value in self._first._objects.values():
+        for value in self._initial._objects.values():
             if isinstance(value, np.ndarray):
                 by_memory.setdefault(_memory_of(value), []).append(value)
         lost = {}
@@ -398,39 +397,10 @@ class _Comparison:
         return lost
 
 
-class Watch:
-    """Objects whose state cannot be seen, and whether their pickles change.
-
-    Args:
-      objects: by their addresses.
-    """
-
-    def __init__(self, objects: Mapping[Path, Any]) -> None:
-        self._objects = objects
-        self._digests = {path: _pickle_digest(value) for path, value in objects.items()}
-
-    def changed(self) -> dict[Path, str]:
-        """Returns the type of each object that is not as it was, as far as that can be told."""
-        return {
-            path: type(value).__name__
-            for path, value in self._objects.items()
-            if self._digests[path] != _pickle_digest(value)
-        }
-
-
-def iterators_of(state: StrategyState) -> dict[Path, str]:
-    """Returns the type of each generator and iterator, which every use moves on."""
+def iterators_of(state: StrategyState) -> dict[AttributePath, str]:
+    """Returns the type of each generator and iterator, which a trial would advance."""
     opaque = state._opaque_objects()
     return {path: type(value).__name__ for path, value in opaque.items() if is_iterator(value)}
-
-
-def shown_path(path: Path) -> str:
-    """Returns the names that lead to an attribute, for a sentence.
-
-    >>> shown_path(("optimizers", "[0]", "rate"))
-    'optimizers[0].rate'
-    """
-    return ".".join(path).replace(".[", "[").replace("@", "")
 
 
 def _memory_of(array: np.ndarray) -> int:
@@ -440,54 +410,40 @@ def _memory_of(array: np.ndarray) -> int:
     return id(array) if array.base is None else id(array.base)
 
 
-def _shape(content: Packed) -> Any:
-    is_array = content.tree == ["ndarray"]
-    return (content.arrays[0].dtype, content.arrays[0].shape) if is_array else None
+def _shape(content: Packed) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Returns the dtype and the shape of an array's content; None for other contents."""
+    if content.tree != ["ndarray"]:
+        return None
+    [array] = content.arrays
+    return array.dtype, array.shape
 
 
 def _is_same(present: Any, value: Any) -> bool:
-    """Says whether an attribute has this value already."""
+    """Returns whether an attribute has this value already."""
     if present is value:
         return True
     return type(present) is type(value) and is_immutable(value) and _equal(present, value)
 
 
 def _equal(present: Any, value: Any) -> bool:
+    """Returns whether two values without references are equal, to the bit."""
     try:
-        packed = [pack(side, _no_reference) for side in (present, value)]
+        packed = [pack_value(side, _no_reference) for side in (present, value)]
     except Unkeepable:
         return False
     return packed[0].same_as(packed[1])
 
 
-def _no_reference(value: Any) -> Any:
+def _no_reference(value: Any) -> NoReturn:
+    """Raises Unkeepable, where values must not refer to objects."""
     raise Unkeepable(type(value).__name__)
 
 
-def _references(tree: Any) -> Iterator[Path]:
-    """Yields the addresses that a value refers to."""
+def _references(tree: Any) -> Iterator[AttributePath]:
+    """Yields the addresses in a packed value."""
     if isinstance(tree, list):
         if tree[:1] == ["at"]:
             yield tuple(tree[1:])
         else:
             for subtree in tree:
                 yield from _references(subtree)
-
-
-class _Digest:
-    """A file of which only the digest stays: objects may be as large as a data set."""
-
-    def __init__(self) -> None:
-        self.digest = hashlib.sha256()
-
-    def write(self, content: Any) -> None:
-        self.digest.update(content)
-
-
-def _pickle_digest(value: Any) -> bytes | None:
-    file = _Digest()
-    try:
-        pickle.Pickler(file).dump(value)
-        return file.digest.digest()
-    except Exception:  # whatever a lock, a file or a connection raises
-        return None

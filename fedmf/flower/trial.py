@@ -1,4 +1,4 @@
-"""A trial of the wrapped strategy before its first round: what it makes of one reply."""
+"""A trial of the wrapped strategy before its first round, with one synthetic reply."""
 
 import contextlib
 import logging
@@ -15,14 +15,15 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 from fedmf.flower.arrays import Model, as_record, floats, in_order, shapes_of
 from fedmf.flower.evaluation import text_of
 from fedmf.flower.nodes import log
-from fedmf.flower.strategy_state import Path, StrategyState, iterators_of, shown_path
+from fedmf.flower.state import AttributePath, path_text
+from fedmf.flower.strategy_state import StrategyState, iterators_of
 
-# A strategy whose model does not move in so many rounds never moves it.
+# A strategy that does not move the model in so many rounds counts as one that never does.
 _ROUNDS_TO_MOVE = 3
 
 
 def check_strategy(strategy: Any) -> None:
-    """Refuses what is no strategy, and one that asks for metrics of training.
+    """Refuses an object that is no strategy, and a strategy that needs metrics of training.
 
     Raises:
       TypeError, ValueError: naming what to do instead.
@@ -43,7 +44,8 @@ def check_strategy(strategy: Any) -> None:
 def next_model(
     strategy: Strategy, t: int, model: Model, reply: Model
 ) -> dict[str, np.ndarray] | None:
-    """Returns the strategy's model after round t, in the order of `model`; None where it has none.
+    """Returns the strategy's model after round t, in the order of `model`; None where it returns
+    none.
 
     Args:
       strategy: aggregates one reply, of weight 1.
@@ -52,7 +54,7 @@ def next_model(
       reply: the arrays of the reply.
 
     Raises:
-      ValueError: its arrays are not those of the model.
+      ValueError: it returns arrays of other names or shapes.
     """
     weight = MetricRecord({getattr(strategy, "weighted_by_key", "num-examples"): 1.0})
     key = getattr(strategy, "arrayrecord_key", "arrays")
@@ -63,30 +65,32 @@ def next_model(
     result = in_order(floats(arrays), list(model))
     if shapes_of(result) != shapes_of(model):
         raise ValueError(
-            f"strategy={type(strategy).__name__} gives arrays of the names and shapes "
+            f"strategy={type(strategy).__name__} returns arrays of the names and shapes "
             f"{shapes_of(result)}, and the model's are {shapes_of(model)}: keep the model's"
         )
     return result
 
 
 def step(strategy: Strategy, t: int, model: Model, mean: Sequence[np.ndarray]) -> ArrayRecord:
-    """Returns what the strategy makes of the release of round t, as one reply of weight 1."""
-    moved = {
+    """Returns the strategy's model after round t, from one reply of weight 1: the model plus the
+    released mean.
+    """
+    reply = {
         name: (array + change).astype(array.dtype)
         for (name, array), change in zip(model.items(), mean, strict=True)
     }
-    result = next_model(strategy, t, model, moved)
+    result = next_model(strategy, t, model, reply)
     if result is None:
-        log.warning("fedmf: the strategy gives no model after round %d: it stays", t + 1)
+        log.warning("fedmf: the strategy returns no model after round %d: it stays", t + 1)
         result = dict(model)
     return as_record(result)
 
 
-def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[Path, str]:
-    """Checks that the strategy moves the model by one reply, and leaves the strategy as it was.
+def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath, str]:
+    """Checks that the strategy moves the model by one reply, and restores the strategy's state.
 
-    What the strategy's author wrote is put back as it was. Objects of libraries, whose state cannot
-    be seen, have copies in their place meanwhile; where one cannot be copied nothing is tried.
+    Objects of libraries, whose state cannot be read, are replaced by copies during the trial; where
+    one cannot be copied there is no trial.
 
     Args:
       strategy: has made the messages of round t.
@@ -94,15 +98,15 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[Path, str]:
       model: before the round.
 
     Returns:
-      The type of each object that changes and that no file keeps, by its path.
+      The type of each object that changes and that no file can hold, by its path.
 
     Raises:
       ValueError: the model does not move in round 0, or the strategy fails.
     """
     state = StrategyState(strategy)
     iterators = iterators_of(state)
-    lost: dict[Path, str] = {}
-    # Far enough for every float type, and not so far that it overflows.
+    lost: dict[AttributePath, str] = {}
+    # Different from the model in every float type, and without overflow.
     reply = {name: (x + np.abs(x) / 4 + 1).astype(x.dtype) for name, x in model.items()}
     with state.restored() as watch:
         if watch is None or iterators:
@@ -110,30 +114,30 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[Path, str]:
                 "fedmf: strategy=%s is not tried before the first round, because strategy.%s "
                 "cannot be copied",
                 type(strategy).__name__,
-                shown(iterators or state.opaque),
+                attribute_list(iterators or state.opaque),
             )
             return iterators
         try:
-            with _unnoticed():
-                reason = _first_fault(strategy, t, model, reply)
+            with _quiet():
+                reason = _fault_of(strategy, t, model, reply)
             lost = state.changes().lost | watch.changed()
-        except Exception as error:  # of the strategy's author
+        except Exception as error:  # of the strategy
             reason = text_of(error)
     if reason:
         raise ValueError(refusal_of(strategy, reason))
     return lost
 
 
-def _first_fault(strategy: Strategy, t: int, model: Model, reply: Model) -> str:
-    """Returns what is wrong with the next models; nothing where the first one is right.
+def _fault_of(strategy: Strategy, t: int, model: Model, reply: Model) -> str:
+    """Returns the fault of a strategy's next model, for a sentence; empty without one.
 
-    A schedule may begin with a learning rate of 0, so that a model which stays as it is gets some
-    more rounds. A run that goes on moved the model in its first rounds, and may stand still now.
+    A schedule may begin with a learning rate of 0, so that a strategy has some rounds to move the
+    model. In a resumed run, which has moved the model before, it need not move.
     """
     for number in range(t, t + _ROUNDS_TO_MOVE):
         result = next_model(strategy, number, model, reply)
         if result is None:
-            return "it gives no model"
+            return "it returns no model"
         is_lost = (np.isfinite(model[name]) & ~np.isfinite(result[name]) for name in model)
         if any(map(np.any, is_lost)):
             return "the next model has entries that are not finite"
@@ -152,24 +156,24 @@ def refusal_of(strategy: Strategy, reason: str) -> str:
     )
 
 
-def check_is_kept(lost: Mapping[Path, str], folder: pathlib.Path) -> None:
-    """Refuses a strategy in which rounds change what the folder of the run does not keep."""
+def check_is_kept(lost: Mapping[AttributePath, str], folder: pathlib.Path) -> None:
+    """Refuses a strategy in which rounds change values that the folder does not hold."""
     if lost:
         raise ValueError(
-            f"strategy.{shown(lost)} changes from round to round, and folder={str(folder)!r} does "
-            "not keep it for a run that is started again: let the strategy keep numbers, texts, "
-            "arrays, or lists and dicts of them, or give folder=None"
+            f"strategy.{attribute_list(lost)} changes from round to round, and "
+            f"folder={str(folder)!r} does not keep it for a run that is started again: let the "
+            "strategy keep numbers, texts, arrays, or lists and dicts of them, or give folder=None"
         )
 
 
-def shown(attributes: Mapping[Path, str]) -> str:
+def attribute_list(attributes: Mapping[AttributePath, str]) -> str:
     """Returns the names of attributes with their types, for a sentence."""
-    return ", ".join(f"{shown_path(path)} ({kind})" for path, kind in attributes.items())
+    return ", ".join(f"{path_text(path)} ({kind})" for path, kind in attributes.items())
 
 
 @contextlib.contextmanager
-def _unnoticed() -> Iterator[None]:
-    """Keeps the run's log free of a trial, and the global random generators as they are."""
+def _quiet() -> Iterator[None]:
+    """Mutes the log, and restores the global random generators afterwards."""
     level = log.level
     numpy_state = np.random.get_state()  # noqa: NPY002 (whoever uses it)
     python_state = random.getstate()

@@ -1,8 +1,7 @@
-"""Values of a strategy's attributes as JSON and arrays, which a file without pickles holds.
+"""Conversion of a strategy's attributes to JSON and arrays, which a file without pickles can hold.
 
-An immutable value is packed as it is. A mutable one is packed as its content, and everything that
-holds it packs a reference in its place: two that share a dict still share it when they are put
-together again.
+An immutable value is packed by itself. Of a mutable value the content is packed once, and all
+objects that hold it pack references to it: objects that share a dict still share it afterwards.
 """
 
 import collections
@@ -14,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
-# Kinds of entries that a file without pickles holds.
+# Kinds of array entries that a file without pickles can hold.
 _ENTRIES = "biufcSUMm"
-_BLOCK = 1 << 20  # bytes that are compared at once, of arrays of any size
-# Returns the reference that stands for an object, as JSON; raises Unkeepable.
+_BLOCK = 1 << 20  # bytes that are compared at a time
+# Returns the reference to an object, as JSON; raises Unkeepable.
 Refer = Callable[[Any], Any]
 
 
 class Unkeepable(TypeError):
-    """A value that a file without pickles does not hold; its text is the value's type."""
+    """A value that a file without pickles cannot hold; its text is the value's type."""
 
 
 class Packed(NamedTuple):
@@ -32,41 +31,43 @@ class Packed(NamedTuple):
     arrays: list[np.ndarray]
 
     def same_as(self, packed: "Packed | None") -> bool:
-        """Says whether both are of equal values, to the bit."""
+        """Returns whether both are of values that are equal to the bit."""
         if packed is None or self.tree != packed.tree:
             return False
         return all(map(_same_bits, self.arrays, packed.arrays))
 
     def copied(self) -> "Packed":
-        """Returns the same with arrays that nobody else can change."""
+        """Returns a copy, whose arrays nobody else can change."""
         return Packed(self.tree, [array.copy() for array in self.arrays])
 
 
 def _same_bits(first: np.ndarray, second: np.ndarray) -> bool:
+    """Returns whether two arrays are equal to the bit."""
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    sides = bytes_of(first), bytes_of(second)
-    blocks = (slice(at, at + _BLOCK) for at in range(0, len(sides[0]), _BLOCK))
-    return all(np.array_equal(sides[0][block], sides[1][block]) for block in blocks)
+    first_bytes = bytes_of(first)
+    second_bytes = bytes_of(second)
+    blocks = (slice(start, start + _BLOCK) for start in range(0, len(first_bytes), _BLOCK))
+    return all(np.array_equal(first_bytes[block], second_bytes[block]) for block in blocks)
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:
-    """Returns the bytes of an array's entries, of one axis; a view where it can be one."""
+    """Returns the bytes of an array's entries, uint8 of one axis; a view where possible."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 class _Kind(NamedTuple):
-    """How values of one type are taken apart, and put together again.
+    """The conversion of values of one type to a list of items, and back.
 
     Attributes:
       type: of the values.
-      apart: returns the parts of a value.
-      empty: returns a value for parts, without those that may refer to it.
-      fill: gives a value its parts; None where `empty` has done so, of an immutable value.
+      items: returns the items of a value.
+      empty: returns a value without the items that may refer to it.
+      fill: gives a value its items; None of an immutable type, where `empty` has done so.
     """
 
     type: type
-    apart: Callable[[Any], Iterable[Any]]
+    items: Callable[[Any], Iterable[Any]]
     empty: Callable[[list[Any]], Any]
     fill: Callable[[Any, list[Any]], None] | None = None
 
@@ -89,8 +90,9 @@ def _thawed(value: Any) -> Any:
     return value
 
 
-def _generator(parts: list[Any]) -> np.random.Generator:
-    state = _thawed(parts[0])
+def _generator(items: list[Any]) -> np.random.Generator:
+    """Returns a random generator of the kind of this state."""
+    state = _thawed(items[0])
     return np.random.Generator(getattr(np.random, state["bit_generator"])())
 
 
@@ -98,114 +100,121 @@ _FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set
 
 
 def _factory_of(value: collections.defaultdict[Any, Any]) -> Any:
-    """Returns the name of a usual factory, and another one itself."""
+    """Returns the name of a built-in factory, and any other factory itself."""
     name = getattr(value.default_factory, "__name__", "NoneType")
-    is_usual = _FACTORIES.get(name, value) is value.default_factory
-    return name if is_usual else value.default_factory
+    is_built_in = _FACTORIES.get(name, value) is value.default_factory
+    return name if is_built_in else value.default_factory
 
 
-def _fill_default_dict(value: collections.defaultdict[Any, Any], parts: list[Any]) -> None:
-    factory, *items = parts
+def _fill_default_dict(value: collections.defaultdict[Any, Any], items: list[Any]) -> None:
+    """Gives a defaultdict its factory and its entries."""
+    factory, *entries = items
     value.default_factory = _FACTORIES[factory] if isinstance(factory, str) else factory
-    _fill_mapping(value, items)
+    _fill_mapping(value, entries)
 
 
 def _items(mapping: Mapping[Any, Any]) -> list[Any]:
+    """Returns keys and values in turn."""
     return [item for pair in mapping.items() for item in pair]
 
 
-def _fill_list(value: Any, parts: list[Any]) -> None:
+def _fill_list(value: Any, items: list[Any]) -> None:
+    """Gives a list or a deque its items."""
     value.clear()
-    value.extend(parts)
+    value.extend(items)
 
 
-def _fill_set(value: set[Any], parts: list[Any]) -> None:
+def _fill_set(value: set[Any], items: list[Any]) -> None:
+    """Gives a set its items."""
     value.clear()
-    value.update(parts)
+    value.update(items)
 
 
-def _fill_mapping(value: Any, parts: list[Any]) -> None:
+def _fill_mapping(value: Any, items: list[Any]) -> None:
+    """Gives a mapping its entries, from `_items`."""
     for key in list(value):
         del value[key]
-    for key, item in zip(parts[::2], parts[1::2], strict=True):
+    for key, item in zip(items[::2], items[1::2], strict=True):
         value[key] = item
 
 
 def _mapping(kind: type) -> _Kind:
-    return _Kind(kind, _items, lambda parts: kind(), _fill_mapping)
+    """Returns the conversion of a type of mappings."""
+    return _Kind(kind, _items, lambda items: kind(), _fill_mapping)
 
 
 _IMMUTABLE = (
-    _Kind(bool, lambda flag: [int(flag)], lambda parts: bool(parts[0])),
-    _Kind(float, lambda x: [x.hex()], lambda parts: float.fromhex(parts[0])),
-    _Kind(complex, lambda z: [z.real, z.imag], lambda parts: complex(*parts)),
-    _Kind(bytes, lambda text: [text.hex()], lambda parts: bytes.fromhex(parts[0])),
+    _Kind(bool, lambda flag: [int(flag)], lambda items: bool(items[0])),
+    _Kind(float, lambda x: [x.hex()], lambda items: float.fromhex(items[0])),
+    _Kind(complex, lambda z: [z.real, z.imag], lambda items: complex(*items)),
+    _Kind(bytes, lambda text: [text.hex()], lambda items: bytes.fromhex(items[0])),
     _Kind(tuple, list, tuple),
     _Kind(frozenset, list, frozenset),
-    _Kind(slice, lambda s: [s.start, s.stop, s.step], lambda parts: slice(*parts)),
-    _Kind(range, lambda r: [r.start, r.stop, r.step], lambda parts: range(*parts)),
+    _Kind(slice, lambda s: [s.start, s.stop, s.step], lambda items: slice(*items)),
+    _Kind(range, lambda r: [r.start, r.stop, r.step], lambda items: range(*items)),
 )
 _MUTABLE = (
-    _Kind(list, list, lambda parts: [], _fill_list),
-    _Kind(set, list, lambda parts: set(), _fill_set),
+    _Kind(list, list, lambda items: [], _fill_list),
+    _Kind(set, list, lambda items: set(), _fill_set),
     *map(_mapping, (dict, collections.OrderedDict, collections.Counter)),
     *map(_mapping, (ArrayRecord, MetricRecord, ConfigRecord)),
     _Kind(
         collections.defaultdict,
         lambda value: [_factory_of(value), *_items(value)],
-        lambda parts: collections.defaultdict(),
+        lambda items: collections.defaultdict(),
         _fill_default_dict,
     ),
     _Kind(
         collections.deque,
         lambda queue: [queue.maxlen, *queue],
-        lambda parts: collections.deque(maxlen=parts[0]),
-        lambda queue, parts: _fill_list(queue, parts[1:]),
+        lambda items: collections.deque(maxlen=items[0]),
+        lambda queue, items: _fill_list(queue, items[1:]),
     ),
     _Kind(
         np.random.Generator,
-        lambda draws: [_frozen(draws.bit_generator.state)],
+        lambda generator: [_frozen(generator.bit_generator.state)],
         _generator,
-        lambda draws, parts: setattr(draws.bit_generator, "state", _thawed(parts[0])),
+        lambda generator, items: setattr(generator.bit_generator, "state", _thawed(items[0])),
     ),
     _Kind(
         np.random.RandomState,
-        lambda draws: [_frozen(draws.get_state(legacy=False))],
-        lambda parts: np.random.RandomState(),
-        lambda draws, parts: draws.set_state(_thawed(parts[0])),
+        lambda generator: [_frozen(generator.get_state(legacy=False))],
+        lambda items: np.random.RandomState(),
+        lambda generator, items: generator.set_state(_thawed(items[0])),
     ),
     _Kind(
         random.Random,
-        lambda draws: [draws.getstate()],
-        lambda parts: random.Random(),
-        lambda draws, parts: draws.setstate(parts[0]),
+        lambda generator: [generator.getstate()],
+        lambda items: random.Random(),
+        lambda generator, items: generator.setstate(items[0]),
     ),
 )
-_KINDS = {kind.type: kind for kind in (*_IMMUTABLE, *_MUTABLE)}
-_NAMES = {kind.__name__: kind for kind in _KINDS}
+_KIND_BY_TYPE = {kind.type: kind for kind in (*_IMMUTABLE, *_MUTABLE)}
+_TYPE_BY_NAME = {kind.__name__: kind for kind in _KIND_BY_TYPE}
 _PLAIN = (type(None), int, str)
 
 
 def is_mutable(value: Any) -> bool:
-    """Says whether this is a mutable value whose content a file holds."""
-    kind = _KINDS.get(type(value))
+    """Returns whether this is a mutable value whose content a file can hold."""
+    kind = _KIND_BY_TYPE.get(type(value))
     return _is_array(value) or (kind is not None and kind.fill is not None)
 
 
 def _is_array(value: Any) -> bool:
+    """Returns whether this is an array that a file can hold."""
     return type(value) is np.ndarray and value.dtype.kind in _ENTRIES
 
 
 def is_immutable(value: Any) -> bool:
-    """Says whether this is packed as it is, with references to the mutable values that it holds."""
+    """Returns whether this is packed by itself, with references to mutable values that it holds."""
     kind = type(value)
-    is_of_kind = kind in _KINDS and _KINDS[kind].fill is None
+    is_of_kind = kind in _KIND_BY_TYPE and _KIND_BY_TYPE[kind].fill is None
     return kind in _PLAIN or is_of_kind or kind is Array or isinstance(value, np.generic)
 
 
 def items_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the values that a list, a dict or another value of these kinds holds, with names."""
-    if isinstance(value, collections.abc.Mapping) and type(value) in _KINDS:
+    """Yields the values that a list, a dict or another value of these types holds, with names."""
+    if isinstance(value, collections.abc.Mapping) and type(value) in _KIND_BY_TYPE:
         yield "default_factory", getattr(value, "default_factory", None)
         for i, (key, item) in enumerate(value.items()):
             if is_immutable(key):
@@ -218,11 +227,11 @@ def items_of(value: Any) -> Iterator[tuple[str, Any]]:
             yield f"[{i}]", item
 
 
-def pack(value: Any, refer: Refer) -> Packed:
-    """Returns an immutable value, or the reference that stands for another one.
+def pack_value(value: Any, refer: Refer) -> Packed:
+    """Packs an immutable value, or the reference to any other value.
 
     Raises:
-      Unkeepable: it is, or holds, what a file without pickles does not hold.
+      Unkeepable: a file without pickles cannot hold it, or a value in it.
     """
     arrays: list[np.ndarray] = []
     try:
@@ -232,6 +241,7 @@ def pack(value: Any, refer: Refer) -> Packed:
 
 
 def _packed(value: Any, arrays: list[np.ndarray], refer: Refer) -> Any:
+    """Returns a value as JSON, and appends its arrays to `arrays`."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -241,42 +251,48 @@ def _packed(value: Any, arrays: list[np.ndarray], refer: Refer) -> Any:
     if kind is Array:
         arrays.append(_array_of(value))
         return ["Array", len(arrays) - 1]
-    if is_immutable(value) and kind in _KINDS:
-        items = (_packed(item, arrays, refer) for item in _KINDS[kind].apart(value))
+    if is_immutable(value) and kind in _KIND_BY_TYPE:
+        items = (_packed(item, arrays, refer) for item in _KIND_BY_TYPE[kind].items(value))
         return [kind.__name__, *items]
     return refer(value)
 
 
 def _array_of(value: Array) -> np.ndarray:
+    """Returns an array of Flower's as numpy's.
+
+    Raises:
+      Unkeepable: its bytes are no array.
+    """
     try:
         return value.numpy()
-    except Exception as error:  # of whatever its bytes are
+    except Exception as error:  # of any type, by its bytes
         raise Unkeepable("Array") from error
 
 
 def content_of(value: Any, refer: Refer) -> Packed:
-    """Returns what a mutable value holds; its array is the value's own, and no copy.
+    """Packs the content of a mutable value; an array is not copied.
 
     Raises:
-      Unkeepable: it holds what a file without pickles does not hold.
+      Unkeepable: a file without pickles cannot hold a value in it.
     """
     if _is_array(value):
         return Packed(["ndarray"], [value])
-    kind = _KINDS[type(value)]
+    kind = _KIND_BY_TYPE[type(value)]
     arrays: list[np.ndarray] = []
-    items = [_packed(item, arrays, refer) for item in kind.apart(value)]
+    items = [_packed(item, arrays, refer) for item in kind.items(value)]
     return Packed([kind.type.__name__, *items], arrays)
 
 
 Resolve = Callable[[list[Any]], Any]
 
 
-def unpack(packed: Packed, resolve: Resolve) -> Any:
-    """Puts together what `pack` took apart; `resolve` returns the object of a reference."""
+def unpack_value(packed: Packed, resolve: Resolve) -> Any:
+    """Returns the value that `pack_value` packed; `resolve` returns the object of a reference."""
     return _unpacked(packed.tree, packed.arrays, resolve)
 
 
 def _unpacked(tree: Any, arrays: list[np.ndarray], resolve: Resolve) -> Any:
+    """Inverts `_packed`."""
     if not isinstance(tree, list):
         return tree
     name, *items = tree
@@ -284,9 +300,9 @@ def _unpacked(tree: Any, arrays: list[np.ndarray], resolve: Resolve) -> Any:
         return np.array(arrays[items[0]])[()]
     if name == "Array":
         return Array(np.array(arrays[items[0]]))
-    if name in _NAMES:
+    if name in _TYPE_BY_NAME:
         values = [_unpacked(item, arrays, resolve) for item in items]
-        return _KINDS[_NAMES[name]].empty(values)
+        return _KIND_BY_TYPE[_TYPE_BY_NAME[name]].empty(values)
     return resolve(tree)
 
 
@@ -295,16 +311,17 @@ def empty_value(packed: Packed) -> Any:
     name, *items = packed.tree
     if name == "ndarray":
         return np.empty_like(packed.arrays[0])
-    first = [_unpacked(item, packed.arrays, _nothing) for item in items[:1]]
-    return _KINDS[_NAMES[name]].empty(first)
+    # A maxlen or the kind of a generator; references in it are not needed yet.
+    first_item = [_unpacked(item, packed.arrays, _resolve_to_none) for item in items[:1]]
+    return _KIND_BY_TYPE[_TYPE_BY_NAME[name]].empty(first_item)
 
 
-def _nothing(tree: list[Any]) -> None:
-    """Stands for references where only a maxlen or the kind of a generator is asked for."""
+def _resolve_to_none(tree: list[Any]) -> None:
+    """Returns None for every reference."""
 
 
 def fill(value: Any, packed: Packed, resolve: Resolve) -> bool:
-    """Gives a mutable value this content; returns whether it is of a type and shape for it."""
+    """Gives a mutable value this content, and returns whether its type and shape allow that."""
     name, *items = packed.tree
     if name == "ndarray":
         [content] = packed.arrays
@@ -312,7 +329,7 @@ def fill(value: Any, packed: Packed, resolve: Resolve) -> bool:
         if fits and not _same_bits(value, content):
             value[...] = content
         return fits
-    kind = _KINDS[_NAMES[name]]
+    kind = _KIND_BY_TYPE[_TYPE_BY_NAME[name]]
     if type(value) is not kind.type or kind.fill is None:
         return False
     kind.fill(value, [_unpacked(item, packed.arrays, resolve) for item in items])

@@ -413,7 +413,7 @@ class TestFiles:
         content[names[entry - 1]] = content[names[entry - 1]] + 1000
         path.unlink()
         np.savez(path, **content)
-        self.check_refused(folder, "cannot be gone on with .the model or the strategy's state")
+        self.check_refused(folder, "cannot be resumed .the model or the strategy's state")
 
     def test_the_model_of_another_round_is_refused(self, tmp_path):
         """Also one whose arrays have their own digest."""
@@ -506,7 +506,7 @@ def test_what_a_strategy_does_counts_once(name, restart, tmp_path, monkeypatch):
     call, interrupts = getattr(FedAvg, name), []
 
     def interrupted(self, server_round, *args):
-        if server_round == 2 and len(interrupts) < 2 and strategy._is_tried:
+        if server_round == 2 and len(interrupts) < 2 and strategy._wrapped.is_tried:
             interrupts.append(name)
             raise KeyboardInterrupt
         return call(self, server_round, *args)
@@ -520,7 +520,7 @@ def test_what_a_strategy_does_counts_once(name, restart, tmp_path, monkeypatch):
         if restart:
             strategy.server.close()
             strategy = wrapped(folder, Counting())
-            strategy._is_tried = True
+            strategy._wrapped.is_tried = True
     strategy.start(Grid(NODES), initial(), 3)
     assert strategy.strategy.calls == tuple((each, t) for t in (1, 2, 3) for each in STEPS)
 

@@ -61,8 +61,8 @@ def test_a_strategy_moves_the_model_in_each_round_or_is_refused_before_the_first
 ODD = {
     "stays": (lambda model: {n: np.ones_like(a) for n, a in model.items()}, "model stays as it is"),
     "NaN": (lambda model: {n: a * np.nan for n, a in model.items()}, "entries that are not finite"),
-    "less": (lambda model: {"bias": model["bias"]}, "gives arrays of the names and shapes"),
-    "flat": (lambda model: {n: a.ravel() for n, a in model.items()}, "gives arrays of the names"),
+    "less": (lambda model: {"bias": model["bias"]}, "returns arrays of the names and shapes"),
+    "flat": (lambda model: {n: a.ravel() for n, a in model.items()}, "returns arrays of the names"),
     "integers": (lambda model: {n: a.astype(int) for n, a in model.items()}, "holds int64 entries"),
     "fails": (lambda model: 1 / 0, "division by zero"),
 }
@@ -122,6 +122,6 @@ def test_a_trial_draws_nothing_from_the_programs_random_generators():
         np.random.seed(3)  # noqa: NPY002
         random.seed(3)
         strategy = wrapped(strategy=Odd(draws))
-        strategy._is_tried = is_tried
+        strategy._wrapped.is_tried = is_tried
         ends.append(flat(strategy.start(Grid(NODES), initial(), 2).arrays))
     np.testing.assert_array_equal(*ends)

@@ -16,7 +16,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, FedAvgM
 
-from fedmf.flower.strategy_state import State, StrategyState
+from fedmf.flower.state import State
+from fedmf.flower.strategy_state import StrategyState
 from tests.flower.made_up import ROUNDS, Grid, flat, initial, record, wrapped
 from tests.refusals import refusal
 
@@ -312,7 +313,7 @@ SHARED = {
 def test_a_run_that_is_started_again_ends_as_one_that_was_not(name, tmp_path):
     """Nor does the trial before the first round leave a mark."""
     untried = wrapped(strategy=SHARED[name]())
-    untried._is_tried = True
+    untried._wrapped.is_tried = True
     whole = untried.start(Grid(NODES), initial())
     for rounds in (2, 3, None):
         strategy = wrapped(tmp_path / "server", SHARED[name]())
@@ -436,7 +437,7 @@ def test_what_is_seen_to_change_and_not_kept_is_refused(name, tmp_path):
         strategy.start(Grid(NODES), initial())
     assert strategy.server.round == 0
     untried = wrapped(None, Moving(push, v=value()))
-    untried._is_tried = True
+    untried._wrapped.is_tried = True
     whole = untried.start(Grid(NODES), initial())
     result = wrapped(None, Moving(push, v=value())).start(Grid(NODES), initial())
     np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))

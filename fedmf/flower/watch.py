@@ -1,0 +1,54 @@
+"""Detection of changes in objects whose state cannot be seen."""
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+from fedmf.flower.state import AttributePath
+
+
+class Watch:
+    """Objects whose state cannot be seen, with digests of their pickles.
+
+    Args:
+      objects: by their addresses.
+    """
+
+    def __init__(self, objects: Mapping[AttributePath, Any]) -> None:
+        self._objects = objects
+        self._digests = {path: _pickle_digest(value) for path, value in objects.items()}
+
+    def changed(self) -> dict[AttributePath, str]:
+        """Returns the type of each object whose pickle has changed, by its address.
+
+        An object without a pickle counts as unchanged.
+        """
+        return {
+            path: type(value).__name__
+            for path, value in self._objects.items()
+            if self._digests[path] != _pickle_digest(value)
+        }
+
+
+class _DigestFile:
+    """A file that keeps only the digest of its content, because objects may be as large as a data
+    set.
+    """
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+
+    def write(self, content: Any) -> None:
+        """Adds content to the digest."""
+        self.digest.update(content)
+
+
+def _pickle_digest(value: Any) -> bytes | None:
+    """Returns the digest of an object's pickle; None where it has none."""
+    file = _DigestFile()
+    try:
+        pickle.Pickler(file).dump(value)
+        return file.digest.digest()
+    except Exception:  # such as that of a lock, a file or a connection
+        return None

@@ -1,0 +1,117 @@
+"""The calls of a wrapped strategy, with its state before each."""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedmf.flower.arrays import Model, copy_of
+from fedmf.flower.evaluation import EvaluationResult, evaluate, text_of
+from fedmf.flower.nodes import PatientGrid
+from fedmf.flower.state import State
+from fedmf.flower.strategy_state import StrategyState
+from fedmf.flower.trial import attribute_list, check_is_kept, refusal_of, try_strategy
+from fedmf.flower.watch import Watch
+
+
+class WrappedStrategy:
+    """A strategy of Flower's that `MatrixFactorizationDP` wraps.
+
+    Args:
+      strategy: as the program made it.
+
+    Attributes:
+      strategy: the same.
+      state: its state, as changes since the run began.
+      is_tried: whether it has passed its trial.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.state = StrategyState(strategy)
+        self.is_tried = False
+        self._watch: Watch | None = None  # of objects whose state a folder cannot hold
+        self._state_before_evaluation: State | None = None  # until the evaluation ends
+
+    def begin(self, *, has_folder: bool) -> None:
+        """Takes the strategy's present state as the initial one."""
+        self.state = StrategyState(self.strategy)
+        self._watch = self.state.watch() if has_folder else None
+
+    def messages(
+        self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, seconds: float
+    ) -> list[Message]:
+        """Returns the strategy's messages of round t.
+
+        Raises:
+          TimeoutError: the strategy has waited for nodes for so many seconds.
+          ValueError: it raised an error before the first round.
+        """
+        patient_grid: Any = PatientGrid(grid, seconds)
+        try:
+            return list(self.strategy.configure_train(t + 1, arrays, config, patient_grid))
+        except TimeoutError:
+            raise
+        except Exception as error:
+            if self.is_tried:
+                raise
+            raise ValueError(refusal_of(self.strategy, text_of(error))) from error
+
+    def try_once(
+        self, t: int, model: Model, folder: pathlib.Path | None, warn: Callable[[str], None]
+    ) -> None:
+        """Tries the strategy before the first round of this program.
+
+        Args:
+          t: the round.
+          model: before it.
+          folder: of the run, or None.
+          warn: called with a sentence about state that the folder does not hold.
+
+        Raises:
+          ValueError: it does not move the model by one reply, or the folder cannot hold its state.
+        """
+        if self.is_tried:
+            return
+        lost = try_strategy(self.strategy, t, model)
+        if folder is not None and self._watch is not None:
+            lost |= self.state.changes().lost | self._watch.changed()
+            check_is_kept(lost, folder)
+            opaque = self.state.opaque
+            if opaque:
+                warn(
+                    f"the folder does not keep strategy.{attribute_list(opaque)}: a run that is "
+                    "started again has those that its program makes"
+                )
+        self.is_tried = True
+
+    def evaluation_messages(
+        self, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, seconds: float
+    ) -> list[Message]:
+        """Returns the strategy's messages for an evaluation after `number` rounds.
+
+        Raises:
+          TimeoutError: the strategy has waited for nodes for so many seconds.
+        """
+        self._state_before_evaluation = self.state.changes().state
+        patient_grid: Any = PatientGrid(grid, seconds)
+        model = copy_of(arrays)
+        return list(self.strategy.configure_evaluate(number, model, config, patient_grid))
+
+    def evaluate(self, number: int, replies: Sequence[Message]) -> EvaluationResult:
+        """Returns the strategy's metrics of an evaluation, with counts of dropped replies."""
+        state = self.state.changes().state
+        return evaluate(self.strategy, number, replies, lambda: self.state.rewind(state))
+
+    def end_evaluation(self) -> None:
+        """Counts the evaluation as done: the strategy keeps its changes by it."""
+        self._state_before_evaluation = None
+
+    def undo_evaluation(self) -> None:
+        """Restores the strategy's state before an evaluation that was interrupted."""
+        if self._state_before_evaluation is not None:
+            self.state.rewind(self._state_before_evaluation)
+            self._state_before_evaluation = None
