@@ -81,9 +81,9 @@ def metrics_of(content: RecordDict) -> dict[str, float] | None:
       Exception: as of `update_of`.
     """
     for record in content.metric_records.values():
-        values = {name: record.get(name) for name in ("accuracy", "loss")}
-        if all(isinstance(value, int | float) for value in values.values()):
-            return {name: float(value) for name, value in values.items()}
+        value_by_name = {name: record.get(name) for name in ("accuracy", "loss")}
+        if all(isinstance(value, int | float) for value in value_by_name.values()):
+            return {name: float(value) for name, value in value_by_name.items()}
     return None
 
 
@@ -92,8 +92,8 @@ def record_of(metrics: dict[str, Any] | None) -> MetricRecord | None:
     if metrics is None:
         return None
     deviations = {f"{name}_stddev": value for name, value in metrics["stddev"].items()}
-    numbers = metrics | deviations
-    return MetricRecord({name: x for name, x in numbers.items() if isinstance(x, float)})
+    metric_by_name = metrics | deviations
+    return MetricRecord({name: x for name, x in metric_by_name.items() if isinstance(x, float)})
 
 
 def update_of(content: RecordDict, model: Model) -> list[np.ndarray]:

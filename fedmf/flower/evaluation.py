@@ -35,26 +35,30 @@ def evaluate(
       undo: restores the state of the strategy from before.
     """
     weight_key = getattr(strategy, "weighted_by_key", "num-examples")
-    weighted = [reply for reply in replies if not _has_invalid_weight(reply, weight_key)]
+    weighted_replies = [reply for reply in replies if not _has_invalid_weight(reply, weight_key)]
     dropped: Counter[str] = Counter()
-    if len(weighted) < len(replies):
+    if len(weighted_replies) < len(replies):
         reason = f"with a {weight_key!r} that is negative or not finite"
-        dropped[reason] = len(replies) - len(weighted)
+        dropped[reason] = len(replies) - len(weighted_replies)
     try:
-        return EvaluationResult(strategy.aggregate_evaluate(server_round, weighted), dropped)
+        return EvaluationResult(
+            strategy.aggregate_evaluate(server_round, weighted_replies), dropped
+        )
     except Exception as error:  # Flower's strategies raise where one reply differs from the others
         reason = text_of(error)
     undo()
-    matching, num_mismatches = _matching(weighted, weight_key)
+    matching_replies, num_mismatches = _matching(weighted_replies, weight_key)
     dropped = num_mismatches + dropped
-    if matching and num_mismatches:
+    if matching_replies and num_mismatches:
         try:
-            return EvaluationResult(strategy.aggregate_evaluate(server_round, matching), dropped)
+            return EvaluationResult(
+                strategy.aggregate_evaluate(server_round, matching_replies), dropped
+            )
         except Exception as error:
             reason = text_of(error)
         undo()
-    if matching:
-        dropped[f"that the strategy cannot aggregate ({reason})"] += len(matching)
+    if matching_replies:
+        dropped[f"that the strategy cannot aggregate ({reason})"] += len(matching_replies)
     return EvaluationResult(None, dropped)
 
 
@@ -83,7 +87,7 @@ def text_of(error: Exception) -> str:
 def _matching(replies: Sequence[Message], weight_key: str) -> tuple[list[Message], Counter[str]]:
     """Returns the replies with a weight and the most frequent metrics, and counts the others."""
     dropped: Counter[str] = Counter()
-    by_names: dict[frozenset[tuple[str, int | None]], list[Message]] = {}
+    replies_by_names: dict[frozenset[tuple[str, int | None]], list[Message]] = {}
     for reply in replies:
         if reply.has_error():  # the strategy has logged it
             continue
@@ -95,13 +99,13 @@ def _matching(replies: Sequence[Message], weight_key: str) -> tuple[list[Message
         except (ValueError, KeyError):
             dropped[f"without one record that has a number {weight_key!r}"] += 1
             continue
-        sizes = {
+        name_sizes = {
             (name, len(value) if isinstance(value, list) else None)
             for name, value in record.items()
         }
-        by_names.setdefault(frozenset(sizes), []).append(reply)
-    matching = max(by_names.values(), key=len, default=[])
-    num_different = sum(map(len, by_names.values())) - len(matching)
+        replies_by_names.setdefault(frozenset(name_sizes), []).append(reply)
+    matching_replies = max(replies_by_names.values(), key=len, default=[])
+    num_different = sum(map(len, replies_by_names.values())) - len(matching_replies)
     if num_different:
         dropped["with other metrics than most"] = num_different
-    return matching, dropped
+    return matching_replies, dropped

@@ -87,8 +87,8 @@ def log_plan(plan: Plan, clients_per_round: int, num_released: int) -> None:
 
 def log_round(plan: Plan, t: int, num_updates: int, dropped: Mapping[str, int]) -> None:
     """Logs the number of updates of round t, its dropped replies, and the guarantee so far."""
-    counts = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
-    dropped_text = f" (dropped: {counts})" if counts else ""
+    dropped_counts = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
+    dropped_text = f" (dropped: {dropped_counts})" if dropped_counts else ""
     log.info(
         "fedmf: round %d of %d: %d updates%s; %s",
         t + 1,

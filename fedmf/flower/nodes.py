@@ -140,18 +140,18 @@ class Nodes:
           TimeoutError: the time limit is over.
         """
         deadline = time.monotonic() + seconds
-        drawn = None if self._population is None else set(map(int, self._server.cohort()))
-        if drawn == set():
+        drawn_clients = None if self._population is None else set(map(int, self._server.cohort()))
+        if drawn_clients == set():
             return {}
         is_waiting = False
         while True:
             nodes = sorted(grid.get_node_ids())
-            if drawn is None:
+            if drawn_clients is None:
                 client_by_node, reason = self._by_node_id(nodes, added)
                 is_ready = bool(client_by_node) or bool(added)
             else:
                 self._ask_partitions(grid, nodes, seconds, is_waiting)
-                client_by_node = self._by_partition(nodes, drawn)
+                client_by_node = self._by_partition(nodes, drawn_clients)
                 reason = _NO_PARTITION
                 is_ready = bool(client_by_node) or self._have_told(nodes)
             if is_ready:
@@ -177,11 +177,11 @@ class Nodes:
                 "none of them took part before the run was interrupted, so that they may be the "
                 "same ones under new ids: give a population, or wait for those"
             )
-        drawn = [int(node) for node in self._server.cohort(available=nodes)]
-        missing = [node for node in drawn if node not in added]
+        drawn_nodes = [int(node) for node in self._server.cohort(available=nodes)]
+        missing_nodes = [node for node in drawn_nodes if node not in added]
         # The connected nodes may differ from those when the round's first clients were added.
         num_missing = max(0, self._clients_per_round - len(added))
-        client_by_node = {node: node for node in missing[:num_missing]}
+        client_by_node = {node: node for node in missing_nodes[:num_missing]}
         return client_by_node, "none of them may take part again yet"
 
     def _by_partition(self, nodes: Sequence[int], drawn: Collection[int]) -> dict[int, int]:
@@ -213,13 +213,15 @@ class Nodes:
         self._partition_by_node = _of_nodes(self._partition_by_node, nodes)
         self._next_query = _of_nodes(self._next_query, nodes)
         self._num_unanswered = Counter(_of_nodes(self._num_unanswered, nodes))
-        silent = [node for node in nodes if node not in self._partition_by_node]
-        due = [node for node in silent if is_waiting or self._next_query.get(node, 0) <= t]
-        if not due:
+        silent_nodes = [node for node in nodes if node not in self._partition_by_node]
+        nodes_to_ask = [
+            node for node in silent_nodes if is_waiting or self._next_query.get(node, 0) <= t
+        ]
+        if not nodes_to_ask:
             return
-        kind = f"{MessageType.QUERY}.{_PARTITION}"
-        messages = [Message(RecordDict(), node, kind) for node in due]
-        self._num_unanswered.update(due)
+        message_type = f"{MessageType.QUERY}.{_PARTITION}"
+        messages = [Message(RecordDict(), node, message_type) for node in nodes_to_ask]
+        self._num_unanswered.update(nodes_to_ask)
         assert self._population is not None
         for reply in grid.send_and_receive(messages, timeout=min(_ANSWER_SECONDS, seconds)):
             if reply.has_content():
@@ -229,7 +231,7 @@ class Nodes:
                 if not is_partition:
                     partition = None
                 self._partition_by_node[reply.metadata.src_node_id] = partition
-        for node in set(due) - self._partition_by_node.keys():
+        for node in set(nodes_to_ask) - self._partition_by_node.keys():
             self._next_query[node] = t + 2 ** min(self._num_unanswered[node] - 1, 30)
 
 

@@ -113,10 +113,12 @@ class Reach:
         if isinstance(holder, types.FunctionType):
             return self._of_function(holder)
         if isinstance(holder, type):
-            variables = vars(holder).items()
-            return {name: value for name, value in variables if _is_data(name, value)}
-        slots = [name for name in _slots(type(holder)) if hasattr(holder, name)]
-        return {name: getattr(holder, name) for name in slots} | getattr(holder, "__dict__", {})
+            class_variables = vars(holder).items()
+            return {name: value for name, value in class_variables if _is_data(name, value)}
+        slot_names = [name for name in _slots(type(holder)) if hasattr(holder, name)]
+        return {name: getattr(holder, name) for name in slot_names} | getattr(
+            holder, "__dict__", {}
+        )
 
     def children(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yields the values that a value refers to, with a name for each."""
@@ -229,13 +231,13 @@ def link_to_copy(link: Any, memo: dict[int, Any]) -> Any:
             function = link_to_copy(function, memo)
         args, keywords = copy.deepcopy((link.args, link.keywords), memo)
         return type(link)(function, *args, **keywords)
-    owner = getattr(link, "__self__", None)
-    copied = memo.get(id(owner), owner)
-    if copied is owner:
+    link_owner = getattr(link, "__self__", None)
+    copied_owner = memo.get(id(link_owner), link_owner)
+    if copied_owner is link_owner:
         return link
     if isinstance(link, types.MethodType):
-        return types.MethodType(link.__func__, copied)
-    return getattr(copied, link.__name__)
+        return types.MethodType(link.__func__, copied_owner)
+    return getattr(copied_owner, link.__name__)
 
 
 def _has_no_attributes(value: Any) -> bool:
@@ -284,12 +286,12 @@ def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
 def _names(code: types.CodeType) -> frozenset[str]:
     """Returns the names of globals that a function and the functions within it use."""
     inner_codes = (code for code in code.co_consts if isinstance(code, types.CodeType))
-    names = {
+    global_names = {
         instruction.argval
         for instruction in dis.get_instructions(code)
         if instruction.opname.endswith("_GLOBAL")
     }
-    return frozenset(names).union(*map(_names, inner_codes))
+    return frozenset(global_names).union(*map(_names, inner_codes))
 
 
 def _package(module: str) -> str:

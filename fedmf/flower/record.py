@@ -35,13 +35,13 @@ class StepRecord(NamedTuple):
 
     def to_arrays(self) -> list[np.ndarray]:
         """Returns the record as arrays, for `Server.release`."""
-        tree, state_arrays = self.state.to_arrays()
+        state_tree, state_arrays = self.state.to_arrays()
         arrays = [*self.model.values(), *state_arrays]
         content = {
             "format": _FORMAT,
             "round": self.t,
             "names": list(self.model),
-            "state": tree,
+            "state": state_tree,
             "digest": _digest_of(arrays),
         }
         return [np.frombuffer(json.dumps(content).encode(), np.uint8), *arrays]
@@ -62,9 +62,9 @@ class StepRecord(NamedTuple):
             raise ValueError("its releases were not committed by this strategy")
         if header["digest"] != _digest_of(arrays[1:]):
             raise ValueError("the model or the strategy's state in its journal was edited")
-        names = header["names"]
-        model = dict(zip(names, arrays[1:], strict=False))
-        state = State.from_arrays(header["state"], list(arrays[1 + len(names) :]))
+        array_names = header["names"]
+        model = dict(zip(array_names, arrays[1:], strict=False))
+        state = State.from_arrays(header["state"], list(arrays[1 + len(array_names) :]))
         return cls(header["round"], model, state)
 
 
@@ -122,8 +122,10 @@ def recovered(
         model = fitted(model, begun_settings["shapes"])
     else:
         model = in_order(model, list(record.model))
-    shapes = [list(shape) for shape in shapes_of(model).values()]
-    check_same_run(folder, (server.plan, begun_settings), (plan, {"shapes": shapes, **settings}))
+    array_shapes = [list(shape) for shape in shapes_of(model).values()]
+    check_same_run(
+        folder, (server.plan, begun_settings), (plan, {"shapes": array_shapes, **settings})
+    )
     if record is None:
         return dict(model), None
     check_same_names(folder, record.model, model)

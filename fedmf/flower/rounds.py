@@ -92,8 +92,10 @@ class Replies:
 
     def __iter__(self) -> Iterator[Update]:
         client_by_node = dict(self._round.asked or {})
-        added = self._round.added
-        awaited = {node: client for node, client in client_by_node.items() if client not in added}
+        added_clients = self._round.added
+        awaited_by_node = {
+            node: client for node, client in client_by_node.items() if client not in added_clients
+        }
         for reply in self._replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
@@ -104,16 +106,16 @@ class Replies:
                 self.dropped["of another type than asked for"] += 1
             elif node not in client_by_node:
                 self.dropped["of nodes that were not drawn"] += 1
-            elif node not in awaited:
+            elif node not in awaited_by_node:
                 self.dropped["come twice"] += 1
             else:
-                update = self._update_of(awaited[node], reply.content)
+                update = self._update_of(awaited_by_node[node], reply.content)
                 if update is not None:
-                    del awaited[node]
+                    del awaited_by_node[node]
                     yield update
         num_without_update = self.dropped["failed"] + self.dropped["with other arrays"]
-        if len(awaited) > num_without_update:
-            self.dropped["missing"] = len(awaited) - num_without_update
+        if len(awaited_by_node) > num_without_update:
+            self.dropped["missing"] = len(awaited_by_node) - num_without_update
 
     def _update_of(self, client: int, content: RecordDict) -> Update | None:
         """Returns the update in a reply; None of a reply with other arrays, which is counted."""
@@ -186,8 +188,10 @@ def letter_of(name: str, messages: list[Message], model: Model) -> Letter:
             f"strategy={name} sends no message for training: let it train one node at least "
             "(fraction_train, min_train_nodes)"
         )
-    first = messages[0]
-    letter = Letter(first.content, first.metadata.message_type, first.metadata.ttl)
+    first_message = messages[0]
+    letter = Letter(
+        first_message.content, first_message.metadata.message_type, first_message.metadata.ttl
+    )
     for message in messages:
         is_content = message.content is letter.content or message.content == letter.content
         if not is_content or message.metadata.message_type != letter.message_type:

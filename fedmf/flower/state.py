@@ -26,23 +26,33 @@ class State(NamedTuple):
 
     def to_arrays(self) -> tuple[Any, list[np.ndarray]]:
         """Returns the state as JSON and arrays."""
-        packed = [*self.attributes.items(), *self.contents.items(), *(((), p) for p in self.new)]
-        tree = [[path, value.tree, len(value.arrays)] for path, value in packed]
+        packed_values = [
+            *self.attributes.items(),
+            *self.contents.items(),
+            *(((), p) for p in self.new),
+        ]
+        packed_trees = [[path, value.tree, len(value.arrays)] for path, value in packed_values]
         counts = [len(self.attributes), len(self.contents)]
-        return [counts, tree], [array for _, value in packed for array in value.arrays]
+        return [counts, packed_trees], [
+            array for _, value in packed_values for array in value.arrays
+        ]
 
     @classmethod
     def from_arrays(cls, tree: Any, arrays: list[np.ndarray]) -> "State":
         """Inverts `to_arrays`."""
         [num_attributes, num_contents], entries = tree
         array_iterator = iter(arrays)
-        packed = [
-            (tuple(path), Packed(value, list(itertools.islice(array_iterator, count))))
-            for path, value, count in entries
+        packed_values = [
+            (tuple(path), Packed(value, list(itertools.islice(array_iterator, num_arrays))))
+            for path, value, num_arrays in entries
         ]
-        end = num_attributes + num_contents
-        contents = dict(packed[num_attributes:end])
-        return cls(dict(packed[:num_attributes]), contents, [value for _, value in packed[end:]])
+        contents_end = num_attributes + num_contents
+        contents = dict(packed_values[num_attributes:contents_end])
+        return cls(
+            dict(packed_values[:num_attributes]),
+            contents,
+            [value for _, value in packed_values[contents_end:]],
+        )
 
 
 EMPTY = State({}, {}, [])

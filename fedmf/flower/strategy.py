@@ -236,14 +236,14 @@ class MatrixFactorizationDP(Strategy):
         self._begin(arrays)
         self._undo_interrupted()
         self._finish_round()
-        names = list(self._model)
-        self._model = in_order(floats(arrays), names)
+        array_names = list(self._model)
+        self._model = in_order(floats(arrays), array_names)
         t = self.server.round
-        added: set[int] = set()
+        added_clients: set[int] = set()
         if self._round is not None:  # it was interrupted, and its messages are made again
-            added = self._round.added
+            added_clients = self._round.added
         under_way = Round(
-            t=t, before=self._wrapped.state.changes().state, model=self._model, added=added
+            t=t, before=self._wrapped.state.changes().state, model=self._model, added=added_clients
         )
         self._round = under_way
         model_record = as_record(self._model)
@@ -251,17 +251,17 @@ class MatrixFactorizationDP(Strategy):
         letter = letter_of(type(self.strategy).__name__, messages, self._model)
         self._wrapped.try_once(t, self._model, self._folder, self._warn_once)
         assert self._nodes is not None
-        client_by_node = self._nodes.draw(grid, self._patience, added)
-        under_way.after, lost = self._wrapped.state.changes()
-        if self._folder is not None and lost:
+        client_by_node = self._nodes.draw(grid, self._patience, added_clients)
+        under_way.after, lost_values = self._wrapped.state.changes()
+        if self._folder is not None and lost_values:
             self._warn_once(
-                f"the folder does not keep strategy.{attribute_list(lost)}: a run that is started "
-                "again goes on without"
+                f"the folder does not keep strategy.{attribute_list(lost_values)}: a run that is "
+                "started again goes on without"
             )
         under_way.asked = client_by_node
         under_way.message_type = letter.message_type
-        rounds = self.plan.participation.rounds
-        log.info("fedmf: round %d of %d goes to %d nodes", t + 1, rounds, len(client_by_node))
+        num_rounds = self.plan.participation.rounds
+        log.info("fedmf: round %d of %d goes to %d nodes", t + 1, num_rounds, len(client_by_node))
         return [letter.to(node, t) for node in client_by_node]
 
     def aggregate_train(
@@ -329,8 +329,8 @@ class MatrixFactorizationDP(Strategy):
         self._last_evaluated = number
         self._wrapped.end_evaluation()
         if dropped:
-            counts = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-            log.warning("fedmf: evaluation after round %d: dropped: %s", number, counts)
+            dropped_counts = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+            log.warning("fedmf: evaluation after round %d: dropped: %s", number, dropped_counts)
         return metrics
 
     def summary(self) -> None:
@@ -353,9 +353,13 @@ class MatrixFactorizationDP(Strategy):
         self._model = model
         folder = self._folder
         if folder is None or not (folder / "server.json").exists():
-            shapes = list(shapes_of(model).values())
+            array_shapes = list(shapes_of(model).values())
             server = Server(
-                self.plan, shapes=shapes, noise_seed=self._seed, folder=folder, **self._settings
+                self.plan,
+                shapes=array_shapes,
+                noise_seed=self._seed,
+                folder=folder,
+                **self._settings,
             )
         else:
             server = Server.open(folder)
@@ -413,10 +417,10 @@ class MatrixFactorizationDP(Strategy):
         t = under_way.t
         if server.round == t:
             assert under_way.after is not None
-            arrays: list[np.ndarray] = []
+            record_arrays: list[np.ndarray] = []
             if self._folder is not None:
-                arrays = StepRecord(t, under_way.model, under_way.after).to_arrays()
-            server.release(before=arrays)
+                record_arrays = StepRecord(t, under_way.model, under_way.after).to_arrays()
+            server.release(before=record_arrays)
         if under_way.asked is not None:  # else the round was logged before a restart
             log_round(self.plan, t, len(under_way.added), self._dropped)
             under_way.asked = None

@@ -86,8 +86,8 @@ class StrategyState:
     @property
     def opaque(self) -> dict[AttributePath, str]:
         """The type of each object whose state, if it has one, cannot be read or stored."""
-        opaque = self._opaque_objects()
-        return {path: type(value).__name__ for path, value in opaque.items()}
+        opaque_objects = self._opaque_objects()
+        return {path: type(value).__name__ for path, value in opaque_objects.items()}
 
     def watch(self) -> "Watch":
         """Returns a watch of the objects whose state cannot be seen."""
@@ -123,22 +123,28 @@ class StrategyState:
         Yields:
           A watch of the copies; None where one cannot be copied, and no trial is possible.
         """
-        opaque = self._opaque_objects()
+        opaque_objects = self._opaque_objects()
         links = {path: value for path, value in self._objects.items() if is_link(value)}
-        originals = opaque | links
+        originals = opaque_objects | links
         # Objects whose state can be read are not copied, also where a copy refers to them.
         readable_paths = self._objects.keys() - originals.keys()
-        memo = {id(self._objects[path]): self._objects[path] for path in readable_paths}
+        copy_by_id = {id(self._objects[path]): self._objects[path] for path in readable_paths}
         try:
-            copies = dict(zip(opaque, copy.deepcopy(list(opaque.values()), memo), strict=True))
+            copies = dict(
+                zip(
+                    opaque_objects,
+                    copy.deepcopy(list(opaque_objects.values()), copy_by_id),
+                    strict=True,
+                )
+            )
             for path, value in links.items():
-                memo[id(value)] = copies[path] = link_to_copy(value, memo)
+                copy_by_id[id(value)] = copies[path] = link_to_copy(value, copy_by_id)
         except Exception:  # such as that of a lock, a file or a connection
             yield None
             return
         try:
             self._replace(copies)
-            yield Watch({path: copies[path] for path in opaque})
+            yield Watch({path: copies[path] for path in opaque_objects})
         finally:
             self._replace(originals)
 
@@ -173,7 +179,7 @@ class StrategyState:
     def _walk(self) -> Iterator[tuple[AttributePath, Any]]:
         """Yields each object that the strategy refers to, the nearest first, with its address."""
         visited: dict[int, Any] = {}  # with the values, so that their ids are not used again
-        addresses: set[AttributePath] = set()
+        used_addresses: set[AttributePath] = set()
         next_level: list[tuple[AttributePath, Any]] = [((), self._strategy)]
         while next_level:
             level = next_level
@@ -183,9 +189,9 @@ class StrategyState:
                     continue
                 if not is_immutable(value):
                     visited[id(value)] = value
-                    while path in addresses:  # two classes of one name
+                    while path in used_addresses:  # two classes of one name
                         path = (*path[:-1], f"{path[-1]}'")
-                    addresses.add(path)
+                    used_addresses.add(path)
                     yield path, value
                 for name, child in self._reach.children(value):
                     child_path = (name,) if name.startswith("@") else (*path, name)
@@ -216,20 +222,20 @@ class StrategyState:
           replaced: addresses whose references are set also where they seem unchanged.
           lost: paths whose values stay as they are.
         """
-        new = [empty_value(content) for content in state.new]
+        new_values = [empty_value(content) for content in state.new]
 
         def resolve(tree: list[Any]) -> Any:
-            kind, *address = tree
-            if kind == "new":
-                return new[address[0]]
-            if kind == "method":
-                function, owner = (resolve(subtree) for subtree in address)
-                return types.MethodType(function, owner)
+            reference_kind, *address = tree
+            if reference_kind == "new":
+                return new_values[address[0]]
+            if reference_kind == "method":
+                function, method_owner = (resolve(subtree) for subtree in address)
+                return types.MethodType(function, method_owner)
             if tuple(address) not in self._objects:
                 raise self._misses(tuple(address))
             return self._objects[tuple(address)]
 
-        for value, packed in zip(new, state.new, strict=True):
+        for value, packed in zip(new_values, state.new, strict=True):
             fill(value, packed, resolve)
         by_holder: dict[AttributePath, dict[str, Packed]] = {}
         for path, packed in state.attributes.items():
@@ -247,27 +253,27 @@ class StrategyState:
             if not fill(self._objects[path], packed, resolve):
                 raise self._misses(path)
         for path, attributes in self._attributes.items():
-            target = attributes | by_holder.get(path, {})
+            target_values = attributes | by_holder.get(path, {})
             lost_names = {name for *holder, name in lost if tuple(holder) == path}
-            self._set_attributes(self._objects[path], target, lost_names, resolve)
+            self._set_attributes(self._objects[path], target_values, lost_names, resolve)
 
     def _set_attributes(
         self, holder: Any, target: Mapping[str, Packed], lost: Set[str], resolve: Resolve
     ) -> None:
         """Gives an object these attributes, but for the names `lost`, and removes any others."""
-        present = self._reach.attributes(holder)
-        for name in present.keys() - target.keys() - lost:
-            if not is_tool(present[name]):
+        present_values = self._reach.attributes(holder)
+        for name in present_values.keys() - target.keys() - lost:
+            if not is_tool(present_values[name]):
                 set_attribute(holder, name)
         for name, packed in target.items():
             if name in lost:
                 continue
             if packed.same_as(_DELETED):
-                if name in present:
+                if name in present_values:
                     set_attribute(holder, name)
                 continue
             value = unpack_value(packed, resolve)
-            if name not in present or not _is_same(present[name], value):
+            if name not in present_values or not _is_same(present_values[name], value):
                 set_attribute(holder, name, value)
 
     def _present(self, value: Any) -> Packed | None:
@@ -303,59 +309,59 @@ class _Comparison:
     def changes(self) -> Changes:
         """Returns the differences."""
         initial = self._initial
-        lost: dict[AttributePath, str] = {}
+        lost_types: dict[AttributePath, str] = {}
         attributes: dict[AttributePath, Packed] = {}
         contents: dict[AttributePath, Packed] = {}
         for path, value in initial._objects.items():
             if path in initial._attributes:
                 changed_attributes, lost_attributes = self._attributes_of(path, value)
                 attributes |= changed_attributes
-                lost |= lost_attributes
+                lost_types |= lost_attributes
             elif path in initial._contents:
                 self._current_path = path
                 try:
                     content = content_of(value, self._refer)
                 except Unkeepable as error:
-                    lost[path] = str(error)
+                    lost_types[path] = str(error)
                     continue
                 initial_content = initial._contents[path]
                 if not content.same_as(initial_content):
                     contents[path] = content.copied()
                 if _shape(content) != _shape(initial_content):
-                    lost[path] = "an array of another shape"
-        new: list[Packed] = []
+                    lost_types[path] = "an array of another shape"
+        new_contents: list[Packed] = []
         for value in self._new_values:  # to which `_refer` appends during the loop
-            self._current_path = self._new_paths[len(new)]
+            self._current_path = self._new_paths[len(new_contents)]
             try:
-                new.append(content_of(value, self._refer).copied())
+                new_contents.append(content_of(value, self._refer).copied())
             except Unkeepable as error:
-                lost[self._current_path] = str(error)
-                new.append(Packed(["list"], []))
-        lost |= self._overlaps()
-        return Changes(State(attributes, contents, new), lost)
+                lost_types[self._current_path] = str(error)
+                new_contents.append(Packed(["list"], []))
+        lost_types |= self._overlaps()
+        return Changes(State(attributes, contents, new_contents), lost_types)
 
     def _attributes_of(
         self, path: AttributePath, holder: Any
     ) -> tuple[dict[AttributePath, Packed], dict[AttributePath, str]]:
         """Returns the changed attributes of an object, and the types of those that are lost."""
         initial_values = self._initial._attributes[path]
-        changed: dict[AttributePath, Packed] = {}
-        lost: dict[AttributePath, str] = {}
-        present = self._initial._reach.attributes(holder)
-        for name, value in present.items():
+        changed_values: dict[AttributePath, Packed] = {}
+        lost_types: dict[AttributePath, str] = {}
+        present_values = self._initial._reach.attributes(holder)
+        for name, value in present_values.items():
             self._current_path = (*path, name)
             try:
                 packed = pack_value(value, self._refer)
             except Unkeepable as error:
                 is_initial = self._initial.is_initial_object(self._current_path, value)
                 if not is_initial and not is_tool(value):
-                    lost[self._current_path] = str(error)
+                    lost_types[self._current_path] = str(error)
                 continue
             if not packed.same_as(initial_values.get(name)):
-                changed[self._current_path] = packed.copied()
-        for name in initial_values.keys() - present.keys():
-            changed[(*path, name)] = _DELETED
-        return changed, lost
+                changed_values[self._current_path] = packed.copied()
+        for name in initial_values.keys() - present_values.keys():
+            changed_values[(*path, name)] = _DELETED
+        return changed_values, lost_types
 
     def _refer(self, value: Any) -> Any:
         """Returns the reference to an object, as JSON, and numbers new objects.
@@ -388,19 +394,21 @@ class _Comparison:
         for value in self._initial._objects.values():
             if isinstance(value, np.ndarray):
                 by_memory.setdefault(_memory_of(value), []).append(value)
-        lost = {}
+        lost_types = {}
         for path, value in arrays:
             neighbours = by_memory.setdefault(_memory_of(value), [])
             if any(np.may_share_memory(value, neighbour) for neighbour in neighbours):
-                lost[path] = "an array that shares the memory of another"
+                lost_types[path] = "an array that shares the memory of another"
             neighbours.append(value)
-        return lost
+        return lost_types
 
 
 def iterators_of(state: StrategyState) -> dict[AttributePath, str]:
     """Returns the type of each generator and iterator, which a trial would advance."""
-    opaque = state._opaque_objects()
-    return {path: type(value).__name__ for path, value in opaque.items() if is_iterator(value)}
+    opaque_objects = state._opaque_objects()
+    return {
+        path: type(value).__name__ for path, value in opaque_objects.items() if is_iterator(value)
+    }
 
 
 def _memory_of(array: np.ndarray) -> int:

@@ -56,9 +56,9 @@ def next_model(
     Raises:
       ValueError: it returns arrays of other names or shapes.
     """
-    weight = MetricRecord({getattr(strategy, "weighted_by_key", "num-examples"): 1.0})
-    key = getattr(strategy, "arrayrecord_key", "arrays")
-    content = RecordDict({key: as_record(reply), "metrics": weight})
+    weight_record = MetricRecord({getattr(strategy, "weighted_by_key", "num-examples"): 1.0})
+    record_key = getattr(strategy, "arrayrecord_key", "arrays")
+    content = RecordDict({record_key: as_record(reply), "metrics": weight_record})
     arrays, _ = strategy.aggregate_train(t + 1, [Message(content, 0, MessageType.TRAIN)])
     if arrays is None:
         return None
@@ -105,7 +105,7 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath
     """
     state = StrategyState(strategy)
     iterators = iterators_of(state)
-    lost: dict[AttributePath, str] = {}
+    lost_types: dict[AttributePath, str] = {}
     # Different from the model in every float type, and without overflow.
     reply = {name: (x + np.abs(x) / 4 + 1).astype(x.dtype) for name, x in model.items()}
     with state.restored() as watch:
@@ -120,12 +120,12 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath
         try:
             with _quiet():
                 reason = _fault_of(strategy, t, model, reply)
-            lost = state.changes().lost | watch.changed()
+            lost_types = state.changes().lost | watch.changed()
         except Exception as error:  # of the strategy
             reason = text_of(error)
     if reason:
         raise ValueError(refusal_of(strategy, reason))
-    return lost
+    return lost_types
 
 
 def _fault_of(strategy: Strategy, t: int, model: Model, reply: Model) -> str:
@@ -141,8 +141,10 @@ def _fault_of(strategy: Strategy, t: int, model: Model, reply: Model) -> str:
         is_lost = (np.isfinite(model[name]) & ~np.isfinite(result[name]) for name in model)
         if any(map(np.any, is_lost)):
             return "the next model has entries that are not finite"
-        stays = all(np.array_equal(model[name], result[name], equal_nan=True) for name in model)
-        if not stays or t > 0:
+        is_unchanged = all(
+            np.array_equal(model[name], result[name], equal_nan=True) for name in model
+        )
+        if not is_unchanged or t > 0:
             return ""
     return "the model stays as it is"
 

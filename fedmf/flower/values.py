@@ -325,10 +325,13 @@ def fill(value: Any, packed: Packed, resolve: Resolve) -> bool:
     name, *items = packed.tree
     if name == "ndarray":
         [content] = packed.arrays
-        fits = _is_array(value) and (value.dtype, value.shape) == (content.dtype, content.shape)
-        if fits and not _same_bits(value, content):
+        is_fitting = _is_array(value) and (value.dtype, value.shape) == (
+            content.dtype,
+            content.shape,
+        )
+        if is_fitting and not _same_bits(value, content):
             value[...] = content
-        return fits
+        return is_fitting
     kind = _KIND_BY_TYPE[_TYPE_BY_NAME[name]]
     if type(value) is not kind.type or kind.fill is None:
         return False

@@ -76,15 +76,15 @@ class WrappedStrategy:
         """
         if self.is_tried:
             return
-        lost = try_strategy(self.strategy, t, model)
+        lost_types = try_strategy(self.strategy, t, model)
         if folder is not None and self._watch is not None:
-            lost |= self.state.changes().lost | self._watch.changed()
-            check_is_kept(lost, folder)
-            opaque = self.state.opaque
-            if opaque:
+            lost_types |= self.state.changes().lost | self._watch.changed()
+            check_is_kept(lost_types, folder)
+            opaque_objects = self.state.opaque
+            if opaque_objects:
                 warn(
-                    f"the folder does not keep strategy.{attribute_list(opaque)}: a run that is "
-                    "started again has those that its program makes"
+                    f"the folder does not keep strategy.{attribute_list(opaque_objects)}: a run "
+                    "that is started again has those that its program makes"
                 )
         self.is_tried = True
 

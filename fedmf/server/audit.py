@@ -153,23 +153,23 @@ def audit_mechanism(
     checks.fits_in_memory("the audit of all rounds", (num_rounds, num_rounds), copies=5, hint=hint)
     if coordinates is None:
         coordinates = _default_coordinates(num_rounds, false_positive_rate)
-    leaves = [math.prod(shape) for shape in model_of(coordinates)]
+    leaf_sizes = [math.prod(shape) for shape in model_of(coordinates)]
     trials = _checked_trials(trials)
     # The attack's client takes part in known rounds.
     plan = dataclasses.replace(plan, sampling=None)
     num_runs = 3 if trials else 2
     runs = _AuditedRuns(plan, subject, progress, num_runs=num_runs)
-    causal = causal_factor(plan.mechanism.noising())
+    causal_matrix = causal_factor(plan.mechanism.noising())
     scale = plan.stddev / divisor_of(plan)
     first_run = runs.releases(coordinates, noise_seed=16 * seed + 1)
-    noises = [whiten(causal, first_run, scale)]
+    noises = [whiten(causal_matrix, first_run, scale)]
     del first_run  # as large as its noise
     resumed_run = runs.releases(coordinates, noise_seed=16 * seed + 2, resume_at=num_rounds // 2)
-    noises.append(whiten(causal, resumed_run, scale))
+    noises.append(whiten(causal_matrix, resumed_run, scale))
     del resumed_run
     if plan.quantile_clipping is not None:
-        leaves.append(1)
-    findings = audit_noise(noises, leaves=leaves).findings
+        leaf_sizes.append(1)
+    findings = audit_noise(noises, leaves=leaf_sizes).findings
     game = None
     if trials:
         game = _attack(plan, runs, trials, seed)
@@ -351,24 +351,24 @@ class ServerMeans:
         # The client of the attack sees the clip norm of the round.
         size *= params.clip_norm / plan.clip_norm
         # The sum is a function of updates and clip norm, and most of a round's cost.
-        key = (places.tobytes(), size, params.clip_norm)
-        if key not in self._sums:
-            total = self._means.empty_sum(len(places))
+        sum_key = (places.tobytes(), size, params.clip_norm)
+        if sum_key not in self._sums:
+            update_sum = self._means.empty_sum(len(places))
             update = np.zeros(self._means.size, np.float32)
             for coordinate in places:
                 update[coordinate] = size
-                total.add(
+                update_sum.add(
                     in_shapes(update, self._shapes),
                     clip_norm=params.clip_norm,
                     zeroing_norm=params.zeroing_norm,
                 )
                 update[coordinate] = 0
-            self._sums[key] = total
-        total = self._sums[key]
-        mean, state = self._means.release(state, total, self._noise.row(int(state.next_round)))
+            self._sums[sum_key] = update_sum
+        update_sum = self._sums[sum_key]
+        mean, state = self._means.release(state, update_sum, self._noise.row(int(state.next_round)))
         release = mean.astype(np.float64)
         if state.clip:
-            bit_noise = float(state.clip.bits) - total.clients / 2 + total.clipped
+            bit_noise = float(state.clip.bits) - update_sum.clients / 2 + update_sum.clipped
             scaled_noise = bit_noise * (plan.stddev / divisor_of(plan) / bit_stddev(plan))
             release = np.append(release * (plan.clip_norm / params.clip_norm), scaled_noise)
         return state, release

@@ -70,7 +70,7 @@ def clip_margin(entries: int, clients: int) -> float:
     return margin
 
 
-class ClippedUpdate(NamedTuple):
+class ClipResult(NamedTuple):
     """A client's update after zeroing and clipping; it is never both.
 
     Attributes:
@@ -91,7 +91,7 @@ def clip_update(
     zeroing_norm: float,
     scales: Sequence[np.ndarray] = (),
     max_clients: int = 1,
-) -> ClippedUpdate:
+) -> ClipResult:
     """Zeroes an update, or clips it in L2 over all leaves together.
 
     For every input the result's norm is at most clip_norm in exact arithmetic. An update of norm at
@@ -109,16 +109,18 @@ def clip_update(
     >>> clipped.values[0].round(6), clipped.is_clipped, clipped.is_zeroed
     (array([0.3, 0.4]), True, False)
     """
-    sizes = [leaf.size for leaf in leaves]
-    values = np.zeros(sum(sizes))
+    leaf_sizes = [leaf.size for leaf in leaves]
+    values = np.zeros(sum(leaf_sizes))
     target = clip_norm * (1 - clip_margin(len(values), max_clients))
     float32_memory = np.empty(len(values), np.float32)
     clipping = _Clipping(leaves, scales, float32_memory, target, zeroing_norm)
     for start, block in clipping.blocks():
         values[start : start + len(block)] = block
-    flat_leaves = np.split(values, np.cumsum(sizes)[:-1])
-    shaped = [flat.reshape(leaf.shape) for flat, leaf in zip(flat_leaves, leaves, strict=True)]
-    return ClippedUpdate(shaped, clipping.is_clipped, clipping.is_zeroed)
+    flat_leaves = np.split(values, np.cumsum(leaf_sizes)[:-1])
+    shaped_leaves = [
+        flat.reshape(leaf.shape) for flat, leaf in zip(flat_leaves, leaves, strict=True)
+    ]
+    return ClipResult(shaped_leaves, clipping.is_clipped, clipping.is_zeroed)
 
 
 class UpdateSum:

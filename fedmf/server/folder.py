@@ -207,9 +207,9 @@ class ServerFolder:
         whole_plan = plan.longer or plan
         write_atomically(self.path / _SEED, seed_text, mode=0o600)
         whole_plan.mechanism.save(self.path / _MECHANISM)
-        mechanism = (self.path / _MECHANISM).read_bytes()
+        mechanism_file = (self.path / _MECHANISM).read_bytes()
         self._participations.begin()
-        content = {
+        config_content = {
             "format": _FORMAT,
             "warning": _WARNING,
             "server": dataclasses.asdict(config),
@@ -218,10 +218,10 @@ class ServerFolder:
             "mechanism_sha256": mechanism_digest(whole_plan.mechanism),
         }
         if plan.longer is not None:
-            content["stop_after"] = plan.mechanism.rounds
-        config_text = strict_json.dumps(content, indent=2) + "\n"
-        contents = (config_text.encode(), mechanism, seed_text.encode())
-        self._journal.begin(dict(zip(_BOUND, contents, strict=True)))
+            config_content["stop_after"] = plan.mechanism.rounds
+        config_text = strict_json.dumps(config_content, indent=2) + "\n"
+        bound_contents = (config_text.encode(), mechanism_file, seed_text.encode())
+        self._journal.begin(dict(zip(_BOUND, bound_contents, strict=True)))
         write_atomically(self.path / _CONFIG, config_text)
         sync_names(self.path)
 
@@ -238,28 +238,30 @@ class ServerFolder:
             )
         with self._undamaged(_CONFIG):
             config_text = (self.path / _CONFIG).read_bytes()
-            content = json.loads(config_text)
-            if content["format"] != _FORMAT:
-                raise ValueError(f"its format is {content['format']!r}")
-            config = ServerConfig(**content["server"])
-            plan_config = PlanConfig.from_mapping(content["plan"], "plan")
+            config_content = json.loads(config_text)
+            if config_content["format"] != _FORMAT:
+                raise ValueError(f"its format is {config_content['format']!r}")
+            config = ServerConfig(**config_content["server"])
+            plan_config = PlanConfig.from_mapping(config_content["plan"], "plan")
         with self._undamaged(_MECHANISM):
             mechanism = load_mechanism(self.path / _MECHANISM)
-            if mechanism_digest(mechanism) != content["mechanism_sha256"]:
+            if mechanism_digest(mechanism) != config_content["mechanism_sha256"]:
                 raise ValueError("its digest differs from that in server.json")
             plan = plan_config.plan_with(mechanism, plan_config.noise_multiplier or 0.0)
-            if "stop_after" in content:
-                plan = stopped_after(plan, content["stop_after"])
-            if not math.isclose(plan.stddev, content["stddev"], rel_tol=1e-9):
-                raise ValueError(f"it needs noise of {plan.stddev}, not of {content['stddev']}")
+            if "stop_after" in config_content:
+                plan = stopped_after(plan, config_content["stop_after"])
+            if not math.isclose(plan.stddev, config_content["stddev"], rel_tol=1e-9):
+                raise ValueError(
+                    f"it needs noise of {plan.stddev}, not of {config_content['stddev']}"
+                )
             mechanism_file = (self.path / _MECHANISM).read_bytes()
         with self._undamaged(_SEED):
             seed_text = (self.path / _SEED).read_bytes()
             if not (seed_text.endswith(b"\n") and seed_text[:-1].isdigit()):
                 raise ValueError("it is no whole number")
             seed = int(seed_text)
-        contents = (config_text, mechanism_file, seed_text)
-        committed = self._journal.read(dict(zip(_BOUND, contents, strict=True)))
+        bound_contents = (config_text, mechanism_file, seed_text)
+        committed = self._journal.read(dict(zip(_BOUND, bound_contents, strict=True)))
         try:
             self._restore_participations(committed.rows)
         except FileWasEdited:
@@ -386,8 +388,8 @@ def _released(committed: Committed, size: int, num_metrics: int) -> Released:
     metrics = np.zeros(0, np.float32)
     if num_metrics:
         metrics = arrays["metrics"]
-    for array, entries in ((mean, size), (metrics, num_metrics)):
-        if array.shape != (entries,) or array.dtype != np.float32:
+    for array, num_entries in ((mean, size), (metrics, num_metrics)):
+        if array.shape != (num_entries,) or array.dtype != np.float32:
             raise ValueError(f"its release is {array.dtype} of shape {array.shape}")
     clip = _state_of(ClipState, arrays)
     scaling = _state_of(ScalingState, arrays)

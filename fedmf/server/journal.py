@@ -200,9 +200,9 @@ class Journal:
         path = self._file(max(num_rounds, 0))
         with self.undamaged(path):
             check_archive(path)
-            with np.load(path, allow_pickle=False) as entries:
-                header = json.loads(entries["header"].item())
-                arrays = arrays_of(entries)
+            with np.load(path, allow_pickle=False) as archive_entries:
+                header = json.loads(archive_entries["header"].item())
+                arrays = arrays_of(archive_entries)
             if header["rounds"] != num_rounds:
                 raise ValueError(f"it is of {header['rounds']} rounds")
             if header["files"] != self._digest_by_name:
@@ -257,8 +257,8 @@ class Journal:
         if self.rounds == t + 1:  # an interrupt came after the end of this commit
             return
         self._append_newest_row()
-        text = strict_json.dumps({"round": t, **row}) + "\n"
-        next_header = self._next_header(t + 1, text)
+        row_text = strict_json.dumps({"round": t, **row}) + "\n"
+        next_header = self._next_header(t + 1, row_text)
         self.check_place()
         num_rounds = newest_number(self.path)
         if num_rounds == t + 1 and self._header_of(num_rounds) == next_header:

@@ -237,20 +237,20 @@ def leaves_of(name: str, update: Any, shapes: Sequence[tuple[int, ...]]) -> list
       TypeError: no list of arrays of floats.
       ValueError: other shapes.
     """
-    hint = f"give a list of float arrays of shapes={list(shapes)}"
+    way_out = f"give a list of float arrays of shapes={list(shapes)}"
     if not isinstance(update, list | tuple):
-        raise TypeError(f"`{name}` is a {type(update).__name__}: {hint}")
+        raise TypeError(f"`{name}` is a {type(update).__name__}: {way_out}")
     leaves = []
     for i, leaf in enumerate(update):
         try:
             leaves.append(np.asarray(leaf))
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(
-                f"{name}[{i}] is a {type(leaf).__name__}, of which numpy makes no array: {hint}"
+                f"{name}[{i}] is a {type(leaf).__name__}, of which numpy makes no array: {way_out}"
             ) from None
     leaf_shapes = [leaf.shape for leaf in leaves]
     if leaf_shapes != list(shapes):
-        raise ValueError(f"`{name}` has arrays of shapes {leaf_shapes}: {hint}")
+        raise ValueError(f"`{name}` has arrays of shapes {leaf_shapes}: {way_out}")
     for i, leaf in enumerate(leaves):
         if leaf.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
             raise TypeError(

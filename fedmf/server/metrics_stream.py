@@ -81,15 +81,17 @@ class MetricsStream:
         value_by_name = dict(values)
         if value_by_name.keys() != self._largest_by_name.keys():
             raise ValueError(f"metrics={sorted(map(str, value_by_name))}: {hint}")
-        numbers = {name: _number(name, value_by_name[name]) for name in self._largest_by_name}
-        if not math.isfinite(numbers["accuracy"]):
-            numbers["accuracy"] = 0.0
-        if math.isnan(numbers["loss"]) or numbers["loss"] == -math.inf:
-            numbers = {"accuracy": 0.0, "loss": math.inf}
+        number_by_name = {
+            name: _number(name, value_by_name[name]) for name in self._largest_by_name
+        }
+        if not math.isfinite(number_by_name["accuracy"]):
+            number_by_name["accuracy"] = 0.0
+        if math.isnan(number_by_name["loss"]) or number_by_name["loss"] == -math.inf:
+            number_by_name = {"accuracy": 0.0, "loss": math.inf}
         entries = [1.0]
         for name, largest in self._largest_by_name.items():
-            bounded = min(max(numbers[name], 0.0), largest)
-            entries.append(bounded / largest * 2 - 1)
+            bounded_value = min(max(number_by_name[name], 0.0), largest)
+            entries.append(bounded_value / largest * 2 - 1)
         exact: np.ndarray = np.trunc(self._weight * np.array(entries) * 2**30) / 2**30
         return exact
 

@@ -229,7 +229,7 @@ class RecurrentWork:
         """See `TileWork`: M_b, without the entries that copy a rolling state."""
         num_rounds = self.bounds[b + 1] - self.bounds[b]
         M = self._form.matrix(b)
-        if self._form.rolling:
+        if self._form.is_rolling:
             M = M[:num_rounds]
         return M.astype(np.float32)
 
@@ -241,8 +241,8 @@ class RecurrentWork:
         stop = self.bounds[b + 1]
         num_rounds = stop - start
         if self._form.is_rolling:
-            past = range(start - 1, max(start - self._form.width, 0) - 1, -1)
-            state_slots = [tile.row_slots[t] for t in past]
+            past_rounds = range(start - 1, max(start - self._form.width, 0) - 1, -1)
+            state_slots = [tile.row_slots[t] for t in past_rounds]
         else:
             state_slots = tile.state_slots
         # Before round 0 the state is 0, and has no slots.
@@ -299,16 +299,16 @@ class RegeneratedWork:
         """See `TileWork`."""
         start = self.bounds[b]
         stop = self.bounds[b + 1]
-        stored = store.draws[tile.index][:, : tile.width]
+        stored_draws = store.draws[tile.index][:, : tile.width]
         if stop <= self._stored_draws:
-            z = stored[:stop]
+            z = stored_draws[:stop]
         else:
             z = worker.inputs[:stop, : tile.width]
-            z[: tile.num_draws] = stored[: tile.num_draws]
+            z[: tile.num_draws] = stored_draws[: tile.num_draws]
         if tile.num_draws < stop:
             worker.source.fill(z[tile.num_draws :], tile.num_draws, tile.columns.start)
         if stop > self._stored_draws:
-            stored[tile.num_draws :] = z[tile.num_draws : self._stored_draws]
+            stored_draws[tile.num_draws :] = z[tile.num_draws : self._stored_draws]
         tile.num_draws = max(tile.num_draws, min(stop, self._stored_draws))
         for group_start in range(start, stop, len(worker.outputs)):
             group_stop = min(group_start + len(worker.outputs), stop)
@@ -366,8 +366,8 @@ class BlockRows:
             self._store.read(tile.row_slots[t], row[tile.columns])
         if self._block == number + 1 < len(bounds) - 1:
             num_rounds = bounds[number + 1] - bounds[number]
-            share = len(self._store.tiles) * (t - bounds[number] + 1) // num_rounds
-            self._make_tiles(share, t)
+            num_tiles = len(self._store.tiles) * (t - bounds[number] + 1) // num_rounds
+            self._make_tiles(num_tiles, t)
         return row
 
     def _make_block(self, number: int, t: int) -> None:

@@ -48,8 +48,8 @@ class Participants:
         """Records the clients of all rounds that a folder has."""
         cohorts = self.roster.restore(released.clients_by_round)
         selections = []
-        for cohort, selected in zip(cohorts, released.selected_by_round, strict=True):
-            selection = cohort if selected is None else np.array(selected, np.int64)
+        for cohort, round_selection in zip(cohorts, released.selected_by_round, strict=True):
+            selection = cohort if round_selection is None else np.array(round_selection, np.int64)
             selections.append(selection)
         self.ledger.restore(cohorts, selections)
         if self._controller is not None:
@@ -81,8 +81,8 @@ class Participants:
         client_by_id = self.roster.by_normalised_id("available", available)
         clients = [client_by_id[client_id] for client_id in sorted(client_by_id)]
         is_eligible = self.roster.is_eligible(clients, t)
-        eligible = [clients[i] for i in np.flatnonzero(is_eligible)]
-        return draw_cohort(eligible, self._config.clients_per_round, self._seed, t)
+        eligible_clients = [clients[i] for i in np.flatnonzero(is_eligible)]
+        return draw_cohort(eligible_clients, self._config.clients_per_round, self._seed, t)
 
     def draw(self, t: int, *, is_quiet: bool = False) -> np.ndarray:
         """Returns the clients that the server draws for round t; none where they check in.

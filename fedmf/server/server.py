@@ -288,7 +288,7 @@ class Server(ExclusiveCalls):
             is as before.
         """
         self._check_round()
-        leaves = leaves_of("update", update, self._config.shapes)
+        update_leaves = leaves_of("update", update, self._config.shapes)
         max_clients = self._participants.max_clients(self.round)
         contribution = np.zeros_like(self._metric_sum)
         if metrics is not None:
@@ -309,7 +309,10 @@ class Server(ExclusiveCalls):
             scales = in_shapes(params.scales, self._config.shapes)
         self._sum.set_margin(max_clients)
         self._sum.add(
-            leaves, clip_norm=params.clip_norm, zeroing_norm=params.zeroing_norm, scales=scales
+            update_leaves,
+            clip_norm=params.clip_norm,
+            zeroing_norm=params.zeroing_norm,
+            scales=scales,
         )
         self._metric_sum += contribution
 
@@ -337,7 +340,7 @@ class Server(ExclusiveCalls):
                 "the plan has `private_metrics`, which are bounded here for each client: add "
                 "updates one by one, or plan without"
             )
-        leaves = [
+        sum_leaves = [
             np.array(leaf, np.float64) for leaf in leaves_of("total", total, self._config.shapes)
         ]
         client_by_id = self._participants.roster.by_normalised_id(
@@ -345,7 +348,7 @@ class Server(ExclusiveCalls):
         )
         num_clients = len(client_by_id)
         max_norm = largest_norm(num_clients, self.client_params().clip_norm, self._config.size)
-        norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in leaves))
+        norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in sum_leaves))
         if not norm <= max_norm * (1 + 1e-6):  # of a sum that was rounded to float32
             raise ValueError(
                 f"total has norm {norm:.6g}, and clipped updates of {num_clients} clients have at "
@@ -355,7 +358,7 @@ class Server(ExclusiveCalls):
             hint = "count the updates that were clipped"
             clipped = checks.integer("clipped", clipped, low=0, high=num_clients, hint=hint)
         self._participants.admit(client_by_id, self.round)
-        self._sum.add_clipped(leaves, num_clients, clipped or 0, 0)
+        self._sum.add_clipped(sum_leaves, num_clients, clipped or 0, 0)
 
     @exclusive
     def release(self, *, before: Sequence[np.ndarray] = ()) -> list[np.ndarray]:

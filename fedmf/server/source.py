@@ -192,7 +192,7 @@ class GaussianSource:
           row, chunk, chunks: as of `_draw`.
         """
         count = first.size
-        radius, cosine, sine, near = (
+        radius, cosine, sine, is_near_end = (
             array[:count].reshape(first.shape)
             for array in (self._radius, self._cosine, self._sine, self._near)
         )
@@ -204,16 +204,16 @@ class GaussianSource:
         np.sqrt(radius, out=radius)
         number = self._number[:count].reshape(radius.shape)
         np.add(first, np.uint32(_NEAR_THE_END), out=number)  # modulo 2^32, both ends are near 0
-        np.less(number, np.uint32(2 * _NEAR_THE_END), out=near)
-        block, pair = np.divmod(np.flatnonzero(near), _PAIRS)
-        low_bits = second[block, pair] & np.uint32(255)
-        bits = first[block, pair].astype(np.uint64) << np.uint64(8) | low_bits
-        uniform = (bits + 0.5) * 2.0**-40
-        for i in np.flatnonzero(bits < _FAR_OUT):
-            pair_row = int(row + block[i] // chunks)
-            pair_number = int((chunk + block[i] % chunks) * _PAIRS + pair[i])
-            uniform[i] = self._far_out(int(bits[i]), pair_row, pair_number)
-        radius[block, pair] = np.sqrt(-2 * np.log(uniform))
+        np.less(number, np.uint32(2 * _NEAR_THE_END), out=is_near_end)
+        chunk_index, pair_index = np.divmod(np.flatnonzero(is_near_end), _PAIRS)
+        low_bits = second[chunk_index, pair_index] & np.uint32(255)
+        first_bits = first[chunk_index, pair_index].astype(np.uint64) << np.uint64(8) | low_bits
+        uniform = (first_bits + 0.5) * 2.0**-40
+        for i in np.flatnonzero(first_bits < _FAR_OUT):
+            pair_row = int(row + chunk_index[i] // chunks)
+            pair_number = int((chunk + chunk_index[i] % chunks) * _PAIRS + pair_index[i])
+            uniform[i] = self._far_out(int(first_bits[i]), pair_row, pair_number)
+        radius[chunk_index, pair_index] = np.sqrt(-2 * np.log(uniform))
         angle = number.view(np.int32)
         np.right_shift(second.view(np.int32), 8, out=angle)
         np.copyto(sine, angle, casting="unsafe")

@@ -30,7 +30,7 @@ class NoiseState(NamedTuple):
     rows: Any
 
 
-def fingerprint(text: str) -> int:
+def text_fingerprint(text: str) -> int:
     """Returns 64 bits of a text's digest, 0 <= fingerprint < 2^64."""
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
 
@@ -76,7 +76,7 @@ def plan_fingerprint(plan: Plan) -> int:
     >>> [plan_fingerprint(plan) == plan_fingerprint(plans[0]) for plan in plans]
     [True, True, False]
     """
-    return fingerprint(f"{plan_fields(plan)} {plan.stddev:.5e} {bit_stddev(plan):.5e}")
+    return text_fingerprint(f"{plan_fields(plan)} {plan.stddev:.5e} {bit_stddev(plan):.5e}")
 
 
 def state_fingerprint(plan: int, strategy: str, state_rows: int, size: int) -> int:
@@ -94,4 +94,4 @@ def state_fingerprint(plan: int, strategy: str, state_rows: int, size: int) -> i
     >>> state_fingerprint(7, "recurrent", 32, 5) == state_fingerprint(7, "regenerated", 32, 5)
     False
     """
-    return fingerprint(f"{plan} {strategy} {state_rows} {size}")
+    return text_fingerprint(f"{plan} {strategy} {state_rows} {size}")

@@ -95,7 +95,7 @@ class Optimizer:
           rate: the learning rate of this step.
         """
         xp = self.xp
-        step = state.step + np.float32(1)
+        next_step = state.step + np.float32(1)
         gradients = list(gradients)
         velocity = state.velocity
         moment = state.moment
@@ -124,7 +124,7 @@ class Optimizer:
             moment = [
                 self._next_moment(m, xp.square(g)) for m, g in zip(moment, gradients, strict=True)
             ]
-            rate = rate * xp.sqrt(1 - _BETA_2**step) / (1 - self.momentum**step)
+            rate = rate * xp.sqrt(1 - _BETA_2**next_step) / (1 - self.momentum**next_step)
             directions = [
                 v / (xp.sqrt(m) + self.scalar_like(self.epsilon, m))
                 for v, m in zip(velocity, moment, strict=True)
@@ -132,7 +132,7 @@ class Optimizer:
         next_weights = [
             w - self.scalar_like(rate, w) * d for w, d in zip(weights, directions, strict=True)
         ]
-        return OptimizerState(step, velocity, moment, state.start), next_weights
+        return OptimizerState(next_step, velocity, moment, state.start), next_weights
 
     def _next_moment(self, m: Any, square: Any) -> Any:
         """Returns the second moment of adam or yogi after a step."""

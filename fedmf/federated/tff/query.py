@@ -29,7 +29,7 @@ from fedmf.server.aggregation import (
 from fedmf.server.following import Scaling, check_scaling
 from fedmf.server.means import check_clip_norm, check_simulated, check_zeroing_norm
 from fedmf.server.messages import ClientParams
-from fedmf.server.state import NoiseState, check_plan, fingerprint, plan_fingerprint
+from fedmf.server.state import NoiseState, check_plan, plan_fingerprint, text_fingerprint
 
 
 class QueryState(NamedTuple):
@@ -348,7 +348,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         The divisor belongs to it, because adaptive clip norms and scales depend on it.
         """
         text = f"{self._zeroing_norm!r} {self._entry_rounding!r} {self._scaling} {self.divisor!r}"
-        return tf.constant(fingerprint(text), tf.uint64)
+        return tf.constant(text_fingerprint(text), tf.uint64)
 
     def _checked(self, row: tf.Tensor, state: QueryState) -> tf.Tensor:
         """Returns the row of noise, if records are clipped as they were when the run began.
