@@ -20,7 +20,7 @@ from fedmf.tasks.stackoverflow.text_import import import_text
 from tests.cli.test_errors import commands
 from tests.mechanisms.registry import MECHANISMS
 from tests.runs.test_folder import CONFIG, new_run
-from tests.server.plans import plan_of, server
+from tests.server.plans import make_server, plan_of
 from tests.test_architecture import SOURCES
 from tests.training import numpy_task
 
@@ -37,7 +37,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(elsewhere)
     MECHANISMS["banded"](12).save(home / "m.npz")
     np.save(home / "matrix.npy", np.eye(12))
-    server(home / "server", noise_seed="os").close()
+    make_server(home / "server", noise_seed="os").close()
     new_run(home / "run")
     fedmf.ParticipationLedger(cohort_size=1).save(home / "ledger.npz")
     (home / "log.csv").write_text("round,client\n0,1\n")
@@ -57,7 +57,7 @@ def noise_in_a_map():
 
 # Function and argument -> a call with a path in the home folder, and what it leaves there.
 CALLS = {
-    "Server.__init__ folder": (lambda: server("~/new", noise_seed="os").close(), "new"),
+    "Server.__init__ folder": (lambda: make_server("~/new", noise_seed="os").close(), "new"),
     "Server.open folder": (lambda: fedmf.Server.open("~/server").close(), ""),
     "load_mechanism path": (lambda: fedmf.load_mechanism("~/m.npz"), ""),
     "load_factorization path": (lambda: fedmf.load_factorization("~/matrix.npy"), ""),

@@ -28,7 +28,7 @@ def draws_of_host(seed, rounds, size):
     return Z.astype(np.float64)
 
 
-def server(folder=None, plan=None, **options):
+def make_server(folder=None, plan=None, **options):
     """Of twelve rounds, with three clients in each."""
     plan = plan or plan_of(MECHANISMS["banded"](12))
     values = {"shapes": SHAPES, "clients_per_round": 3, "noise_seed": 5}

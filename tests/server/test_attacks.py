@@ -19,40 +19,40 @@ from fedmf.server.clipping import UpdateSum
 from fedmf.server.rows import HostNoise
 from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import assert_refused, refusal
-from tests.server.plans import plan_of, server, update
+from tests.server.plans import make_server, plan_of, update
 
 GONE = "was moved, replaced, closed or gone on with elsewhere: nothing was released"
 
 
 class TestTheFolder:
-    def test_stays_where_it_is_when_the_program_changes_its_folder(self, tmp_path, monkeypatch):
+    def test_folder_stays_when_the_working_folder_changes(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        keeper = server("server")
+        server = make_server("server")
         monkeypatch.chdir("/")
-        keeper.release()
-        keeper.close()
+        server.release()
+        server.close()
         assert fedmf.Server.open(tmp_path / "server").round == 1
 
-    def test_moved_or_made_again_under_the_server_releases_nothing(self, tmp_path):
-        keeper = server(tmp_path / "server")
+    def test_moved_or_replaced_folder_releases_nothing(self, tmp_path):
+        server = make_server(tmp_path / "server")
         (tmp_path / "server").rename(tmp_path / "moved")
         with refusal(GONE):
-            keeper.release()
-        server(tmp_path / "server").close()
+            server.release()
+        make_server(tmp_path / "server").close()
         with refusal(GONE):
-            keeper.release()
+            server.release()
 
-    def test_put_back_from_a_backup_under_the_server_releases_nothing(self, tmp_path):
-        keeper = server(tmp_path / "server")
+    def test_folder_put_back_from_a_backup_releases_nothing(self, tmp_path):
+        server = make_server(tmp_path / "server")
         journal = tmp_path / "server" / "private" / "journal"
         before = (journal / "000000.npz").read_bytes()
-        keeper.release()
+        server.release()
         (journal / "000001.npz").unlink()
         (journal / "000000.npz").write_bytes(before)
         with refusal(GONE):
-            keeper.release()
+            server.release()
 
-    def test_without_locks_is_refused(self, tmp_path, monkeypatch):
+    def test_file_systems_without_locks_are_refused(self, tmp_path, monkeypatch):
         import fcntl
 
         def none(*args):
@@ -60,20 +60,20 @@ class TestTheFolder:
 
         monkeypatch.setattr(fcntl, "flock", none)
         assert_refused(
-            lambda: server(tmp_path / "server"), ValueError, "a file system without locks"
+            lambda: make_server(tmp_path / "server"), ValueError, "a file system without locks"
         )
         unlocked = files.lock(tmp_path)  # which runs take
         assert unlocked
         unlocked.release()
 
-    def test_of_others_is_not_written_to(self, tmp_path):
+    def test_folder_with_files_of_other_programs_is_refused(self, tmp_path):
         (tmp_path / "mechanism.npz").write_bytes(b"mine")
-        assert_refused(lambda: server(tmp_path), ValueError, "is not empty")
+        assert_refused(lambda: make_server(tmp_path), ValueError, "is not empty")
         assert (tmp_path / "mechanism.npz").read_bytes() == b"mine"
-        assert_refused(lambda: server(""), TypeError, "must be the path of a folder")
-        assert_refused(lambda: server("\0"), ValueError, "cannot be opened")
+        assert_refused(lambda: make_server(""), TypeError, "must be the path of a folder")
+        assert_refused(lambda: make_server("\0"), ValueError, "cannot be opened")
 
-    def test_is_on_disk_before_anything_of_it_is_handed_out(self, tmp_path, monkeypatch):
+    def test_release_is_on_disk_before_it_is_returned(self, tmp_path, monkeypatch):
         """Names are synced: of the folder and those above it, of private, and before a reader."""
         synced, fsync = [], os.fsync
 
@@ -83,16 +83,16 @@ class TestTheFolder:
 
         monkeypatch.setattr(os, "fsync", told)
         folder = tmp_path / "above" / "server"
-        keeper = server(folder)
+        server = make_server(folder)
         expected = {str(folder), str(folder / "private"), str(folder.parent), str(tmp_path)}
         assert expected <= set(synced)
-        keeper.close()
+        server.close()
         synced.clear()
         fedmf.Server.open(folder)
         assert synced == [str(folder / "private" / "journal")]
 
-    def test_keeps_its_seed_out_of_errors(self, tmp_path):
-        server(tmp_path / "server", noise_seed=123_454_321).close()
+    def test_errors_do_not_show_the_seed(self, tmp_path):
+        make_server(tmp_path / "server", noise_seed=123_454_321).close()
         path = tmp_path / "server" / "private" / "noise_seed"
         for text in ("123454321x\n", "123454321"):
             path.write_text(text)
@@ -104,10 +104,14 @@ class TestTheFolder:
 
 
 class TestCallsWithinCalls:
-    def test_of_another_thread_wait_and_a_closed_server_releases_nothing(
+    def test_calls_of_other_threads_wait_and_a_closed_server_releases_nothing(
         self, tmp_path, monkeypatch
     ):
-        keeper, begun, go_on = server(tmp_path / "server"), threading.Event(), threading.Event()
+        server, begun, go_on = (
+            make_server(tmp_path / "server"),
+            threading.Event(),
+            threading.Event(),
+        )
         row, order = HostNoise.row, []
 
         def slow(self, t):
@@ -116,8 +120,8 @@ class TestCallsWithinCalls:
             return row(self, t)
 
         monkeypatch.setattr(HostNoise, "row", slow)
-        release = threading.Thread(target=lambda: order.append(keeper.release()))
-        close = threading.Thread(target=lambda: order.append(keeper.close()))
+        release = threading.Thread(target=lambda: order.append(server.release()))
+        close = threading.Thread(target=lambda: order.append(server.close()))
         release.start()
         assert begun.wait(30)
         close.start()
@@ -130,12 +134,12 @@ class TestCallsWithinCalls:
         assert order[1] is None  # closed once the release was done
         assert fedmf.Server.open(tmp_path / "server").round == 1
 
-    def test_of_a_signal_handler_are_refused(self, monkeypatch):
-        keeper, said, row = server(), [], HostNoise.row
+    def test_calls_of_a_signal_handler_are_refused(self, monkeypatch):
+        server, said, row = make_server(), [], HostNoise.row
 
         def handler(*_):
             try:
-                keeper.release()
+                server.release()
             except ValueError as error:
                 said.append(str(error))
 
@@ -146,45 +150,45 @@ class TestCallsWithinCalls:
         monkeypatch.setattr(HostNoise, "row", interrupted)
         before = signal.signal(signal.SIGUSR1, handler)
         try:
-            keeper.release()
+            server.release()
         finally:
             signal.signal(signal.SIGUSR1, before)
-        assert keeper.round == 1
+        assert server.round == 1
         assert "is at work" in said[0]
 
     def test_a_warning_that_is_an_error_does_not_stop_a_release(self):
         twice = fedmf.Participation(rounds=12, schema="min_sep", min_sep=3, max_participations=2)
         plan = plan_of(MECHANISMS["banded"](12), participation=twice)
-        keeper, other = (server(plan=plan, population=18) for _ in range(2))
+        server, other = (make_server(plan=plan, population=18) for _ in range(2))
         for _ in range(11):
-            keeper.release()
+            server.release()
             other.release()
         with pytest.warns(PoolRanDryWarning):  # of the last round
             other.cohort()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            keeper.release()
-        assert keeper.round == 12
+            server.release()
+        assert server.round == 12
 
 
 class TestClients:
-    def test_of_a_sum_are_counted_whatever_lists_them(self):
-        keeper = server()
+    def test_clients_of_a_sum_are_counted_in_any_iterable(self):
+        server = make_server()
         for bad, words in (
             ("ab", "`clients` is a str"),
             ([7, "x"], "`clients` has ints and texts"),
             ([7, 7], "`clients` has a client twice"),
         ):
             with refusal(words, (TypeError, ValueError)):
-                keeper.add_sum(update(), clients=bad)
-        keeper.add(update(), client=5)
-        keeper.add_sum(update(), clients=iter([7, 8]))
-        keeper.release()
-        assert keeper.clients == [5, 7, 8]  # nothing of the refused lists
+                server.add_sum(update(), clients=bad)
+        server.add(update(), client=5)
+        server.add_sum(update(), clients=iter([7, 8]))
+        server.release()
+        assert server.clients == [5, 7, 8]  # nothing of the refused lists
         with refusal("client=7 took part in round 0"):
-            keeper.add(update(), client=7)
+            server.add(update(), client=7)
 
-    def test_are_what_they_hold_and_not_what_they_say(self, tmp_path):
+    def test_client_ids_are_read_by_content_and_not_by_their_methods(self, tmp_path):
         class Number(int):
             def __index__(self):
                 return 99
@@ -192,40 +196,40 @@ class TestClients:
         people = enum.Enum("People", {"ann": "ann"}, type=str)  # whose str is People.ann
         for one, same in ((people.ann, "ann"), (Number(7), 7), (np.int64(7), 7)):
             folder = tmp_path / type(one).__name__
-            keeper = server(folder)
-            keeper.add(update(), client=one)
+            server = make_server(folder)
+            server.add(update(), client=one)
             with refusal("is in round 0 already"):
-                keeper.add(update(), client=same)
-            keeper.release()
-            keeper.close()
-            with fedmf.Server.open(folder) as keeper:
-                assert type(keeper.clients[0]) is type(same)
+                server.add(update(), client=same)
+            server.release()
+            server.close()
+            with fedmf.Server.open(folder) as server:
+                assert type(server.clients[0]) is type(same)
                 with refusal("took part in round 0"):
-                    keeper.add(update(), client=one)
+                    server.add(update(), client=one)
 
-    def test_of_look_alike_ids_are_one(self, tmp_path):
-        keeper = server(tmp_path / "server")
-        keeper.add(update(), client="A")
+    def test_ids_that_look_alike_count_as_one_client(self, tmp_path):
+        server = make_server(tmp_path / "server")
+        server.add(update(), client="A")
         for alike in ("\u0410", "\u0391", "\uff21"):
             with refusal("is in round 0 already"):
-                keeper.add(update(), client=alike)
-        keeper.release()
+                server.add(update(), client=alike)
+        server.release()
         with refusal("took part in round 0"):
-            keeper.add(update(), client="\u0410")
-        assert keeper.cohort(available=["\u0410", "b"]) == ["b"]
-        assert keeper.clients == ["A"]
+            server.add(update(), client="\u0410")
+        assert server.cohort(available=["\u0410", "b"]) == ["b"]
+        assert server.clients == ["A"]
 
-    def test_cannot_be_taken_off_the_ledger(self):
-        keeper = server()
-        keeper.add(update(), client=1)
-        keeper.release()
-        keeper.ledger._rounds.clear()
-        keeper.ledger.append(np.array([5]))
-        assert (keeper.round, len(keeper.ledger)) == (1, 1)
+    def test_changes_to_a_ledger_copy_leave_the_server_unchanged(self):
+        server = make_server()
+        server.add(update(), client=1)
+        server.release()
+        server.ledger._rounds.clear()
+        server.ledger.append(np.array([5]))
+        assert (server.round, len(server.ledger)) == (1, 1)
 
 
 class TestUpdates:
-    def test_whose_memory_changes_meanwhile_are_clipped(self):
+    def test_update_in_memory_that_changes_meanwhile_is_clipped(self):
         """A receive buffer that the next message is written to."""
         total, leaf = UpdateSum(40_000, 1), np.full(40_000, 1e-6)
 
@@ -252,7 +256,7 @@ class TestUpdates:
             over.set()
             thread.join()
 
-    def test_move_the_sum_by_no_more_than_the_clip_with_all_its_rounding(self):
+    def test_update_moves_the_sum_by_at_most_clip_norm_with_all_rounding(self):
         """In exact arithmetic, the client anywhere among the others."""
         rng = np.random.default_rng(4)
         squared = fractions.Fraction(0.1) ** 2

@@ -35,12 +35,12 @@ def claim():
 
 
 @every_form
-def test_every_form_is_what_is_claimed(build):
+def test_every_mechanism_passes_the_audit(build):
     plan = plan_of(build(ROUNDS))
     assert judged(plan, run(plan, seed=99, resume_at=6)).contradictions == ()
 
 
-def test_an_audit_is_of_two_runs_and_a_game():
+def test_audit_has_two_runs_and_an_attack():
     progress = []
     result = audit_mechanism(
         plan_of(MECHANISMS["tree online"](4)), seed=3, coordinates=300, trials=20,
@@ -57,7 +57,7 @@ def resumed(claim):
     return judged(claim, run(claim, resume_at=5))
 
 
-def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed):
+def test_audit_detects_noise_that_a_resume_repeats(monkeypatch, claim, resumed):
     honest, made = audits.ServerMeans.release, []
 
     def forgetful(self, state, *clients):
@@ -75,7 +75,7 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed):
     assert not judged(claim, run(claim, resume_at=5)).consistent
 
 
-def test_the_worst_client_is_seen_as_well_as_claimed_and_no_better():
+def test_attack_reaches_the_claimed_signal_to_noise_ratio():
     plan = plan_of(MECHANISMS["banded"](12))
     case = worst_case(plan)
     result = game(plan, plan, case, 1.5)
@@ -83,7 +83,7 @@ def test_the_worst_client_is_seen_as_well_as_claimed_and_no_better():
     assert result.snr_lower <= case.snr <= result.snr_upper
 
 
-def test_games_that_break_the_claim_are_caught(monkeypatch):
+def test_audit_detects_less_noise_and_missing_clipping(monkeypatch):
     claim = plan_of(MECHANISMS["banded"](12))
     case = worst_case(claim)
     less = dataclasses.replace(claim, noise_multiplier=claim.noise_multiplier * 2 / 3)
@@ -97,7 +97,7 @@ def test_games_that_break_the_claim_are_caught(monkeypatch):
     assert game(claim, claim, case, 1.5).findings[0].p_value < FALSE_POSITIVE_RATE
 
 
-def test_both_streams_of_an_adaptive_clip_norm_are_seen(monkeypatch):
+def test_audit_detects_shared_noise_of_adaptive_clipping(monkeypatch):
     clipping = fedmf.QuantileClipping(every=1)
     plan = plan_of(MECHANISMS["banded"](ROUNDS), quantile_clipping=clipping)
     honest = audit_mechanism(plan, seed=3, trials=400)
@@ -115,7 +115,7 @@ def test_both_streams_of_an_adaptive_clip_norm_are_seen(monkeypatch):
     assert not audit_mechanism(plan, seed=3, trials=0).verdict.consistent
 
 
-def test_noise_that_ends_is_caught_at_the_default_size(monkeypatch):
+def test_audit_of_default_size_detects_noise_that_is_cut_off(monkeypatch):
     """Cut at 4 standard deviations it is seen with certainty."""
     plan = plan_of(MECHANISMS["identity"](ROUNDS))
     honest = audit_mechanism(plan, seed=3, trials=0)
@@ -131,7 +131,7 @@ def test_noise_that_ends_is_caught_at_the_default_size(monkeypatch):
     assert not audit_mechanism(plan, seed=3, trials=0).verdict.consistent
 
 
-def test_a_simulated_cohort_has_the_noise_it_says(claim):
+def test_audit_checks_the_noise_of_a_simulated_cohort(claim):
     plan = claim.simulating(simulated=5, claimed=50)
     assert judged(plan, run(plan)).consistent
     with refusal("guarantees nothing of what runs"):
@@ -144,7 +144,7 @@ def test_a_plan_of_too_many_rounds_is_refused_before_its_matrices_are_formed():
 
 
 @pytest.mark.parametrize("change", [{"plan": 3}, {"seed": -1}, {"coordinates": 3}, {"trials": 5}])
-def test_refusals_name_the_argument(claim, change):
+def test_audit_mechanism_refuses_invalid_arguments_by_name(claim, change):
     [(name, value)] = change.items()
     with refusal(f"{name}={value}", (TypeError, ValueError)):
         audit_mechanism(**{"plan": claim, "seed": 1} | change)

@@ -45,7 +45,7 @@ def leaves_of(dtype):
     zeroing_norm=st.sampled_from([1e-6, 100.0, math.inf]),
 )
 @hypothesis.settings(max_examples=400)
-def test_no_update_is_longer_than_the_clip(leaves, clip_norm, zeroing_norm):
+def test_clipped_norm_is_at_most_clip_norm(leaves, clip_norm, zeroing_norm):
     total = added(leaves, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
     clipped = clip_update(leaves, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
     assert [value.shape for value in clipped.values] == [leaf.shape for leaf in leaves]
@@ -71,7 +71,7 @@ def test_no_update_is_longer_than_the_clip(leaves, clip_norm, zeroing_norm):
         )
 
 
-def test_a_vector_over_blocks_and_leaves_is_clipped_as_one():
+def test_update_over_blocks_and_leaves_is_clipped_as_one_vector():
     rng = np.random.default_rng(0)
     vector = rng.standard_normal(3 * _BLOCK + 7).astype(np.float32)
     leaves = [vector[:5], vector[5:_BLOCK].reshape(-1, 3), vector[_BLOCK:]]
@@ -81,7 +81,7 @@ def test_a_vector_over_blocks_and_leaves_is_clipped_as_one():
     assert math.fsum(np.square(total.total)) <= 4.0
 
 
-def test_a_sum_of_so_many_that_its_rounding_counts_is_refused():
+def test_margin_refuses_sums_of_too_many_clients():
     """The margin of 10^8 clients would be twice the clip norm, and turn updates round."""
     total = UpdateSum(3, 2_000_000)
     total.add([np.full(3, 9.0)], clip_norm=1.0, zeroing_norm=math.inf)
@@ -90,7 +90,7 @@ def test_a_sum_of_so_many_that_its_rounding_counts_is_refused():
         UpdateSum(3, 3_000_000)
 
 
-def test_scales_come_before_zeroing_and_clipping():
+def test_scales_are_applied_before_zeroing_and_clipping():
     update, scales = [np.array([3.0, 400.0])], [np.array([1.0, 0.01], np.float32)]
     total = added(update, clip_norm=2.5, zeroing_norm=100.0, scales=scales)
     np.testing.assert_allclose(total.total, [1.5, 2.0], rtol=1e-7)

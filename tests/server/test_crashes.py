@@ -116,7 +116,7 @@ def state_of(server):
 
 
 @pytest.mark.slow
-def test_killed_at_every_write_of_a_round(new, tmp_path):
+def test_kill_at_every_write_of_a_round_repeats_no_release(new, tmp_path):
     """Whatever was released once, to a caller or by `open`, is the only sum of its row."""
     new().close()
     folder, seen, kills = tmp_path / "server", {}, []
@@ -162,7 +162,7 @@ def releases_again(folder):
 
 
 @pytest.mark.slow
-def test_killed_at_every_write_before_round_0(new, tmp_path, plan):
+def test_kill_at_every_write_before_round_0_allows_a_new_start(new, tmp_path, plan):
     for number in itertools.count():
         folder = tmp_path / f"server {number}"
 
@@ -183,7 +183,7 @@ def test_killed_at_every_write_before_round_0(new, tmp_path, plan):
     assert number > 10
 
 
-def test_without_room_the_same_sum_is_released_later(new, monkeypatch):
+def test_full_disk_delays_the_release_of_the_same_sum(new, monkeypatch):
     server = new()
     collect(server, 0.1)
     for name in ("fsync", "link"):
@@ -205,7 +205,7 @@ def test_without_room_the_same_sum_is_released_later(new, monkeypatch):
 
 
 @pytest.mark.slow
-def test_interrupted_at_every_line_of_a_release(new, tmp_path):
+def test_interrupt_at_every_line_of_a_release_repeats_no_release(new, tmp_path):
     """KeyboardInterrupt anywhere: the round is released once, with one sum."""
     reference = new(None)
     expected = []
@@ -261,7 +261,7 @@ def interrupted_at(number, call):
     return False
 
 
-def test_interrupted_at_every_line_of_an_update(new):
+def test_interrupt_at_every_line_of_add_leaves_a_bounded_sum(new):
     """A client counts once for at most the clip norm, also where its update is sent again."""
     clip_norm = new(None).plan.clip_norm
     for number in itertools.count():
@@ -301,7 +301,7 @@ class TestFilesThatAreNotItsOwn:
             "private/noise_seed",
         ],
     )
-    def test_damaged_or_missing(self, folder, name):
+    def test_damaged_or_missing_files_are_refused(self, folder, name):
         """Refused, wherever a byte is another one, unless nothing that is read has changed."""
         path = folder / name
         content = path.read_bytes()
@@ -337,7 +337,7 @@ class TestFilesThatAreNotItsOwn:
         path.write_bytes(content)
         fedmf.Server.open(folder).release()
 
-    def test_an_older_release_alone(self, folder, tmp_path):
+    def test_older_journal_file_is_refused(self, folder, tmp_path):
         old = folder / "private" / "journal" / "000003.npz"
         content = old.read_bytes()
         server = fedmf.Server.open(folder)
@@ -360,7 +360,7 @@ class TestFilesThatAreNotItsOwn:
             with refusal("has round 3 and the journal's newest round is 2"):
                 fedmf.Server.open(folder)
 
-    def test_another_server_s(self, folder, plan, tmp_path):
+    def test_files_of_another_server_are_refused(self, folder, plan, tmp_path):
         other = tmp_path / "other"
         server = fedmf.Server(plan, shapes=[(3,)], clients_per_round=4, noise_seed=9, folder=other)
         server.release()
@@ -373,7 +373,7 @@ class TestFilesThatAreNotItsOwn:
             with refusal("is damaged or not of this server"):
                 fedmf.Server.open(copied)
 
-    def test_participations_that_were_edited(self, folder):
+    def test_edited_participations_are_refused(self, folder):
         path = folder / "participation.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         rows[0]["client"] = "nobody"
@@ -385,7 +385,7 @@ class TestFilesThatAreNotItsOwn:
         assert json.loads(path.read_text().splitlines()[0])["client"] == "0 0"
 
 
-def test_a_file_that_grows_too_large_kills_in_the_middle_of_a_write(new, tmp_path):
+def test_file_size_limit_that_kills_within_a_write_loses_nothing(new, tmp_path):
     """SIGXFSZ at the limit: a file has some bytes of its content and not the others."""
     server = new()
     collect(server, 0.1)

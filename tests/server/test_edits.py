@@ -14,7 +14,7 @@ from fedmf.privacy.stopping import stopped_after
 from fedmf.server.appended_file import AppendedFile
 from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import refusal
-from tests.server.plans import plan_of, server, update
+from tests.server.plans import make_server, plan_of, update
 
 EDITED = "changed while it was in use: nothing was released; put back the server's own file"
 
@@ -67,41 +67,41 @@ WORDS = {"another server": EDITED + "|was moved, replaced, closed or gone on wit
 
 @pytest.mark.parametrize("released", [0, 1])
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edit_of_a_running_server_is_refused(tmp_path, edit, released):
+def test_edit_of_a_running_server_is_refused(tmp_path, edit, released):
     folder = tmp_path / "server"
-    with server(tmp_path / "other", noise_seed=6) as other, server(folder) as keeper:
+    with make_server(tmp_path / "other", noise_seed=6) as other, make_server(folder) as server:
         for _ in range(released):
             other.add(update(), client="ann")
-            keeper.add(update(), client="ann")
+            server.add(update(), client="ann")
             other.release()
-            keeper.release()
+            server.release()
         other.close()
         shutil.copytree(folder, tmp_path / "own")
         EDITS[edit](folder)
         for _ in range(2):
             with refusal(WORDS.get(edit, EDITED)):
-                keeper.release()
-        assert keeper.round == released
+                server.release()
+        assert server.round == released
     if edit != "another server":  # which is all of that server, and can be told by nobody
         with refusal("is damaged or not of this server|holds no server"):
             fedmf.Server.open(folder)
     shutil.copytree(tmp_path / "own", folder, dirs_exist_ok=True)
-    with fedmf.Server.open(folder) as keeper:
-        keeper.release()
-        assert keeper.round == released + 1
+    with fedmf.Server.open(folder) as server:
+        server.release()
+        assert server.round == released + 1
 
 
-def test_a_release_goes_on_where_the_own_file_is_put_back(tmp_path):
-    keeper = server(tmp_path / "server")
-    keeper.add(update(), client="ann")
+def test_release_succeeds_after_the_file_is_put_back(tmp_path):
+    server = make_server(tmp_path / "server")
+    server.add(update(), client="ann")
     path = tmp_path / "server" / "server.json"
     content = path.read_bytes()
     path.write_bytes(content + b" ")
     with refusal(EDITED):
-        keeper.release()
+        server.release()
     path.write_bytes(content)
-    [*_] = keeper.release()
-    assert (keeper.round, keeper.clients) == (1, ["ann"])
+    [*_] = server.release()
+    assert (server.round, server.clients) == (1, ["ann"])
 
 
 @pytest.mark.parametrize(
@@ -114,49 +114,49 @@ def test_a_release_goes_on_where_the_own_file_is_put_back(tmp_path):
         "private/noise_seed",
     ],
 )
-def test_a_removed_file_is_refused_until_it_is_put_back(tmp_path, name):
+def test_removed_file_is_refused_until_it_is_put_back(tmp_path, name):
     folder, aside = tmp_path / "server", tmp_path / "aside"
-    keeper = server(folder)
+    server = make_server(folder)
     for released, client in enumerate(("ann", "bo")):
-        keeper.add(update(), client=client)
+        server.add(update(), client=client)
         (folder / name).rename(aside)
         for _ in range(2):
             with refusal(f"^{name} of the server's folder .*{EDITED}"):
-                keeper.release()
-        assert keeper.round == released
+                server.release()
+        assert server.round == released
         assert not (folder / name).exists()
         aside.rename(folder / name)
-        keeper.release()
-    keeper.close()
-    with fedmf.Server.open(folder) as keeper:
-        assert (keeper.round, keeper.clients) == (2, ["ann", "bo"])
+        server.release()
+    server.close()
+    with fedmf.Server.open(folder) as server:
+        assert (server.round, server.clients) == (2, ["ann", "bo"])
 
 
-def test_a_removed_folder_is_refused_until_it_is_put_back(tmp_path):
+def test_removed_folder_is_refused_until_it_is_put_back(tmp_path):
     folder, aside = tmp_path / "server", tmp_path / "aside"
-    keeper = server(folder)
+    server = make_server(folder)
     for client, part in {"ann": folder / "private", "bo": folder}.items():
-        keeper.add(update(), client=client)
+        server.add(update(), client=client)
         part.rename(aside)
         with refusal("was moved, replaced|changed while it was in use"):
-            keeper.release()
+            server.release()
         aside.rename(part)
-        keeper.release()
-    assert keeper.round == 2
+        server.release()
+    assert server.round == 2
 
 
-def test_an_edit_of_the_record_is_refused_and_rubbish_behind_it_goes(tmp_path):
-    keeper = server(tmp_path / "server")
+def test_edited_rows_are_refused_and_extra_bytes_are_removed(tmp_path):
+    server = make_server(tmp_path / "server")
     path = tmp_path / "server" / "participation.jsonl"
     for client in ("ann", "bo"):
-        keeper.add(update(), client=client)
-        keeper.release()
+        server.add(update(), client=client)
+        server.release()
     content = path.read_bytes()
     path.write_bytes(content.replace(b"ann", b"eve"))
     with refusal(EDITED):
-        keeper.release()
+        server.release()
     path.write_bytes(content + b"\0\0rubbish\n")
-    keeper.release()
+    server.release()
     assert path.read_bytes() == content
 
 
@@ -165,24 +165,24 @@ def test_an_edit_of_the_record_is_refused_and_rubbish_behind_it_goes(tmp_path):
     [bytes(100) + b"\n", bytes(4096), b"\n\n", b"\xff\xfe\n", b"[" * 9000 + b"\n", b"7\n", b"{}\n",
      b'{"round": "x"}\n', b'{"round": 2, "client"', b'\0{"round": 1, "client": "bo"}\n'],
 )  # fmt: skip
-def test_rubbish_behind_the_newest_release_goes(tmp_path, rubbish):
+def test_extra_bytes_after_the_newest_release_are_removed(tmp_path, rubbish):
     """A power failure leaves any bytes of the round under way, which nobody saw."""
     folder = tmp_path / "server"
-    with server(folder) as keeper:
-        keeper.add(update(), client="ann")
-        keeper.release()
+    with make_server(folder) as server:
+        server.add(update(), client="ann")
+        server.release()
     path = folder / "participation.jsonl"
     content = path.read_bytes()
     path.write_bytes(content + rubbish)
-    with fedmf.Server.open(folder) as keeper:
+    with fedmf.Server.open(folder) as server:
         assert path.read_bytes() == content
-        keeper.release()
-    with fedmf.Server.open(folder) as keeper:
-        assert (keeper.round, keeper.clients) == (2, ["ann"])
+        server.release()
+    with fedmf.Server.open(folder) as server:
+        assert (server.round, server.clients) == (2, ["ann"])
 
 
-def test_a_log_that_cannot_be_written_loses_no_release(tmp_path, monkeypatch):
-    keeper = server(tmp_path / "server")
+def test_unwritable_log_loses_no_release(tmp_path, monkeypatch):
+    server = make_server(tmp_path / "server")
     log = tmp_path / "server" / "participation.jsonl"
 
     def full(self, *, sync=False):
@@ -192,56 +192,56 @@ def test_a_log_that_cannot_be_written_loses_no_release(tmp_path, monkeypatch):
 
     flush = AppendedFile.flush
     for t, client in enumerate(("ann", "bo")):
-        keeper.add(update(), client=client)
+        server.add(update(), client=client)
         with monkeypatch.context() as patch:
             patch.setattr(AppendedFile, "flush", full)
-            keeper.release()
-            assert keeper.round == 2 * t + 1
+            server.release()
+            assert server.round == 2 * t + 1
             with pytest.raises(OSError, match="No space left"):
-                keeper.release()
-        keeper.release()
-    assert keeper.round == 4
-    keeper.close()
+                server.release()
+        server.release()
+    assert server.round == 4
+    server.close()
     clients = [json.loads(line)["client"] for line in log.read_text().splitlines()]
     assert clients == ["ann", "bo"]
 
 
-def test_a_plan_of_the_first_rounds_is_the_same_after_open(tmp_path):
+def test_open_restores_a_plan_of_the_first_rounds(tmp_path):
     whole = plan_of(MECHANISMS["banded"](12))
     folder = tmp_path / "server"
-    with server(folder, plan=stopped_after(whole, 7)) as keeper:
-        keeper.release()
-        before = keeper.statement()
-    with fedmf.Server.open(folder) as keeper:
-        assert keeper.statement() == before
-        assert keeper.plan.longer.mechanism.rounds == 12
+    with make_server(folder, plan=stopped_after(whole, 7)) as server:
+        server.release()
+        before = server.statement()
+    with fedmf.Server.open(folder) as server:
+        assert server.statement() == before
+        assert server.plan.longer.mechanism.rounds == 12
         for _ in range(6):
-            keeper.release()
+            server.release()
         with refusal("all rounds=7 of the plan are released"):
-            keeper.release()
+            server.release()
     assert "--stop-after 7" in before
     assert "--rounds 12" in before.split("fedmf audit log")[-1]
     assert fedmf.load_mechanism(folder / "mechanism.npz").rounds == 12
 
 
-def test_one_spelling_of_a_client_is_in_the_log(tmp_path):
+def test_log_has_one_spelling_of_each_client(tmp_path):
     folder = tmp_path / "server"
-    keeper = server(folder)
+    server = make_server(folder)
     composed, decomposed = "zo\u00eb", "zoe\u0308"
     for client in (composed, None, None, decomposed):
         if client:
-            assert keeper.cohort(available=[client]) == [client]
-            keeper.add(update(), client=client)
-        keeper.release()
-    keeper.close()
+            assert server.cohort(available=[client]) == [client]
+            server.add(update(), client=client)
+        server.release()
+    server.close()
     rows = [json.loads(line) for line in (folder / "participation.jsonl").open()]
     assert rows == [{"round": 0, "client": composed}, {"round": 3, "client": composed}]
-    log = fedmf.audit_log(folder / "participation.jsonl", keeper.plan, rounds_run=4)
+    log = fedmf.audit_log(folder / "participation.jsonl", server.plan, rounds_run=4)
     assert log.contradictions == ()
 
 
-def test_a_closed_server_can_be_opened_whatever_was_forked(tmp_path):
-    keeper = server(tmp_path / "server")
+def test_closed_server_can_be_opened_after_a_fork(tmp_path):
+    server = make_server(tmp_path / "server")
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -252,7 +252,7 @@ def test_a_closed_server_can_be_opened_whatever_was_forked(tmp_path):
     try:
         with refusal("in use by another server"):
             fedmf.Server.open(tmp_path / "server")
-        keeper.close()
+        server.close()
         fedmf.Server.open(tmp_path / "server").close()
     finally:
         os.close(write)

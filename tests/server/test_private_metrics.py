@@ -47,7 +47,7 @@ numbers = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0,
 
 
 @given(loss=numbers, accuracy=numbers)
-def test_no_client_adds_more_than_one(loss, accuracy):
+def test_contribution_has_norm_at_most_one(loss, accuracy):
     part = metrics_of().contribution({"loss": loss, "accuracy": accuracy})
     assert sum(Fraction(float(x)) ** 2 for x in part) <= 1
     assert part[0] > 0.57735
@@ -57,13 +57,13 @@ def test_no_client_adds_more_than_one(loss, accuracy):
 
 
 @pytest.mark.parametrize("value", ["2.5", True], ids=repr)
-def test_what_is_no_number_is_refused_and_not_told(value):
+def test_invalid_metrics_are_refused_without_showing_them(value):
     with refusal(f"`metrics` has a {type(value).__name__} for loss", TypeError) as caught:
         metrics_of().contribution({"loss": value, "accuracy": 0.5})
     assert repr(value) not in str(caught.value)
 
 
-def test_a_value_beyond_its_range_is_its_end_and_one_that_is_not_finite_the_worst():
+def test_values_outside_the_range_are_clipped_and_not_finite_ones_are_worst():
     metrics = metrics_of()
 
     def centred(loss, accuracy=0.25):
@@ -81,7 +81,7 @@ def test_a_value_beyond_its_range_is_its_end_and_one_that_is_not_finite_the_wors
         assert centred(2.0, accuracy) == pytest.approx([-0.5, -1])
 
 
-def test_a_share_of_a_fiftieth_costs_the_updates_one_percent():
+def test_share_of_a_fiftieth_costs_updates_one_percent_of_noise():
     """The figures of the design: at delta 1e-6, independent rows, a mean of 1000 clients."""
     plan = fedmf.PlanConfig(
         rounds=1, schema="single", family="identity", epsilon=4.0, private_metrics=0.02
@@ -122,7 +122,7 @@ def largest_shift(plan, deviations, seed):
 
 @pytest.mark.parametrize("clip", [{}, {"clip_quantile": 0.5, "clip_share": 0.2}])
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
-def test_all_streams_together_cost_what_the_plan_says(share, clip):
+def test_all_streams_together_have_the_cost_of_the_plan(share, clip):
     plan = plan_of(share, **clip)
     streams = [(plan.stddev / plan.clip_norm, 1.0), (metric_stddev(plan), 1.0)]
     if clip:
@@ -137,7 +137,7 @@ def test_all_streams_together_cost_what_the_plan_says(share, clip):
     assert largest_shift(plan, streams, seed=1) > budget * (1 + share / 4)
 
 
-def test_the_noise_is_the_plan_s_and_has_nothing_of_the_updates():
+def test_metric_noise_is_of_the_plan_and_independent_of_updates():
     """White once decoded, of deviation 1, and without a correlation of 0.2 with the updates' rows.
 
     The control is a stream of the updates' own seed.
@@ -170,7 +170,7 @@ def test_the_noise_is_the_plan_s_and_has_nothing_of_the_updates():
 @pytest.mark.parametrize(
     "family", ["banded", *(pytest.param(f, marks=pytest.mark.slow) for f in ("identity", "tree"))]
 )
-def test_means_over_rounds_deviate_as_they_say(family):
+def test_means_over_rounds_have_the_stated_deviation(family):
     """By chi-square over seeds, at a false-positive rate of 1e-6. The controls state a deviation of
     rounds whose noise were independent, which correlated noise stays below, and one without the
     noise of the count, which is as large as that of the sum where the mean is the end of its range.
@@ -202,13 +202,13 @@ def test_means_over_rounds_deviate_as_they_say(family):
     assert fit(apart) == (family == "identity")
 
 
-def test_nobody_is_the_middle():
+def test_means_without_clients_are_mid_range():
     metrics = metrics_of()
     found = metrics.values(range(1), np.array([0.1, 5.0, -3.0]))
     assert (found["loss"], found["accuracy"]) == (4.0, 0.5)
 
 
-def test_what_they_cannot_be_made_of_is_refused():
+def test_plans_refuse_private_metrics_that_cannot_be_released():
     with refusal("share=1.0"):
         fedmf.PrivateMetrics(share=1.0)
     with refusal("largest_loss=0"):
@@ -221,7 +221,7 @@ def test_what_they_cannot_be_made_of_is_refused():
         metrics_of().contribution({"loss": 1.0})
     with refusal("`metrics` is a list", TypeError):
         metrics_of().contribution([1.0, 2.0])
-    with refusal(r"private_metrics=0\.5 of the plan are not played"):
+    with refusal(r"private_metrics=0\.5 of the plan are not audited"):
         audit_mechanism(plan_of(0.5), seed=1, trials=0)
 
 
@@ -233,19 +233,19 @@ def server_of(plan=None, **options):
 CLIENTS = {"ann": {"loss": 2.0, "accuracy": 0.5}, "bo": {"loss": math.inf, "accuracy": 0.0}}
 
 
-def test_a_server_releases_them_with_each_round_also_after_it_is_opened(tmp_path):
+def test_server_releases_metrics_with_each_round_and_after_open(tmp_path):
     folder = tmp_path / "server"
-    keeper, metrics = server_of(folder=folder), metrics_of(plan_of(0.25))
-    assert keeper.metrics is None
+    server, metrics = server_of(folder=folder), metrics_of(plan_of(0.25))
+    assert server.metrics is None
     for client, values in CLIENTS.items():
-        keeper.add([np.ones(2)], client=client, metrics=values)
-    keeper.add([np.ones(2)], client="cy")  # which has none
-    keeper.release()
+        server.add([np.ones(2)], client=client, metrics=values)
+    server.add([np.ones(2)], client="cy")  # which has none
+    server.release()
     total = sum(metrics.contribution(values) for values in CLIENTS.values())
     expected = metrics.values(range(1), metrics.release(0, total))
-    assert keeper.metrics == expected
-    assert "Metrics of each round are released" in " ".join(keeper.statement().split())
-    keeper.close()
+    assert server.metrics == expected
+    assert "Metrics of each round are released" in " ".join(server.statement().split())
+    server.close()
     with fedmf.Server.open(folder) as opened:
         assert opened.metrics == expected
         opened.release()  # of nobody
@@ -254,13 +254,13 @@ def test_a_server_releases_them_with_each_round_also_after_it_is_opened(tmp_path
         )
 
 
-def test_a_server_refuses_what_it_would_not_release():
-    plain, keeper = server_of(plan_of(0.0)), server_of()
+def test_server_refuses_metrics_that_it_would_not_release():
+    plain, server = server_of(plan_of(0.0)), server_of()
     with refusal("the plan pays for none"):
         plain.add([np.ones(2)], client="ann", metrics={"loss": 1.0})
     with refusal("give numbers for"):
-        keeper.add([np.ones(2)], client="ann", metrics={"loss": 1.0})
-    for server in (plain, keeper):  # who was not counted
-        server.add([np.ones(2)], client="ann")
+        server.add([np.ones(2)], client="ann", metrics={"loss": 1.0})
+    for ready_server in (plain, server):  # no refused call has counted the client
+        ready_server.add([np.ones(2)], client="ann")
     with refusal("add updates one by one"):
-        keeper.add_sum([np.ones(2)], clients=["bo"])
+        server.add_sum([np.ones(2)], clients=["bo"])

@@ -64,7 +64,7 @@ def dense(rounds=300):
 # Of 12 rounds all are in one block, of 32 parts of 16 are, which mixes draws without a state.
 @every_form
 @pytest.mark.parametrize("rounds", [1, 12, 32, 35])
-def test_every_strategy_writes_the_causal_rows(build, rounds):
+def test_every_noise_strategy_computes_the_causal_rows(build, rounds):
     mechanism = build(rounds)
     L = mechanism.stream().causal().as_contraction().contraction
     Z = draws_of_host(SEED, rounds, SIZE)
@@ -77,7 +77,7 @@ def test_every_strategy_writes_the_causal_rows(build, rounds):
 
 
 @pytest.mark.parametrize(("name", "mapped"), WAYS)
-def test_any_round_at_any_time_gives_the_same_bits(name, mapped):
+def test_rows_are_bitwise_identical_in_any_order_of_rounds(name, mapped):
     in_order, jumping = noise_of(banded(), name, mapped), noise_of(banded(), name, mapped)
     whole = [in_order.row(t) for t in range(40)]
     np.testing.assert_allclose(noise_of(banded(), name).row(39), whole[39], rtol=0, atol=3e-6)
@@ -113,7 +113,7 @@ def work_of_rows(noise, monkeypatch):
     ("name", "most_rows"), [("recurrent", 1000), ("regenerated", 1000), ("regenerated", 40)]
 )
 @every_form
-def test_no_row_takes_more_than_four_times_the_mean(build, name, most_rows, monkeypatch):
+def test_no_row_costs_more_than_four_times_the_mean(build, name, most_rows, monkeypatch):
     rounds, size = 64, 32 * CHUNK
     memory = most_rows * 4 * size + 8 * 2 * (rounds + 128) * CHUNK
     monkeypatch.setattr(storage, "default_disk", lambda folder: 0)
@@ -123,7 +123,7 @@ def test_no_row_takes_more_than_four_times_the_mean(build, name, most_rows, monk
     assert (work.max(axis=0) <= 4 * work.mean(axis=0)).all()
 
 
-def test_whole_blocks_at_a_time_would_take_more(monkeypatch):
+def test_whole_blocks_at_a_time_would_cost_more(monkeypatch):
     """Negative control of the test above."""
     monkeypatch.setattr(host_strategies, "growing_blocks", blocks.equal_blocks)
     noise = HostNoise(plan_of(banded(64)), 32 * CHUNK, noise_seed=SEED, strategy="recurrent")
@@ -131,7 +131,7 @@ def test_whole_blocks_at_a_time_would_take_more(monkeypatch):
     assert (work.max(axis=0) > 4 * work.mean(axis=0)).all()
 
 
-def test_two_threads_make_the_bits_of_one(monkeypatch):
+def test_two_threads_compute_the_bits_of_one(monkeypatch):
     """Each with products of its own, which take one: on more their bits may depend on how many."""
     seen, fill = {}, GaussianSource.fill
 
@@ -157,7 +157,7 @@ def test_two_threads_make_the_bits_of_one(monkeypatch):
     np.testing.assert_array_equal(made[1], made[2])
 
 
-def test_an_interrupt_waits_for_the_other_thread(monkeypatch):
+def test_interrupt_waits_for_the_other_thread(monkeypatch):
     """Else it would write into the block that is made next."""
     ended, fill = [], GaussianSource.fill
 
@@ -177,13 +177,13 @@ def test_an_interrupt_waits_for_the_other_thread(monkeypatch):
     assert ended == before
 
 
-def test_a_narrow_integer_is_a_size_as_any():
+def test_narrow_integers_are_valid_sizes():
     """With the bit of the clip norm 255 was 0: rows without an entry."""
     plan = plan_of(banded(), quantile_clipping=fedmf.QuantileClipping(every=np.uint8(1)))
     assert len(HostNoise(plan, np.uint8(255), noise_seed=SEED).row(0)) == 256
 
 
-def test_no_bit_of_a_dense_mechanism_depends_on_the_room():
+def test_rows_of_dense_mechanisms_do_not_depend_on_the_memory():
     whole = noise_of(dense(), "regenerated")
     assert whole.strategy.layout.stored_draws == whole.strategy.bounds[-2]
     rows = [whole.row(t) for t in range(300)]
@@ -203,7 +203,7 @@ def test_no_bit_of_a_dense_mechanism_depends_on_the_room():
 class TestTheMemoryMap:
     """Rows in a private file: nothing of it outlives the process, no half of a block is read."""
 
-    def test_it_has_no_name_and_is_in_the_folder(self, tmp_path, name):
+    def test_memory_map_has_no_name_and_is_in_the_folder(self, tmp_path, name):
         noise = noise_of(banded(), name, mapped=True, folder=tmp_path / "private")
         noise.row(39)
         assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
@@ -211,7 +211,7 @@ class TestTheMemoryMap:
         assert str(tmp_path / "private") in pathlib.Path("/proc/self/maps").read_text()
 
     @pytest.mark.slow
-    def test_kill_9_in_the_middle_of_a_block(self, tmp_path, name):
+    def test_kill_within_a_block_leaves_no_file(self, tmp_path, name):
         """The next process makes the same rows, from the source:
         nothing half written is there to read.
         """
@@ -233,7 +233,7 @@ dying.row(39)
         np.testing.assert_array_equal(again.row(39), np.array(killed.stdout.split(), np.float32))
 
     @pytest.mark.parametrize("mapped", [False, True])
-    def test_an_interrupted_block_is_made_again(self, name, mapped, monkeypatch):
+    def test_interrupted_block_is_computed_again(self, name, mapped, monkeypatch):
         """Ctrl-C in the middle of a block leaves it half written: none of it is taken
         for a round's noise.
         """
@@ -254,9 +254,7 @@ dying.row(39)
         np.testing.assert_array_equal([noise.row(t) for t in (39, 0)], whole)
 
     @pytest.mark.parametrize("mapped", [False, True])
-    def test_a_thread_that_a_second_interrupt_left_behind_changes_no_row(
-        self, name, mapped, monkeypatch
-    ):
+    def test_thread_left_by_a_second_interrupt_changes_no_row(self, name, mapped, monkeypatch):
         """It writes its tile when the next attempt has made that tile's block already."""
         if name == "regenerated":
             pytest.skip("it has no threads")
@@ -298,7 +296,7 @@ dying.row(39)
         assert go_on.is_set()
         assert len(late) == 1
 
-    def test_a_disk_without_room_is_refused_before_the_run(self, name, monkeypatch):
+    def test_full_disk_is_refused_before_the_run(self, name, monkeypatch):
         def full(descriptor, offset, size):
             raise OSError(28, "No space left on device")
 

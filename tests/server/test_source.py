@@ -47,7 +47,7 @@ def drawn(seed, size, row=0, rows=1, start=0):
     return out
 
 
-def test_aes_in_counter_mode_is_that_of_nist():
+def test_aes_in_counter_mode_has_the_vectors_of_nist():
     # SP 800-38A, F.5.5, CTR-AES256.Encrypt: key, first counter, and the key stream, which is
     # plaintext xor ciphertext.
     key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
@@ -69,7 +69,7 @@ def test_aes_in_counter_mode_is_that_of_nist():
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**256 - 1, 10**99])
-def test_the_source_is_what_the_document_says(seed):
+def test_source_follows_the_document(seed):
     size = 70_001
     for row in (0, 2051, 10**9):
         noise = drawn(seed, size, row)[0]
@@ -81,7 +81,7 @@ def test_the_source_is_what_the_document_says(seed):
 
 
 @pytest.mark.parametrize("size", [1, 62, 1024, 5000, 200_000])
-def test_an_entry_is_a_function_of_seed_row_and_coordinate_alone(size):
+def test_entry_depends_on_seed_row_and_coordinate_alone(size):
     rows = 70 if size < 2000 else 3
     whole = drawn(8, size, row=5, rows=rows)
     source = GaussianSource(noise_key(8))
@@ -117,7 +117,7 @@ def normals(first, second, more=None):
     return out[0].astype(np.float64)
 
 
-def test_the_tail_is_there_as_far_as_doubles_count():
+def test_tail_is_right_as_far_as_float64_reaches():
     """Every radius is that of its uniform, from 1e-32 to the last below 1; the bits are those of
     40, and of 104 far out.
     """
@@ -183,7 +183,7 @@ def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
     assert not unrelated(row, row + 20 * others[0][0], departure=0.025)
 
 
-def test_the_key_stays_inside():
+def test_repr_does_not_show_the_key():
     """It is in no text that Python makes of a source, and a source is not pickled."""
     source = GaussianSource(noise_key(987654321))
     assert all(str(part) not in repr(source) for part in noise_key(987654321))

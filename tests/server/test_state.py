@@ -37,7 +37,7 @@ def chance(noise_multiplier, end, draws=2_000_000):
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.2, 0.3, 0.5])
-def test_a_delta_that_the_end_of_the_tail_would_break_is_refused(noise_multiplier):
+def test_delta_that_the_end_of_the_tail_would_break_is_refused(noise_multiplier):
     end = 9.49
     exact = chance(noise_multiplier, end)
     # Of an entry alone it would be too little.
@@ -48,19 +48,19 @@ def test_a_delta_that_the_end_of_the_tail_would_break_is_refused(noise_multiplie
         check_tail(plan(noise_multiplier, max(1e-15, 9.99 * exact)), end, entries=2)
 
 
-def test_a_shift_that_is_spread_over_many_draws_counts():
+def test_shift_that_is_spread_over_many_draws_counts():
     check_tail(plan(1.0, 1e-15), 9.49, entries=1000)
     with refusal("delta=1e-15"):
         check_tail(plan(1.0, 1e-15), 9.49, entries=4_000_000 * 2000)
 
 
-def test_the_host_serves_every_plan_that_protects_anybody():
+def test_host_source_serves_every_plan_with_privacy():
     for delta, noise_multiplier in ((1e-15, 0.3), (1e-10, 0.2), (1e-6, 0.16)):
         assert plan(noise_multiplier, delta).epsilon > 30
         check_tail(plan(noise_multiplier, delta), HOST_END, entries=10**12)
 
 
-def test_a_plan_says_which_source_can_draw_its_noise():
+def test_statement_names_the_source_that_can_draw_the_noise():
     assert tail_remark(plan(1.0, 1e-6)) is None
     near = plan(0.23, 1e-6)
     with refusal("draws of at most 9.49"):
@@ -72,7 +72,7 @@ def test_a_plan_says_which_source_can_draw_its_noise():
     assert "noise_strategy" not in fedmf.statement(plan(1.0, 1e-6))
 
 
-def test_noise_that_no_source_draws_is_refused_when_it_is_planned():
+def test_plan_refuses_noise_that_no_source_can_draw():
     impossible = plan(0.16, 1e-12)
     for call in (lambda: impossible.stddev, lambda: fedmf.statement(impossible)):
         with refusal("draws of at most 12.06 .*use a larger delta or more noise$"):
@@ -98,7 +98,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Plan)])
-def test_a_change_of_any_field_of_a_plan_changes_its_mark(name):
+def test_fingerprint_changes_with_every_field_of_a_plan(name):
     before = plan(0.7, 1e-6)
     changes = {name: FIELDS[name](before)}
     if name == "mechanism":
@@ -136,7 +136,7 @@ def plan_holding(value):
 
 
 @pytest.mark.parametrize(("value", "changes"), INSIDE, ids=lambda x: type(x).__name__)
-def test_a_change_of_what_a_field_holds_changes_the_mark(value, changes):
+def test_fingerprint_changes_with_the_content_of_a_field(value, changes):
     assert set(changes) == {field.name for field in dataclasses.fields(value)}
     others = [dataclasses.replace(value, **{name: change}) for name, change in changes.items()]
     marks = {plan_fingerprint(plan_holding(held)) for held in (value, *others)}
