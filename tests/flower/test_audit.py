@@ -11,7 +11,7 @@ from tests.flower.made_up import Grid, answer, record
 CLIENTS, MULTIPLIER = 6, 0.1
 
 
-def test_the_wrapper_with_equal_weights_keeps_what_it_claims_of_all_clients(caplog):
+def test_flower_wrapper_with_equal_weights_has_the_claimed_guarantee(caplog):
     """But an update of zeros raises an error, a NaN passes, and a mean of fewer clients has the
     noise for all of them.
     """

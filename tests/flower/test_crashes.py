@@ -128,7 +128,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_killed_run_goes_on_with_the_same_releases(point, tmp_path, watched):
+def test_killed_run_resumes_with_the_same_releases(point, tmp_path, watched):
     folder = tmp_path / "server"
 
     def work(pipe):
@@ -166,7 +166,7 @@ def written(folder):
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
 
-def test_every_prefix_of_what_was_written_can_be_gone_on_with(tmp_path, monkeypatch, watched):
+def test_run_resumes_from_every_prefix_of_its_writes(tmp_path, monkeypatch, watched):
     folder = tmp_path / "server"
     prefixes, states = [], [{}]
 
@@ -209,7 +209,7 @@ def test_every_prefix_of_what_was_written_can_be_gone_on_with(tmp_path, monkeypa
     assert len(rounds) > 10
 
 
-def test_a_release_is_durable_before_a_message_goes_out(tmp_path, monkeypatch):
+def test_release_is_durable_before_a_message_is_sent(tmp_path, monkeypatch):
     """The file of each round, and then its name, are on disk when the next messages are sent."""
     events = []
     fsync, link, send = os.fsync, os.link, Grid.send_and_receive
@@ -258,9 +258,7 @@ class Failing(FedAvgM):
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_strategy_that_fails_and_is_mended_shows_no_round_twice(
-    restart, tmp_path, watched, monkeypatch
-):
+def test_fixed_strategy_repeats_no_round(restart, tmp_path, watched, monkeypatch):
     folder = tmp_path / "server" if restart else None
     strategy = wrapped(folder, Failing())
     for behave in (honest, other_pull):
@@ -275,7 +273,7 @@ def test_a_strategy_that_fails_and_is_mended_shows_no_round_twice(
     np.testing.assert_allclose(flat(result.arrays), last, atol=1e-5)
 
 
-def test_a_release_that_could_not_be_written_is_released_later(tmp_path, watched, monkeypatch):
+def test_release_that_could_not_be_written_is_released_later(tmp_path, watched, monkeypatch):
     """In one process: the same sum, without asking the clients again."""
     strategy, grid = wrapped(tmp_path / "server", with_momentum()), Grid(NODES)
     strategy.start(grid, initial(), 1)
@@ -318,7 +316,7 @@ def interrupted_at(number, call):
     return False, next(lines)
 
 
-def test_an_interrupted_run_goes_on_in_the_same_process(watched):
+def test_interrupted_run_resumes_in_the_same_process(watched):
     """Ctrl-C anywhere in three rounds: at 12 places that are spread over them, each time others."""
     rng = np.random.default_rng()
     given = plan(rounds=3)
@@ -340,7 +338,7 @@ def test_an_interrupted_run_goes_on_in_the_same_process(watched):
         assert strategy.server.round == 3, number
 
 
-def test_after_an_interrupt_between_two_updates_the_others_are_asked(monkeypatch):
+def test_interrupt_between_updates_asks_the_other_clients_again(monkeypatch):
     calls, add = itertools.count(), Server.add
 
     def interrupted(server, *args, **options):
@@ -382,13 +380,13 @@ class TestFiles:
             wrapped(folder, with_momentum()).start(grid, initial())
         assert grid.asked == []
 
-    def test_all_that_a_run_needs_is_in_the_journal(self, folder):
+    def test_journal_has_all_that_a_run_needs(self, folder):
         assert not list(folder.glob("*model*"))
         assert len(list((folder / "private" / "journal").iterdir())) == 1
         assert self.newest(folder).stat().st_mode & 0o777 == 0o600
 
     @pytest.mark.parametrize("how", ["missing", "cut", "of another run", "old"])
-    def test_a_journal_that_is_not_its_own_is_refused(self, how, folder, tmp_path):
+    def test_journal_of_another_run_is_refused(self, how, folder, tmp_path):
         path = self.newest(folder)
         content = path.read_bytes()
         if how == "missing":
@@ -415,7 +413,7 @@ class TestFiles:
         np.savez(path, **content)
         self.check_refused(folder, "cannot be resumed .the model or the strategy's state")
 
-    def test_the_model_of_another_round_is_refused(self, tmp_path):
+    def test_model_of_another_round_is_refused(self, tmp_path):
         """Also one whose arrays have their own digest."""
         folder = self.begun(tmp_path / "server", 1)
         with np.load(self.newest(folder, 1)) as file:
@@ -429,7 +427,7 @@ class TestFiles:
         assert older
         self.check_refused(folder, "the model in its journal is of round 1")
 
-    def test_a_folder_of_a_server_alone_is_refused(self, tmp_path):
+    def test_folder_of_a_plain_server_is_refused(self, tmp_path):
         folder = tmp_path / "server"
         with fedmf.Server(
             plan(),
@@ -442,7 +440,7 @@ class TestFiles:
             server.release()
         self.check_refused(folder, "its releases were not committed by this strategy")
 
-    def test_two_processes_do_not_share_a_folder(self, folder):
+    def test_second_process_on_a_folder_is_refused(self, folder):
         first = wrapped(folder, with_momentum())
         first.start(Grid(NODES), initial(), 3)
 
@@ -455,7 +453,7 @@ class TestFiles:
         assert b"is in use by another server" in in_a_child(work)
         assert first.start(Grid(NODES), initial()).arrays
 
-    def test_a_folder_that_was_put_aside_stops_the_run_that_it_belongs_to(self, folder, tmp_path):
+    def test_moved_folder_stops_its_run(self, folder, tmp_path):
         """Another run in its place is left alone."""
         first = wrapped(folder, with_momentum())
         first.start(Grid(NODES), initial(), 3)
@@ -501,7 +499,7 @@ STEPS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("name", STEPS)
-def test_what_a_strategy_does_counts_once(name, restart, tmp_path, monkeypatch):
+def test_calls_of_a_strategy_count_once_after_interrupts(name, restart, tmp_path, monkeypatch):
     """However often it is begun: its state is that of before."""
     call, interrupts = getattr(FedAvg, name), []
 
@@ -531,7 +529,7 @@ class Unkeepable:
     count = 0
 
 
-def test_what_no_folder_keeps_stays_where_it_is_after_an_interrupt(monkeypatch):
+def test_interrupt_leaves_values_that_no_folder_holds(monkeypatch):
     class Holding(FedAvg):
         memory = None
 

@@ -47,20 +47,20 @@ def run(behaviours, caplog, **options):
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_one_nodes_odd_evaluation_is_dropped_and_counted(name, caplog):
+def test_invalid_evaluation_of_a_node_is_dropped_and_counted(name, caplog):
     behaviours = dict.fromkeys(NODES, replying([GOOD])) | {NODES[0]: replying(ODD[name])}
     assert run(behaviours, caplog) == [{"loss": pytest.approx(2.0)}] * ROUNDS
     assert caplog.text.count("evaluation after round 2: dropped: 1 with") == 1
 
 
-def test_where_no_evaluation_counts_all_are_dropped(caplog):
+def test_invalid_evaluations_of_all_nodes_are_dropped(caplog):
     empty = {"num-examples": 0, "loss": 1.0}
     assert run(dict.fromkeys(NODES, replying([empty])), caplog) == []
     words = f"dropped: {len(NODES)} that the strategy cannot aggregate (division by zero)"
     assert caplog.text.count(words) == ROUNDS
 
 
-def test_evaluations_that_fit_are_the_strategys(caplog):
+def test_valid_evaluations_go_to_the_strategy(caplog):
     """Failures are no reason to drop the others, and nothing is said."""
 
     def fails(message):
@@ -71,7 +71,7 @@ def test_evaluations_that_fit_are_the_strategys(caplog):
     assert "evaluation after round" not in caplog.text
 
 
-def test_a_function_of_the_programs_own_that_fails_ends_no_run(caplog):
+def test_failing_metrics_function_does_not_end_the_run(caplog):
     def fails(contents, key):
         raise KeyError("accuracy")
 
@@ -80,7 +80,7 @@ def test_a_function_of_the_programs_own_that_fails_ends_no_run(caplog):
     assert "cannot aggregate ('accuracy')" in caplog.text
 
 
-def test_an_evaluation_for_which_too_few_nodes_are_connected_is_left_out(caplog, monkeypatch):
+def test_evaluation_with_too_few_nodes_is_left_out(caplog, monkeypatch):
     """Where Flower's strategies wait without an end."""
     monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda seconds: None)
     strategy = wrapped(strategy=FedAvg(min_evaluate_nodes=99))
@@ -106,7 +106,7 @@ class Lowering(FedAvg):
 
 
 @pytest.mark.parametrize("reply", [[GOOD], ODD["no weight"]], ids=["good", "odd"])
-def test_what_an_evaluation_changes_is_there_after_a_restart(reply, tmp_path):
+def test_changes_by_an_evaluation_survive_a_restart(reply, tmp_path):
     """Once, also where the strategy gets the replies twice because one of them is odd. The newest
     model is evaluated first, and a run that is over evaluates nothing.
     """
@@ -119,7 +119,7 @@ def test_what_an_evaluation_changes_is_there_after_a_restart(reply, tmp_path):
     assert result.evaluate_metrics_clientapp == {}
 
 
-def test_a_run_that_goes_on_has_the_evaluation_of_its_newest_model(tmp_path):
+def test_resumed_run_has_the_evaluation_of_its_newest_model(tmp_path):
     grid = Grid(NODES, dict.fromkeys(NODES, replying([GOOD])))
     strategy = wrapped(tmp_path / "server", FedAvg())
     strategy.start(grid, initial(), 3)

@@ -52,7 +52,7 @@ class Looking(Grid):
         return super().send_and_receive(messages, timeout=timeout)
 
 
-def test_the_type_and_the_patience_of_the_strategys_messages_are_kept():
+def test_type_and_time_to_live_of_messages_are_the_strategys():
     grid = Looking(NODES)
     strategy = wrapped(strategy=Sending(of_type("train.lora", 77.0)))
     strategy.start(grid, initial(), 1)
@@ -123,7 +123,7 @@ class TestArraysThatSomebodyChanges:
         for sent, other in zip(grid.sent, plain.sent, strict=True):
             np.testing.assert_array_equal(sent["weights"], other["weights"])
 
-    def test_by_the_function_that_evaluates(self):
+    def test_arrays_changed_by_evaluate_fn_do_not_change_the_model(self):
         numbers = []
 
         def evaluate(number, arrays):
@@ -133,10 +133,10 @@ class TestArraysThatSomebodyChanges:
         self.check(wrapped(), Grid(NODES), evaluate)
         assert numbers == [0, 1, 1, 2, 3]
 
-    def test_by_whoever_gets_the_result(self):
+    def test_arrays_changed_in_the_result_do_not_change_the_model(self):
         self.check(wrapped(), Grid(NODES), after=lambda result: self.spoil(result.arrays))
 
-    def test_by_the_strategy(self):
+    def test_arrays_changed_by_the_strategy_do_not_change_the_model(self):
         spoil = self.spoil
 
         class Spoiling(FedAvg):
@@ -148,7 +148,7 @@ class TestArraysThatSomebodyChanges:
 
 
 class TestTimeout:
-    def test_none_is_no_limit(self):
+    def test_timeout_none_is_no_limit(self):
         grid = Looking(NODES)
         strategy = wrapped(population=15)
         grid._partition_of = lambda node: node - 101
@@ -157,12 +157,12 @@ class TestTimeout:
         assert strategy._patience == math.inf
 
     @pytest.mark.parametrize("timeout", ["60", float("nan"), -1, True])
-    def test_what_is_no_number_of_seconds_is_refused(self, timeout):
+    def test_invalid_timeouts_are_refused(self, timeout):
         with refusal("timeout=.*give a number of seconds, or None", (TypeError, ValueError)):
             wrapped().start(Grid(NODES), initial(), timeout=timeout)
 
 
-def test_a_node_that_tells_no_partition_is_asked_more_and_more_seldom(monkeypatch):
+def test_silent_node_is_asked_after_longer_and_longer_intervals(monkeypatch):
     """Each query may last for a minute, in which the round waits."""
     asked = []
 

@@ -84,7 +84,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("ignore")
-def test_odd_arguments_are_refused_in_a_sentence_that_names_them(name, tmp_path, monkeypatch):
+def test_invalid_arguments_are_refused_by_name(name, tmp_path, monkeypatch):
     def stop(*args, **options):
         raise Reached
 
@@ -96,7 +96,7 @@ def test_odd_arguments_are_refused_in_a_sentence_that_names_them(name, tmp_path,
     assert CALLS[name].faults() == []
 
 
-def test_every_public_name_has_its_line():
+def test_every_public_name_has_a_case():
     methods = {
         f"MatrixFactorizationDP.{name}"
         for name, value in vars(MatrixFactorizationDP).items()

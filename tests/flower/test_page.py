@@ -77,7 +77,7 @@ def check_run(folder, text, nodes, monkeypatch, *, rounds, apart):
         np.testing.assert_allclose(last, server.last_release[0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_simulation_goes_on_with_a_run_that_was_killed(tmp_path, programs, monkeypatch):
+def test_simulation_resumes_a_killed_run(tmp_path, programs, monkeypatch):
     text = pages.app()
     (tmp_path / "app.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -102,7 +102,7 @@ def answers(port):
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_real_processes_on_the_loopback_address(tmp_path, programs, monkeypatch):
+def test_page_runs_in_real_processes_on_loopback(tmp_path, programs, monkeypatch):
     # Small: Flower starts a process of its own for every message to a client.
     nodes, sizes = 2, {"rounds": 2, "min_sep": 2, "clients_per_round": 1, "population": 2}
     text = pages.app(folder=f'"{tmp_path}/server"', **sizes).replace(
@@ -130,6 +130,6 @@ def test_real_processes_on_the_loopback_address(tmp_path, programs, monkeypatch)
     check_run(tmp_path / "done", text, nodes, monkeypatch, rounds=2, apart=2)
 
 
-def test_the_page_has_no_other_snippets():
+def test_page_has_no_other_snippets():
     assert [len(pages.snippets(language)) for language in ("python", "toml", "sh")] == [3, 2, 1]
     assert len(re.findall("^```", pages.PAGE, re.M)) == 2 * 6

@@ -79,7 +79,7 @@ def run_until(point, strategy, grid):
         *((name, "aggregated") for name in STRATEGIES if name != "FedAvgM"),
     ],
 )
-def test_an_interrupted_run_ends_as_one_that_was_not(name, point, tmp_path):
+def test_resumed_run_ends_bitwise_identically(name, point, tmp_path):
     whole = Grid(NODES)
     uninterrupted = wrapped(strategy=STRATEGIES[name]()).start(whole, initial())
     grid, folder = Grid(NODES), tmp_path / "server"
@@ -92,7 +92,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(name, point, tmp_path):
     assert again.server.round == ROUNDS
 
 
-def test_a_run_that_is_done_gives_its_model_again(tmp_path):
+def test_finished_run_returns_its_model_again(tmp_path):
     strategy = wrapped(tmp_path / "server")
     done = strategy.start(Grid(NODES), initial())
     strategy.server.close()
@@ -102,7 +102,7 @@ def test_a_run_that_is_done_gives_its_model_again(tmp_path):
     np.testing.assert_array_equal(flat(again.arrays), flat(done.arrays))
 
 
-def test_a_server_that_has_released_nothing_yet_begins_anew(tmp_path):
+def test_run_without_a_release_begins_again(tmp_path):
     """A crash before the first message."""
     strategy = wrapped(tmp_path / "server")
     with refusal("0 nodes were connected", TimeoutError):
@@ -124,7 +124,7 @@ def begun(folder, **changes):
     return folder
 
 
-def test_other_settings_than_the_folders_are_refused(tmp_path):
+def test_resume_refuses_other_settings(tmp_path):
     folder = begun(tmp_path / "server")
     with refusal("begun with clients_per_round=4 and not 5"):
         wrapped(folder, clients_per_round=5).start(Grid(NODES), initial())
@@ -150,7 +150,7 @@ def test_other_settings_than_the_folders_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("error", "is_same"), [(1e-13, True), (1e-6, False)])
-def test_a_mechanism_that_another_scipy_fitted_goes_on(error, is_same, tmp_path):
+def test_resume_accepts_a_mechanism_within_fit_tolerance(error, is_same, tmp_path):
     """Its numbers differ in their last digits."""
     fitted = plan()
     diagonals = fitted.mechanism.diagonals * (1 + error)
@@ -169,7 +169,7 @@ def backwards(arrays):
 
 
 @pytest.mark.parametrize("rounds", [0, 3])
-def test_another_order_of_the_arrays_names_changes_nothing(rounds, tmp_path):
+def test_order_of_array_names_changes_nothing(rounds, tmp_path):
     """Of strategy and initial model, also at a restart: before the first round and later."""
     whole = wrapped().start(Grid(NODES), initial())
     other = ArrayRecord(backwards(initial()))
@@ -185,7 +185,7 @@ def test_another_order_of_the_arrays_names_changes_nothing(rounds, tmp_path):
     np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
 
 
-def test_nodes_under_new_ids_are_not_taken_for_new_clients(tmp_path):
+def test_resume_waits_for_a_node_that_took_part(tmp_path):
     """A simulation gives its nodes new ids, and so does a SuperNode without a registered key."""
     folder = begun(tmp_path / "server")
     with refusal("none of them took part before .*give a population", TimeoutError):
@@ -196,7 +196,7 @@ def test_nodes_under_new_ids_are_not_taken_for_new_clients(tmp_path):
     assert len(grid.asked) == 1
 
 
-def test_rounds_without_any_reply_leave_no_client_to_wait_for(tmp_path):
+def test_resume_after_empty_rounds_waits_for_no_past_node(tmp_path):
     strategy = wrapped(tmp_path / "server")
     strategy.start(Grid(NODES, behave=dict.fromkeys(NODES, failing)), initial(), 1)
     strategy.server.close()
@@ -206,7 +206,7 @@ def test_rounds_without_any_reply_leave_no_client_to_wait_for(tmp_path):
     assert len(after.server.clients) == COHORT
 
 
-def test_a_relative_folder_stays_where_the_program_began(tmp_path, monkeypatch):
+def test_relative_folder_stays_when_the_working_folder_changes(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     strategy = wrapped("server")
@@ -233,7 +233,7 @@ class Paused(FedAvgM):
         return super().aggregate_train(server_round, replies)
 
 
-def test_a_run_that_stands_still_where_it_is_started_again_goes_on(tmp_path):
+def test_resumed_run_need_not_move_the_model(tmp_path):
     strategy = wrapped(tmp_path / "server", Paused())
     strategy.start(Grid(NODES), initial(), 3)
     strategy.server.close()
@@ -242,7 +242,7 @@ def test_a_run_that_stands_still_where_it_is_started_again_goes_on(tmp_path):
     assert after.server.round == 5
 
 
-def test_where_no_node_may_come_it_waits_and_then_says_so():
+def test_start_without_eligible_nodes_times_out():
     strategy = wrapped()
     words = "waited for 0 s, and of 4 connected nodes none .* may take part again yet"
     with refusal(words, TimeoutError):
@@ -250,7 +250,7 @@ def test_where_no_node_may_come_it_waits_and_then_says_so():
     assert strategy.server.round == 1
 
 
-def test_it_waits_until_a_node_comes(monkeypatch):
+def test_start_waits_until_a_node_is_connected(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: looks.append(seconds))
     looks = []
     grid = Grid(lambda: NODES[: COHORT + (len(looks) >= 5)])
@@ -261,7 +261,7 @@ def test_it_waits_until_a_node_comes(monkeypatch):
     assert [len(nodes) for nodes in grid.asked] == [COHORT, 1]
 
 
-def test_the_wrapped_strategys_own_waiting_has_the_limit_too(monkeypatch):
+def test_timeout_limits_the_wait_of_the_wrapped_strategy(monkeypatch):
     strategy = wrapped(strategy=FedAvg(min_available_nodes=99, fraction_evaluate=0.0))
     monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda seconds: None)
     with refusal("15 nodes were connected after 0.05 s, fewer than .*min_available", TimeoutError):
@@ -271,7 +271,7 @@ def test_the_wrapped_strategys_own_waiting_has_the_limit_too(monkeypatch):
 class TestPopulation:
     """Clients are partition ids, which nodes tell of themselves."""
 
-    def test_the_server_draws_partitions_under_whatever_ids(self, tmp_path):
+    def test_server_draws_partitions_under_any_node_ids(self, tmp_path):
         asked = []
         for shift in (0, 1000):
             grid = Grid(
@@ -288,7 +288,7 @@ class TestPopulation:
             came = [t for t, nodes in enumerate(asked) if client in nodes]
             assert all(b - a >= APART for a, b in itertools.pairwise(came))
 
-    def test_partitions_that_are_not_connected_are_missing(self):
+    def test_unconnected_partitions_are_missing_in_the_round(self):
         grid = Grid(NODES[:8], partition_of=lambda node: node - 101)
         strategy = wrapped(population=15)
         strategy.start(grid, initial(), 3)
@@ -296,7 +296,7 @@ class TestPopulation:
         expected = [[101 + c for c in sorted(cohort) if c < 8] for cohort in drawn]
         assert grid.asked == expected
 
-    def test_of_two_nodes_with_one_partition_one_comes(self):
+    def test_one_of_two_nodes_with_the_same_partition_takes_part(self):
         grid = Grid([*NODES, 999], partition_of=lambda node: 3 if node == 999 else node - 101)
         wrapped(population=15).start(grid, initial())
         came = {node for nodes in grid.asked for node in nodes}
@@ -304,12 +304,12 @@ class TestPopulation:
         assert 999 not in came
 
     @pytest.mark.parametrize("told", [15, -1, True, 0.5, "3"])
-    def test_what_is_no_partition_does_not_come(self, told):
+    def test_node_with_an_invalid_partition_does_not_take_part(self, told):
         grid = Grid(NODES, partition_of=lambda node: told if node == 104 else node - 101)
         wrapped(population=15).start(grid, initial())
         assert 104 not in {node for nodes in grid.asked for node in nodes}
 
-    def test_a_round_whose_clients_are_not_connected_is_noise_alone(self, tmp_path, caplog):
+    def test_round_without_connected_clients_is_noise_alone(self, tmp_path, caplog):
         """At once: those who left for good would be waited for at every restart."""
         given = plan(rounds=12, min_sep=2)
         grid = Grid(NODES[:4], partition_of=lambda node: node - 101)
@@ -322,7 +322,7 @@ class TestPopulation:
         assert caplog.text.count("moves by noise alone") == came.count([]) > 0
 
     @pytest.mark.parametrize("query", [3, None], ids=["late", "never"])
-    def test_a_node_that_is_slow_to_tell_is_waited_for_and_not_for_ever(self, query, monkeypatch):
+    def test_round_waits_for_a_slow_node_within_limits(self, query, monkeypatch):
         """A round without clients would be lost to a node whose answer is under way."""
         monkeypatch.setattr("time.sleep", lambda seconds: None)
         queries = []
@@ -342,11 +342,11 @@ class TestPopulation:
         came = [len(strategy.server.ledger.cohort(t)) for t in range(2)]
         assert sorted(came) == [int(query is not None), 1]
 
-    def test_nodes_that_tell_nothing_are_said(self):
+    def test_error_names_nodes_without_partition(self):
         with refusal("none tells a partition id: call fedmf.flower.tell_partition", TimeoutError):
             wrapped_start(wrapped(population=15), Grid(NODES))
 
-    def test_with_sampling_a_round_may_be_empty(self):
+    def test_sampled_round_may_be_empty(self):
         """Clients come by a toss of a coin each."""
         coins = {"sampling": "poisson", "population": 15, "cohort_size": 1}
         config = fedmf.PlanConfig(

@@ -35,7 +35,7 @@ from tests.refusals import refusal
 NODES = [2**63 + 11, *range(101, 115)]
 
 
-def test_the_model_moves_by_the_noisy_mean_and_nothing_else():
+def test_model_moves_by_the_noisy_mean_alone():
     grid, strategy = Grid(NODES), wrapped()
     result = strategy.start(grid, initial(), ROUNDS)
     models = expected(plan(), grid.asked)
@@ -43,7 +43,7 @@ def test_the_model_moves_by_the_noisy_mean_and_nothing_else():
         assert_arrays(arrays, model)
 
 
-def test_all_updates_weigh_the_same():
+def test_all_updates_have_equal_weight():
     """FedAvg weights by what clients say of themselves; here nobody's word counts."""
     heavy = {
         node: lambda m, n=node: [
@@ -134,7 +134,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_reply_that_does_not_count_is_dropped_and_said(name, caplog):
+def test_invalid_reply_is_dropped_and_logged(name, caplog):
     behave, why = HOSTILE[name]
     hostile = set(NODES[::3])
     grid, strategy = Grid(NODES, dict.fromkeys(hostile, behave)), wrapped(seed=3)
@@ -149,7 +149,7 @@ def test_a_reply_that_does_not_count_is_dropped_and_said(name, caplog):
         assert (f"{number} {why}" in line) == (number > 0), line
 
 
-def test_of_two_replies_the_first_counts(caplog):
+def test_first_of_two_replies_counts(caplog):
     def twice(message):
         return [
             *honest(message),
@@ -164,7 +164,7 @@ def test_of_two_replies_the_first_counts(caplog):
 
 
 @pytest.mark.parametrize("size", [np.nan, 3.0])
-def test_one_client_moves_a_release_by_the_clip_norm_at_most(size):
+def test_client_moves_a_release_by_at_most_clip_norm(size):
     """The same seed with and without it."""
     far = {name: np.full(shape, size, np.float32) for name, shape in MODEL.items()}
     ends = []
@@ -176,7 +176,7 @@ def test_one_client_moves_a_release_by_the_clip_norm_at_most(size):
     assert (moved > 0.9 * plan().clip_norm) == (size == 3.0)
 
 
-def test_odd_clients_do_not_stop_a_run_that_has_worked():
+def test_hostile_clients_do_not_stop_a_run_that_has_worked():
     """A round whose replies all have other arrays is one of noise alone."""
     odd = changed(bias=np.ones(3))
     strategy = wrapped()
@@ -189,7 +189,7 @@ def test_odd_clients_do_not_stop_a_run_that_has_worked():
     assert strategy.server.ledger.observed().participations == COHORT
 
 
-def test_where_no_reply_has_the_arrays_the_run_stops_and_may_go_on(tmp_path):
+def test_run_stops_where_no_reply_has_the_arrays_and_resumes(tmp_path):
     strategy = wrapped(tmp_path / "server")
     grid = Grid(NODES, dict.fromkeys(NODES, changed(bias=np.ones(3))))
     with refusal(r"no reply of round 1 has the arrays .*'bias' has shape \(3,\) and not \(2,\)"):
@@ -202,7 +202,7 @@ def test_where_no_reply_has_the_arrays_the_run_stops_and_may_go_on(tmp_path):
     assert_arrays(result.arrays, expected(plan(), good.asked)[-1])
 
 
-def test_where_nobody_replies_the_round_is_noise_alone(caplog):
+def test_round_without_replies_is_noise_alone(caplog):
     grid = Grid(NODES, dict.fromkeys(NODES, failing))
     result = wrapped().start(grid, initial(), 1)
     assert_arrays(result.arrays, expected(plan(), [[]])[-1])
@@ -217,14 +217,14 @@ def test_counters_are_refused_by_name():
     assert grid.asked == []
 
 
-def test_a_model_that_changes_its_shape_is_refused():
+def test_model_that_changes_its_shape_is_refused():
     strategy, grid = wrapped(), Grid(NODES)
     strategy.start(grid, initial(), 1)
     with refusal("the run's are"):
         strategy.configure_train(2, record({"weights": np.ones((2, 2))}), ConfigRecord(), grid)
 
 
-def test_a_round_has_a_beginning():
+def test_aggregate_train_needs_configure_train():
     with refusal("no round is under way"):
         wrapped().aggregate_train(1, [])
     with refusal("has no server yet"):
@@ -244,7 +244,7 @@ class PerNode(FedAvg):
             yield Message(content, message.metadata.dst_node_id, MessageType.TRAIN)
 
 
-def test_a_strategy_that_cannot_be_kept_to_is_refused():
+def test_invalid_strategies_and_settings_are_refused():
     with refusal("strategy='fedavg' is no flwr", TypeError):
         wrapped(strategy="fedavg")
     with refusal("train_metrics_aggr_fn=.*does not cover"):
@@ -259,7 +259,7 @@ def test_a_strategy_that_cannot_be_kept_to_is_refused():
         wrapped(population=0)
 
 
-def test_what_the_strategy_sends_along_arrives():
+def test_extra_records_of_the_strategy_reach_the_nodes():
     seen = []
 
     def look(message):
@@ -273,7 +273,7 @@ def test_what_the_strategy_sends_along_arrives():
     assert seen == [(1, 0.25)] * COHORT + [(2, 0.25)] * COHORT
 
 
-def test_the_log_says_epsilon_and_what_is_dropped_once(caplog):
+def test_log_has_epsilon_and_dropped_replies_once(caplog):
     def talks(message):
         if message.metadata.message_type == "evaluate":
             said = answer(message, {}, loss=1.0).content
@@ -301,7 +301,7 @@ def test_the_log_says_epsilon_and_what_is_dropped_once(caplog):
     assert any("Noise multiplier 0.7" in line for line in caplog.messages)
 
 
-def test_a_second_start_goes_on_and_numbers_rounds_over_the_whole_run():
+def test_second_start_resumes_and_numbers_rounds_over_the_run():
     seen, grid, strategy = [], Grid(NODES), wrapped()
     strategy.start(grid, initial(), 2)
     result = strategy.start(
@@ -311,7 +311,7 @@ def test_a_second_start_goes_on_and_numbers_rounds_over_the_whole_run():
     assert_arrays(result.arrays, expected(plan(), grid.asked)[-1])
 
 
-def test_private_metrics_are_those_of_the_clients_with_noise():
+def test_private_metrics_are_noisy_means_of_the_clients():
     """As a server of numpy releases them, and of hostile ones only what is a number."""
     given = plan(private_metrics=0.5, largest_loss=4.0)
 
@@ -334,7 +334,7 @@ def test_private_metrics_are_those_of_the_clients_with_noise():
             assert said[f"{name}_stddev"] == pytest.approx(found["stddev"][name], rel=1e-5)
 
 
-def test_the_statement_is_of_a_flower_app():
+def test_statement_is_of_a_flower_app():
     strategy = wrapped()
     strategy.start(Grid(NODES), initial(), 1)
     text = " ".join(strategy.server.statement().split())

@@ -38,12 +38,12 @@ THAT_CANNOT = {
 }
 
 
-def test_flowers_strategies_are_all_tried():
+def test_every_strategy_of_flower_has_a_case():
     assert {"FedAvg", "FedAdam", "Krum", "FedXgbCyclic", *THAT_CANNOT} <= set(OF_FLOWER)
 
 
 @pytest.mark.parametrize("name", OF_FLOWER)
-def test_a_strategy_moves_the_model_in_each_round_or_is_refused_before_the_first(name):
+def test_strategy_moves_the_model_or_is_refused_before_round_one(name):
     grid = Grid(NODES)
     strategy = wrapped(strategy=OF_FLOWER[name]())
     if name in THAT_CANNOT:
@@ -69,7 +69,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_a_strategy_of_ones_own_that_cannot_train_is_refused_before_the_first_round(name):
+def test_custom_strategy_that_cannot_train_is_refused(name):
     change, words = ODD[name]
     strategy = wrapped(strategy=Odd(change))
     with refusal(f"strategy=Odd cannot train this model with one reply .*{words}"):
@@ -85,7 +85,7 @@ class WarmingUp(FedAvgM):
         return super().aggregate_train(server_round, replies)
 
 
-def test_a_rate_that_begins_with_0_is_none_that_stays_0():
+def test_learning_rate_may_begin_with_0_but_not_stay_0():
     grid = Grid(NODES)
     strategy = WarmingUp(fraction_evaluate=0.0, server_learning_rate=0.5, server_momentum=0.0)
     wrapped(strategy=strategy).start(grid, initial(), 3)
@@ -93,7 +93,7 @@ def test_a_rate_that_begins_with_0_is_none_that_stays_0():
     assert np.any(grid.sent[2]["weights"] != grid.sent[1]["weights"])
 
 
-def test_a_trial_leaves_the_strategy_as_it_was():
+def test_trial_restores_the_strategy():
     """Also one whose methods were replaced by functions that hold it."""
 
     def patched(strategy):
@@ -112,7 +112,7 @@ def test_a_trial_leaves_the_strategy_as_it_was():
     np.testing.assert_array_equal(grid.sent[1]["weights"], after_one["weights"])
 
 
-def test_a_trial_draws_nothing_from_the_programs_random_generators():
+def test_trial_restores_global_random_generators():
     def draws(model):
         factor = 1 + np.random.uniform() + random.random()  # noqa: NPY002 (what this is about)
         return {name: array * np.float32(factor) for name, array in model.items()}

@@ -310,7 +310,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_a_run_that_is_started_again_ends_as_one_that_was_not(name, tmp_path):
+def test_restarted_run_ends_bitwise_identically(name, tmp_path):
     """Nor does the trial before the first round leave a mark."""
     untried = wrapped(strategy=SHARED[name]())
     untried._wrapped.is_tried = True
@@ -322,7 +322,7 @@ def test_a_run_that_is_started_again_ends_as_one_that_was_not(name, tmp_path):
     np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
 
 
-def test_what_a_wrapped_wrapper_holds_is_kept_too(tmp_path):
+def test_state_within_a_wrapped_wrapper_is_restored(tmp_path):
     """The momentum of a strategy inside of a strategy."""
 
     def around():
@@ -347,7 +347,7 @@ class Counting(FedAvg):
         return super().configure_train(server_round, arrays, config, grid)
 
 
-def test_a_round_that_is_done_again_is_counted_once(tmp_path):
+def test_repeated_round_is_counted_once(tmp_path):
     class Killed(BaseException):
         pass
 
@@ -364,7 +364,7 @@ def test_a_round_that_is_done_again_is_counted_once(tmp_path):
     assert strategy.strategy.count == ROUNDS
 
 
-def test_what_rounds_leave_alone_is_the_programs_own(tmp_path):
+def test_unchanged_attributes_are_the_programs(tmp_path):
     """Another learning rate of a program that is started again counts."""
     strategy = wrapped(tmp_path / "server", FedAvgM(server_momentum=0.9, fraction_evaluate=0.0))
     strategy.start(Grid(NODES), initial(), 2)
@@ -379,7 +379,7 @@ class Buffer:
     """A type of the strategy's author: no file makes objects of it."""
 
 
-def test_state_that_a_folder_cannot_keep_is_refused_before_the_first_round(tmp_path):
+def test_state_that_a_folder_cannot_hold_is_refused(tmp_path):
     def push(own, mean):
         own.v = Buffer()
         return 1.5
@@ -430,7 +430,7 @@ UNKEPT = {
 
 
 @pytest.mark.parametrize("name", UNKEPT)
-def test_what_is_seen_to_change_and_not_kept_is_refused(name, tmp_path):
+def test_detected_change_of_unreadable_state_is_refused(name, tmp_path):
     push, value, words = UNKEPT[name]
     strategy = wrapped(tmp_path / "server", Moving(push, v=value()))
     with refusal(f"strategy.{words}.* changes from round to round, and folder="):
@@ -443,7 +443,7 @@ def test_what_is_seen_to_change_and_not_kept_is_refused(name, tmp_path):
     np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
 
 
-def test_what_making_messages_changes_and_no_file_keeps_is_refused(tmp_path):
+def test_change_by_messages_that_no_file_holds_is_refused(tmp_path):
     class Logging(FedAvg):
         def configure_train(self, server_round, *args):
             self.out.write("round")
@@ -455,7 +455,7 @@ def test_what_making_messages_changes_and_no_file_keeps_is_refused(tmp_path):
         wrapped(tmp_path / "server", strategy).start(Grid(NODES), initial())
 
 
-def test_state_that_turns_up_later_or_cannot_be_seen_is_said(tmp_path, caplog):
+def test_state_that_appears_later_or_is_unreadable_is_logged(tmp_path, caplog):
     def push(own, mean):
         own.count += 1
         own.v = Buffer() if own.count > 2 else None
@@ -468,7 +468,7 @@ def test_state_that_turns_up_later_or_cannot_be_seen_is_said(tmp_path, caplog):
     assert caplog.text.count("does not keep strategy.hidden (StringIO)") == 1
 
 
-def test_another_strategy_than_the_folders_is_refused(tmp_path):
+def test_resume_refuses_another_strategy(tmp_path):
     folder = tmp_path / "server"
     strategy = wrapped(folder, Moving(an_object, v=Momentum()))
     strategy.start(Grid(NODES), initial(), 2)
@@ -519,13 +519,13 @@ def again(change):
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_values_come_back_as_they_were(value):
+def test_values_are_restored(value):
     back, _ = again(lambda strategy: setattr(strategy, "v", value))
     assert type(back.v) is type(value)
     np.testing.assert_equal(back.v, value)
 
 
-def test_what_refers_to_itself_comes_back():
+def test_values_that_refer_to_themselves_are_restored():
     endless = [1]
     endless.append(endless)
     back, _ = again(lambda strategy: setattr(strategy, "v", endless))
@@ -533,7 +533,7 @@ def test_what_refers_to_itself_comes_back():
     assert back.v[1] is back.v
 
 
-def test_what_was_deleted_stays_deleted():
+def test_deleted_attributes_stay_deleted():
     back, state = again(lambda strategy: delattr(strategy, "fraction_train"))
     assert not hasattr(back, "fraction_train")
     state.restore()
@@ -545,7 +545,7 @@ def test_what_was_deleted_stays_deleted():
     [np.array([None]), [Momentum()], {1: lambda: 0}, io.StringIO(), Momentum()],
     ids=str,
 )
-def test_what_a_file_does_not_hold_is_named(value):
+def test_error_names_values_that_a_file_cannot_hold(value):
     strategy = FedAvg(fraction_evaluate=0.0)
     state = StrategyState(strategy)
     strategy.v = value
@@ -553,7 +553,7 @@ def test_what_a_file_does_not_hold_is_named(value):
     assert list(lost) == [("v",)]
 
 
-def test_an_object_whose_copy_fails_is_left_alone(tmp_path, caplog):
+def test_object_that_cannot_be_copied_is_not_tried(tmp_path, caplog):
     """A file that is open for writing gets no line of a trial."""
     path = tmp_path / "log"
 
