@@ -368,7 +368,7 @@ class MatrixFactorizationDP(Strategy):
             except BaseException:
                 server.close()
                 raise
-            log.info("fedmf: %s goes on with round %d", folder, server.round + 1)
+            log.info("fedmf: %s resumes with round %d", folder, server.round + 1)
         server.system = "flower"
         self._server = server
         self._nodes = Nodes(

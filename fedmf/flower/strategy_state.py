@@ -90,7 +90,7 @@ class StrategyState:
         return {path: type(value).__name__ for path, value in opaque_objects.items()}
 
     def watch(self) -> "Watch":
-        """Returns a watch of the objects whose state cannot be seen."""
+        """Returns a watch of the objects whose state cannot be read."""
         return Watch(self._opaque_objects())
 
     def changes(self) -> Changes:

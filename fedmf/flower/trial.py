@@ -177,12 +177,12 @@ def attribute_list(attributes: Mapping[AttributePath, str]) -> str:
 def _quiet() -> Iterator[None]:
     """Mutes the log, and restores the global random generators afterwards."""
     level = log.level
-    numpy_state = np.random.get_state()  # noqa: NPY002 (whoever uses it)
+    numpy_state = np.random.get_state()  # noqa: NPY002 (programs may use it)
     python_state = random.getstate()
     log.setLevel(logging.ERROR)
     try:
         yield
     finally:
         log.setLevel(level)
-        np.random.set_state(numpy_state)  # noqa: NPY002 (whoever uses it)
+        np.random.set_state(numpy_state)  # noqa: NPY002 (programs may use it)
         random.setstate(python_state)

@@ -1,4 +1,4 @@
-"""Detection of changes in objects whose state cannot be seen."""
+"""Detection of changes in objects whose state cannot be read."""
 
 import hashlib
 import pickle
@@ -9,7 +9,7 @@ from fedmf.flower.state import AttributePath
 
 
 class Watch:
-    """Objects whose state cannot be seen, with digests of their pickles.
+    """Objects whose state cannot be read, with digests of their pickles.
 
     Args:
       objects: by their addresses.

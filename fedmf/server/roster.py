@@ -108,8 +108,8 @@ class Roster:
         return client_by_id
 
     def normalised_id(self, client: Client) -> str:
-        """Returns what all spellings of a plain client share: ids that look alike are one client's,
-        as in the audit of a log.
+        """Returns the id that all look-alike spellings of a plain client share, as the audit of a
+        log counts clients.
         """
         return identifiers.skeleton(str(client))
 

@@ -185,7 +185,7 @@ class Server(ExclusiveCalls):
         self._begin_round()
 
     def _begin_round(self) -> None:
-        """Clears the sums of the round, and what waits to be committed."""
+        """Clears the sums of the last round, and the release that waited to be committed."""
         self._sum.clear()
         self._metric_sum = np.zeros(0)
         if self._metrics is not None:
@@ -302,7 +302,7 @@ class Server(ExclusiveCalls):
         plain_client = roster.plain_client(client)
         client_id = roster.normalised_id(plain_client)
         self._participants.admit({client_id: plain_client}, self.round)
-        # From here on the client counts, whatever interrupts this.
+        # From here on the client counts, even if an interrupt comes.
         params = self.client_params()
         scales: Sequence[np.ndarray] = ()
         if len(params.scales):
@@ -446,7 +446,7 @@ class Server(ExclusiveCalls):
         """Returns the commands that check the folder of this name."""
         mechanism = f"{folder}/mechanism.npz"
         calibrate = calibrate_command(self.plan, mechanism)
-        if is_record_empty:  # there is no row that a command could read
+        if is_record_empty:  # `fedmf audit log` refuses a log without rows
             return [calibrate]
         log = f"{folder}/participation.jsonl"
         audit = audit_log_command(self.plan, log, mechanism, rounds_run=self.round)

@@ -84,7 +84,7 @@ def test_simulation_resumes_a_killed_run(tmp_path, programs, monkeypatch):
     assert in_a_child(lambda pipe: on_made_up_grid(text, 20, dies_in=4)) is None
     programs.start("app", sys.executable, "app.py")
     programs.wait_for("app", lambda log: "# Privacy statement" in log, SECONDS)
-    assert "goes on with round 4" in programs.log("app")
+    assert "resumes with round 4" in programs.log("app")
     assert "round 3 of 8 goes to" not in programs.log("app")
     check_run(tmp_path / "server", text, 20, monkeypatch, rounds=8, apart=4)
 
