@@ -1,4 +1,4 @@
-"""What tests of the strategy share."""
+"""Fixtures that all tests of the strategy use."""
 
 import os
 
@@ -13,7 +13,7 @@ os.environ.update(
 
 @pytest.fixture(autouse=True)
 def _in_a_server_app(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages are made by a ServerApp, whose process Flower gives these numbers."""
+    """Sets the ids that Flower gives to the process of a ServerApp, which makes messages."""
     monkeypatch.setattr(TaskIdentity, "_task_id", 1)
     monkeypatch.setattr(TaskIdentity, "_run_id", 1)
     monkeypatch.setattr(TaskIdentity, "_node_id", 1)

@@ -1,4 +1,4 @@
-"""A made-up grid: nodes are functions of a message, and no process is started."""
+"""A synthetic grid: nodes are functions of a message, and no process is started."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
@@ -39,18 +39,18 @@ def initial(dtype=np.float32):
 
 
 def answer(message, arrays, **metrics):
-    """The reply with these arrays; by default of one example."""
+    """Returns the reply with these arrays, by default of one example."""
     said = MetricRecord({"num-examples": 1} | metrics)
     return Message(RecordDict({"arrays": record(arrays), "metrics": said}), reply_to=message)
 
 
 def pull_of(node):
-    """What a node's data ask of the model: another vector for each."""
+    """Returns the vector towards which a node's training moves the model."""
     return np.random.default_rng([node, 5]).normal(size=8).astype(np.float32)
 
 
 def trained(node, arrays):
-    """The model after a node's training: a step towards its pull."""
+    """Returns the model after a node's training: one step towards its pull."""
     flat = np.concatenate([array.ravel() for array in arrays.values()])
     step = (0.3 * (pull_of(node) - flat)).astype(np.float32)
     parts = np.split(step, np.cumsum([array.size for array in arrays.values()])[:-1])
@@ -69,7 +69,7 @@ def failing(message):
 
 
 class Grid:
-    """What strategies ask of a grid.
+    """The methods of a grid that strategies call.
 
     Args:
       nodes: ids, or a function that gives them.
@@ -140,7 +140,7 @@ def flat(arrays):
 
 
 def assert_arrays(arrays, model):
-    """To the bit, and of the same dtypes."""
+    """Checks that models are equal to the bit, and of the same dtypes."""
     for name, expected in model.items():
         found = arrays[name] if isinstance(arrays, dict) else arrays[name].numpy()
         np.testing.assert_array_equal(found, expected)
@@ -148,7 +148,7 @@ def assert_arrays(arrays, model):
 
 
 def expected(given, asked, behave=trained, seed=7):
-    """The models after each round of FedAvg on the cohorts `asked`, from a Server alone."""
+    """Returns the models after each round of FedAvg on the cohorts `asked`, from a Server alone."""
     server = fedmf.Server(
         given,
         shapes=list(MODEL.values()),

@@ -1,4 +1,4 @@
-"""The snippets of docs/flower.md, and the app that they are."""
+"""The snippets of docs/flower.md, and the app that they make up."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ def snippets(language):
 
 
 def app(**numbers):
-    """The page's app.py, with other numbers of the plan and the strategy."""
+    """Returns the page's app.py, with other numbers of the plan and the strategy."""
     text = "\n".join(snippets("python"))
     for name, value in {"noise_seed": 17, **numbers}.items():
         text, found = re.subn(rf"\b{name}=[^,)\n]+", f"{name}={value}", text)

@@ -1,4 +1,4 @@
-"""Processes that a test starts, and their descendants, which end with it whatever happens."""
+"""Processes that a test starts, and their descendants, which are ended with the test."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import time
 
 
 def children():
-    """Parent -> children, of all processes of this machine."""
+    """Returns parent -> children of all processes of this machine."""
     found = {}
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -28,7 +28,7 @@ def descendants(*roots):
 
 
 def alive(pid):
-    """Whether it runs; not a zombie."""
+    """Returns whether a process runs and is no zombie."""
     with contextlib.suppress(OSError):
         text = pathlib.Path(f"/proc/{pid}/stat").read_text()
         return text.rpartition(")")[2].split()[0] != "Z"
@@ -36,7 +36,9 @@ def alive(pid):
 
 
 class Programs:
-    """Starts programs, with their output in files, and ends them with all that they started."""
+    """Programs of a test, with their output in files. They and their descendants are ended with the
+    test.
+    """
 
     def __init__(self, folder, environment):
         self._folder, self._environment = folder, environment
@@ -58,7 +60,7 @@ class Programs:
         return (self._folder / f"{name}.log").read_text(errors="replace")
 
     def wait_for(self, name, condition, seconds):
-        """Until the condition of the program's log holds."""
+        """Waits until the condition of the program's log holds."""
         end = time.monotonic() + seconds
         while not condition(self.log(name)):
             self.look()
@@ -68,7 +70,7 @@ class Programs:
             time.sleep(0.05)
 
     def look(self):
-        """Notes whom the programs started: who loses its parent cannot be found later."""
+        """Records the descendants of the programs: one that loses its parent cannot be found later."""
         self._seen |= descendants(*(program.pid for program in self._programs.values()))
 
     def end(self):

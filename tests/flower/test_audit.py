@@ -1,4 +1,4 @@
-"""The auditor on Flower's own wrapper with fixed clipping."""
+"""Tests of the auditor on Flower's wrapper with fixed clipping."""
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -12,8 +12,8 @@ CLIENTS, MULTIPLIER = 6, 0.1
 
 
 def test_flower_wrapper_with_equal_weights_has_the_claimed_guarantee(caplog):
-    """But an update of zeros raises an error, a NaN passes, and a mean of fewer clients has the
-    noise for all of them.
+    """An update of zeros raises an error, a NaN passes, and a mean of fewer clients has the noise
+    for all of them.
     """
     caplog.set_level("ERROR")
     # Tests of many inputs are left out: a round of the wrapper takes milliseconds.

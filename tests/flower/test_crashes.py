@@ -1,4 +1,4 @@
-"""Runs that end anywhere: killed, interrupted, failed, or with files that are not their own.
+"""Runs that are killed, interrupted, fail, or have files of other runs.
 
 Whatever happens, one sum of each round is released, the model is what the strategy makes of these
 releases, and the run goes on.
@@ -41,7 +41,7 @@ def with_momentum():
 
 
 def models_of(means):
-    """The models that `with_momentum` makes of these releases."""
+    """Returns the models that `with_momentum` makes of these releases."""
     model, velocity = np.ones(8, np.float32), None
     for mean in means:
         velocity = -mean if velocity is None else MOMENTUM * velocity - mean
@@ -50,7 +50,7 @@ def models_of(means):
 
 
 class Watched:
-    """Notes every release that a caller or `open` hands out, by its round."""
+    """Records every release that `release` or `open` returns, by its round."""
 
     def __init__(self, monkeypatch):
         self.by_round = {}
@@ -74,7 +74,7 @@ class Watched:
         self.by_round.setdefault(t, set()).add(np.concatenate([m.ravel() for m in mean]).tobytes())
 
     def means(self):
-        """Of all rounds; each was released under one sum."""
+        """Returns the releases of all rounds, each of which was released with one sum."""
         assert all(len(sums) == 1 for sums in self.by_round.values())
         return [np.frombuffer(*self.by_round[t], np.float32) for t in sorted(self.by_round)]
 
@@ -85,7 +85,7 @@ def watched(monkeypatch):
 
 
 def other_pull(message):
-    """Clients that answer something else when the run is started again."""
+    """Returns another update of a node, for the time after a restart."""
     arrays = trained(message.metadata.dst_node_id + 1, arrays_of(message))
     return [answer(message, arrays)]
 
@@ -161,7 +161,7 @@ RECORDED = ("open", "fsync", "replace", "link", "unlink", "mkdir", "truncate", "
 
 
 def written(folder):
-    """What changes when something is written to a folder."""
+    """Returns a digest of a folder that changes with every write."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
 
@@ -243,7 +243,7 @@ def test_release_is_durable_before_a_message_is_sent(tmp_path, monkeypatch):
 
 
 class Failing(FedAvgM):
-    """Raises in its second step."""
+    """A strategy that raises in its second step until it is fixed."""
 
     is_mended = False
 
@@ -274,7 +274,7 @@ def test_fixed_strategy_repeats_no_round(restart, tmp_path, watched, monkeypatch
 
 
 def test_release_that_could_not_be_written_is_released_later(tmp_path, watched, monkeypatch):
-    """In one process: the same sum, without asking the clients again."""
+    """The same process releases the same sum, without new messages to the clients."""
     strategy, grid = wrapped(tmp_path / "server", with_momentum()), Grid(NODES)
     strategy.start(grid, initial(), 1)
 
@@ -293,7 +293,7 @@ def test_release_that_could_not_be_written_is_released_later(tmp_path, watched, 
 
 
 def interrupted_at(number, call):
-    """Whether `call` was interrupted before the number-th line of ours that it runs."""
+    """Returns whether `call` was interrupted before the number-th line of fedmf that it runs."""
     lines = itertools.count()
 
     def interrupt(frame, event, argument):
@@ -317,7 +317,9 @@ def interrupted_at(number, call):
 
 
 def test_interrupted_run_resumes_in_the_same_process(watched):
-    """Ctrl-C anywhere in three rounds: at 12 places that are spread over them, each time others."""
+    """Ctrl-C comes at 12 places that are spread over three rounds, other places in each run of the
+    test.
+    """
     rng = np.random.default_rng()
     given = plan(rounds=3)
 
@@ -359,7 +361,7 @@ def test_interrupt_between_updates_asks_the_other_clients_again(monkeypatch):
 
 
 class TestFiles:
-    """Folders that are copied, edited or in use."""
+    """Tests of folders that are copied, edited or in use."""
 
     @pytest.fixture
     def folder(self, tmp_path):
@@ -403,7 +405,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("entry", range(1, 4))
     def test_edited_arrays_are_refused(self, entry, folder):
-        """The model's and the momentum, by somebody who makes the whole file anew."""
+        """The whole file is written again, with another model or momentum."""
         path = self.newest(folder)
         with np.load(path) as file:
             content = dict(file)
@@ -414,7 +416,7 @@ class TestFiles:
         self.check_refused(folder, "cannot be resumed .the model or the strategy's state")
 
     def test_model_of_another_round_is_refused(self, tmp_path):
-        """Also one whose arrays have their own digest."""
+        """Its arrays have a valid digest."""
         folder = self.begun(tmp_path / "server", 1)
         with np.load(self.newest(folder, 1)) as file:
             older = {name: entry for name, entry in file.items() if name.startswith("before")}
@@ -454,7 +456,7 @@ class TestFiles:
         assert first.start(Grid(NODES), initial()).arrays
 
     def test_moved_folder_stops_its_run(self, folder, tmp_path):
-        """Another run in its place is left alone."""
+        """Another run in its place is not changed."""
         first = wrapped(folder, with_momentum())
         first.start(Grid(NODES), initial(), 3)
         folder.rename(tmp_path / "aside")
@@ -467,7 +469,7 @@ class TestFiles:
 
 
 class Counting(FedAvg):
-    """Notes all that it is asked for."""
+    """A strategy that records its calls in its state."""
 
     calls = ()
 
@@ -500,7 +502,7 @@ STEPS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("name", STEPS)
 def test_calls_of_a_strategy_count_once_after_interrupts(name, restart, tmp_path, monkeypatch):
-    """However often it is begun: its state is that of before."""
+    """Each repeated call begins with the state of before."""
     call, interrupts = getattr(FedAvg, name), []
 
     def interrupted(self, server_round, *args):
@@ -524,7 +526,7 @@ def test_calls_of_a_strategy_count_once_after_interrupts(name, restart, tmp_path
 
 
 class Unkeepable:
-    """No file makes an object of it."""
+    """An object that no file can hold."""
 
     count = 0
 

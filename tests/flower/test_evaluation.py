@@ -1,4 +1,4 @@
-"""Evaluation on clients: what one node replies ends no run."""
+"""Evaluation on clients: no reply of one node ends a run."""
 
 import logging
 
@@ -61,7 +61,7 @@ def test_invalid_evaluations_of_all_nodes_are_dropped(caplog):
 
 
 def test_valid_evaluations_go_to_the_strategy(caplog):
-    """Failures are no reason to drop the others, and nothing is said."""
+    """Failed replies are no reason to drop valid ones, and nothing is logged."""
 
     def fails(message):
         return (failing if message.metadata.message_type == "evaluate" else honest)(message)
@@ -81,7 +81,7 @@ def test_failing_metrics_function_does_not_end_the_run(caplog):
 
 
 def test_evaluation_with_too_few_nodes_is_left_out(caplog, monkeypatch):
-    """Where Flower's strategies wait without an end."""
+    """Flower's strategies would wait without limit."""
     monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", lambda seconds: None)
     strategy = wrapped(strategy=FedAvg(min_evaluate_nodes=99))
     with caplog.at_level(logging.WARNING, "flwr"):
@@ -91,7 +91,9 @@ def test_evaluation_with_too_few_nodes_is_left_out(caplog, monkeypatch):
 
 
 class Lowering(FedAvg):
-    """Goes by its evaluations, as a schedule that lowers a rate on a plateau."""
+    """A strategy that depends on its evaluations, like a schedule that lowers a learning rate on a
+    plateau.
+    """
 
     evaluations = 0
     steps = ()
@@ -107,8 +109,8 @@ class Lowering(FedAvg):
 
 @pytest.mark.parametrize("reply", [[GOOD], ODD["no weight"]], ids=["good", "odd"])
 def test_changes_by_an_evaluation_survive_a_restart(reply, tmp_path):
-    """Once, also where the strategy gets the replies twice because one of them is odd. The newest
-    model is evaluated first, and a run that is over evaluates nothing.
+    """They are made once, also where the strategy aggregates twice because one reply is invalid. A
+    restart evaluates the newest model first, and a finished run evaluates nothing.
     """
     grid = Grid(NODES, dict.fromkeys(NODES, replying([GOOD])) | {NODES[0]: replying(reply)})
     for rounds in (1, 3, 4, 6, 6):

@@ -1,6 +1,4 @@
-"""What goes to the nodes and what comes back: of which type, with which arrays, when, changed by
-whom.
-"""
+"""Messages to the nodes and replies from them: types, arrays, times, and changes by other code."""
 
 import math
 
@@ -41,7 +39,7 @@ def with_arrays(change):
 
 
 class Looking(Grid):
-    """A grid that notes the newest messages."""
+    """A grid that records the newest messages."""
 
     messages = ()
 
@@ -105,7 +103,7 @@ def test_replies_of_another_type_are_dropped(caplog):
 
 
 class TestArraysThatSomebodyChanges:
-    """Records that are handed out are copies."""
+    """Tests that records which other code gets are copies."""
 
     def spoil(self, arrays):
         for name in list(arrays):
@@ -163,7 +161,7 @@ class TestTimeout:
 
 
 def test_silent_node_is_asked_after_longer_and_longer_intervals(monkeypatch):
-    """Each query may last for a minute, in which the round waits."""
+    """Each query may take a minute, during which the round waits."""
     asked = []
 
     class Silent(Grid):

@@ -1,4 +1,4 @@
-"""Each argument of each public call of fedmf.flower answers odd values in a sentence that names it.
+"""Invalid arguments of each public call of fedmf.flower are refused in a sentence that names them.
 
 A new public name is a line of CALLS; see tests/test_odd_arguments.py.
 """
@@ -26,7 +26,7 @@ def new(**options):
 
 
 def of_a_new(name, is_asked=False):
-    """A method of a strategy that was made for the call; in a round under way if `is_asked`."""
+    """Returns a method of a new strategy; within a round if `is_asked`."""
 
     def run(**arguments):
         strategy = new()

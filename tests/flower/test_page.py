@@ -1,4 +1,4 @@
-"""The page "fedmf in Flower" runs as printed: simulated, killed and gone on with, and with real
+"""The page "fedmf in Flower" runs as printed: simulated, killed and resumed, and with real
 processes of Flower on the loopback address. Its table is the example's.
 """
 
@@ -39,7 +39,9 @@ def programs(tmp_path):
 
 
 def on_made_up_grid(text, nodes, dies_in=None):
-    """The grid, after the app has run on it; kills its process when that round is asked for."""
+    """Runs the app on a synthetic grid, which it returns; the process is killed when that round
+    begins.
+    """
     app = pages.module(text)
 
     def behave(message):
@@ -54,8 +56,8 @@ def on_made_up_grid(text, nodes, dies_in=None):
 
 
 def check_run(folder, text, nodes, monkeypatch, *, rounds, apart):
-    """Each client kept its distance, and the last release is that of an uninterrupted run on a
-    made-up grid: the same noise, the same models, momentum included.
+    """Checks each client's separation, and that the last release is that of an uninterrupted run on
+    a synthetic grid: the same noise, the same models, the same momentum.
     """
     with fedmf.Server.open(folder) as server:
         cohorts = [server.ledger.cohort(t).tolist() for t in range(server.round)]

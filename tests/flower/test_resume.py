@@ -1,4 +1,4 @@
-"""Runs that were interrupted, and who may come: in one process, on a made-up grid."""
+"""Resumed runs and eligible nodes, in one process, on a synthetic grid."""
 
 import dataclasses
 import itertools
@@ -38,7 +38,7 @@ STRATEGIES = {
 
 
 class Killed(Exception):
-    """The end of a process, as far as the disk sees it."""
+    """The end of a process, with the effects on the disk that a kill would have."""
 
 
 # Of the third round: the call that it dies in, whether after it, and the rounds asked for by then.
@@ -103,7 +103,7 @@ def test_finished_run_returns_its_model_again(tmp_path):
 
 
 def test_run_without_a_release_begins_again(tmp_path):
-    """A crash before the first message."""
+    """A crash came before the first message."""
     strategy = wrapped(tmp_path / "server")
     with refusal("0 nodes were connected", TimeoutError):
         wrapped_start(strategy, Grid([]))
@@ -112,7 +112,7 @@ def test_run_without_a_release_begins_again(tmp_path):
 
 
 def wrapped_start(strategy, grid, seconds=0.0):
-    """Without any patience."""
+    """Starts a run that does not wait for nodes."""
     strategy.strategy.min_available_nodes = strategy.strategy.min_train_nodes = 0
     return strategy.start(grid, initial(), timeout=seconds)
 
@@ -151,7 +151,7 @@ def test_resume_refuses_other_settings(tmp_path):
 
 @pytest.mark.parametrize(("error", "is_same"), [(1e-13, True), (1e-6, False)])
 def test_resume_accepts_a_mechanism_within_fit_tolerance(error, is_same, tmp_path):
-    """Its numbers differ in their last digits."""
+    """Another version of SciPy may fit other last digits."""
     fitted = plan()
     diagonals = fitted.mechanism.diagonals * (1 + error)
     mechanism = dataclasses.replace(fitted.mechanism, diagonals=diagonals)
@@ -170,7 +170,9 @@ def backwards(arrays):
 
 @pytest.mark.parametrize("rounds", [0, 3])
 def test_order_of_array_names_changes_nothing(rounds, tmp_path):
-    """Of strategy and initial model, also at a restart: before the first round and later."""
+    """The strategy and the initial model have another order, also at a restart: before the first
+    round and later.
+    """
     whole = wrapped().start(Grid(NODES), initial())
     other = ArrayRecord(backwards(initial()))
     strategy = wrapped(tmp_path / "server", Odd(backwards))
@@ -269,7 +271,7 @@ def test_timeout_limits_the_wait_of_the_wrapped_strategy(monkeypatch):
 
 
 class TestPopulation:
-    """Clients are partition ids, which nodes tell of themselves."""
+    """Tests with partition ids, which the nodes tell."""
 
     def test_server_draws_partitions_under_any_node_ids(self, tmp_path):
         asked = []
@@ -310,7 +312,9 @@ class TestPopulation:
         assert 104 not in {node for nodes in grid.asked for node in nodes}
 
     def test_round_without_connected_clients_is_noise_alone(self, tmp_path, caplog):
-        """At once: those who left for good would be waited for at every restart."""
+        """It does not wait, because clients that left for good would be waited for at every
+        restart.
+        """
         given = plan(rounds=12, min_sep=2)
         grid = Grid(NODES[:4], partition_of=lambda node: node - 101)
         strategy = wrapped(given=given, population=15, clients_per_round=2)
@@ -323,7 +327,7 @@ class TestPopulation:
 
     @pytest.mark.parametrize("query", [3, None], ids=["late", "never"])
     def test_round_waits_for_a_slow_node_within_limits(self, query, monkeypatch):
-        """A round without clients would be lost to a node whose answer is under way."""
+        """A round without clients would lose a node whose answer is under way."""
         monkeypatch.setattr("time.sleep", lambda seconds: None)
         queries = []
 
@@ -347,7 +351,7 @@ class TestPopulation:
             wrapped_start(wrapped(population=15), Grid(NODES))
 
     def test_sampled_round_may_be_empty(self):
-        """Clients come by a toss of a coin each."""
+        """Each client is drawn by an independent coin."""
         coins = {"sampling": "poisson", "population": 15, "cohort_size": 1}
         config = fedmf.PlanConfig(
             rounds=ROUNDS, family="identity", epsilon=8.0, delta=1e-3, **coins

@@ -1,4 +1,4 @@
-"""Rounds of the strategy on a made-up grid: what is released, who takes part, what is dropped."""
+"""Rounds of the strategy on a synthetic grid: releases, participants, dropped replies."""
 
 import io
 import logging
@@ -44,7 +44,7 @@ def test_model_moves_by_the_noisy_mean_alone():
 
 
 def test_all_updates_have_equal_weight():
-    """FedAvg weights by what clients say of themselves; here nobody's word counts."""
+    """FedAvg takes the weights that clients send; here no such number counts."""
     heavy = {
         node: lambda m, n=node: [
             answer(m, trained(n, arrays_of(m)), **{"num-examples": 10**9, "size": 1.0 * n})
@@ -59,7 +59,9 @@ def test_all_updates_have_equal_weight():
 
 
 def changed(**changes):
-    """A reply with some arrays exchanged; None for one that is missing."""
+    """Returns a node's behaviour: some arrays of its reply are exchanged, and those of None are
+    missing.
+    """
 
     def behave(message):
         arrays = trained(1, arrays_of(message)) | changes
@@ -69,7 +71,7 @@ def changed(**changes):
 
 
 def raw(data, shape=(2,), dtype="float32", stype="numpy.ndarray"):
-    """A reply whose array "bias" has other bytes than it claims."""
+    """Returns a node's behaviour: array "bias" of its reply has other bytes than its header says."""
 
     def behave(message):
         [reply] = honest(message)
@@ -165,7 +167,7 @@ def test_first_of_two_replies_counts(caplog):
 
 @pytest.mark.parametrize("size", [np.nan, 3.0])
 def test_client_moves_a_release_by_at_most_clip_norm(size):
-    """The same seed with and without it."""
+    """Two runs have the same seed, one with the client and one without."""
     far = {name: np.full(shape, size, np.float32) for name, shape in MODEL.items()}
     ends = []
     for behave in (lambda m: [answer(m, far)], lambda m: [answer(m, arrays_of(m))]):
@@ -177,7 +179,7 @@ def test_client_moves_a_release_by_at_most_clip_norm(size):
 
 
 def test_hostile_clients_do_not_stop_a_run_that_has_worked():
-    """A round whose replies all have other arrays is one of noise alone."""
+    """A round in which all replies have other arrays is noise alone."""
     odd = changed(bias=np.ones(3))
     strategy = wrapped()
 
@@ -312,7 +314,7 @@ def test_second_start_resumes_and_numbers_rounds_over_the_run():
 
 
 def test_private_metrics_are_noisy_means_of_the_clients():
-    """As a server of numpy releases them, and of hostile ones only what is a number."""
+    """They are those of a Server; of hostile clients only numbers count."""
     given = plan(private_metrics=0.5, largest_loss=4.0)
 
     def tells(message):

@@ -1,4 +1,4 @@
-"""Which strategies can train with one reply a round: those that cannot are refused at once."""
+"""Strategies that can train with one reply a round; all others are refused before the first round."""
 
 import random
 
@@ -78,7 +78,7 @@ def test_custom_strategy_that_cannot_train_is_refused(name):
 
 
 class WarmingUp(FedAvgM):
-    """A learning rate that begins with 0."""
+    """A strategy whose learning rate begins with 0."""
 
     def aggregate_train(self, server_round, replies):
         self.server_learning_rate = (server_round - 1) / 2
@@ -94,7 +94,7 @@ def test_learning_rate_may_begin_with_0_but_not_stay_0():
 
 
 def test_trial_restores_the_strategy():
-    """Also one whose methods were replaced by functions that hold it."""
+    """Methods of the strategy may be replaced by functions that refer to it."""
 
     def patched(strategy):
         aggregate = strategy.aggregate_train

@@ -1,4 +1,4 @@
-"""State of wrapped strategies: a run that is started again goes on with it, or is refused."""
+"""State of wrapped strategies: a restarted run restores it, or is refused."""
 
 import collections
 import dataclasses
@@ -31,7 +31,7 @@ class Momentum:
 
 
 class Moving(FedAvg):
-    """A strategy with state: `push` changes it, and says how far the average moves by it."""
+    """A strategy with state: `push` changes it, and returns how far the average moves by it."""
 
     def __init__(self, push, **state):
         super().__init__(fraction_evaluate=0.0)
@@ -88,7 +88,7 @@ STATES = {
 
 
 class Optimizer:
-    """Holds arrays that whoever made it may hold, too."""
+    """An object with arrays that its maker may refer to as well."""
 
     def __init__(self, velocity):
         self.velocity = velocity
@@ -104,7 +104,7 @@ class Slotted(Optimizer):
 
 
 class Locked(Optimizer):
-    """As optimizers of libraries have one."""
+    """An object with a lock, like optimizers of libraries."""
 
     def __init__(self, velocity):
         super().__init__(velocity)
@@ -125,7 +125,7 @@ def shared(kind=Optimizer):
 
 
 def shared_later():
-    """Both hold an array that the first round makes."""
+    """Makes two objects refer to the same array, which the first round makes."""
 
     def push(own, mean):
         if own.velocity is None:
@@ -136,7 +136,7 @@ def shared_later():
 
 
 def parted_later():
-    """What shared an array at first has one of its own after two rounds."""
+    """Gives an object a separate array after two rounds, in place of a shared one."""
 
     def push(own, mean):
         own.count += 1
@@ -236,7 +236,7 @@ def attribute_of_a_function():
 
 
 def of_a_module():
-    """A variable of the module that the strategy's code names."""
+    """Changes a variable of the module that the strategy's code names."""
     module = {"np": np}
     code = "v = 0.0\ndef push(own, mean):\n    global v\n    v = 0.9 * v + float(mean.mean())\n"
     exec(code + "    return 1 + v", module)
@@ -244,7 +244,7 @@ def of_a_module():
 
 
 def phases():
-    """Another function after two rounds."""
+    """Replaces a function after two rounds."""
 
     def early(own, mean):
         own.count += 1
@@ -269,7 +269,7 @@ class Phase(enum.Enum):
 
 
 def constants():
-    """A member of a class of constants that the strategy's code names."""
+    """Changes to another member of an enum that the strategy's code names."""
 
     def push(own, mean):
         own.count += 1
@@ -311,7 +311,7 @@ SHARED = {
 
 @pytest.mark.parametrize("name", SHARED)
 def test_restarted_run_ends_bitwise_identically(name, tmp_path):
-    """Nor does the trial before the first round leave a mark."""
+    """The trial before the first round leaves no change either."""
     untried = wrapped(strategy=SHARED[name]())
     untried._wrapped.is_tried = True
     whole = untried.start(Grid(NODES), initial())
@@ -323,7 +323,7 @@ def test_restarted_run_ends_bitwise_identically(name, tmp_path):
 
 
 def test_state_within_a_wrapped_wrapper_is_restored(tmp_path):
-    """The momentum of a strategy inside of a strategy."""
+    """It is the momentum of a strategy within a strategy."""
 
     def around():
         inner = FedAvgM(fraction_evaluate=0.0, server_momentum=0.9)
@@ -338,7 +338,7 @@ def test_state_within_a_wrapped_wrapper_is_restored(tmp_path):
 
 
 class Counting(FedAvg):
-    """A strategy that counts the rounds that it makes messages for."""
+    """A strategy that counts the rounds for which it makes messages."""
 
     count = 0
 
@@ -365,7 +365,7 @@ def test_repeated_round_is_counted_once(tmp_path):
 
 
 def test_unchanged_attributes_are_the_programs(tmp_path):
-    """Another learning rate of a program that is started again counts."""
+    """A restarted program with another learning rate trains with that one."""
     strategy = wrapped(tmp_path / "server", FedAvgM(server_momentum=0.9, fraction_evaluate=0.0))
     strategy.start(Grid(NODES), initial(), 2)
     strategy.server.close()
@@ -376,7 +376,7 @@ def test_unchanged_attributes_are_the_programs(tmp_path):
 
 
 class Buffer:
-    """A type of the strategy's author: no file makes objects of it."""
+    """A type of the strategy's author, of which no file can hold objects."""
 
 
 def test_state_that_a_folder_cannot_hold_is_refused(tmp_path):
@@ -504,7 +504,7 @@ VALUES = [
 
 
 def stored(state):
-    """What comes back from a file."""
+    """Returns a state after it was written to a file and read."""
     tree, arrays = state.to_arrays()
     return State.from_arrays(json.loads(json.dumps(tree)), arrays)
 
@@ -554,7 +554,7 @@ def test_error_names_values_that_a_file_cannot_hold(value):
 
 
 def test_object_that_cannot_be_copied_is_not_tried(tmp_path, caplog):
-    """A file that is open for writing gets no line of a trial."""
+    """A trial writes no line to a file that is open for writing."""
     path = tmp_path / "log"
 
     def push(own, mean):

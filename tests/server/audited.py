@@ -1,4 +1,4 @@
-"""What the audits of a server and of the query share: rows judged, and the game played."""
+"""Helpers for the audits of a server and of the query: tests of rows, and the attack."""
 
 import math
 
@@ -23,7 +23,9 @@ def judged(claim, *runs):
 
 
 def game(run_plan, claim, case, departure, subject=None):
-    """As many trials as see a signal-to-noise ratio `departure` times that of the case."""
+    """Runs the attack with enough trials to detect a signal-to-noise ratio of `departure` times
+    that of the case.
+    """
     claimed = 1 / claim.noise_multiplier
     trials = trials_that_see(lambda trials: missed_by_game(trials, departure * case.snr, claimed))
     clients, present = worst_clients(claim, case, trials, seed=1)

@@ -1,4 +1,4 @@
-"""Small plans and servers, and the draws of the host's source."""
+"""Small plans and servers, and numbers of the host's Gaussian source."""
 
 import numpy as np
 
@@ -22,21 +22,21 @@ def plan_of(mechanism, **changes):
 
 
 def draws_of_host(seed, rounds, size):
-    """Z, float64 (rounds, size)."""
+    """Returns Z, float64 (rounds, size)."""
     Z = np.empty((rounds, size), np.float32)
     GaussianSource(noise_key(seed)).fill(Z, 0)
     return Z.astype(np.float64)
 
 
 def make_server(folder=None, plan=None, **options):
-    """Of twelve rounds, with three clients in each."""
+    """Returns a server of twelve rounds, with three clients in each."""
     plan = plan or plan_of(MECHANISMS["banded"](12))
     values = {"shapes": SHAPES, "clients_per_round": 3, "noise_seed": 5}
     return Server(plan, folder=folder, **(values | options))
 
 
 def update(number=0, length=0.1):
-    """Of this norm, in a direction of its own."""
+    """Returns an update of this norm, in a direction that depends on the number."""
     rng = np.random.default_rng(number)
     leaves = [rng.standard_normal(shape) for shape in SHAPES]
     scale = length / np.sqrt(sum(np.square(leaf).sum() for leaf in leaves))

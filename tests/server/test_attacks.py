@@ -1,5 +1,5 @@
-"""Ways in which an operator's program, a clever client or the system could break the promise of a
-server, found by an attack; each is refused, or changes nothing.
+"""Attacks on a server by the operator's program, a hostile client or the system. Each is refused,
+or changes nothing.
 """
 
 import enum
@@ -74,7 +74,7 @@ class TestTheFolder:
         assert_refused(lambda: make_server("\0"), ValueError, "cannot be opened")
 
     def test_release_is_on_disk_before_it_is_returned(self, tmp_path, monkeypatch):
-        """Names are synced: of the folder and those above it, of private, and before a reader."""
+        """Names are synced as well: of the folder and those above it, and of private."""
         synced, fsync = [], os.fsync
 
         def told(descriptor):
@@ -230,7 +230,7 @@ class TestClients:
 
 class TestUpdates:
     def test_update_in_memory_that_changes_meanwhile_is_clipped(self):
-        """A receive buffer that the next message is written to."""
+        """Another thread writes the next message to the receive buffer."""
         total, leaf = UpdateSum(40_000, 1), np.full(40_000, 1e-6)
 
         class Buffer(np.ndarray):
@@ -257,7 +257,7 @@ class TestUpdates:
             thread.join()
 
     def test_update_moves_the_sum_by_at_most_clip_norm_with_all_rounding(self):
-        """In exact arithmetic, the client anywhere among the others."""
+        """The bound holds in exact arithmetic, with the client at any position of the round."""
         rng = np.random.default_rng(4)
         squared = fractions.Fraction(0.1) ** 2
         worst = fractions.Fraction(0)

@@ -1,6 +1,4 @@
-"""The audit of what a server runs: honest mechanisms pass, and mistakes in the code that runs are
-caught.
-"""
+"""The audit of a server: correct mechanisms pass, and mistakes in the audited code are detected."""
 
 import dataclasses
 
@@ -116,7 +114,7 @@ def test_audit_detects_shared_noise_of_adaptive_clipping(monkeypatch):
 
 
 def test_audit_of_default_size_detects_noise_that_is_cut_off(monkeypatch):
-    """Cut at 4 standard deviations it is seen with certainty."""
+    """A cut at 4 standard deviations is detected with certainty."""
     plan = plan_of(MECHANISMS["identity"](ROUNDS))
     honest = audit_mechanism(plan, seed=3, trials=0)
     assert honest.verdict.consistent

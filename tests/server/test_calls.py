@@ -1,4 +1,4 @@
-"""Calls of a server from threads, signal handlers and forked processes, and seeds that repeat."""
+"""Calls of a server from threads, signal handlers and forked processes, and repeated seeds."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from tests.server.plans import make_server, update
 
 @pytest.fixture
 def in_a_call(monkeypatch):
-    """A function that runs another one in a signal handler within each call of a method."""
+    """Returns a function that runs another one in a signal handler within each call of a method."""
     before = signal.getsignal(signal.SIGUSR1)
 
     def install(owner, name, work):
@@ -61,7 +61,7 @@ def test_close_in_a_signal_handler_takes_effect_after_the_call(tmp_path, in_a_ca
 
 
 def test_signal_handler_may_use_another_server_but_not_the_same_noise(monkeypatch):
-    """A lock that the thread holds already would be waited for for ever."""
+    """The thread would wait for ever for a lock that it holds already."""
     expected = make_server().release()
     server, other, refused = make_server(), make_server(noise_seed=6), []
     blas_libraries = noise_blocks._blas_libraries
@@ -96,7 +96,7 @@ def test_close_in_a_signal_handler_takes_effect_after_an_error(tmp_path, in_a_ca
 
 
 def test_signal_handler_may_call_before_and_after_the_work_of_a_call(monkeypatch):
-    """Between taking the lock and beginning, and between ending and giving it free."""
+    """The handler runs between taking the lock and the work, and between the work and releasing it."""
     server, clients = make_server(), iter(range(100, 200))
 
     class Lock:
@@ -122,7 +122,7 @@ def test_signal_handler_may_call_before_and_after_the_work_of_a_call(monkeypatch
 
 
 def test_refused_call_does_not_affect_later_calls(monkeypatch):
-    """A thread that was refused once waits like any other: none of its clients is lost."""
+    """A thread with a refused call waits like any other thread: none of its clients is lost."""
     server = make_server(clients_per_round=10)
     server.add(update(), client="ann")
     with refusal("is in round 0 already"):
@@ -148,7 +148,7 @@ def test_refused_call_does_not_affect_later_calls(monkeypatch):
 
 class TestForks:
     def test_forked_child_may_make_a_server_while_noise_is_computed(self, tmp_path):
-        """A lock that a thread holds at the fork would be held for ever."""
+        """The child would wait for ever for a lock that another thread held at the fork."""
         with noise_blocks._ONE_LIMIT:
             child = os.fork()
             if child == 0:

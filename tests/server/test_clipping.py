@@ -1,5 +1,5 @@
-"""Clipping on the host: whatever comes, what is added is at most clip_norm long, measured in exact
-arithmetic; what is short is added as it is.
+"""Clipping in numpy: the norm of a clipped update is at most clip_norm in exact arithmetic, and
+short updates stay as they are.
 """
 
 import fractions
@@ -23,7 +23,7 @@ def added(leaves, **norms):
 
 
 def squared_norm(vector):
-    """Exactly."""
+    """Returns the squared norm in exact arithmetic."""
     return sum(fractions.Fraction(float(x)) ** 2 for x in vector)
 
 
@@ -82,7 +82,7 @@ def test_update_over_blocks_and_leaves_is_clipped_as_one_vector():
 
 
 def test_margin_refuses_sums_of_too_many_clients():
-    """The margin of 10^8 clients would be twice the clip norm, and turn updates round."""
+    """The margin of 10^8 clients would be twice the clip norm, and would reverse updates."""
     total = UpdateSum(3, 2_000_000)
     total.add([np.full(3, 9.0)], clip_norm=1.0, zeroing_norm=math.inf)
     assert 0.998 < np.linalg.norm(total.total) <= 1

@@ -1,5 +1,5 @@
-"""A server that is killed, has no room or is tampered with: no row of noise is ever released under
-two sums, and what was handed out is never lost.
+"""Servers that are killed, have no room or have edited files: no noise vector is ever released with
+two sums, and no returned release is lost.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def plan():
 
 @pytest.fixture
 def new(plan, tmp_path):
-    """A function that makes a server in the folder, or in another one."""
+    """Returns a function that makes a server in the folder, or in another one."""
 
     def make(folder=tmp_path / "server"):
         return fedmf.Server(plan, shapes=[(3,)], clients_per_round=4, noise_seed=8, folder=folder)
@@ -49,8 +49,8 @@ def collect(server, value):
 
 
 def in_a_child(work):
-    """What `work` writes to the file that it is given, in a process of its own; None if that was
-    killed, or ended by a signal.
+    """Returns the bytes that `work` writes to its file in a child process; None if a signal ended
+    the child.
     """
     read, write = os.pipe()
     child = os.fork()
@@ -72,7 +72,7 @@ def in_a_child(work):
 
 
 def killed_at(number):
-    """From now on the process dies before the number-th call that may change the disk."""
+    """Kills the process before the number-th call from now on that may change the disk."""
     count = itertools.count()
 
     def dying(call):
@@ -88,8 +88,8 @@ def killed_at(number):
 
 
 def releases(folder, value, number):
-    """Opens the server, collects, and is killed at the number-th call; hands out what it
-    releases.
+    """Returns work that opens the server, collects, is killed at the number-th call, and writes its
+    release.
     """
 
     def work(pipe):
@@ -104,7 +104,7 @@ def releases(folder, value, number):
 
 
 def state_of(server):
-    """What later rounds follow from."""
+    """Returns the state that determines later rounds."""
     last = server.last_release[0].tobytes()
     return (
         server.round,
@@ -117,7 +117,7 @@ def state_of(server):
 
 @pytest.mark.slow
 def test_kill_at_every_write_of_a_round_repeats_no_release(new, tmp_path):
-    """Whatever was released once, to a caller or by `open`, is the only sum of its row."""
+    """A release that `release` or `open` returned once is the only sum of its noise vector."""
     new().close()
     folder, seen, kills = tmp_path / "server", {}, []
     for t in range(ROUNDS):
@@ -150,7 +150,7 @@ def test_kill_at_every_write_of_a_round_repeats_no_release(new, tmp_path):
 
 
 def releases_again(folder):
-    """Asks a server that has ended for more."""
+    """Returns work that asks a finished server for another release."""
 
     def work(pipe):
         try:
@@ -206,7 +206,7 @@ def test_full_disk_delays_the_release_of_the_same_sum(new, monkeypatch):
 
 @pytest.mark.slow
 def test_interrupt_at_every_line_of_a_release_repeats_no_release(new, tmp_path):
-    """KeyboardInterrupt anywhere: the round is released once, with one sum."""
+    """After KeyboardInterrupt at any line the round is released once, with one sum."""
     reference = new(None)
     expected = []
     for t in range(2):
@@ -238,7 +238,7 @@ def test_interrupt_at_every_line_of_a_release_repeats_no_release(new, tmp_path):
 
 
 def interrupted_at(number, call):
-    """Whether `call` was interrupted before the number-th line of the server that it runs."""
+    """Returns whether `call` was interrupted before the number-th line of the server that it runs."""
     lines = itertools.count()
 
     def interrupt(frame, event, argument):
@@ -262,7 +262,7 @@ def interrupted_at(number, call):
 
 
 def test_interrupt_at_every_line_of_add_leaves_a_bounded_sum(new):
-    """A client counts once for at most the clip norm, also where its update is sent again."""
+    """A client counts once, for at most the clip norm, also where its update is sent again."""
     clip_norm = new(None).plan.clip_norm
     for number in itertools.count():
         server = new(None)
@@ -302,7 +302,7 @@ class TestFilesThatAreNotItsOwn:
         ],
     )
     def test_damaged_or_missing_files_are_refused(self, folder, name):
-        """Refused, wherever a byte is another one, unless nothing that is read has changed."""
+        """A change of any byte is refused, unless no value that is read has changed."""
         path = folder / name
         content = path.read_bytes()
         with fedmf.Server.open(folder) as server:
@@ -386,7 +386,7 @@ class TestFilesThatAreNotItsOwn:
 
 
 def test_file_size_limit_that_kills_within_a_write_loses_nothing(new, tmp_path):
-    """SIGXFSZ at the limit: a file has some bytes of its content and not the others."""
+    """SIGXFSZ at the limit leaves a part of a file's content."""
     server = new()
     collect(server, 0.1)
     server.release()

@@ -1,5 +1,5 @@
 """Edits of a server's folder while it runs: each is refused at the next release or at `open`, and
-none is signed by a release.
+no release signs it.
 """
 
 import errno
@@ -166,7 +166,7 @@ def test_edited_rows_are_refused_and_extra_bytes_are_removed(tmp_path):
      b'{"round": "x"}\n', b'{"round": 2, "client"', b'\0{"round": 1, "client": "bo"}\n'],
 )  # fmt: skip
 def test_extra_bytes_after_the_newest_release_are_removed(tmp_path, rubbish):
-    """A power failure leaves any bytes of the round under way, which nobody saw."""
+    """A power failure leaves any bytes of the current round, which nobody has seen."""
     folder = tmp_path / "server"
     with make_server(folder) as server:
         server.add(update(), client="ann")

@@ -1,5 +1,5 @@
-"""Private metrics: one client's part, the joint cost, the noise of their stream, and what means
-over rounds say of themselves.
+"""Private metrics: the contribution of a client, the joint privacy cost, their noise, and
+deviations of means over rounds.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ ROUNDS = 6
 
 @functools.cache
 def plan_of(share=0.02, family="banded", **options):
-    """Six rounds in which clients take part in every second one."""
+    """Returns a plan of six rounds, in which clients take part in every second one."""
     config = fedmf.PlanConfig(
         rounds=ROUNDS, min_sep=2, family=family, private_metrics=share,
         **({"largest_loss": 8.0} if share else {}), **({"noise_multiplier": 1.0} | options),
@@ -82,7 +82,7 @@ def test_values_outside_the_range_are_clipped_and_not_finite_ones_are_worst():
 
 
 def test_share_of_a_fiftieth_costs_updates_one_percent_of_noise():
-    """The figures of the design: at delta 1e-6, independent rows, a mean of 1000 clients."""
+    """The figures are at delta 1e-6, for independent rows and a mean of 1000 clients."""
     plan = fedmf.PlanConfig(
         rounds=1, schema="single", family="identity", epsilon=4.0, private_metrics=0.02
     ).plan()
@@ -93,7 +93,8 @@ def test_share_of_a_fiftieth_costs_updates_one_percent_of_noise():
 
 
 def largest_shift(plan, deviations, seed):
-    """The longest C x / deviation, over streams together, that hostile clients come to.
+    """Returns the largest norm of C x / deviation, over all streams together, that hostile clients
+    reach.
 
     Deviations are of the streams of updates, of bits with quantile_clipping, and of metrics, each
     for parts of norm 1, of 1/2 for a bit.
@@ -138,7 +139,8 @@ def test_all_streams_together_have_the_cost_of_the_plan(share, clip):
 
 
 def test_metric_noise_is_of_the_plan_and_independent_of_updates():
-    """White once decoded, of deviation 1, and without a correlation of 0.2 with the updates' rows.
+    """Decoded noise is white with deviation 1, and has no correlation of 0.2 with the updates'
+    rows.
 
     The control is a stream of the updates' own seed.
     """

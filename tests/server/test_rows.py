@@ -1,5 +1,5 @@
-"""Noise made by the host: every strategy writes the same rows, resumes, and reaches the graph in
-its own round only.
+"""Precomputed noise: every noise strategy computes the same rows, resumes, and serves each round
+with its row.
 """
 
 import concurrent.futures
@@ -36,14 +36,12 @@ WAYS = [("recurrent", False), ("recurrent", True), ("regenerated", False), ("reg
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Two tiles, the last one short."""
+    """Sets two tiles, the last one short."""
     monkeypatch.setattr(layout, "TILE", CHUNK)
 
 
 def noise_of(mechanism, name=None, mapped=False, seed=SEED, **options):
-    """The strategy of that name with all the room that it wants, or with memory for the working
-    arrays of `banded()` only.
-    """
+    """Returns noise by this strategy, with memory for all rows, or with rows in a memory map."""
     if mapped:
         options["memory_bytes"] = MEMORY[name]
     noise = HostNoise(plan_of(mechanism), SIZE, noise_seed=seed, strategy=name, **options)
@@ -124,7 +122,7 @@ def test_no_row_costs_more_than_four_times_the_mean(build, name, most_rows, monk
 
 
 def test_whole_blocks_at_a_time_would_cost_more(monkeypatch):
-    """Negative control of the test above."""
+    """This is the negative control of the test above."""
     monkeypatch.setattr(host_strategies, "growing_blocks", blocks.equal_blocks)
     noise = HostNoise(plan_of(banded(64)), 32 * CHUNK, noise_seed=SEED, strategy="recurrent")
     work = work_of_rows(noise, monkeypatch)
@@ -132,7 +130,9 @@ def test_whole_blocks_at_a_time_would_cost_more(monkeypatch):
 
 
 def test_two_threads_compute_the_bits_of_one(monkeypatch):
-    """Each with products of its own, which take one: on more their bits may depend on how many."""
+    """Each thread computes products that use one thread: with more threads their bits may depend on
+    how many.
+    """
     seen, fill = {}, GaussianSource.fill
 
     def limits():
@@ -158,7 +158,7 @@ def test_two_threads_compute_the_bits_of_one(monkeypatch):
 
 
 def test_interrupt_waits_for_the_other_thread(monkeypatch):
-    """Else it would write into the block that is made next."""
+    """Otherwise it would write into the block that is computed next."""
     ended, fill = [], GaussianSource.fill
 
     def slow(self, out, row, start=0):
@@ -178,7 +178,7 @@ def test_interrupt_waits_for_the_other_thread(monkeypatch):
 
 
 def test_narrow_integers_are_valid_sizes():
-    """With the bit of the clip norm 255 was 0: rows without an entry."""
+    """With the bit of the clip norm, uint8 255 overflowed to 0: rows without an entry."""
     plan = plan_of(banded(), quantile_clipping=fedmf.QuantileClipping(every=np.uint8(1)))
     assert len(HostNoise(plan, np.uint8(255), noise_seed=SEED).row(0)) == 256
 
@@ -201,7 +201,9 @@ def test_rows_of_dense_mechanisms_do_not_depend_on_the_memory():
 
 @pytest.mark.parametrize("name", ["recurrent", "regenerated"])
 class TestTheMemoryMap:
-    """Rows in a private file: nothing of it outlives the process, no half of a block is read."""
+    """Tests of rows in a private file: nothing of it outlives the process, and no unfinished block
+    is read.
+    """
 
     def test_memory_map_has_no_name_and_is_in_the_folder(self, tmp_path, name):
         noise = noise_of(banded(), name, mapped=True, folder=tmp_path / "private")
@@ -212,8 +214,8 @@ class TestTheMemoryMap:
 
     @pytest.mark.slow
     def test_kill_within_a_block_leaves_no_file(self, tmp_path, name):
-        """The next process makes the same rows, from the source:
-        nothing half written is there to read.
+        """The next process computes the same rows from the source, because no unfinished file is
+        there to read.
         """
         program = f"""
 import os, signal
@@ -234,9 +236,7 @@ dying.row(39)
 
     @pytest.mark.parametrize("mapped", [False, True])
     def test_interrupted_block_is_computed_again(self, name, mapped, monkeypatch):
-        """Ctrl-C in the middle of a block leaves it half written: none of it is taken
-        for a round's noise.
-        """
+        """Ctrl-C within a block leaves it unfinished, and no row of it is returned."""
         whole = [noise_of(banded(), name, mapped).row(t) for t in (39, 0)]
         noise, fill = noise_of(banded(), name, mapped), GaussianSource.fill
         if name == "recurrent":
@@ -255,7 +255,7 @@ dying.row(39)
 
     @pytest.mark.parametrize("mapped", [False, True])
     def test_thread_left_by_a_second_interrupt_changes_no_row(self, name, mapped, monkeypatch):
-        """It writes its tile when the next attempt has made that tile's block already."""
+        """The thread writes its tile after the next attempt has computed the block of that tile."""
         if name == "regenerated":
             pytest.skip("it has no threads")
         whole, noise = (noise_of(banded(), name, mapped) for _ in range(2))

@@ -1,4 +1,6 @@
-"""`fedmf.Server`: what it releases is the plan, whom it refuses, and that it resumes to the bit."""
+"""`fedmf.Server`: its releases follow the plan, it refuses clients that are not eligible, and it
+resumes bitwise identically.
+"""
 
 import copy
 import os
@@ -25,7 +27,9 @@ def flat(arrays):
 class TestReleases:
     @every_mechanism
     def test_releases_are_the_noisy_mean_of_the_plan(self, build):
-        """(sum + row t of N Z) / clients_per_round: N of the mechanism, Z of the seed's source."""
+        """(sum + row t of N Z) / clients_per_round, with N of the mechanism and Z of the seed's
+        source.
+        """
         plan = plan_of(build(12))
         server = make_server(plan=plan)
         N = plan.mechanism.stream().causal().as_contraction().contraction
@@ -46,8 +50,8 @@ class TestReleases:
         assert server.round == 12
 
     def test_releases_have_the_variance_of_the_plan(self):
-        """In law, without the source: C times the releases is white, of the plan's variance; a
-        variance that is 3% off would be seen.
+        """In distribution, without the source: C times the releases is white, with the variance of
+        the plan. A variance that is 3% off would be detected.
         """
         trials = trials_that_see(
             lambda trials: max(missed_by_variance(trials, ratio) for ratio in (0.97, 1.03))
@@ -68,7 +72,7 @@ class TestReleases:
         assert not fits(1.03**0.5 * white)  # the control
 
     def test_released_arrays_are_read_only(self, tmp_path):
-        """Else `last_release` would be another one than was handed out."""
+        """Otherwise `last_release` could differ from the returned release."""
         server = make_server(tmp_path / "server")
         handed_out = server.release()
         server.close()
@@ -128,8 +132,8 @@ class TestWhoTakesPart:
     @hypothesis.given(data=st.data())
     @hypothesis.settings(max_examples=12)
     def test_add_accepts_exactly_what_the_participation_allows(self, participation, data):
-        """By its definition, for random clients; the ledger keeps to the plan and the audit says
-        so.
+        """By the definition of the participation, for random clients; the ledger satisfies the
+        plan, and the audit agrees.
         """
         mechanism = MECHANISMS["banded"](12)
         keeps = participation
@@ -294,7 +298,9 @@ class TestRefuses:
 
 
 def _tell_refusal(server, pipe):
-    """In a forked process, which may have its parent's number where it is in a container."""
+    """Writes the refusal of a forked process, which in a container may have the process id of its
+    parent.
+    """
     try:
         server.release()
     except ValueError as error:
@@ -309,7 +315,7 @@ class TestResumes:
     )
     @hypothesis.settings(max_examples=15)
     def test_open_resumes_bitwise_identically(self, stops, population, seed, tmp_path_factory):
-        """Stopped before a round, or in the middle of collecting it, and opened again."""
+        """The server is closed before a round, or while it collects one, and opened again."""
         clipping = fedmf.QuantileClipping(every=3)
         plan = plan_of(MECHANISMS["blt"](12), quantile_clipping=clipping)
         options = {"population": population, "zeroing_norm": 5.0}

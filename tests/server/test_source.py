@@ -1,5 +1,5 @@
-"""docs/randomness.md says what the host's source computes: here it is written again from that
-description, on AES of single blocks.
+"""The source follows docs/randomness.md: here it is written again from that description, on AES of
+single blocks.
 """
 
 import hashlib
@@ -15,13 +15,13 @@ from tests.power import distributed, missed_by_count, p_of_count, trials_that_se
 
 
 def aes256(key, high, low):
-    """One block, of the counter (high, low)."""
+    """Returns one block, of the counter (high, low)."""
     block = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
     return block.update(high.to_bytes(8, "big") + low.to_bytes(8, "big"))
 
 
 def entry(seed, row, coordinate):
-    """The normal in float64, from the page."""
+    """Returns the normal in float64, by the description of the page."""
     root = hashlib.sha256(b"fedmf noise key 2:" + str(seed).encode()).digest()
     key = hashlib.sha256(b"fedmf noise of the host:" + root).digest()
     chunk, place = divmod(coordinate, 1024)
@@ -96,8 +96,8 @@ def test_entry_depends_on_seed_row_and_coordinate_alone(size):
 
 
 def stream_of(first, second, more=None):
-    """A key stream that gives these words to the pairs of a chunk, and `more` to those
-    that ask for more.
+    """Returns a key stream with these words for the pairs of a chunk, and `more` for pairs that
+    need more bits.
     """
 
     def bits(out, high, low):
@@ -118,8 +118,8 @@ def normals(first, second, more=None):
 
 
 def test_tail_is_right_as_far_as_float64_reaches():
-    """Every radius is that of its uniform, from 1e-32 to the last below 1; the bits are those of
-    40, and of 104 far out.
+    """Every radius is that of its uniform number, from 1e-32 to the last one below 1, by 40 bits or
+    by 104 in the tail.
     """
     rng = np.random.default_rng(0)
     length = CHUNK // 2
@@ -146,7 +146,7 @@ def test_tail_is_right_as_far_as_float64_reaches():
 
 
 def test_frequencies_beyond_6():
-    """First words below 2^9: the radius is above 5.64 then, so all of the tail is there.
+    """First words are below 2^9, where radii are above 5.64, so that the whole tail is sampled.
 
     False positives 1e-6; the trials see a tail that lacks half of what it should have.
     """
@@ -184,7 +184,7 @@ def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
 
 
 def test_repr_does_not_show_the_key():
-    """It is in no text that Python makes of a source, and a source is not pickled."""
+    """No text that Python makes of a source has the key, and a source is not pickled."""
     source = GaussianSource(noise_key(987654321))
     assert all(str(part) not in repr(source) for part in noise_key(987654321))
     with pytest.raises((TypeError, AttributeError)):

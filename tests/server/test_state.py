@@ -1,4 +1,4 @@
-"""Plans that a source cannot serve, and the marks by which plans are told apart."""
+"""Plans that a source cannot serve, and fingerprints of plans."""
 
 import dataclasses
 
@@ -24,8 +24,8 @@ def plan(noise_multiplier, delta):
 
 
 def chance(noise_multiplier, end, draws=2_000_000):
-    """That a pair with the client's shift is further out than `end`: a mean over angles of the
-    radius's tail.
+    """Returns the probability that a pair with the client's shift is beyond `end`: a mean over
+    angles of the radius's tail.
     """
     a, angle = 1 / noise_multiplier, (np.arange(draws) + 0.5) * np.pi / draws
     # Along a ray at this angle the density integrates to a Gaussian's tail and a boundary term.
