@@ -8,7 +8,9 @@ from flwr.serverapp.strategy import FedAvg
 import fedmf
 from fedmf.flower import MatrixFactorizationDP, tell_partition
 
-ROUNDS, APART, COHORT = 6, 3, 4
+ROUNDS = 6
+APART = 3
+COHORT = 4
 MODEL = {"weights": (3, 2), "bias": (2,)}
 
 
@@ -30,8 +32,8 @@ def record(arrays):
 
 
 def arrays_of(message):
-    [found] = message.content.array_records.values()
-    return {name: array.numpy() for name, array in found.items()}
+    [array_record] = message.content.array_records.values()
+    return {name: array.numpy() for name, array in array_record.items()}
 
 
 def initial(dtype=np.float32):
@@ -40,8 +42,10 @@ def initial(dtype=np.float32):
 
 def answer(message, arrays, **metrics):
     """Returns the reply with these arrays, by default of one example."""
-    said = MetricRecord({"num-examples": 1} | metrics)
-    return Message(RecordDict({"arrays": record(arrays), "metrics": said}), reply_to=message)
+    metric_record = MetricRecord({"num-examples": 1} | metrics)
+    return Message(
+        RecordDict({"arrays": record(arrays), "metrics": metric_record}), reply_to=message
+    )
 
 
 def pull_of(node):
@@ -53,10 +57,10 @@ def trained(node, arrays):
     """Returns the model after a node's training: one step towards its pull."""
     flat = np.concatenate([array.ravel() for array in arrays.values()])
     step = (0.3 * (pull_of(node) - flat)).astype(np.float32)
-    parts = np.split(step, np.cumsum([array.size for array in arrays.values()])[:-1])
+    leaf_steps = np.split(step, np.cumsum([array.size for array in arrays.values()])[:-1])
     return {
-        name: array + part.reshape(array.shape)
-        for (name, array), part in zip(arrays.items(), parts, strict=True)
+        name: array + leaf_step.reshape(array.shape)
+        for (name, array), leaf_step in zip(arrays.items(), leaf_steps, strict=True)
     }
 
 
@@ -78,7 +82,9 @@ class Grid:
     """
 
     def __init__(self, nodes, behave=None, partition_of=None):
-        self._nodes, self._behave, self._partition_of = nodes, behave or {}, partition_of
+        self._nodes = nodes
+        self._behave = behave or {}
+        self._partition_of = partition_of
         self.asked = []  # the nodes of each training round
         self.sent = []  # the arrays of each training round
 
@@ -142,9 +148,9 @@ def flat(arrays):
 def assert_arrays(arrays, model):
     """Checks that models are equal to the bit, and of the same dtypes."""
     for name, expected in model.items():
-        found = arrays[name] if isinstance(arrays, dict) else arrays[name].numpy()
-        np.testing.assert_array_equal(found, expected)
-        assert found.dtype == expected.dtype
+        actual = arrays[name] if isinstance(arrays, dict) else arrays[name].numpy()
+        np.testing.assert_array_equal(actual, expected)
+        assert actual.dtype == expected.dtype
 
 
 def expected(given, asked, behave=trained, seed=7):
@@ -160,8 +166,8 @@ def expected(given, asked, behave=trained, seed=7):
     models = []
     for nodes in asked:
         for node in nodes:
-            after = behave(node, model)
-            server.add([after[n].astype(np.float64) - model[n] for n in model], client=node)
+            next_model = behave(node, model)
+            server.add([next_model[n].astype(np.float64) - model[n] for n in model], client=node)
         model = {
             name: model[name] + mean for name, mean in zip(model, server.release(), strict=True)
         }

@@ -14,8 +14,8 @@ def app(**numbers):
     """Returns the page's app.py, with other numbers of the plan and the strategy."""
     text = "\n".join(snippets("python"))
     for name, value in {"noise_seed": 17, **numbers}.items():
-        text, found = re.subn(rf"\b{name}=[^,)\n]+", f"{name}={value}", text)
-        assert found == 1, name
+        text, num_replaced = re.subn(rf"\b{name}=[^,)\n]+", f"{name}={value}", text)
+        assert num_replaced == 1, name
     return text
 
 

@@ -10,21 +10,23 @@ import time
 
 def children():
     """Returns parent -> children of all processes of this machine."""
-    found = {}
+    children_by_parent = {}
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parent = int(path.read_text().rpartition(")")[2].split()[1])
-            found.setdefault(parent, set()).add(int(path.parent.name))
-    return found
+            children_by_parent.setdefault(parent, set()).add(int(path.parent.name))
+    return children_by_parent
 
 
 def descendants(*roots):
-    by_parent, found, todo = children(), set(), list(roots)
+    by_parent = children()
+    descendant_ids = set()
+    todo = list(roots)
     while todo:
-        fresh = by_parent.get(todo.pop(), set()) - found
-        found |= fresh
+        fresh = by_parent.get(todo.pop(), set()) - descendant_ids
+        descendant_ids |= fresh
         todo += fresh
-    return found
+    return descendant_ids
 
 
 def alive(pid):
@@ -41,8 +43,10 @@ class Programs:
     """
 
     def __init__(self, folder, environment):
-        self._folder, self._environment = folder, environment
-        self._programs, self._seen = {}, set()
+        self._folder = folder
+        self._environment = environment
+        self._programs = {}
+        self._seen = set()
 
     def start(self, name, *command):
         with open(self._folder / f"{name}.log", "ab") as log:
@@ -70,7 +74,7 @@ class Programs:
             time.sleep(0.05)
 
     def look(self):
-        """Records the descendants of the programs: one that loses its parent cannot be found later."""
+        """Records descendants of the programs, which cannot be found without their parents."""
         self._seen |= descendants(*(program.pid for program in self._programs.values()))
 
     def end(self):
@@ -82,6 +86,6 @@ class Programs:
         for program in self._programs.values():
             program.wait()
         end = time.monotonic() + 20
-        while left := [pid for pid in self._seen if alive(pid)]:
-            assert time.monotonic() < end, left
+        while running_ids := [pid for pid in self._seen if alive(pid)]:
+            assert time.monotonic() < end, running_ids
             time.sleep(0.05)

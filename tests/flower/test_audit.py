@@ -8,7 +8,8 @@ from fedmf.audits.aggregator import audit_aggregator
 from fedmf.audits.aggregator_claim import AggregatorClaim
 from tests.flower.made_up import Grid, answer, record
 
-CLIENTS, MULTIPLIER = 6, 0.1
+CLIENTS = 6
+MULTIPLIER = 0.1
 
 
 def test_flower_wrapper_with_equal_weights_has_the_claimed_guarantee(caplog):

@@ -42,7 +42,8 @@ def with_momentum():
 
 def models_of(means):
     """Returns the models that `with_momentum` makes of these releases."""
-    model, velocity = np.ones(8, np.float32), None
+    model = np.ones(8, np.float32)
+    velocity = None
     for mean in means:
         velocity = -mean if velocity is None else MOMENTUM * velocity - mean
         model = model - velocity
@@ -54,7 +55,8 @@ class Watched:
 
     def __init__(self, monkeypatch):
         self.by_round = {}
-        release, opened = Server.release, Server.open.__func__
+        release = Server.release
+        opened = Server.open.__func__
 
         def watched_release(server, **options):
             t = server.round
@@ -168,7 +170,8 @@ def written(folder):
 
 def test_run_resumes_from_every_prefix_of_its_writes(tmp_path, monkeypatch, watched):
     folder = tmp_path / "server"
-    prefixes, states = [], [{}]
+    prefixes = []
+    states = [{}]
 
     def recording(call):
         def recorded(*args, **options):
@@ -212,7 +215,9 @@ def test_run_resumes_from_every_prefix_of_its_writes(tmp_path, monkeypatch, watc
 def test_release_is_durable_before_a_message_is_sent(tmp_path, monkeypatch):
     """The file of each round, and then its name, are on disk when the next messages are sent."""
     events = []
-    fsync, link, send = os.fsync, os.link, Grid.send_and_receive
+    fsync = os.fsync
+    link = os.link
+    send = Grid.send_and_receive
 
     def noted_fsync(descriptor):
         target = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -275,7 +280,8 @@ def test_fixed_strategy_repeats_no_round(restart, tmp_path, watched, monkeypatch
 
 def test_release_that_could_not_be_written_is_released_later(tmp_path, watched, monkeypatch):
     """The same process releases the same sum, without new messages to the clients."""
-    strategy, grid = wrapped(tmp_path / "server", with_momentum()), Grid(NODES)
+    strategy = wrapped(tmp_path / "server", with_momentum())
+    grid = Grid(NODES)
     strategy.start(grid, initial(), 1)
 
     def full(*args, **options):
@@ -305,14 +311,14 @@ def interrupted_at(number, call):
             raise KeyboardInterrupt
         return interrupt
 
-    before = sys.gettrace()
+    past_trace = sys.gettrace()
     sys.settrace(interrupt)
     try:
         call()
     except KeyboardInterrupt:
         return True, next(lines)
     finally:
-        sys.settrace(before)
+        sys.settrace(past_trace)
     return False, next(lines)
 
 
@@ -321,16 +327,16 @@ def test_interrupted_run_resumes_in_the_same_process(watched):
     test.
     """
     rng = np.random.default_rng()
-    given = plan(rounds=3)
+    short_plan = plan(rounds=3)
 
     def run(strategy):
         return strategy.start(Grid(NODES), initial())
 
-    _, total = interrupted_at(-1, lambda: run(wrapped(None, with_momentum(), given)))
-    for place in range(12):
-        number = int(total * (place + rng.uniform()) / 12)
+    _, total = interrupted_at(-1, lambda: run(wrapped(None, with_momentum(), short_plan)))
+    for place_index in range(12):
+        number = int(total * (place_index + rng.uniform()) / 12)
         watched.by_round.clear()
-        strategy = wrapped(None, with_momentum(), given)
+        strategy = wrapped(None, with_momentum(), short_plan)
         interrupted_at(number, lambda strategy=strategy: run(strategy))
         if strategy._server is not None and strategy.server._is_torn:  # which it says, and ends
             continue
@@ -341,7 +347,8 @@ def test_interrupted_run_resumes_in_the_same_process(watched):
 
 
 def test_interrupt_between_updates_asks_the_other_clients_again(monkeypatch):
-    calls, add = itertools.count(), Server.add
+    calls = itertools.count()
+    add = Server.add
 
     def interrupted(server, *args, **options):
         if next(calls) == 2:
@@ -349,12 +356,13 @@ def test_interrupt_between_updates_asks_the_other_clients_again(monkeypatch):
         add(server, *args, **options)
 
     monkeypatch.setattr(Server, "add", interrupted)
-    strategy, grid = wrapped(), Grid(NODES)
+    strategy = wrapped()
+    grid = Grid(NODES)
     with pytest.raises(KeyboardInterrupt):
         strategy.start(grid, initial(), 2)
     strategy.start(grid, initial(), 2)
-    first, rest, second = grid.asked
-    assert rest == first[3:]
+    first, remaining_nodes, second = grid.asked
+    assert remaining_nodes == first[3:]
     assert not set(second) & set(first)
     # The third had come to the server when the interrupt came: it may count, and is not asked.
     assert strategy.server.ledger.cohort(0).tolist() == [0, 1, 2]
@@ -503,7 +511,8 @@ STEPS = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_
 @pytest.mark.parametrize("name", STEPS)
 def test_calls_of_a_strategy_count_once_after_interrupts(name, restart, tmp_path, monkeypatch):
     """Each repeated call begins with the state of before."""
-    call, interrupts = getattr(FedAvg, name), []
+    call = getattr(FedAvg, name)
+    interrupts = []
 
     def interrupted(self, server_round, *args):
         if server_round == 2 and len(interrupts) < 2 and strategy._wrapped.is_tried:
@@ -551,7 +560,8 @@ def test_interrupt_leaves_values_that_no_folder_holds(monkeypatch):
 
     monkeypatch.setattr(Grid, "is_over", False, raising=False)
     monkeypatch.setattr(Grid, "send_and_receive", interrupted)
-    strategy, grid = wrapped(None, Holding(fraction_evaluate=0.0)), Grid(NODES)
+    strategy = wrapped(None, Holding(fraction_evaluate=0.0))
+    grid = Grid(NODES)
     with pytest.raises(KeyboardInterrupt):
         strategy.start(grid, initial(), 4)
     strategy.start(grid, initial(), 4)

@@ -74,7 +74,8 @@ def test_type_and_time_to_live_of_messages_are_the_strategys():
     ],
 )
 def test_messages_that_do_not_train_the_model_are_refused_before_the_first_round(change, words):
-    strategy, grid = wrapped(strategy=Sending(change)), Grid(NODES)
+    strategy = wrapped(strategy=Sending(change))
+    grid = Grid(NODES)
     with refusal(f"strategy=Sending {words}"):
         strategy.start(grid, initial())
     assert (strategy.server.round, grid.asked) == (0, [])
@@ -118,8 +119,8 @@ class TestArraysThatSomebodyChanges:
         plain = Grid(NODES)
         expected = flat(wrapped().start(plain, initial(), 3).arrays)
         np.testing.assert_array_equal(models[-1], expected)
-        for sent, other in zip(grid.sent, plain.sent, strict=True):
-            np.testing.assert_array_equal(sent["weights"], other["weights"])
+        for sent, plain_message in zip(grid.sent, plain.sent, strict=True):
+            np.testing.assert_array_equal(sent["weights"], plain_message["weights"])
 
     def test_arrays_changed_by_evaluate_fn_do_not_change_the_model(self):
         numbers = []
@@ -162,17 +163,19 @@ class TestTimeout:
 
 def test_silent_node_is_asked_after_longer_and_longer_intervals(monkeypatch):
     """Each query may take a minute, during which the round waits."""
-    asked = []
+    query_rounds = []
 
     class Silent(Grid):
         def send_and_receive(self, messages, *, timeout=None):
             messages = list(messages)
             if messages and messages[0].metadata.message_type == "query.partition":
-                asked.append((strategy.server.round, [m.metadata.dst_node_id for m in messages]))
+                query_rounds.append(
+                    (strategy.server.round, [m.metadata.dst_node_id for m in messages])
+                )
                 return [self._query(m) for m in messages if m.metadata.dst_node_id != 104]
             return super().send_and_receive(messages, timeout=timeout)
 
     strategy = wrapped(population=15)
     strategy.start(Silent(NODES, partition_of=lambda node: node - 101), initial())
-    assert [(t, nodes) for t, nodes in asked if t] == [(1, [104]), (3, [104])]
+    assert [(t, nodes) for t, nodes in query_rounds if t] == [(1, [104]), (3, [104])]
     assert strategy.server.ledger.observed().participations > 12

@@ -106,7 +106,8 @@ def answers(port):
 
 def test_page_runs_in_real_processes_on_loopback(tmp_path, programs, monkeypatch):
     # Small: Flower starts a process of its own for every message to a client.
-    nodes, sizes = 2, {"rounds": 2, "min_sep": 2, "clients_per_round": 1, "population": 2}
+    nodes = 2
+    sizes = {"rounds": 2, "min_sep": 2, "clients_per_round": 1, "population": 2}
     text = pages.app(folder=f'"{tmp_path}/server"', **sizes).replace(
         "prefix_sum(8)", "prefix_sum(2)"
     )
@@ -124,8 +125,8 @@ def test_page_runs_in_real_processes_on_loopback(tmp_path, programs, monkeypatch
     programs.start("superlink", *superlink)
     programs.wait_for("superlink", lambda log: answers(link), SECONDS)
     for i, port in enumerate(ports):
-        own = {"9100": str(port), "partition-id=0": f"partition-id={i}"}
-        programs.start(f"supernode{i}", *(own.get(word, word) for word in supernode))
+        replacements = {"9100": str(port), "partition-id=0": f"partition-id={i}"}
+        programs.start(f"supernode{i}", *(replacements.get(word, word) for word in supernode))
     programs.start("run", *(word.replace(".", "project") if word == "." else word for word in run))
     programs.wait_for("run", lambda log: "# Privacy statement" in log, SECONDS)
     (tmp_path / "server").rename(tmp_path / "done")

@@ -51,16 +51,16 @@ POINTS = {
 
 
 def run_until(point, strategy, grid):
-    name, after, rounds = POINTS[point]
+    name, is_after, rounds = POINTS[point]
     # Not the strategy's own attribute, which would be a part of its state.
     owner = type(grid if name == "send_and_receive" else strategy.strategy)
     call = getattr(owner, name)
 
     def dying(self, *args, **options):
-        if not after and len(grid.asked) == rounds:
+        if not is_after and len(grid.asked) == rounds:
             raise Killed
         result = call(self, *args, **options)
-        if after and len(grid.asked) == rounds:
+        if is_after and len(grid.asked) == rounds:
             raise Killed
         return result
 
@@ -82,7 +82,8 @@ def run_until(point, strategy, grid):
 def test_resumed_run_ends_bitwise_identically(name, point, tmp_path):
     whole = Grid(NODES)
     uninterrupted = wrapped(strategy=STRATEGIES[name]()).start(whole, initial())
-    grid, folder = Grid(NODES), tmp_path / "server"
+    grid = Grid(NODES)
+    folder = tmp_path / "server"
     run_until(point, wrapped(folder, STRATEGIES[name]()), grid)
     again = wrapped(folder, STRATEGIES[name]())
     result = again.start(grid, record({n: np.zeros(s, np.float32) for n, s in MODEL.items()}))
@@ -135,7 +136,7 @@ def test_resume_refuses_other_settings(tmp_path):
     with refusal("begun with the arrays .*'bias'.* and not .*'other'"):
         names = {"weights": np.ones((3, 2)), "other": np.ones(2)}
         wrapped(folder).start(Grid(NODES), record(names))
-    others = {
+    pattern_by_changes = {
         r"noise_multiplier=0.8 \(was 0.7\)": plan(noise_multiplier=0.8),
         r"noise_multiplier=0.700000007 \(was 0.7\)": plan(noise_multiplier=0.700000007),
         r"min_sep=2 \(was 3\)": plan(min_sep=2),
@@ -143,9 +144,9 @@ def test_resume_refuses_other_settings(tmp_path):
             noise_multiplier=0.7 * 2**0.5, private_metrics=0.5
         ),
     }
-    for changes, other in others.items():
+    for changes, error_pattern in pattern_by_changes.items():
         with refusal(rf"keeps another plan than the one given \(.*{changes}"):
-            wrapped(folder, given=other).start(Grid(NODES), initial())
+            wrapped(folder, given=error_pattern).start(Grid(NODES), initial())
     assert wrapped(folder).start(Grid(NODES), initial()).arrays
 
 
@@ -174,7 +175,7 @@ def test_order_of_array_names_changes_nothing(rounds, tmp_path):
     round and later.
     """
     whole = wrapped().start(Grid(NODES), initial())
-    other = ArrayRecord(backwards(initial()))
+    reversed_arrays = ArrayRecord(backwards(initial()))
     strategy = wrapped(tmp_path / "server", Odd(backwards))
     if rounds:
         strategy.start(Grid(NODES), initial(), rounds)
@@ -182,7 +183,7 @@ def test_order_of_array_names_changes_nothing(rounds, tmp_path):
         strategy._begin(initial())
     strategy.server.close()
     strategy = wrapped(tmp_path / "server", Odd(backwards))
-    result = strategy.start(Grid(NODES), other)
+    result = strategy.start(Grid(NODES), reversed_arrays)
     assert list(result.arrays) == list(MODEL)
     np.testing.assert_array_equal(flat(result.arrays), flat(whole.arrays))
 
@@ -202,10 +203,10 @@ def test_resume_after_empty_rounds_waits_for_no_past_node(tmp_path):
     strategy = wrapped(tmp_path / "server")
     strategy.start(Grid(NODES, behave=dict.fromkeys(NODES, failing)), initial(), 1)
     strategy.server.close()
-    after = wrapped(tmp_path / "server")
-    after.start(Grid([node + 1000 for node in NODES]), initial(), 2, timeout=5.0)
-    assert after.server.round == 2
-    assert len(after.server.clients) == COHORT
+    restarted = wrapped(tmp_path / "server")
+    restarted.start(Grid([node + 1000 for node in NODES]), initial(), 2, timeout=5.0)
+    assert restarted.server.round == 2
+    assert len(restarted.server.clients) == COHORT
 
 
 def test_relative_folder_stays_when_the_working_folder_changes(tmp_path, monkeypatch):
@@ -239,9 +240,9 @@ def test_resumed_run_need_not_move_the_model(tmp_path):
     strategy = wrapped(tmp_path / "server", Paused())
     strategy.start(Grid(NODES), initial(), 3)
     strategy.server.close()
-    after = wrapped(tmp_path / "server", Paused())
-    after.start(Grid(NODES), initial(), 5)
-    assert after.server.round == 5
+    restarted = wrapped(tmp_path / "server", Paused())
+    restarted.start(Grid(NODES), initial(), 5)
+    assert restarted.server.round == 5
 
 
 def test_start_without_eligible_nodes_times_out():
@@ -274,20 +275,20 @@ class TestPopulation:
     """Tests with partition ids, which the nodes tell."""
 
     def test_server_draws_partitions_under_any_node_ids(self, tmp_path):
-        asked = []
+        asked_clients = []
         for shift in (0, 1000):
             grid = Grid(
                 [node + shift for node in NODES], partition_of=lambda n, s=shift: n - 101 - s
             )
             strategy = wrapped(tmp_path / "server", population=15)
             strategy.start(grid, initial(), 3 + 3 * (shift > 0))
-            asked += [[node - 101 - shift for node in nodes] for nodes in grid.asked]
+            asked_clients += [[node - 101 - shift for node in nodes] for nodes in grid.asked]
             ledger = strategy.server.ledger
             strategy.server.close()
-        assert [len(nodes) for nodes in asked] == [COHORT] * ROUNDS
-        assert [sorted(ledger.cohort(t).tolist()) for t in range(ROUNDS)] == asked
+        assert [len(nodes) for nodes in asked_clients] == [COHORT] * ROUNDS
+        assert [sorted(ledger.cohort(t).tolist()) for t in range(ROUNDS)] == asked_clients
         for client in range(15):
-            came = [t for t, nodes in enumerate(asked) if client in nodes]
+            came = [t for t, nodes in enumerate(asked_clients) if client in nodes]
             assert all(b - a >= APART for a, b in itertools.pairwise(came))
 
     def test_unconnected_partitions_are_missing_in_the_round(self):
@@ -315,9 +316,9 @@ class TestPopulation:
         """It does not wait, because clients that left for good would be waited for at every
         restart.
         """
-        given = plan(rounds=12, min_sep=2)
+        long_plan = plan(rounds=12, min_sep=2)
         grid = Grid(NODES[:4], partition_of=lambda node: node - 101)
-        strategy = wrapped(given=given, population=15, clients_per_round=2)
+        strategy = wrapped(given=long_plan, population=15, clients_per_round=2)
         strategy.start(grid, initial(), timeout=0)
         ledger = strategy.server.ledger
         came = [ledger.cohort(t).tolist() for t in range(12)]

@@ -36,7 +36,8 @@ NODES = [2**63 + 11, *range(101, 115)]
 
 
 def test_model_moves_by_the_noisy_mean_alone():
-    grid, strategy = Grid(NODES), wrapped()
+    grid = Grid(NODES)
+    strategy = wrapped()
     result = strategy.start(grid, initial(), ROUNDS)
     models = expected(plan(), grid.asked)
     for arrays, model in zip([*grid.sent[1:], result.arrays], models, strict=True):
@@ -71,7 +72,7 @@ def changed(**changes):
 
 
 def raw(data, shape=(2,), dtype="float32", stype="numpy.ndarray"):
-    """Returns a node's behaviour: array "bias" of its reply has other bytes than its header says."""
+    """Returns a node's behaviour: array "bias" of its reply has these bytes."""
 
     def behave(message):
         [reply] = honest(message)
@@ -139,14 +140,15 @@ HOSTILE = {
 def test_invalid_reply_is_dropped_and_logged(name, caplog):
     behave, why = HOSTILE[name]
     hostile = set(NODES[::3])
-    grid, strategy = Grid(NODES, dict.fromkeys(hostile, behave)), wrapped(seed=3)
+    grid = Grid(NODES, dict.fromkeys(hostile, behave))
+    strategy = wrapped(seed=3)
     with caplog.at_level(logging.INFO, "flwr"):
         result = strategy.start(grid, initial())
     counted = [[node for node in nodes if node not in hostile] for nodes in grid.asked]
     assert sum(map(len, counted)) < sum(map(len, grid.asked))
     assert_arrays(result.arrays, expected(plan(), counted, seed=3)[-1])
-    ours = [line for line in caplog.messages if re.match("fedmf: round .* updates", line)]
-    for line, nodes in zip(ours, grid.asked, strict=True):
+    log_lines = [line for line in caplog.messages if re.match("fedmf: round .* updates", line)]
+    for line, nodes in zip(log_lines, grid.asked, strict=True):
         number = len(hostile & set(nodes))
         assert (f"{number} {why}" in line) == (number > 0), line
 
@@ -220,7 +222,8 @@ def test_counters_are_refused_by_name():
 
 
 def test_model_that_changes_its_shape_is_refused():
-    strategy, grid = wrapped(), Grid(NODES)
+    strategy = wrapped()
+    grid = Grid(NODES)
     strategy.start(grid, initial(), 1)
     with refusal("the run's are"):
         strategy.configure_train(2, record({"weights": np.ones((2, 2))}), ConfigRecord(), grid)
@@ -278,12 +281,13 @@ def test_extra_records_of_the_strategy_reach_the_nodes():
 def test_log_has_epsilon_and_dropped_replies_once(caplog):
     def talks(message):
         if message.metadata.message_type == "evaluate":
-            said = answer(message, {}, loss=1.0).content
-            del said["arrays"]
-            return [Message(said, reply_to=message)]
+            reply_content = answer(message, {}, loss=1.0).content
+            del reply_content["arrays"]
+            return [Message(reply_content, reply_to=message)]
         return [answer(message, trained(1, arrays_of(message)), loss=2.0)]
 
-    grid, strategy = Grid(NODES, dict.fromkeys(NODES, talks)), wrapped(strategy=FedAvg())
+    grid = Grid(NODES, dict.fromkeys(NODES, talks))
+    strategy = wrapped(strategy=FedAvg())
     with caplog.at_level(logging.INFO, "flwr"):
         result = strategy.start(grid, initial())
     assert result.train_metrics_clientapp == {}
@@ -304,7 +308,9 @@ def test_log_has_epsilon_and_dropped_replies_once(caplog):
 
 
 def test_second_start_resumes_and_numbers_rounds_over_the_run():
-    seen, grid, strategy = [], Grid(NODES), wrapped()
+    seen = []
+    grid = Grid(NODES)
+    strategy = wrapped()
     strategy.start(grid, initial(), 2)
     result = strategy.start(
         grid, initial(), 4, evaluate_fn=lambda number, arrays: seen.append(number)
@@ -315,7 +321,7 @@ def test_second_start_resumes_and_numbers_rounds_over_the_run():
 
 def test_private_metrics_are_noisy_means_of_the_clients():
     """They are those of a Server; of hostile clients only numbers count."""
-    given = plan(private_metrics=0.5, largest_loss=4.0)
+    metric_plan = plan(private_metrics=0.5, largest_loss=4.0)
 
     def tells(message):
         return [answer(message, arrays_of(message), accuracy=0.25, loss=3)]
@@ -324,16 +330,20 @@ def test_private_metrics_are_noisy_means_of_the_clients():
         return [answer(message, arrays_of(message), accuracy=[0.5], loss=float("inf"))]
 
     grid = Grid(NODES, dict.fromkeys(NODES, tells) | dict.fromkeys(NODES[::3], lies))
-    result = wrapped(given=given).start(grid, initial())
-    stream = MetricsStream(given, noise_seed=7)
-    one = stream.contribution({"accuracy": 0.25, "loss": 3.0})
-    for t, asked in enumerate(grid.asked):
-        honest_ones = sum(node not in NODES[::3] for node in asked)
-        found = stream.values(range(t, t + 1), stream.release(t, honest_ones * one))
-        said = dict(result.train_metrics_clientapp[t + 1])
+    result = wrapped(given=metric_plan).start(grid, initial())
+    stream = MetricsStream(metric_plan, noise_seed=7)
+    contribution = stream.contribution({"accuracy": 0.25, "loss": 3.0})
+    for t, asked_nodes in enumerate(grid.asked):
+        honest_ones = sum(node not in NODES[::3] for node in asked_nodes)
+        expected_metrics = stream.values(
+            range(t, t + 1), stream.release(t, honest_ones * contribution)
+        )
+        released_metrics = dict(result.train_metrics_clientapp[t + 1])
         for name in ("clients", "accuracy", "loss"):
-            assert said[name] == pytest.approx(found[name], rel=1e-5)
-            assert said[f"{name}_stddev"] == pytest.approx(found["stddev"][name], rel=1e-5)
+            assert released_metrics[name] == pytest.approx(expected_metrics[name], rel=1e-5)
+            assert released_metrics[f"{name}_stddev"] == pytest.approx(
+                expected_metrics["stddev"][name], rel=1e-5
+            )
 
 
 def test_statement_is_of_a_flower_app():

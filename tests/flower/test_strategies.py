@@ -1,4 +1,4 @@
-"""Strategies that can train with one reply a round; all others are refused before the first round."""
+"""Strategies that can train with one reply a round; others are refused before round one."""
 
 import random
 

@@ -40,9 +40,9 @@ class Moving(FedAvg):
 
     def aggregate_train(self, server_round, replies):
         arrays, metrics = super().aggregate_train(server_round, replies)
-        parts = [array.numpy() for array in arrays.values()]
-        factor = self.push(self, np.concatenate([part.ravel() for part in parts]))
-        moved = {n: p * np.float32(factor) for n, p in zip(arrays, parts, strict=True)}
+        leaves = [array.numpy() for array in arrays.values()]
+        factor = self.push(self, np.concatenate([leaf.ravel() for leaf in leaves]))
+        moved = {n: p * np.float32(factor) for n, p in zip(arrays, leaves, strict=True)}
         return record(moved), metrics
 
 
@@ -52,7 +52,8 @@ def bare_array(own, mean):
 
 
 def numbers(own, mean):
-    own.count, own.scalar = own.count + 1, np.float32(own.scalar * 0.9)
+    own.count = own.count + 1
+    own.scalar = np.float32(own.scalar * 0.9)
     return 1 + own.count * float(own.scalar)
 
 
@@ -145,7 +146,8 @@ def parted_later():
         return of_the_optimizer(own, mean)
 
     strategy = shared()
-    strategy.push, strategy.count = push, 0
+    strategy.push = push
+    strategy.count = 0
     return strategy
 
 
@@ -160,17 +162,18 @@ def views():
 
 
 def in_containers():
-    both = [Optimizer(zeros()), Optimizer(zeros())]
-    by_name = {"first": both[0], "all": both}
+    optimizers = [Optimizer(zeros()), Optimizer(zeros())]
+    by_name = {"first": optimizers[0], "all": optimizers}
 
     def push(own, mean):
         return 1 + sum(each.step(mean) for each in own.all) + own.by_name["first"].velocity[0]
 
-    return Moving(push, all=both, by_name=by_name)
+    return Moving(push, all=optimizers, by_name=by_name)
 
 
 def closure():
-    velocity, count = None, 0
+    velocity = None
+    count = 0
 
     def push(own, mean):
         nonlocal velocity, count

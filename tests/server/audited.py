@@ -9,7 +9,8 @@ from fedmf.audits.noise import audit_noise, causal_factor, whiten
 from fedmf.server.audit import divisor_of, model_of, released_rows, worst_clients
 from tests.power import FALSE_POSITIVE_RATE, missed_by_game, trials_that_see
 
-ROUNDS, COORDINATES = 10, 7_000
+ROUNDS = 10
+COORDINATES = 7_000
 LEAVES = [math.prod(shape) for shape in model_of(COORDINATES)]
 
 
@@ -18,7 +19,8 @@ def run(plan, seed=1, **options):
 
 
 def judged(claim, *runs):
-    L, scale = causal_factor(claim.mechanism.noising()), claim.stddev / divisor_of(claim)
+    L = causal_factor(claim.mechanism.noising())
+    scale = claim.stddev / divisor_of(claim)
     return audit_noise([whiten(L, np.stack(list(rows)), scale) for rows in runs], leaves=LEAVES)
 
 

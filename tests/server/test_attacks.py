@@ -45,10 +45,10 @@ class TestTheFolder:
     def test_folder_put_back_from_a_backup_releases_nothing(self, tmp_path):
         server = make_server(tmp_path / "server")
         journal = tmp_path / "server" / "private" / "journal"
-        before = (journal / "000000.npz").read_bytes()
+        backup_content = (journal / "000000.npz").read_bytes()
         server.release()
         (journal / "000001.npz").unlink()
-        (journal / "000000.npz").write_bytes(before)
+        (journal / "000000.npz").write_bytes(backup_content)
         with refusal(GONE):
             server.release()
 
@@ -75,7 +75,8 @@ class TestTheFolder:
 
     def test_release_is_on_disk_before_it_is_returned(self, tmp_path, monkeypatch):
         """Names are synced as well: of the folder and those above it, and of private."""
-        synced, fsync = [], os.fsync
+        synced = []
+        fsync = os.fsync
 
         def told(descriptor):
             synced.append(os.path.realpath(f"/proc/self/fd/{descriptor}"))
@@ -107,12 +108,11 @@ class TestCallsWithinCalls:
     def test_calls_of_other_threads_wait_and_a_closed_server_releases_nothing(
         self, tmp_path, monkeypatch
     ):
-        server, begun, go_on = (
-            make_server(tmp_path / "server"),
-            threading.Event(),
-            threading.Event(),
-        )
-        row, order = HostNoise.row, []
+        server = make_server(tmp_path / "server")
+        begun = threading.Event()
+        go_on = threading.Event()
+        row = HostNoise.row
+        order = []
 
         def slow(self, t):
             begun.set()
@@ -135,36 +135,38 @@ class TestCallsWithinCalls:
         assert fedmf.Server.open(tmp_path / "server").round == 1
 
     def test_calls_of_a_signal_handler_are_refused(self, monkeypatch):
-        server, said, row = make_server(), [], HostNoise.row
+        server = make_server()
+        error_texts = []
+        row = HostNoise.row
 
         def handler(*_):
             try:
                 server.release()
             except ValueError as error:
-                said.append(str(error))
+                error_texts.append(str(error))
 
         def interrupted(self, t):
             os.kill(os.getpid(), signal.SIGUSR1)
             return row(self, t)
 
         monkeypatch.setattr(HostNoise, "row", interrupted)
-        before = signal.signal(signal.SIGUSR1, handler)
+        past_handler = signal.signal(signal.SIGUSR1, handler)
         try:
             server.release()
         finally:
-            signal.signal(signal.SIGUSR1, before)
+            signal.signal(signal.SIGUSR1, past_handler)
         assert server.round == 1
-        assert "is at work" in said[0]
+        assert "is at work" in error_texts[0]
 
     def test_a_warning_that_is_an_error_does_not_stop_a_release(self):
         twice = fedmf.Participation(rounds=12, schema="min_sep", min_sep=3, max_participations=2)
         plan = plan_of(MECHANISMS["banded"](12), participation=twice)
-        server, other = (make_server(plan=plan, population=18) for _ in range(2))
+        server, warned_server = (make_server(plan=plan, population=18) for _ in range(2))
         for _ in range(11):
             server.release()
-            other.release()
+            warned_server.release()
         with pytest.warns(PoolRanDryWarning):  # of the last round
-            other.cohort()
+            warned_server.cohort()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             server.release()
@@ -194,10 +196,10 @@ class TestClients:
                 return 99
 
         people = enum.Enum("People", {"ann": "ann"}, type=str)  # whose str is People.ann
-        for one, same in ((people.ann, "ann"), (Number(7), 7), (np.int64(7), 7)):
-            folder = tmp_path / type(one).__name__
+        for client_id, same in ((people.ann, "ann"), (Number(7), 7), (np.int64(7), 7)):
+            folder = tmp_path / type(client_id).__name__
             server = make_server(folder)
-            server.add(update(), client=one)
+            server.add(update(), client=client_id)
             with refusal("is in round 0 already"):
                 server.add(update(), client=same)
             server.release()
@@ -205,7 +207,7 @@ class TestClients:
             with fedmf.Server.open(folder) as server:
                 assert type(server.clients[0]) is type(same)
                 with refusal("took part in round 0"):
-                    server.add(update(), client=one)
+                    server.add(update(), client=client_id)
 
     def test_ids_that_look_alike_count_as_one_client(self, tmp_path):
         server = make_server(tmp_path / "server")
@@ -231,12 +233,14 @@ class TestClients:
 class TestUpdates:
     def test_update_in_memory_that_changes_meanwhile_is_clipped(self):
         """Another thread writes the next message to the receive buffer."""
-        total, leaf = UpdateSum(40_000, 1), np.full(40_000, 1e-6)
+        total = UpdateSum(40_000, 1)
+        leaf = np.full(40_000, 1e-6)
 
         class Buffer(np.ndarray):
             pass
 
-        over, writer_ran = threading.Event(), threading.Event()
+        over = threading.Event()
+        writer_ran = threading.Event()
 
         def write():
             while not over.is_set():
@@ -262,13 +266,20 @@ class TestUpdates:
         squared = fractions.Fraction(0.1) ** 2
         worst = fractions.Fraction(0)
         for trial in range(150):
-            others = [rng.standard_normal(3) * 10.0 ** rng.integers(-3, 4) for _ in range(19)]
-            place, own = rng.integers(0, 20), rng.standard_normal(3) * 100
+            other_updates = [
+                rng.standard_normal(3) * 10.0 ** rng.integers(-3, 4) for _ in range(19)
+            ]
+            client_position = rng.integers(0, 20)
+            client_update = rng.standard_normal(3) * 100
             totals = []
-            for sent in (own, np.zeros(3)):
+            for sent in (client_update, np.zeros(3)):
                 total = UpdateSum(3, 20)
-                for each in [*others[:place], sent, *others[place:]]:
-                    total.add([each], clip_norm=0.1, zeroing_norm=np.inf)
+                for added_update in [
+                    *other_updates[:client_position],
+                    sent,
+                    *other_updates[client_position:],
+                ]:
+                    total.add([added_update], clip_norm=0.1, zeroing_norm=np.inf)
                 totals.append([fractions.Fraction(x) for x in total.total])
             moved = sum((a - b) ** 2 for a, b in zip(*totals, strict=True))
             assert moved <= squared, trial

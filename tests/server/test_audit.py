@@ -56,14 +56,15 @@ def resumed(claim):
 
 
 def test_audit_detects_noise_that_a_resume_repeats(monkeypatch, claim, resumed):
-    honest, made = audits.ServerMeans.release, []
+    honest = audits.ServerMeans.release
+    audited_objects = []
 
     def forgetful(self, state, *clients):
-        if self not in made:
-            made.append(self)
-        t = int(state.next_round) - 5 * (len(made) == 2)
-        after, row = honest(self, state._replace(next_round=np.array(t)), *clients)
-        return after._replace(next_round=state.next_round + 1), row
+        if self not in audited_objects:
+            audited_objects.append(self)
+        t = int(state.next_round) - 5 * (len(audited_objects) == 2)
+        next_state, row = honest(self, state._replace(next_round=np.array(t)), *clients)
+        return next_state._replace(next_round=state.next_round + 1), row
 
     assert resumed.consistent
     mistakes = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))

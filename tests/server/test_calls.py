@@ -20,7 +20,7 @@ from tests.server.plans import make_server, update
 @pytest.fixture
 def in_a_call(monkeypatch):
     """Returns a function that runs another one in a signal handler within each call of a method."""
-    before = signal.getsignal(signal.SIGUSR1)
+    past_handler = signal.getsignal(signal.SIGUSR1)
 
     def install(owner, name, work):
         method = getattr(owner, name)
@@ -33,14 +33,15 @@ def in_a_call(monkeypatch):
         monkeypatch.setattr(owner, name, interrupted)
 
     yield install
-    signal.signal(signal.SIGUSR1, before)
+    signal.signal(signal.SIGUSR1, past_handler)
 
 
 @pytest.mark.parametrize(
     ("owner", "name"), [(HostNoise, "row"), (ServerFolder, "commit"), (Journal, "commit")]
 )
 def test_close_in_a_signal_handler_takes_effect_after_the_call(tmp_path, in_a_call, owner, name):
-    server, refused = make_server(tmp_path / "server"), []
+    server = make_server(tmp_path / "server")
+    refused = []
 
     def close():
         server.close()
@@ -56,14 +57,16 @@ def test_close_in_a_signal_handler_takes_effect_after_the_call(tmp_path, in_a_ca
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     with fedmf.Server.open(tmp_path / "server") as again:
         assert again.round == 1
-        for before, after in zip(release, again.last_release, strict=True):
-            np.testing.assert_array_equal(before, after)
+        for released_array, reopened_array in zip(release, again.last_release, strict=True):
+            np.testing.assert_array_equal(released_array, reopened_array)
 
 
 def test_signal_handler_may_use_another_server_but_not_the_same_noise(monkeypatch):
     """The thread would wait for ever for a lock that it holds already."""
     expected = make_server().release()
-    server, other, refused = make_server(), make_server(noise_seed=6), []
+    server = make_server()
+    second_server = make_server(noise_seed=6)
+    refused = []
     blas_libraries = noise_blocks._blas_libraries
 
     def interrupted():  # within the lock of all noise
@@ -71,14 +74,14 @@ def test_signal_handler_may_use_another_server_but_not_the_same_noise(monkeypatc
             with refusal("the noise of another round is being made") as caught:
                 server._noise.row(3)
             refused.append(caught)
-            other.release()
+            second_server.release()
         return blas_libraries()
 
     monkeypatch.setattr(noise_blocks, "_blas_libraries", interrupted)
     for array, same in zip(server.release(), expected, strict=True):
         np.testing.assert_array_equal(array, same)
     assert refused
-    assert other.round == 1
+    assert second_server.round == 1
 
 
 def test_close_in_a_signal_handler_takes_effect_after_an_error(tmp_path, in_a_call):
@@ -96,8 +99,9 @@ def test_close_in_a_signal_handler_takes_effect_after_an_error(tmp_path, in_a_ca
 
 
 def test_signal_handler_may_call_before_and_after_the_work_of_a_call(monkeypatch):
-    """The handler runs between taking the lock and the work, and between the work and releasing it."""
-    server, clients = make_server(), iter(range(100, 200))
+    """The handler runs between the lock and the work, and after the work before the release."""
+    server = make_server()
+    clients = iter(range(100, 200))
 
     class Lock:
         def __init__(self, lock):
@@ -127,7 +131,9 @@ def test_refused_call_does_not_affect_later_calls(monkeypatch):
     server.add(update(), client="ann")
     with refusal("is in round 0 already"):
         server.add(update(), client="ann")
-    inside, go_on, state = threading.Event(), threading.Event(), server._state
+    inside = threading.Event()
+    go_on = threading.Event()
+    state = server._state
 
     class Round(int):
         def __int__(self):
@@ -137,12 +143,12 @@ def test_refused_call_does_not_affect_later_calls(monkeypatch):
             return 0
 
     server._state = state._replace(next_round=Round())
-    other = threading.Thread(target=lambda: server.add(update(), client="bo"))
-    other.start()
+    second_thread = threading.Thread(target=lambda: server.add(update(), client="bo"))
+    second_thread.start()
     assert inside.wait(30)
     threading.Timer(0.1, go_on.set).start()
     server.add(update(), client="cy")
-    other.join()
+    second_thread.join()
     assert server.counts["clients"] == 3
 
 
@@ -161,7 +167,8 @@ class TestForks:
         assert os.waitpid(child, 0)[1] == 0
 
     def test_child_forked_within_a_call_releases_nothing(self, tmp_path, in_a_call):
-        server, children = make_server(tmp_path / "server"), []
+        server = make_server(tmp_path / "server")
+        children = []
 
         def fork():
             child = os.fork()
@@ -185,7 +192,8 @@ class TestSeedsThatRepeat:
         monkeypatch.setattr(calls, "_PLACE_BY_SEED", {})
 
     def test_repeated_seed_warns_once_and_names_both_folders(self, tmp_path):
-        first, second = tmp_path / "first", tmp_path / "second"
+        first = tmp_path / "first"
+        second = tmp_path / "second"
         make_server(first)
         with pytest.warns(UserWarning, match="have one noise seed") as caught:
             make_server(second)

@@ -91,7 +91,8 @@ def test_margin_refuses_sums_of_too_many_clients():
 
 
 def test_scales_are_applied_before_zeroing_and_clipping():
-    update, scales = [np.array([3.0, 400.0])], [np.array([1.0, 0.01], np.float32)]
+    update = [np.array([3.0, 400.0])]
+    scales = [np.array([1.0, 0.01], np.float32)]
     total = added(update, clip_norm=2.5, zeroing_norm=100.0, scales=scales)
     np.testing.assert_allclose(total.total, [1.5, 2.0], rtol=1e-7)
     assert added(update, zeroing_norm=100.0).zeroed

@@ -65,10 +65,10 @@ def in_a_child(work):
             os._exit(1)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        said = pipe.read()
+        child_output = pipe.read()
     status = os.waitpid(child, 0)[1]
     assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return said or None
+    return child_output or None
 
 
 def killed_at(number):
@@ -119,16 +119,18 @@ def state_of(server):
 def test_kill_at_every_write_of_a_round_repeats_no_release(new, tmp_path):
     """A release that `release` or `open` returned once is the only sum of its noise vector."""
     new().close()
-    folder, seen, kills = tmp_path / "server", {}, []
+    folder = tmp_path / "server"
+    seen = {}
+    kills = []
     for t in range(ROUNDS):
         for number in itertools.count():
-            said = in_a_child(releases(folder, value=0.01 * (number + 1), number=number))
+            child_output = in_a_child(releases(folder, value=0.01 * (number + 1), number=number))
             with fedmf.Server.open(folder) as opened:
                 assert opened.round in (t, t + 1)
-                assert said is None or opened.round == t + 1  # what was handed out is kept
+                assert child_output is None or opened.round == t + 1  # what was handed out is kept
                 if opened.round == t + 1:
                     seen[t] = opened.last_release[0].tobytes()
-                    assert said in (None, seen[t])
+                    assert child_output in (None, seen[t])
                 assert len(opened.clients) == 2 * opened.round
                 # Later rounds are begun after a kill at another point each.
                 if opened.round == t + 1:
@@ -172,13 +174,13 @@ def test_kill_at_every_write_before_round_0_allows_a_new_start(new, tmp_path, pl
             new(folder)
             write(pipe, b"made")
 
-        said = in_a_child(work)
+        child_output = in_a_child(work)
         try:
             fedmf.Server.open(folder).release()
         except ValueError:
-            assert said is None
+            assert child_output is None
             new(folder).release()  # the same again works, on what is left
-        if said is not None:
+        if child_output is not None:
             break
     assert number > 10
 
@@ -221,8 +223,8 @@ def test_interrupt_at_every_line_of_a_release_repeats_no_release(new, tmp_path):
             if server.round == 0:
                 server.release()
         except ValueError as error:
-            said = str(error)
-            assert "was interrupted" in said, said
+            error_text = str(error)
+            assert "was interrupted" in error_text, error_text
         server.close()
         server = fedmf.Server.open(folder)
         if server.round == 0:
@@ -238,7 +240,7 @@ def test_interrupt_at_every_line_of_a_release_repeats_no_release(new, tmp_path):
 
 
 def interrupted_at(number, call):
-    """Returns whether `call` was interrupted before the number-th line of the server that it runs."""
+    """Returns whether `call` was interrupted before the number-th line of the server."""
     lines = itertools.count()
 
     def interrupt(frame, event, argument):
@@ -250,14 +252,14 @@ def interrupted_at(number, call):
             raise KeyboardInterrupt
         return interrupt
 
-    before = sys.gettrace()
+    past_trace = sys.gettrace()
     sys.settrace(interrupt)
     try:
         call()
     except KeyboardInterrupt:
         return True
     finally:
-        sys.settrace(before)
+        sys.settrace(past_trace)
     return False
 
 
@@ -321,17 +323,17 @@ class TestFilesThatAreNotItsOwn:
             with refusal("is damaged or not of this server|holds no server"):
                 fedmf.Server.open(folder)
         harmless = 0
-        for place in range(0, len(content), max(1, len(content) // 40)):
+        for byte_index in range(0, len(content), max(1, len(content) // 40)):
             changed = bytearray(content)
-            changed[place] ^= 1
+            changed[byte_index] ^= 1
             path.write_bytes(changed)
             try:
                 with fedmf.Server.open(folder) as server:
                     assert state_of(server) == whole
                     harmless += 1
             except ValueError as error:
-                said = str(error)
-                assert "is damaged or not of this server" in said
+                error_text = str(error)
+                assert "is damaged or not of this server" in error_text
         # Names, dates and lengths that a zip file has twice.
         assert harmless == 0 or name.endswith((".npz", ".jsonl"))
         path.write_bytes(content)
@@ -361,15 +363,19 @@ class TestFilesThatAreNotItsOwn:
                 fedmf.Server.open(folder)
 
     def test_files_of_another_server_are_refused(self, folder, plan, tmp_path):
-        other = tmp_path / "other"
-        server = fedmf.Server(plan, shapes=[(3,)], clients_per_round=4, noise_seed=9, folder=other)
+        other_folder = tmp_path / "other"
+        server = fedmf.Server(
+            plan, shapes=[(3,)], clients_per_round=4, noise_seed=9, folder=other_folder
+        )
         server.release()
         server.close()
-        shutil.copy(other / "private/journal/000001.npz", other / "private/journal/000003.npz")
+        shutil.copy(
+            other_folder / "private/journal/000001.npz", other_folder / "private/journal/000003.npz"
+        )
         for name in ("private/journal/000003.npz", "private/noise_seed"):
             copied = tmp_path / f"copy of {name.replace('/', ' ')}"
             shutil.copytree(folder, copied)
-            shutil.copy(other / name, copied / name)
+            shutil.copy(other_folder / name, copied / name)
             with refusal("is damaged or not of this server"):
                 fedmf.Server.open(copied)
 

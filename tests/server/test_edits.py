@@ -69,13 +69,16 @@ WORDS = {"another server": EDITED + "|was moved, replaced, closed or gone on wit
 @pytest.mark.parametrize("edit", EDITS)
 def test_edit_of_a_running_server_is_refused(tmp_path, edit, released):
     folder = tmp_path / "server"
-    with make_server(tmp_path / "other", noise_seed=6) as other, make_server(folder) as server:
+    with (
+        make_server(tmp_path / "other", noise_seed=6) as other_server,
+        make_server(folder) as server,
+    ):
         for _ in range(released):
-            other.add(update(), client="ann")
+            other_server.add(update(), client="ann")
             server.add(update(), client="ann")
-            other.release()
+            other_server.release()
             server.release()
-        other.close()
+        other_server.close()
         shutil.copytree(folder, tmp_path / "own")
         EDITS[edit](folder)
         for _ in range(2):
@@ -115,7 +118,8 @@ def test_release_succeeds_after_the_file_is_put_back(tmp_path):
     ],
 )
 def test_removed_file_is_refused_until_it_is_put_back(tmp_path, name):
-    folder, aside = tmp_path / "server", tmp_path / "aside"
+    folder = tmp_path / "server"
+    aside = tmp_path / "aside"
     server = make_server(folder)
     for released, client in enumerate(("ann", "bo")):
         server.add(update(), client=client)
@@ -133,14 +137,15 @@ def test_removed_file_is_refused_until_it_is_put_back(tmp_path, name):
 
 
 def test_removed_folder_is_refused_until_it_is_put_back(tmp_path):
-    folder, aside = tmp_path / "server", tmp_path / "aside"
+    folder = tmp_path / "server"
+    aside = tmp_path / "aside"
     server = make_server(folder)
-    for client, part in {"ann": folder / "private", "bo": folder}.items():
+    for client, removed_folder in {"ann": folder / "private", "bo": folder}.items():
         server.add(update(), client=client)
-        part.rename(aside)
+        removed_folder.rename(aside)
         with refusal("was moved, replaced|changed while it was in use"):
             server.release()
-        aside.rename(part)
+        aside.rename(removed_folder)
         server.release()
     assert server.round == 2
 
@@ -211,23 +216,24 @@ def test_open_restores_a_plan_of_the_first_rounds(tmp_path):
     folder = tmp_path / "server"
     with make_server(folder, plan=stopped_after(whole, 7)) as server:
         server.release()
-        before = server.statement()
+        past_statement = server.statement()
     with fedmf.Server.open(folder) as server:
-        assert server.statement() == before
+        assert server.statement() == past_statement
         assert server.plan.longer.mechanism.rounds == 12
         for _ in range(6):
             server.release()
         with refusal("all rounds=7 of the plan are released"):
             server.release()
-    assert "--stop-after 7" in before
-    assert "--rounds 12" in before.split("fedmf audit log")[-1]
+    assert "--stop-after 7" in past_statement
+    assert "--rounds 12" in past_statement.split("fedmf audit log")[-1]
     assert fedmf.load_mechanism(folder / "mechanism.npz").rounds == 12
 
 
 def test_log_has_one_spelling_of_each_client(tmp_path):
     folder = tmp_path / "server"
     server = make_server(folder)
-    composed, decomposed = "zo\u00eb", "zoe\u0308"
+    composed = "zo\u00eb"
+    decomposed = "zoe\u0308"
     for client in (composed, None, None, decomposed):
         if client:
             assert server.cohort(available=[client]) == [client]

@@ -48,12 +48,12 @@ numbers = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0,
 
 @given(loss=numbers, accuracy=numbers)
 def test_contribution_has_norm_at_most_one(loss, accuracy):
-    part = metrics_of().contribution({"loss": loss, "accuracy": accuracy})
-    assert sum(Fraction(float(x)) ** 2 for x in part) <= 1
-    assert part[0] > 0.57735
-    assert np.isfinite(part).all()
+    contribution = metrics_of().contribution({"loss": loss, "accuracy": accuracy})
+    assert sum(Fraction(float(x)) ** 2 for x in contribution) <= 1
+    assert contribution[0] > 0.57735
+    assert np.isfinite(contribution).all()
     # So that sums are exact, whatever their order
-    assert all((Fraction(float(x)) * 2**30).denominator == 1 for x in part)
+    assert all((Fraction(float(x)) * 2**30).denominator == 1 for x in contribution)
 
 
 @pytest.mark.parametrize("value", ["2.5", True], ids=repr)
@@ -67,8 +67,8 @@ def test_values_outside_the_range_are_clipped_and_not_finite_ones_are_worst():
     metrics = metrics_of()
 
     def centred(loss, accuracy=0.25):
-        part = metrics.contribution({"loss": loss, "accuracy": accuracy})
-        return [*(part[[2, 1]] / part[0])]
+        contribution = metrics.contribution({"loss": loss, "accuracy": accuracy})
+        return [*(contribution[[2, 1]] / contribution[0])]
 
     for loss, expected in (
         (8.0, 1), (math.inf, 1), (2.0, -0.5), (10**400, 1), (-(10**400), -1), (np.int64(4), 0),
@@ -99,7 +99,8 @@ def largest_shift(plan, deviations, seed):
     Deviations are of the streams of updates, of bits with quantile_clipping, and of metrics, each
     for parts of norm 1, of 1/2 for a bit.
     """
-    C, rng = plan.mechanism.encoder(), np.random.default_rng(seed)
+    C = plan.mechanism.encoder()
+    rng = np.random.default_rng(seed)
     patterns = [
         list(rounds)
         for size in range(1, ROUNDS + 1)
@@ -111,10 +112,11 @@ def largest_shift(plan, deviations, seed):
         for same in (True, False):
             squared = 0.0
             for deviation, norm in deviations:
-                parts = rng.standard_normal((1 if same else len(rounds), 3))
-                parts *= norm / np.linalg.norm(parts, axis=1, keepdims=True)
+                client_parts = rng.standard_normal((1 if same else len(rounds), 3))
+                client_parts *= norm / np.linalg.norm(client_parts, axis=1, keepdims=True)
                 squared += (
-                    np.linalg.norm(C[:, rounds] @ np.broadcast_to(parts, (len(rounds), 3))) ** 2
+                    np.linalg.norm(C[:, rounds] @ np.broadcast_to(client_parts, (len(rounds), 3)))
+                    ** 2
                     / deviation**2
                 )
             longest = max(longest, math.sqrt(squared))
@@ -129,9 +131,9 @@ def test_all_streams_together_have_the_cost_of_the_plan(share, clip):
     if clip:
         streams.append((bit_stddev(plan), 0.5))
     budget = 1 / plan.noise_multiplier
-    found = largest_shift(plan, streams, seed=1)
-    assert found <= budget * (1 + 1e-9)
-    assert found == pytest.approx(budget, rel=1e-6)  # nothing is left over
+    largest = largest_shift(plan, streams, seed=1)
+    assert largest <= budget * (1 + 1e-9)
+    assert largest == pytest.approx(budget, rel=1e-6)  # nothing is left over
     # Metrics beside updates that do not pay for them
     free = dataclasses.replace(plan, private_metrics=None)
     streams[0] = (free.stddev / plan.clip_norm, 1.0)
@@ -144,28 +146,31 @@ def test_metric_noise_is_of_the_plan_and_independent_of_updates():
 
     The control is a stream of the updates' own seed.
     """
-    plan, size = plan_of(0.25), 3
+    plan = plan_of(0.25)
+    size = 3
     seeds = trials_that_see(
         lambda n: missed_by_correlation(n * ROUNDS * size, 0.2, FALSE_POSITIVE_RATE / 4)
     )
     C = plan.mechanism.encoder()
-    white, updates = [], []
+    white = []
+    updates = []
     for seed in range(seeds):
         metrics = metrics_of(plan, noise_seed=seed)
         rows = np.array([metrics.release(t, metrics.empty_sum()) for t in range(ROUNDS)])
         white.append(C @ rows / metric_stddev(plan))
         host = HostNoise(plan, size, noise_seed=seed)
         updates.append(C @ np.array([host.row(t) for t in range(ROUNDS)]))
-    white, updates = np.array(white), np.array(updates)
+    white = np.array(white)
+    updates = np.array(updates)
     n = white.size
     squares = float((white**2).sum())
     assert min(scipy.stats.chi2.cdf(squares, n), scipy.stats.chi2.sf(squares, n)) > (
         FALSE_POSITIVE_RATE / 8
     )
     limit = scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 8) / math.sqrt(n)
-    between = white[:, 1:] * white[:, :-1]
+    round_products = white[:, 1:] * white[:, :-1]
     assert abs(float(np.mean(white * updates))) < limit
-    assert abs(float(between.sum())) / n < limit
+    assert abs(float(round_products.sum())) / n < limit
     assert abs(float(np.mean(updates * updates))) > limit  # the control
 
 
@@ -177,37 +182,44 @@ def test_means_over_rounds_have_the_stated_deviation(family):
     rounds whose noise were independent, which correlated noise stays below, and one without the
     noise of the count, which is as large as that of the sum where the mean is the end of its range.
     """
-    plan, window, clients = plan_of(0.25, family), range(2, 5), 2000
-    seeds, own, apart, losses = 400, [], [], []
+    plan = plan_of(0.25, family)
+    window = range(2, 5)
+    clients = 2000
+    seeds = 400
+    stated_ratios = []
+    independent_ratios = []
+    losses = []
     for seed in range(seeds):
         metrics = metrics_of(plan, noise_seed=seed)
-        one = metrics.contribution({"loss": 8.0, "accuracy": 0.5})
-        released = [metrics.release(t, clients * one).astype(float) for t in window]
-        found = metrics.values(window, sum(released))
-        counted = found["clients"] - clients * len(window)
-        own.append(counted / found["stddev"]["clients"])
+        round_values = metrics.contribution({"loss": 8.0, "accuracy": 0.5})
+        released = [metrics.release(t, clients * round_values).astype(float) for t in window]
+        window_values = metrics.values(window, sum(released))
+        counted = window_values["clients"] - clients * len(window)
+        stated_ratios.append(counted / window_values["stddev"]["clients"])
         singles = [
             metrics.values(range(t, t + 1), r) for t, r in zip(window, released, strict=True)
         ]
-        apart.append(counted / math.hypot(*(one["stddev"]["clients"] for one in singles)))
-        losses.append((found["loss"] - 8.0) / found["stddev"]["loss"])
-        assert abs(found["accuracy"] - 0.5) < 7 * found["stddev"]["accuracy"]
+        independent_ratios.append(
+            counted / math.hypot(*(round_values["stddev"]["clients"] for round_values in singles))
+        )
+        losses.append((window_values["loss"] - 8.0) / window_values["stddev"]["loss"])
+        assert abs(window_values["accuracy"] - 0.5) < 7 * window_values["stddev"]["accuracy"]
 
     def fit(values):
         squares = float(np.sum(np.square(values)))
         p = 2 * min(scipy.stats.chi2.cdf(squares, seeds), scipy.stats.chi2.sf(squares, seeds))
         return p > FALSE_POSITIVE_RATE
 
-    assert fit(own)
+    assert fit(stated_ratios)
     assert fit(losses)
     assert not fit(np.sqrt(2) * np.array(losses))
-    assert fit(apart) == (family == "identity")
+    assert fit(independent_ratios) == (family == "identity")
 
 
 def test_means_without_clients_are_mid_range():
     metrics = metrics_of()
-    found = metrics.values(range(1), np.array([0.1, 5.0, -3.0]))
-    assert (found["loss"], found["accuracy"]) == (4.0, 0.5)
+    mid_values = metrics.values(range(1), np.array([0.1, 5.0, -3.0]))
+    assert (mid_values["loss"], mid_values["accuracy"]) == (4.0, 0.5)
 
 
 def test_plans_refuse_private_metrics_that_cannot_be_released():
@@ -237,7 +249,8 @@ CLIENTS = {"ann": {"loss": 2.0, "accuracy": 0.5}, "bo": {"loss": math.inf, "accu
 
 def test_server_releases_metrics_with_each_round_and_after_open(tmp_path):
     folder = tmp_path / "server"
-    server, metrics = server_of(folder=folder), metrics_of(plan_of(0.25))
+    server = server_of(folder=folder)
+    metrics = metrics_of(plan_of(0.25))
     assert server.metrics is None
     for client, values in CLIENTS.items():
         server.add([np.ones(2)], client=client, metrics=values)
@@ -257,7 +270,8 @@ def test_server_releases_metrics_with_each_round_and_after_open(tmp_path):
 
 
 def test_server_refuses_metrics_that_it_would_not_release():
-    plain, server = server_of(plan_of(0.0)), server_of()
+    plain = server_of(plan_of(0.0))
+    server = server_of()
     with refusal("the plan pays for none"):
         plain.add([np.ones(2)], client="ann", metrics={"loss": 1.0})
     with refusal("give numbers for"):

@@ -23,7 +23,8 @@ from fedmf.server.source import CHUNK, GaussianSource
 from tests.mechanisms.registry import every_form
 from tests.server.plans import draws_of_host, plan_of
 
-SIZE, SEED = 2 * CHUNK - 1, 5
+SIZE = 2 * CHUNK - 1
+SEED = 5
 # (strategy, whether its rows are in a memory map)
 # Of 6 bands and 40 rounds: working memory of blocks of one round, or of all draws, and less than
 # the rows themselves.
@@ -76,7 +77,8 @@ def test_every_noise_strategy_computes_the_causal_rows(build, rounds):
 
 @pytest.mark.parametrize(("name", "mapped"), WAYS)
 def test_rows_are_bitwise_identical_in_any_order_of_rounds(name, mapped):
-    in_order, jumping = noise_of(banded(), name, mapped), noise_of(banded(), name, mapped)
+    in_order = noise_of(banded(), name, mapped)
+    jumping = noise_of(banded(), name, mapped)
     whole = [in_order.row(t) for t in range(40)]
     np.testing.assert_allclose(noise_of(banded(), name).row(39), whole[39], rtol=0, atol=3e-6)
     for t in (7, 7, 8, 39, 0, 21, 20):
@@ -88,7 +90,9 @@ def test_rows_are_bitwise_identical_in_any_order_of_rounds(name, mapped):
 
 def work_of_rows(noise, monkeypatch):
     """Returns the numbers drawn, and the multiplications of products, for each row in order."""
-    work, fill, matmul = np.zeros((noise.rounds, 2)), GaussianSource.fill, np.matmul
+    work = np.zeros((noise.rounds, 2))
+    fill = GaussianSource.fill
+    matmul = np.matmul
 
     def counted_fill(self, out, row, start=0):
         work[t, 0] += out.size
@@ -112,7 +116,8 @@ def work_of_rows(noise, monkeypatch):
 )
 @every_form
 def test_no_row_costs_more_than_four_times_the_mean(build, name, most_rows, monkeypatch):
-    rounds, size = 64, 32 * CHUNK
+    rounds = 64
+    size = 32 * CHUNK
     memory = most_rows * 4 * size + 8 * 2 * (rounds + 128) * CHUNK
     monkeypatch.setattr(storage, "default_disk", lambda folder: 0)
     options = {"noise_seed": SEED, "strategy": name, "memory_bytes": memory}
@@ -133,7 +138,8 @@ def test_two_threads_compute_the_bits_of_one(monkeypatch):
     """Each thread computes products that use one thread: with more threads their bits may depend on
     how many.
     """
-    seen, fill = {}, GaussianSource.fill
+    seen = {}
+    fill = GaussianSource.fill
 
     def limits():
         return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
@@ -145,21 +151,22 @@ def test_two_threads_compute_the_bits_of_one(monkeypatch):
         fill(self, *arguments)
 
     monkeypatch.setattr(GaussianSource, "fill", record)
-    made = {}
+    row_by_threads = {}
     for threads in (1, 2):
         seen.clear()
         begun = threading.Barrier(threads)
         with threadpool_limits(threads):
-            made[threads] = noise_of(banded(), "recurrent").row(0)
+            row_by_threads[threads] = noise_of(banded(), "recurrent").row(0)
             assert limits() == {threads}
         assert all(limit == {1} for limit, _ in seen.values())
         assert len({ident for _, ident in seen.values()}) == threads
-    np.testing.assert_array_equal(made[1], made[2])
+    np.testing.assert_array_equal(row_by_threads[1], row_by_threads[2])
 
 
 def test_interrupt_waits_for_the_other_thread(monkeypatch):
     """Otherwise it would write into the block that is computed next."""
-    ended, fill = [], GaussianSource.fill
+    ended = []
+    fill = GaussianSource.fill
 
     def slow(self, out, row, start=0):
         if not start:
@@ -172,9 +179,9 @@ def test_interrupt_waits_for_the_other_thread(monkeypatch):
     with threadpool_limits(2), pytest.raises(KeyboardInterrupt):
         noise_of(banded(), "recurrent").row(0)
     assert ended in ([], [CHUNK])
-    before = list(ended)
+    ended_before = list(ended)
     time.sleep(0.5)
-    assert ended == before
+    assert ended == ended_before
 
 
 def test_narrow_integers_are_valid_sizes():
@@ -238,7 +245,8 @@ dying.row(39)
     def test_interrupted_block_is_computed_again(self, name, mapped, monkeypatch):
         """Ctrl-C within a block leaves it unfinished, and no row of it is returned."""
         whole = [noise_of(banded(), name, mapped).row(t) for t in (39, 0)]
-        noise, fill = noise_of(banded(), name, mapped), GaussianSource.fill
+        noise = noise_of(banded(), name, mapped)
+        fill = GaussianSource.fill
         if name == "recurrent":
             noise.row(0)
 
@@ -260,8 +268,11 @@ dying.row(39)
             pytest.skip("it has no threads")
         whole, noise = (noise_of(banded(), name, mapped) for _ in range(2))
         expected = [whole.row(t) for t in range(40)]
-        length, fill = noise.strategy.length, GaussianSource.fill
-        inside, go_on, late = threading.Event(), threading.Event(), []
+        length = noise.strategy.length
+        fill = GaussianSource.fill
+        inside = threading.Event()
+        go_on = threading.Event()
+        late = []
 
         def slow(self, out, row, start=0):
             if start:

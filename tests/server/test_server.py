@@ -62,7 +62,8 @@ class TestReleases:
         white = plan.mechanism.encoder() @ releases * 3 / plan.stddev
 
         def fits(samples):
-            squares, count = float(np.square(samples).sum()), samples.size
+            squares = float(np.square(samples).sum())
+            count = samples.size
             ends = scipy.stats.chi2.cdf(squares, count), scipy.stats.chi2.sf(squares, count)
             return 2 * min(ends) > FALSE_POSITIVE_RATE
 
@@ -81,16 +82,20 @@ class TestReleases:
                 arrays[0][...] = 7
 
     def test_add_sum_gives_the_release_of_its_updates(self):
-        one, other = make_server(), make_server()
+        update_server = make_server()
+        sum_server = make_server()
         for i in range(3):
-            one.add(update(i), client=i)
-        other.add_sum([sum(parts) for parts in zip(*map(update, range(3)), strict=True)],
-                      clients=[0, 1, 2])  # fmt: skip
-        np.testing.assert_allclose(flat(one.release()), flat(other.release()), rtol=1e-5)
+            update_server.add(update(i), client=i)
+        updates = [update(i) for i in range(3)]
+        total = [sum(leaf_updates) for leaf_updates in zip(*updates, strict=True)]
+        sum_server.add_sum(total, clients=[0, 1, 2])
+        np.testing.assert_allclose(
+            flat(update_server.release()), flat(sum_server.release()), rtol=1e-5
+        )
         long = [array.astype(np.float64) for array in update(0, length=1.01)]
         with refusal("total has norm 1.01, and clipped updates of 2 clients have at most 1:"):
-            other.add_sum(long, clients=[8, 9])
-        assert other.counts["clients"] == 0
+            sum_server.add_sum(long, clients=[8, 9])
+        assert sum_server.counts["clients"] == 0
 
 
 class TestWhoTakesPart:
@@ -138,17 +143,17 @@ class TestWhoTakesPart:
         mechanism = MECHANISMS["banded"](12)
         keeps = participation
         if participation == "budget":
-            apart = fedmf.Participation(rounds=12, schema="min_sep", min_sep=4)
-            keeps = fedmf.Budget.of(mechanism, apart)
+            separated = fedmf.Participation(rounds=12, schema="min_sep", min_sep=4)
+            keeps = fedmf.Budget.of(mechanism, separated)
             participation = keeps.participation
         plan = plan_of(mechanism, participation=participation)
         server = make_server(plan=plan, clients_per_round=5)
-        taken = {client: [] for client in "abcde"}
+        rounds_by_client = {client: [] for client in "abcde"}
         for t in range(12):
             for client in data.draw(st.sets(st.sampled_from("abcde"))):
-                if keeps.allows([*taken[client], t]):
+                if keeps.allows([*rounds_by_client[client], t]):
                     server.add(update(), client=client)
-                    taken[client].append(t)
+                    rounds_by_client[client].append(t)
                 else:
                     with refusal(f"client='{client}' took part in"):
                         server.add(update(), client=client)
@@ -156,7 +161,7 @@ class TestWhoTakesPart:
         audit = server.audit()
         assert not audit.contradictions
         assert audit.epsilon <= server.plan.epsilon * (1 + 1e-9)
-        assert audit.observed.participations == sum(map(len, taken.values()))
+        assert audit.observed.participations == sum(map(len, rounds_by_client.values()))
 
     def test_cohort_draws_uniformly_from_eligible_clients_that_checked_in(self):
         counts = dict.fromkeys("abcdef", 0)
@@ -179,9 +184,9 @@ class TestWhoTakesPart:
         server = make_server(population=9)
         cohort = server.cohort()
         assert len(cohort) == 3
-        other = next(client for client in range(9) if client not in cohort)
-        with refusal(f"client={other} was not drawn for round 0"):
-            server.add(update(), client=other)
+        undrawn_client = next(client for client in range(9) if client not in cohort)
+        with refusal(f"client={undrawn_client} was not drawn for round 0"):
+            server.add(update(), client=undrawn_client)
         assert_refused(
             lambda: server.add(update(), client=9), ValueError, "client=9 is none of 0 .. 8"
         )
@@ -286,11 +291,11 @@ class TestRefuses:
         server = make_server(tmp_path / "server", noise_seed=918_273_645)
         server.add(update(), client=1)
         server.release()
-        said = [repr(server), server.statement()]
+        public_texts = [repr(server), server.statement()]
         for path in (tmp_path / "server").iterdir():
             if path.is_file():
-                said.append(path.read_bytes().decode("latin1"))
-        assert not any("918273645" in text for text in said)
+                public_texts.append(path.read_bytes().decode("latin1"))
+        assert not any("918273645" in text for text in public_texts)
         assert (private / "noise_seed").read_text() == "918273645\n"
         log = tmp_path / "server" / "participation.jsonl"
         for path in (private, private / "noise_seed", log):
@@ -320,10 +325,8 @@ class TestResumes:
         plan = plan_of(MECHANISMS["blt"](12), quantile_clipping=clipping)
         options = {"population": population, "zeroing_norm": 5.0}
         folder = tmp_path_factory.mktemp("servers") / "server"
-        whole, stopped = (
-            make_server(plan=plan, **options),
-            make_server(plan=plan, folder=folder, **options),
-        )
+        whole = make_server(plan=plan, **options)
+        stopped = make_server(plan=plan, folder=folder, **options)
         rng = np.random.default_rng(seed)
         for t in range(12):
             if (t, False) in stops:
@@ -331,19 +334,21 @@ class TestResumes:
                 stopped = fedmf.Server.open(folder)
             available = None if population else [f"client {i}" for i in range(12)]
             cohort = whole.cohort(available)
-            come = cohort[: rng.integers(0, len(cohort) + 1)]
+            adding_clients = cohort[: rng.integers(0, len(cohort) + 1)]
             if (t, True) in stops:
-                for client in come[:2]:
+                for client in adding_clients[:2]:
                     stopped.add(update(7, length=3.0), client=client)
                 stopped.close()
                 stopped = fedmf.Server.open(folder)
             assert stopped.cohort(available) == cohort
             assert stopped.client_params().clip_norm == whole.client_params().clip_norm
-            for client in come:
+            for client in adding_clients:
                 for server in (whole, stopped):
                     server.add(update(t, length=0.6), client=client)
-            for one, other in zip(whole.release(), stopped.release(), strict=True):
-                np.testing.assert_array_equal(one, other)
+            for expected_array, resumed_array in zip(
+                whole.release(), stopped.release(), strict=True
+            ):
+                np.testing.assert_array_equal(expected_array, resumed_array)
         stopped.close()
         with fedmf.Server.open(folder) as ended:
             assert ended.round == 12
@@ -356,11 +361,11 @@ class TestResumes:
             for client in server.cohort(available=[f"no {i}" for i in range(9)]):
                 server.add(update(t), client=client)
             server.release()
-        ours = server.audit()
+        server_audit = server.audit()
         path = tmp_path / "my server" / "participation.jsonl"
         log = fedmf.audit_log(path, server.plan, rounds_run=7)
-        assert (ours.epsilon, ours.rho) == (log.epsilon, log.rho)
-        assert ours.observed.summary() == log.observed.summary()
+        assert (server_audit.epsilon, server_audit.rho) == (log.epsilon, log.rho)
+        assert server_audit.observed.summary() == log.observed.summary()
         text = server.statement()
         assert "| rounds | 12 | 7 |" in text
         assert "audit log 'my server/participation.jsonl' 'my server/mechanism.npz'" in text

@@ -24,21 +24,22 @@ def entry(seed, row, coordinate):
     """Returns the normal in float64, by the description of the page."""
     root = hashlib.sha256(b"fedmf noise key 2:" + str(seed).encode()).digest()
     key = hashlib.sha256(b"fedmf noise of the host:" + root).digest()
-    chunk, place = divmod(coordinate, 1024)
+    chunk, chunk_place = divmod(coordinate, 1024)
 
     def word(number):
         block = aes256(key, row, 256 * chunk + number // 4)
         return int.from_bytes(block[4 * (number % 4) :][:4], "little")
 
-    first, second = word(place % 512), word(512 + place % 512)
+    first = word(chunk_place % 512)
+    second = word(512 + chunk_place % 512)
     bits = first << 8 | second & 255
     uniform = (bits + 0.5) / 2**40
     if bits < 2**24:
-        more = aes256(key, 2**63 + row, 512 * chunk + place % 512)
-        uniform = (bits + (int.from_bytes(more[:8], "little") + 0.5) / 2**64) / 2**40
+        extra_block = aes256(key, 2**63 + row, 512 * chunk + chunk_place % 512)
+        uniform = (bits + (int.from_bytes(extra_block[:8], "little") + 0.5) / 2**64) / 2**40
     signed = second >> 8
     angle = (signed - (2**24 if signed >= 2**23 else 0) + 0.5) * np.pi / 2**23
-    return np.sqrt(-2 * np.log(uniform)) * (np.cos if place < 512 else np.sin)(angle)
+    return np.sqrt(-2 * np.log(uniform)) * (np.cos if chunk_place < 512 else np.sin)(angle)
 
 
 def drawn(seed, size, row=0, rows=1, start=0):
@@ -86,9 +87,9 @@ def test_entry_depends_on_seed_row_and_coordinate_alone(size):
     whole = drawn(8, size, row=5, rows=rows)
     source = GaussianSource(noise_key(8))
     for row, start, count in ((5, 0, 1), (4 + rows, 0, size), (6, (size - 1) // CHUNK * CHUNK, 1)):
-        part = np.empty((1, count), np.float32)
-        source.fill(part, row, start)
-        np.testing.assert_array_equal(part[0], whole[row - 5, start : start + count])
+        drawn_part = np.empty((1, count), np.float32)
+        source.fill(drawn_part, row, start)
+        np.testing.assert_array_equal(drawn_part[0], whole[row - 5, start : start + count])
     narrow = np.full((rows, size + 3), 9.0, np.float32)  # rows that do not lie one behind the other
     source.fill(narrow[:, 1 : size + 1], 5)
     np.testing.assert_array_equal(narrow[:, 1 : size + 1], whole)
@@ -125,16 +126,16 @@ def test_tail_is_right_as_far_as_float64_reaches():
     length = CHUNK // 2
     first = np.array([int(2 ** (32 * i / length)) - 1 for i in range(length // 2)] * 2, np.uint64)
     first[length // 2 :] = 2**32 - 1 - first[: length // 2]  # both ends
-    between = slice(length // 4, length // 2)
-    first[between] = rng.integers(0, 2**32, length // 4)
+    middle_pairs = slice(length // 4, length // 2)
+    first[middle_pairs] = rng.integers(0, 2**32, length // 4)
     second = rng.integers(0, 2**32, length)
     second[:2] &= ~np.uint32(255)
-    more = rng.integers(0, 2**64, length, np.uint64)
-    more[0] = 0
-    z = normals(first, second, more)
+    extra_bits = rng.integers(0, 2**64, length, np.uint64)
+    extra_bits[0] = 0
+    z = normals(first, second, extra_bits)
     radius = np.hypot(z[:length], z[length:])
     exact = []
-    for a, b, m in zip(first.tolist(), second.tolist(), more.tolist(), strict=True):
+    for a, b, m in zip(first.tolist(), second.tolist(), extra_bits.tolist(), strict=True):
         bits = a << 8 | b & 255
         uniform = bits + (m + 0.5) / 2**64 if bits < 2**24 else bits + 0.5
         exact.append(np.sqrt(-2 * np.log(uniform / 2**40)))
@@ -150,16 +151,21 @@ def test_frequencies_beyond_6():
 
     False positives 1e-6; the trials see a tail that lacks half of what it should have.
     """
-    given = scipy.stats.norm.sf(6.0) * 2 * 2**23
-    trials = trials_that_see(lambda trials: missed_by_count(trials, given, 0.5 * given))
-    rng, drawn = np.random.default_rng(1), []
+    expected_share = scipy.stats.norm.sf(6.0) * 2 * 2**23
+    trials = trials_that_see(
+        lambda trials: missed_by_count(trials, expected_share, 0.5 * expected_share)
+    )
+    rng = np.random.default_rng(1)
+    drawn = []
     while len(drawn) < trials:
         words = rng.integers(0, 2**9, 512), rng.integers(0, 2**32, 512)
         # One of the two of a pair: their radius is the same.
         drawn.extend(normals(*words, rng.integers(0, 2**64, 512, np.uint64))[:512])
     count = int((np.abs(drawn[:trials]) > 6.0).sum())
-    assert p_of_count(count, trials, given) > 1e-6
-    assert p_of_count(int(0.5 * given * trials), trials, given) < 1e-6  # the control
+    assert p_of_count(count, trials, expected_share) > 1e-6
+    assert (
+        p_of_count(int(0.5 * expected_share * trials), trials, expected_share) < 1e-6
+    )  # the control
 
 
 def test_it_is_standard_normal_and_the_test_can_fail():
@@ -173,19 +179,24 @@ def test_it_is_standard_normal_and_the_test_can_fail():
 def test_rows_seeds_and_coordinates_are_independent_and_the_test_can_fail():
     size = 200_000  # correlations of 0.025 are seen
     row = drawn(8, size)[0]
-    others = [drawn(8, size, 1), drawn(8, size, 2**31 - 1), drawn(9, size), drawn(8 + 2**64, size)]
-    for other in others:
-        assert unrelated(row, other[0], departure=0.025)
-        assert unrelated(row**2, other[0] ** 2, departure=0.025)
+    other_samples = [
+        drawn(8, size, 1),
+        drawn(8, size, 2**31 - 1),
+        drawn(9, size),
+        drawn(8 + 2**64, size),
+    ]
+    for other_sample in other_samples:
+        assert unrelated(row, other_sample[0], departure=0.025)
+        assert unrelated(row**2, other_sample[0] ** 2, departure=0.025)
     for lag in (1, 2, 4, 511, 512, 1024):
         assert unrelated(row[lag:], row[:-lag], departure=0.025)
         assert unrelated(row[lag:] ** 2, row[:-lag] ** 2, departure=0.025)
-    assert not unrelated(row, row + 20 * others[0][0], departure=0.025)
+    assert not unrelated(row, row + 20 * other_samples[0][0], departure=0.025)
 
 
 def test_repr_does_not_show_the_key():
     """No text that Python makes of a source has the key, and a source is not pickled."""
     source = GaussianSource(noise_key(987654321))
-    assert all(str(part) not in repr(source) for part in noise_key(987654321))
+    assert all(str(key_word) not in repr(source) for key_word in noise_key(987654321))
     with pytest.raises((TypeError, AttributeError)):
         pickle.dumps(source)

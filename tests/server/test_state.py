@@ -27,9 +27,11 @@ def chance(noise_multiplier, end, draws=2_000_000):
     """Returns the probability that a pair with the client's shift is beyond `end`: a mean over
     angles of the radius's tail.
     """
-    a, angle = 1 / noise_multiplier, (np.arange(draws) + 0.5) * np.pi / draws
+    a = 1 / noise_multiplier
+    angle = (np.arange(draws) + 0.5) * np.pi / draws
     # Along a ray at this angle the density integrates to a Gaussian's tail and a boundary term.
-    along, across = a * np.cos(angle), a * np.sin(angle)
+    along = a * np.cos(angle)
+    across = a * np.sin(angle)
     tail = np.exp(-((end - along) ** 2) / 2) + np.sqrt(2 * np.pi) * along * scipy.stats.norm.sf(
         end - along
     )
@@ -99,16 +101,18 @@ FIELDS = {
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Plan)])
 def test_fingerprint_changes_with_every_field_of_a_plan(name):
-    before = plan(0.7, 1e-6)
-    changes = {name: FIELDS[name](before)}
+    plan_before = plan(0.7, 1e-6)
+    changes = {name: FIELDS[name](plan_before)}
     if name == "mechanism":
         changes["participation"] = Participation(rounds=5, schema="min_sep", min_sep=3)
     if name == "sampling":
         changes["participation"] = None
-    after = dataclasses.replace(before, **changes)
-    assert name in {n for n, text in plan_fields(after).items() if text != plan_fields(before)[n]}
-    assert plan_fingerprint(after) != plan_fingerprint(before)
-    assert plan_fingerprint(dataclasses.replace(before)) == plan_fingerprint(before)
+    changed_plan = dataclasses.replace(plan_before, **changes)
+    assert name in {
+        n for n, text in plan_fields(changed_plan).items() if text != plan_fields(plan_before)[n]
+    }
+    assert plan_fingerprint(changed_plan) != plan_fingerprint(plan_before)
+    assert plan_fingerprint(dataclasses.replace(plan_before)) == plan_fingerprint(plan_before)
 
 
 # A number or a name that each field inside of a plan's fields may have in place of its own.
@@ -138,6 +142,8 @@ def plan_holding(value):
 @pytest.mark.parametrize(("value", "changes"), INSIDE, ids=lambda x: type(x).__name__)
 def test_fingerprint_changes_with_the_content_of_a_field(value, changes):
     assert set(changes) == {field.name for field in dataclasses.fields(value)}
-    others = [dataclasses.replace(value, **{name: change}) for name, change in changes.items()]
-    marks = {plan_fingerprint(plan_holding(held)) for held in (value, *others)}
-    assert len(marks) == 1 + len(changes)
+    changed_values = [
+        dataclasses.replace(value, **{name: change}) for name, change in changes.items()
+    ]
+    fingerprints = {plan_fingerprint(plan_holding(held)) for held in (value, *changed_values)}
+    assert len(fingerprints) == 1 + len(changes)
