@@ -44,7 +44,7 @@ def evaluate(
         return EvaluationResult(
             strategy.aggregate_evaluate(server_round, weighted_replies), dropped
         )
-    except Exception as error:  # Flower's strategies raise where one reply differs from the others
+    except Exception as error:  # Flower's strategies raise where replies differ.
         reason = text_of(error)
     undo()
     matching_replies, num_mismatches = _matching(weighted_replies, weight_key)
@@ -89,7 +89,7 @@ def _matching(replies: Sequence[Message], weight_key: str) -> tuple[list[Message
     dropped: Counter[str] = Counter()
     replies_by_names: dict[frozenset[tuple[str, int | None]], list[Message]] = {}
     for reply in replies:
-        if reply.has_error():  # the strategy has logged it
+        if reply.has_error():  # The strategy has logged it.
             continue
         try:
             [record] = reply.content.metric_records.values()

@@ -14,13 +14,13 @@ from flwr.serverapp import Grid
 from fedmf import checks
 from fedmf.server.server import Server
 
-log = logging.getLogger("flwr")  # Flower's logger, so that all lines are in one order
+log = logging.getLogger("flwr")  # Flower logs there, so that all lines are in order.
 
 _PARTITION = "partition"
 # A round without clients waits until each silent node was asked so many times.
 _MAX_QUERIES = 5
 _NO_PARTITION = "none tells a partition id: call fedmf.flower.tell_partition on the app"
-_ANSWER_SECONDS = 60.0  # for a node to tell its partition id
+_ANSWER_SECONDS = 60.0  # Time limit of a query for a partition id.
 _POLL_SECONDS = 1.0
 
 

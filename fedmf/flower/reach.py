@@ -138,7 +138,7 @@ class Reach:
 
     def _is_own(self, module: str | None) -> bool:
         """Returns whether a module is of the strategy's author, and no library."""
-        if not module:  # of code that was executed without a module
+        if not module:  # Code without a module is the author's.
             return True
         if _package(module) in _SYSTEM:
             return False
@@ -154,7 +154,7 @@ class Reach:
         for name, cell in _cells(function).items():
             try:
                 values[name] = cell.cell_contents
-            except ValueError:  # nothing was assigned yet
+            except ValueError:  # The variable has no value yet.
                 continue
         return values
 

@@ -122,7 +122,7 @@ class Replies:
         try:
             arrays = update_of(content, self._round.model)
             metrics = metrics_of(content) if self._takes_metrics else None
-        except Exception as error:  # of any type, by the bytes of a hostile client
+        except Exception as error:  # Bytes of a hostile client may raise anything.
             self.dropped["with other arrays"] += 1
             self.mismatch = self.mismatch or " ".join(str(error).split())
             return None

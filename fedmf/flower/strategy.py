@@ -102,7 +102,7 @@ class MatrixFactorizationDP(Strategy):
             "zeroing_norm": zeroing_norm,
             "population": population,
         }
-        ServerConfig(shapes=[(1,)], **self._settings)  # refused before any node is asked
+        ServerConfig(shapes=[(1,)], **self._settings)  # It checks the settings.
         self._seed = check_noise_seed(noise_seed)
         self._folder = arguments.checked_folder(folder)
         self._server: Server | None = None
@@ -174,7 +174,7 @@ class MatrixFactorizationDP(Strategy):
             return self._train(
                 grid, initial_arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn
             )
-        except BaseException:  # including an interrupt
+        except BaseException:  # An interrupt needs it as well.
             self._undo_interrupted()
             raise
 
@@ -240,7 +240,7 @@ class MatrixFactorizationDP(Strategy):
         self._model = in_order(floats(arrays), array_names)
         t = self.server.round
         added_clients: set[int] = set()
-        if self._round is not None:  # it was interrupted, and its messages are made again
+        if self._round is not None:  # It was interrupted: make its messages again.
             added_clients = self._round.added
         under_way = Round(
             t=t, before=self._wrapped.state.changes().state, model=self._model, added=added_clients
@@ -421,7 +421,7 @@ class MatrixFactorizationDP(Strategy):
             if self._folder is not None:
                 record_arrays = StepRecord(t, under_way.model, under_way.after).to_arrays()
             server.release(before=record_arrays)
-        if under_way.asked is not None:  # else the round was logged before a restart
+        if under_way.asked is not None:  # Otherwise it was logged before a restart.
             log_round(self.plan, t, len(under_way.added), self._dropped)
             under_way.asked = None
         under_way.is_step_begun = True

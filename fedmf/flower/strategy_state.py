@@ -139,7 +139,7 @@ class StrategyState:
             )
             for path, value in links.items():
                 copy_by_id[id(value)] = copies[path] = link_to_copy(value, copy_by_id)
-        except Exception:  # such as that of a lock, a file or a connection
+        except Exception:  # Locks, files and connections cannot be copied.
             yield None
             return
         try:
@@ -178,7 +178,9 @@ class StrategyState:
 
     def _walk(self) -> Iterator[tuple[AttributePath, Any]]:
         """Yields each object that the strategy refers to, the nearest first, with its address."""
-        visited: dict[int, Any] = {}  # with the values, so that their ids are not used again
+        visited: dict[
+            int, Any
+        ] = {}  # The values stay alive in it, so that their ids are not reused.
         used_addresses: set[AttributePath] = set()
         next_level: list[tuple[AttributePath, Any]] = [((), self._strategy)]
         while next_level:
@@ -189,7 +191,7 @@ class StrategyState:
                     continue
                 if not is_immutable(value):
                     visited[id(value)] = value
-                    while path in used_addresses:  # two classes of one name
+                    while path in used_addresses:  # Two classes may have the same name.
                         path = (*path[:-1], f"{path[-1]}'")
                     used_addresses.add(path)
                     yield path, value
@@ -302,7 +304,7 @@ class _Comparison:
     def __init__(self, initial: StrategyState) -> None:
         self._initial = initial
         self._new_index_by_id: dict[int, int] = {}
-        self._new_values: list[Any] = []  # keeps them alive, so that their ids are not used again
+        self._new_values: list[Any] = []  # It keeps them alive, so that ids are not reused.
         self._new_paths: list[AttributePath] = []
         self._current_path: AttributePath = ()
 
@@ -330,7 +332,7 @@ class _Comparison:
                 if _shape(content) != _shape(initial_content):
                     lost_types[path] = "an array of another shape"
         new_contents: list[Packed] = []
-        for value in self._new_values:  # to which `_refer` appends during the loop
+        for value in self._new_values:  # `_refer` appends to it during the loop.
             self._current_path = self._new_paths[len(new_contents)]
             try:
                 new_contents.append(content_of(value, self._refer).copied())

@@ -121,7 +121,7 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath
             with _quiet():
                 reason = _fault_of(strategy, t, model, reply)
             lost_types = state.changes().lost | watch.changed()
-        except Exception as error:  # of the strategy
+        except Exception as error:  # The strategy may raise anything.
             reason = text_of(error)
     if reason:
         raise ValueError(refusal_of(strategy, reason))

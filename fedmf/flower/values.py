@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
 # Kinds of array entries that a file without pickles can hold.
 _ENTRIES = "biufcSUMm"
-_BLOCK = 1 << 20  # bytes that are compared at a time
+_BLOCK = 1 << 20  # Bytes that are compared at a time.
 # Returns the reference to an object, as JSON; raises Unkeepable.
 Refer = Callable[[Any], Any]
 
@@ -265,7 +265,7 @@ def _array_of(value: Array) -> np.ndarray:
     """
     try:
         return value.numpy()
-    except Exception as error:  # of any type, by its bytes
+    except Exception as error:  # Invalid bytes may raise errors of any type.
         raise Unkeepable("Array") from error
 
 

@@ -50,5 +50,5 @@ def _pickle_digest(value: Any) -> bytes | None:
     try:
         pickle.Pickler(file).dump(value)
         return file.digest.digest()
-    except Exception:  # such as that of a lock, a file or a connection
+    except Exception:  # Locks, files and connections cannot be pickled.
         return None

@@ -86,7 +86,7 @@ def clip_after(
     bits = _cast(xp, bits, np.float32)
     within = state.within + bits / np.float32(clients) + np.float32(0.5)
     mean = _clip(xp, within / np.float32(clipping.every), np.float32(0), np.float32(1))
-    with np.errstate(over="ignore"):  # with learning rates of hundreds; `_clip` bounds the result
+    with np.errstate(over="ignore"):  # Large learning rates overflow; `_clip` bounds the result.
         step = xp.exp(-clipping.learning_rate * (_cast(xp, mean, np.float64) - clipping.quantile))
         next_norm = _clip(xp, state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
     is_due = xp.equal((t + 1) % clipping.every, 0)
@@ -123,7 +123,7 @@ def scaling_after(
     moment = [_next_moment(scaling, v, g, xp) for v, g in zip(state.moment, mean, strict=True)]
     scales = _cond(
         xp,
-        xp.equal((t + 1) % scaling.every, 0),  # a graph of TFF compares tensors by identity
+        xp.equal((t + 1) % scaling.every, 0),  # A graph of TFF compares tensors by identity.
         lambda: _scales_of(scaling, moment, xp),
         lambda: list(state.scales),
     )

@@ -27,7 +27,7 @@ class AppendedFile:
         self._end = 0
         self._digest = hashlib.sha256()
         self._pending = b""
-        # Of the file as this process left it.
+        # The stamp of the file as this process left it.
         self._stamp: Stamp | None = None
 
     def begin(self) -> None:

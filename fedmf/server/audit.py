@@ -163,7 +163,7 @@ def audit_mechanism(
     scale = plan.stddev / divisor_of(plan)
     first_run = runs.releases(coordinates, noise_seed=16 * seed + 1)
     noises = [whiten(causal_matrix, first_run, scale)]
-    del first_run  # as large as its noise
+    del first_run  # It is as large as its noise.
     resumed_run = runs.releases(coordinates, noise_seed=16 * seed + 2, resume_at=num_rounds // 2)
     noises.append(whiten(causal_matrix, resumed_run, scale))
     del resumed_run

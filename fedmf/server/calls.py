@@ -88,7 +88,7 @@ def exclusive(
                     return method(self, *args, **options)
             finally:
                 self._is_busy = False
-                if not self._is_open:  # a signal handler closed it during the call
+                if not self._is_open:  # A signal handler closed it during the call.
                     self._close_folder()
 
     return call

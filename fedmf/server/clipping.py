@@ -230,7 +230,7 @@ class _Clipping:
                 if not (largest <= zeroing_norm and math.isfinite(largest)):
                     self.is_zeroed = True
                     return
-                if not math.isfinite(norm):  # squares overflow
+                if not math.isfinite(norm):  # Squares overflow.
                     unit = largest
                     norm = _norm(_blocks(self._leaves, self._scales, unit=unit))
             self.is_clipped = bool(norm * unit > target)

@@ -160,7 +160,7 @@ class ServerFolder:
             raise TypeError(f"folder={path!r} must be the path of a folder, or None")
         argument = f"folder={str(path)!r}"
         try:
-            self.path = expanded(path).absolute()  # the working folder may change later
+            self.path = expanded(path).absolute()  # The working folder may change.
             if make:
                 make_private_folder(self.path)
             folder_lock = lock(self.path, requires_lock=True)
@@ -301,7 +301,7 @@ class ServerFolder:
                     "release rounds again with the same noise; begin a new server, with another "
                     "seed"
                 )
-        with contextlib.suppress(OSError):  # the next commit does the same
+        with contextlib.suppress(OSError):  # The next commit does the same.
             self._participations.flush()
         self._journal.end_round()
 

@@ -176,7 +176,7 @@ class Journal:
         make_folder(self._folder)
         if self.has_rounds():
             raise self._changed()
-        self._file(0).unlink(missing_ok=True)  # of a process that was killed before round 0
+        self._file(0).unlink(missing_ok=True)  # A process that was killed before round 0 left it.
         self._rows.begin()
         self._header = self._next_header(0, "")
         self._write(0, self._header, {})
@@ -254,7 +254,7 @@ class Journal:
           ValueError: the folder or one of its files is not the one that this process left.
           OSError: it could not be written.
         """
-        if self.rounds == t + 1:  # an interrupt came after the end of this commit
+        if self.rounds == t + 1:  # An interrupt came after the end of this commit.
             return
         self._append_newest_row()
         row_text = strict_json.dumps({"round": t, **row}) + "\n"
@@ -262,7 +262,7 @@ class Journal:
         self.check_place()
         num_rounds = newest_number(self.path)
         if num_rounds == t + 1 and self._header_of(num_rounds) == next_header:
-            self._end_commit(next_header)  # an interrupt came after the file was made
+            self._end_commit(next_header)  # An interrupt came after the file was made.
             return
         if num_rounds != t:
             raise self._changed()
@@ -295,7 +295,7 @@ class Journal:
     def _flush_rows(self) -> None:
         """Writes the rows, unless another process may be writing them as well."""
         if self._lock.is_exclusive:
-            with contextlib.suppress(OSError, FileWasEdited):  # the next commit does the same
+            with contextlib.suppress(OSError, FileWasEdited):  # The next commit does the same.
                 self._rows.flush()
 
     def _append_newest_row(self) -> None:
@@ -395,7 +395,7 @@ class Journal:
         try:
             with np.load(self._file(rounds), allow_pickle=False) as entries:
                 return json.loads(entries["header"].item())
-        except OSError:  # the next attempt may not meet it
+        except OSError:  # The next attempt may not meet it.
             raise
         except READ_ERRORS:
             raise self.edited(f"{JOURNAL}/{self._file(rounds).name}") from None
@@ -438,7 +438,7 @@ class Journal:
         try:
             yield
         except (checks.TooLargeForMemory, MemoryError):
-            raise  # nothing is damaged
+            raise  # Nothing is damaged.
         except READ_ERRORS as error:
             if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRORS:
                 raise

@@ -162,6 +162,6 @@ def _number(name: str, value: Any) -> float:
         raise TypeError(f"`metrics` has a {kind} for {name}: give an int or a float")
     try:
         return float(value)
-    except OverflowError:  # an int beyond float64, which is finite
+    except OverflowError:  # The int is finite, and beyond float64.
         largest = sys.float_info.max
         return largest if value > 0 else -largest

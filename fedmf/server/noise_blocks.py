@@ -342,13 +342,13 @@ class BlockRows:
         self._make_array = make_array
         self._free_workers: list[_Worker] = []
         self._newest_matrix = _BlockMatrix(-1, np.zeros((0, 0), np.float32))
-        _blas_libraries()  # takes milliseconds, which round 0 need not wait for
+        _blas_libraries()  # It takes milliseconds, for which round 0 need not wait.
         self._begin()
 
     def _begin(self) -> None:
         """Begins with block 0, in new memory."""
         self._store = _Store(self._layout, self._draws.size, self._make_array)
-        self._block = 0  # the block that is being computed
+        self._block = 0  # The block that is being computed.
         self._num_tiles_done = 0
         self._is_torn = False
 

@@ -167,7 +167,7 @@ class HostNoise:
             "longer mechanism to train on"
         )
         t = checks.integer("t", t, low=0, high=self.rounds - 1, hint=hint)
-        with self._lock:  # the source and the blocks serve one round at a time
+        with self._lock:  # Source and blocks serve one round at a time.
             if self._is_busy:
                 raise ValueError(
                     f"t={t}: the noise of another round is being made: do not ask for a row from "
@@ -252,7 +252,7 @@ def _the_noise(state: Any) -> NoiseState:
 
 def replace_noise(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
     """Returns the state with every NoiseState in it changed."""
-    import tree  # comes with TensorFlow, which made such states
+    import tree  # TensorFlow, which made such states, installs it.
 
     def change_node(node: Any) -> NoiseState | None:
         return change(node) if isinstance(node, NoiseState) else None

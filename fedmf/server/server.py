@@ -159,7 +159,7 @@ class Server(ExclusiveCalls):
         self.plan = plan
         self._config = config
         self._folder = folder
-        self.system = "server"  # the subject of its statements, a key of privacy.systems.SYSTEMS
+        self.system = "server"  # The subject of statements, in privacy.systems.SYSTEMS.
         if plan.simulation is not None:
             raise ValueError(
                 f"the plan simulates {plan.simulation.claimed} clients with "
@@ -349,7 +349,7 @@ class Server(ExclusiveCalls):
         num_clients = len(client_by_id)
         max_norm = largest_norm(num_clients, self.client_params().clip_norm, self._config.size)
         norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in sum_leaves))
-        if not norm <= max_norm * (1 + 1e-6):  # of a sum that was rounded to float32
+        if not norm <= max_norm * (1 + 1e-6):  # The sum may have been rounded to float32.
             raise ValueError(
                 f"total has norm {norm:.6g}, and clipped updates of {num_clients} clients have at "
                 f"most {max_norm:.6g}: clip each with server.client_params() before they are summed"
@@ -446,7 +446,7 @@ class Server(ExclusiveCalls):
         """Returns the commands that check the folder of this name."""
         mechanism = f"{folder}/mechanism.npz"
         calibrate = calibrate_command(self.plan, mechanism)
-        if is_record_empty:  # `fedmf audit log` refuses a log without rows
+        if is_record_empty:  # `fedmf audit log` refuses a log without rows.
             return [calibrate]
         log = f"{folder}/participation.jsonl"
         audit = audit_log_command(self.plan, log, mechanism, rounds_run=self.round)

@@ -18,7 +18,7 @@ from fedmf import checks
 # second half the sines. A row can be drawn from the start of any chunk.
 CHUNK = 1024
 _PAIRS = CHUNK // 2
-_BLOCKS = 4 * CHUNK // 16  # of 16 bytes, for one word of 4 bytes a coordinate
+_BLOCKS = 4 * CHUNK // 16  # AES blocks of 16 bytes; a coordinate takes a word of 4.
 # Words that are converted at a time, so that they and their normals stay in the cache.
 _WORDS = 65_536
 # Radii whose first 32 bits are this near to either end of their range are computed in float64, from
@@ -28,7 +28,7 @@ _NEAR_THE_END = 2**20
 # distinguishes numbers from 0.
 _FAR_OUT = 2**24
 _SECOND_STREAM = 2**63
-_SEED_LIMIT = 10**4000  # within the digits that Python converts by default
+_SEED_LIMIT = 10**4000  # Python converts numbers of 4300 digits by default.
 
 
 def check_noise_seed(noise_seed: Any) -> int:
@@ -198,12 +198,12 @@ class GaussianSource:
         )
         np.copyto(radius, first, casting="unsafe")
         np.multiply(radius, np.float32(2**-32), out=radius)
-        with np.errstate(divide="ignore"):  # these are replaced
+        with np.errstate(divide="ignore"):  # Infinite radii are replaced below.
             np.log(radius, out=radius)
         np.multiply(radius, np.float32(-2), out=radius)
         np.sqrt(radius, out=radius)
         number = self._number[:count].reshape(radius.shape)
-        np.add(first, np.uint32(_NEAR_THE_END), out=number)  # modulo 2^32, both ends are near 0
+        np.add(first, np.uint32(_NEAR_THE_END), out=number)  # Modulo 2^32, both ends are near 0.
         np.less(number, np.uint32(2 * _NEAR_THE_END), out=is_near_end)
         chunk_index, pair_index = np.divmod(np.flatnonzero(is_near_end), _PAIRS)
         low_bits = second[chunk_index, pair_index] & np.uint32(255)
@@ -217,7 +217,7 @@ class GaussianSource:
         angle = number.view(np.int32)
         np.right_shift(second.view(np.int32), 8, out=angle)
         np.copyto(sine, angle, casting="unsafe")
-        np.add(sine, np.float32(0.5), out=sine)  # exact; no angle has the sine 0
+        np.add(sine, np.float32(0.5), out=sine)  # This is exact, and no angle has the sine 0.
         np.multiply(sine, np.float32(np.pi / 2**23), out=sine)
         np.cos(sine, out=cosine)
         np.sin(sine, out=sine)
