@@ -298,7 +298,7 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
         "--trials",
         type=Whole(0),
         default=20_000,
-        help="Of the distinguishing game; 0 for none.",
+        help="Of the distinguishing attack; 0 for none.",
     ),
     click.option(
         "--seed", type=click.IntRange(0), default=1, help="The same seed gives the same findings."
@@ -323,7 +323,7 @@ def mechanism(
     """Test that the noise that runs is what its plan claims. Exit status 1 if it is not.
 
     Two runs of all rounds without clients, one of them stopped and resumed, test the noise's
-    covariance; a game with and without the worst client tests the guarantee. docs/audit.md says
+    covariance; an attack with and without the worst client tests the guarantee. docs/audit.md says
     what is tested and what can be seen.
 
     \b
@@ -358,12 +358,12 @@ def mechanism(
 
 
 def _values(result: "MechanismAudit") -> dict[str, Any]:
-    verdict, game = result.verdict, None
-    if result.game is not None:
-        game = dataclasses.asdict(result.game)
-        del game["findings"]  # they are among the audit's
-        if not math.isfinite(game["epsilon_claimed"]):
-            game["epsilon_claimed"] = None
+    verdict, attack = result.verdict, None
+    if result.attack is not None:
+        attack = dataclasses.asdict(result.attack)
+        del attack["findings"]  # they are among the audit's
+        if not math.isfinite(attack["epsilon_claimed"]):
+            attack["epsilon_claimed"] = None
     return {
         "consistent": verdict.consistent,
         **{
@@ -375,12 +375,12 @@ def _values(result: "MechanismAudit") -> dict[str, Any]:
             dataclasses.asdict(finding) | {"consistent": finding.p_value >= verdict.threshold}
             for finding in verdict.findings
         ],
-        "game": game,
+        "attack": attack,
     }
 
 
 def _table(result: "MechanismAudit") -> str:
-    verdict, game = result.verdict, result.game
+    verdict, attack = result.verdict, result.attack
     lines = [f"{'test':<86} {'statistic':>9} {'p-value':>9}  verdict"]
     least: dict[str, Finding] = {}
     for finding in verdict.findings:
@@ -397,18 +397,18 @@ def _table(result: "MechanismAudit") -> str:
         )
         p_value = f"{finding.p_value:9.2g}" if finding.p_value > 1e-300 else " < 1e-300"
         lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value}  {word}")
-    if game is not None:
-        percent = f"{100 * game.confidence:g}%"
+    if attack is not None:
+        percent = f"{100 * attack.confidence:g}%"
         lines += [
             "",
-            f"distinguishing game, {game.present:,} trials with the client and "
-            f"{game.absent:,} without",
-            f"  signal-to-noise   claimed at most {game.snr_claimed:.4f}, expected of these rounds "
-            f"{game.snr_expected:.4f}, "
-            f"measured {game.snr:.4f} ({percent}: {game.snr_lower:.4f} to {game.snr_upper:.4f})",
-            f"  epsilon           claimed {game.epsilon_claimed:.4g}, proved at {percent} to be at "
-            f"least {game.epsilon_lower:.3f}; "
-            f"so many trials can be expected to prove {game.epsilon_expected:.3f}",
+            f"distinguishing attack, {attack.present:,} trials with the client and "
+            f"{attack.absent:,} without",
+            f"  signal-to-noise   claimed at most {attack.snr_claimed:.4f}, expected of these "
+            f"rounds {attack.snr_expected:.4f}, measured {attack.snr:.4f} ({percent}: "
+            f"{attack.snr_lower:.4f} to {attack.snr_upper:.4f})",
+            f"  epsilon           claimed {attack.epsilon_claimed:.4g}, proved at {percent} to be "
+            f"at least {attack.epsilon_lower:.3f}; "
+            f"so many trials can be expected to prove {attack.epsilon_expected:.3f}",
         ]
     word = (
         "consistent with the claim"

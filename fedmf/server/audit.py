@@ -72,13 +72,13 @@ class MechanismAudit:
 
     Attributes:
       verdict: all findings under one false-positive rate.
-      game: the result of the distinguishing attack, or None without it.
+      attack: the result of the distinguishing attack, or None without it.
       rounds, coordinates, trials: of the runs.
       entries: of noise that were tested, in both runs.
     """
 
     verdict: NoiseAudit
-    game: Distinguishing | None
+    attack: Distinguishing | None
     rounds: int
     coordinates: int
     trials: int
@@ -170,13 +170,13 @@ def audit_mechanism(
     if plan.quantile_clipping is not None:
         leaf_sizes.append(1)
     findings = audit_noise(noises, leaves=leaf_sizes).findings
-    game = None
+    attack = None
     if trials:
-        game = _attack(plan, runs, trials, seed)
-        findings += game.findings
+        attack = _attack(plan, runs, trials, seed)
+        findings += attack.findings
     return MechanismAudit(
         verdict=NoiseAudit(findings=findings, false_positive_rate=false_positive_rate),
-        game=game,
+        attack=attack,
         rounds=num_rounds,
         coordinates=coordinates,
         trials=trials,

@@ -16,7 +16,7 @@ def test_honest_noise(identity):
     assert len(result["findings"]) > 40
     assert 4 <= result["smallest_unseen_cut"] < 4.02
     assert all(finding["p_value"] >= result["threshold"] for finding in result["findings"])
-    assert result["game"]["epsilon_lower"] <= result["game"]["epsilon_claimed"] <= 8
+    assert result["attack"]["epsilon_lower"] <= result["attack"]["epsilon_claimed"] <= 8
 
 
 def test_a_contradiction_is_exit_status_1(identity, monkeypatch):

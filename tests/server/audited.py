@@ -24,7 +24,7 @@ def judged(claim, *runs):
     return audit_noise([whiten(L, np.stack(list(rows)), scale) for rows in runs], leaves=LEAVES)
 
 
-def game(run_plan, claim, case, departure, subject=None):
+def run_attack(run_plan, claim, case, departure, subject=None):
     """Runs the attack with enough trials to detect a signal-to-noise ratio of `departure` times
     that of the case.
     """

@@ -23,7 +23,7 @@ from tests.power import (
     missed_by_noise_audit,
 )
 from tests.refusals import refusal
-from tests.server.audited import COORDINATES, ROUNDS, game, judged, run
+from tests.server.audited import COORDINATES, ROUNDS, judged, run, run_attack
 from tests.server.plans import plan_of
 
 
@@ -46,7 +46,7 @@ def test_audit_has_two_runs_and_an_attack():
     )  # fmt: skip
     assert result.verdict.consistent
     assert (result.rounds, result.coordinates, result.trials) == (4, 300, 20)
-    assert (result.game.present, result.game.absent) == (10, 10)
+    assert (result.attack.present, result.attack.absent) == (10, 10)
     assert progress == [(done, 12) for done in range(1, 13)]
 
 
@@ -77,7 +77,7 @@ def test_audit_detects_noise_that_a_resume_repeats(monkeypatch, claim, resumed):
 def test_attack_reaches_the_claimed_signal_to_noise_ratio():
     plan = plan_of(MECHANISMS["banded"](12))
     case = worst_case(plan)
-    result = game(plan, plan, case, 1.5)
+    result = run_attack(plan, plan, case, 1.5)
     assert all(finding.p_value > FALSE_POSITIVE_RATE for finding in result.findings)
     assert result.snr_lower <= case.snr <= result.snr_upper
 
@@ -86,14 +86,14 @@ def test_audit_detects_less_noise_and_missing_clipping(monkeypatch):
     claim = plan_of(MECHANISMS["banded"](12))
     case = worst_case(claim)
     less = dataclasses.replace(claim, noise_multiplier=claim.noise_multiplier * 2 / 3)
-    assert game(less, claim, case, 1.5).findings[2].p_value < FALSE_POSITIVE_RATE
+    assert run_attack(less, claim, case, 1.5).findings[2].p_value < FALSE_POSITIVE_RATE
     honest = UpdateSum.add
 
     def lenient(self, leaves, *, clip_norm, **norms):
         honest(self, leaves, clip_norm=1.5 * clip_norm, **norms)
 
     monkeypatch.setattr(UpdateSum, "add", lenient)
-    assert game(claim, claim, case, 1.5).findings[0].p_value < FALSE_POSITIVE_RATE
+    assert run_attack(claim, claim, case, 1.5).findings[0].p_value < FALSE_POSITIVE_RATE
 
 
 def test_audit_detects_shared_noise_of_adaptive_clipping(monkeypatch):

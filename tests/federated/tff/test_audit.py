@@ -25,7 +25,7 @@ from tests.power import (
     MISS_RATE,
     missed_by_noise_audit,
 )
-from tests.server.audited import COORDINATES, LEAVES, ROUNDS, game, judged, run
+from tests.server.audited import COORDINATES, LEAVES, ROUNDS, judged, run, run_attack
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 
@@ -90,7 +90,7 @@ def test_noise_not_advanced_by_a_resume_is_caught(monkeypatch, claim, resumed, l
     assert len(subjects) == 2
 
 
-# The game.
+# The attack.
 
 
 @pytest.mark.slow
@@ -98,7 +98,9 @@ def test_too_little_noise_and_too_large_a_clip_norm_are_caught(monkeypatch):
     claim = plan_of(MECHANISMS["banded"](12))
     case = worst_case(claim)
     less = dataclasses.replace(claim, noise_multiplier=claim.noise_multiplier * 2 / 3)
-    assert game(less, claim, case, 1.5, audits.Query).findings[2].p_value < FALSE_POSITIVE_RATE
+    assert (
+        run_attack(less, claim, case, 1.5, audits.Query).findings[2].p_value < FALSE_POSITIVE_RATE
+    )
     honest = queries.MatrixFactorizationQuery.__init__
 
     def lenient(self, plan, *args, **kwargs):
@@ -106,7 +108,9 @@ def test_too_little_noise_and_too_large_a_clip_norm_are_caught(monkeypatch):
         self._clip_norm *= 1.5
 
     monkeypatch.setattr(queries.MatrixFactorizationQuery, "__init__", lenient)
-    assert game(claim, claim, case, 1.5, audits.Query).findings[0].p_value < FALSE_POSITIVE_RATE
+    assert (
+        run_attack(claim, claim, case, 1.5, audits.Query).findings[0].p_value < FALSE_POSITIVE_RATE
+    )
 
 
 AUDITED = {"clients": 6, "rounds": 8, "noise_multiplier": 0.2, "shapes": "30x20,20"}
