@@ -134,13 +134,7 @@ def audit_mechanism(
       >>> audit.verdict.consistent, len(audit.verdict.findings) > 30
       (True, True)
     """
-    check_plan(plan)
-    if plan.private_metrics is not None:
-        raise ValueError(
-            f"private_metrics={plan.private_metrics.share} of the plan are not audited: audit a "
-            "plan of its updates alone, without them and with noise_multiplier="
-            f"{update_noise_multiplier(plan):.6g}"
-        )
+    plan = _audited_plan(plan)
     seed = checks.integer(
         "seed", seed, low=0, hint="choose a whole number; it is not a secret here"
     )
@@ -148,15 +142,10 @@ def audit_mechanism(
         "false_positive_rate", false_positive_rate, "use a small number such as 1e-6", below=1
     )
     num_rounds = plan.mechanism.rounds
-    # N, its causal factor, the factor's inverse, and squares of the last two.
-    hint = "audit a plan of the same family with fewer rounds"
-    checks.fits_in_memory("the audit of all rounds", (num_rounds, num_rounds), copies=5, hint=hint)
     if coordinates is None:
         coordinates = _default_coordinates(num_rounds, false_positive_rate)
     leaf_sizes = [math.prod(shape) for shape in model_of(coordinates)]
     trials = _checked_trials(trials)
-    # The attack's client takes part in known rounds.
-    plan = dataclasses.replace(plan, sampling=None)
     num_runs = 3 if trials else 2
     runs = _AuditedRuns(plan, subject, progress, num_runs=num_runs)
     causal_matrix = causal_factor(plan.mechanism.noising())
@@ -182,6 +171,26 @@ def audit_mechanism(
         trials=trials,
         entries=sum(noise.size for noise in noises),
     )
+
+
+def _audited_plan(plan: Any) -> Plan:
+    """Returns the plan without its sampling: the attack's client takes part in known rounds.
+
+    Raises:
+      TypeError, ValueError: no plan, one with private metrics, or too many rounds for the memory.
+    """
+    check_plan(plan)
+    if plan.private_metrics is not None:
+        raise ValueError(
+            f"private_metrics={plan.private_metrics.share} of the plan are not audited: audit a "
+            "plan of its updates alone, without them and with noise_multiplier="
+            f"{update_noise_multiplier(plan):.6g}"
+        )
+    num_rounds = plan.mechanism.rounds
+    # N, its causal factor, the factor's inverse, and squares of the last two.
+    hint = "audit a plan of the same family with fewer rounds"
+    checks.fits_in_memory("the audit of all rounds", (num_rounds, num_rounds), copies=5, hint=hint)
+    return dataclasses.replace(plan, sampling=None)
 
 
 class _AuditedRuns:

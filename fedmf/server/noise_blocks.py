@@ -11,7 +11,6 @@ all other tiles. Memory of returned rows is used for the next tiles.
 
 import bisect
 import concurrent.futures
-import dataclasses
 import functools
 import os
 import threading
@@ -24,6 +23,7 @@ import threadpoolctl
 
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.layout import THREADS, TileLayout
+from fedmf.server.noise_store import MakeArray, NoiseStore, NoiseTile
 from fedmf.server.source import GaussianSource
 from fedmf.terminal import progress_bar
 
@@ -31,9 +31,6 @@ from fedmf.terminal import progress_bar
 # end would restore the limit of the other one. The lock is reentrant, because a signal handler may
 # call for a row of another run.
 _ONE_LIMIT = threading.RLock()
-
-# (shape) -> float32 zeros, in memory or in a private memory map.
-MakeArray = Callable[[tuple[int, ...]], np.ndarray]
 
 
 def _free_limit_in_child() -> None:
@@ -89,81 +86,6 @@ class IndependentRows:
         return row[0] if scale == 1 else row[0] * scale
 
 
-@dataclasses.dataclass
-class _Tile:
-    """A range of coordinates, and where its rows and state are in memory.
-
-    Attributes:
-      index: number of the tile.
-      columns: its coordinates.
-      end: the round after the last one whose row was computed.
-      oldest: the first round whose row is in memory.
-      row_slots: slots of the rows of rounds oldest .. end - 1, by round.
-      state_slots: slots of the state after round end - 1.
-      num_draws: rounds whose draws are in memory.
-    """
-
-    index: int
-    columns: slice
-    end: int = 0
-    oldest: int = 0
-    row_slots: dict[int, int] = dataclasses.field(default_factory=dict)
-    state_slots: list[int] = dataclasses.field(default_factory=list)
-    num_draws: int = 0
-
-    @property
-    def width(self) -> int:
-        """The number of coordinates."""
-        return self.columns.stop - self.columns.start
-
-
-class _Store:
-    """The memory of a run's noise: slots, each for one row of one tile, and stored draws.
-
-    A store whose block was interrupted is not used again, because threads may still write to it.
-
-    Args:
-      layout: of the memory.
-      size: coordinates of a row, d.
-      make_array: makes the memory.
-    """
-
-    def __init__(self, layout: TileLayout, size: int, make_array: MakeArray) -> None:
-        starts = range(0, size, layout.tile_width)
-        self.tiles = [
-            _Tile(index, slice(start, min(start + layout.tile_width, size)))
-            for index, start in enumerate(starts)
-        ]
-        num_slots = layout.num_slots(len(self.tiles))
-        self._slots = make_array((num_slots, layout.tile_width))
-        self.draws = make_array((len(self.tiles), layout.stored_draws, layout.tile_width))
-        self._free_slots = list(range(num_slots))
-
-    def write(self, rows: np.ndarray) -> list[int]:
-        """Copies rows of a tile into free slots, and returns these."""
-        slots = [self._free_slots.pop() for _ in rows]
-        for slot, row in zip(slots, rows, strict=True):
-            self._slots[slot, : len(row)] = row
-        return slots
-
-    def read(self, slot: int, out: np.ndarray) -> None:
-        """Copies the row in a slot into `out`."""
-        out[:] = self._slots[slot, : len(out)]
-
-    def free(self, slots: Sequence[int]) -> None:
-        """Frees slots."""
-        self._free_slots.extend(slots)
-
-    def drop_rows(self, tile: _Tile, first: int) -> None:
-        """Frees the slots of a tile's rows of rounds before round `first`."""
-        stop = min(first, tile.end)
-        for t in range(tile.oldest, stop):
-            slot = tile.row_slots.pop(t, None)
-            if slot is not None:
-                self._free_slots.append(slot)
-        tile.oldest = max(tile.oldest, stop)
-
-
 class _Worker:
     """The working memory of one thread."""
 
@@ -201,7 +123,13 @@ class TileWork(Protocol):
         ...
 
     def make(
-        self, store: _Store, tile: _Tile, b: int, matrix: np.ndarray, worker: _Worker, first: int
+        self,
+        store: NoiseStore,
+        tile: NoiseTile,
+        b: int,
+        matrix: np.ndarray,
+        worker: _Worker,
+        first: int,
     ) -> None:
         """Computes block b of a tile, and stores its rows from round `first` on."""
         ...
@@ -234,7 +162,13 @@ class RecurrentWork:
         return M.astype(np.float32)
 
     def make(
-        self, store: _Store, tile: _Tile, b: int, matrix: np.ndarray, worker: _Worker, first: int
+        self,
+        store: NoiseStore,
+        tile: NoiseTile,
+        b: int,
+        matrix: np.ndarray,
+        worker: _Worker,
+        first: int,
     ) -> None:
         """See `TileWork`."""
         start = self.bounds[b]
@@ -294,7 +228,13 @@ class RegeneratedWork:
         return self._matrix[start:stop, :stop].astype(np.float32)
 
     def make(
-        self, store: _Store, tile: _Tile, b: int, matrix: np.ndarray, worker: _Worker, first: int
+        self,
+        store: NoiseStore,
+        tile: NoiseTile,
+        b: int,
+        matrix: np.ndarray,
+        worker: _Worker,
+        first: int,
     ) -> None:
         """See `TileWork`."""
         start = self.bounds[b]
@@ -347,7 +287,7 @@ class BlockRows:
 
     def _begin(self) -> None:
         """Begins with block 0, in new memory."""
-        self._store = _Store(self._layout, self._draws.size, self._make_array)
+        self._store = NoiseStore(self._layout, self._draws.size, self._make_array)
         self._block = 0  # The block that is being computed.
         self._num_tiles_done = 0
         self._is_torn = False
@@ -400,7 +340,7 @@ class BlockRows:
         self._block = number
         self._num_tiles_done = 0
 
-    def _drop_rows(self, tile: _Tile, first: int) -> None:
+    def _drop_rows(self, tile: NoiseTile, first: int) -> None:
         """Frees a tile's rows before round `first`, but those from which the next block is
         computed.
         """
@@ -421,7 +361,7 @@ class BlockRows:
         matrix = self._newest_matrix.matrix
         stop = self._work.bounds[b + 1]
 
-        def make(tile: _Tile) -> None:
+        def make(tile: NoiseTile) -> None:
             worker = self._take_worker()
             self._work.make(store, tile, b, matrix, worker, first)
             tile.end = stop
@@ -445,7 +385,7 @@ class BlockRows:
             return _Worker(self._draws, self._work, self._layout.tile_width)
 
 
-def _for_each(work: Callable[[_Tile], None], tiles: Sequence[_Tile]) -> None:
+def _for_each(work: Callable[[NoiseTile], None], tiles: Sequence[NoiseTile]) -> None:
     """Does the work of every tile, in two threads where numpy's products may use more than one.
 
     Each product uses one thread, so that its bits do not depend on the number of processors, and no
