@@ -143,15 +143,17 @@ class CyclicRandomAllocation(Cyclic):
 
     def description(self, mechanism: Mechanism, noise: float) -> Description:
         """Returns a short description of random allocation."""
+        epochs = self.epochs(mechanism.rounds)
+        epochs_text = "one epoch, in which" if epochs == 1 else f"{epochs} epochs, in each of which"
         return Description(
             selection=f"in every epoch of {self.epoch} rounds each client draws one of its "
             f"{self.positions}, uniformly and independently of all others and of other epochs",
             accountant="random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284)",
-            accounted=f"{self.epochs(mechanism.rounds)} epochs, in each of which a client takes "
-            f"part in one of {self.positions} rounds (Choquette-Choo et al. 2023, Corollary F.2, "
-            "with rounds drawn independently) and each round is a Gaussian mechanism with noise "
-            f"multiplier {down(noise / column_norm(mechanism))}; computed without simulation and "
-            "rounded to the safe side",
+            accounted=f"{epochs_text} a client takes part in one of {self.positions} rounds "
+            "(Choquette-Choo et al. 2023, Corollary F.2, with rounds drawn independently) and each "
+            "round is a Gaussian mechanism with noise multiplier "
+            f"{down(noise / column_norm(mechanism))}; computed without simulation and rounded to "
+            "the safe side",
             relation="zero-out",
             by_partition=True,
         )
