@@ -307,7 +307,7 @@ def trade_off_plot(
     return [
         "True-positive rate",
         *lines,
-        f"+{'-' * (width + 1)}+",
+        f"+{'':-<{width + 1}}+",
         "".join([*labels, "100%"]),
         "False-positive rate",
         "o bound by the noise   - bound by epsilon and delta   . guessing",

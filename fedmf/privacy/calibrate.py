@@ -233,9 +233,12 @@ def calibrate(
             f"participation={participation!r} must be a fedmf.Participation, or None with sampling"
         )
     limit = _limit(delta, target)
+    if sampling is not None:
+        # The scheme determines the participation of the plan.
+        participation = None
     unamplified_plan = Plan(
         mechanism=mechanism,
-        participation=participation if sampling is None else None,  # type: ignore[arg-type]
+        participation=participation,  # type: ignore[arg-type]
         noise_multiplier=limit.unamplified_noise_multiplier,
         clip_norm=clip_norm,
         delta=delta,

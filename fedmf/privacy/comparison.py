@@ -61,7 +61,9 @@ class Row:
     @property
     def name(self) -> str:
         """The family and the scheme."""
-        return self.family + (f", {self.sampling}" if self.sampling else "")
+        if self.sampling is None:
+            return self.family
+        return f"{self.family}, {self.sampling}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,8 +126,9 @@ class Comparison:
         hint = f"a round takes cohort_size={config.cohort_size} of them"
         checks.integer("population", population, low=config.cohort_size, hint=hint)
         if needs_separation:
+            separation = None if is_missing else config.min_sep
             check_separation(
-                None if is_missing else config.min_sep,
+                separation,
                 population=population,
                 cohort_size=config.cohort_size,
                 rounds=config.rounds,

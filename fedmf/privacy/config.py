@@ -219,11 +219,12 @@ class PlanConfig:
         """
         if self.sampling is None:
             return None
+        min_sep = self.min_sep if takes(self.sampling, "min_sep") else None
         return scheme_class(self.sampling).configured(
             population=self.population,
             cohort_size=self.claimed_cohort or self.cohort_size,
             partitions=self.partitions,
-            min_sep=self.min_sep if takes(self.sampling, "min_sep") else None,
+            min_sep=min_sep,
         )
 
     def participation(self) -> Participation:

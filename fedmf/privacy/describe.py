@@ -38,8 +38,14 @@ _DEVICE_COUNTS = (2, 3, 5)
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
     """Returns the plan in plain JSON types, for the run folder and for `--json`."""
-    certificate = plan.mechanism.certificate
-    simulation = plan.simulation
+    certificate = None
+    if plan.mechanism.certificate:
+        certificate = dataclasses.asdict(plan.mechanism.certificate)
+    simulated_cohort = None
+    claimed_cohort = None
+    if plan.simulation is not None:
+        simulated_cohort = plan.simulation.simulated
+        claimed_cohort = plan.simulation.claimed
     unamplified = finite_or_none(unamplified_epsilon(plan))
     return {
         "family": plan.mechanism.family,
@@ -56,9 +62,9 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
         "rho": finite_or_none(plan.rho),
         "attack_risk": risk_values(plan),
         "neighbouring_relation": "zero-out",
-        "simulated_cohort": None if simulation is None else simulation.simulated,
-        "claimed_cohort": None if simulation is None else simulation.claimed,
-        "certificate": dataclasses.asdict(certificate) if certificate else None,
+        "simulated_cohort": simulated_cohort,
+        "claimed_cohort": claimed_cohort,
+        "certificate": certificate,
     } | _further_streams(plan)
 
 
@@ -212,18 +218,17 @@ def statement_values(
     """
     fields.instance(Subject)("subject", subject)
     canaries = checks.integer("canaries", canaries, low=0, hint="use the number of canaries, or 0")
-    if population is not None:
-        hint = "use the number of clients, or None where it is not known"
-        population = checks.integer("population", population, low=1, hint=hint)
+    population = _checked_population(population)
     if pretraining is not None:
         fields.plain_text("pretraining", pretraining)
-    if commands is not None:
-        commands = checks.strings("commands", commands, hint="give a list of commands, or None")
     if commands is None:
         commands = [calibrate_command(plan, rdp=rdp)]
+    else:
+        commands = checks.strings("commands", commands, hint="give a list of commands, or None")
     guarantee = guarantee_values(plan)
     if rdp:
         guarantee["rdp_epsilon"] = finite_or_none(rdp_epsilon(plan))
+    noise_source = tail_remark(plan) if subject.system == "plan" else None
     values = {
         "format": _statement.FORMAT,
         "date": _statement.today(),
@@ -233,7 +238,7 @@ def statement_values(
         "simulation": _simulation(plan, population),
         "pretraining": pretraining,
         **_release_values(plan),
-        "noise_source": tail_remark(plan) if subject.system == "plan" else None,
+        "noise_source": noise_source,
         "guarantee": guarantee,
         "attack": attack_values(plan),
         "group_privacy": group_values(plan),
@@ -252,6 +257,14 @@ def statement_values(
     if canaries:
         values["canaries"] = canaries
     return values
+
+
+def _checked_population(population: int | None) -> int | None:
+    """Returns the number of clients, or None if it is not known; raises for anything else."""
+    if population is None:
+        return None
+    hint = "use the number of clients, or None where it is not known"
+    return checks.integer("population", population, low=1, hint=hint)
 
 
 def _release_values(plan: Plan) -> dict[str, Any]:

@@ -137,7 +137,9 @@ def flags_of(
             setting = f"{name.removeprefix(TASK_OPTION)}={value}"
             flags.append(f"--task-option {shell_word(setting)}")
         elif isinstance(value, bool):
-            flags.append(option if value else f"--no-{option[2:]}")
+            if not value:
+                option = f"--no-{option[2:]}"
+            flags.append(option)
         else:
             word = "none" if value is None else str(value)
             flags.append(f"{option} {shell_word(word)}")
