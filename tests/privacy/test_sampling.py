@@ -17,8 +17,10 @@ from fedmf.privacy.sampling import (
     scheme_class,
 )
 from fedmf.privacy.sampling.bin_losses import bin_gram
+from fedmf.privacy.sampling.description import Description
 from fedmf.privacy.sampling.encoder_checks import proven_bands
 from tests.cli.program import printed_by
+from tests.refusals import refusal
 
 SCHEMES = (CyclicPoisson, CyclicFixedSize, CyclicRandomAllocation)
 
@@ -70,6 +72,12 @@ def test_long_toeplitz_encoders_are_accounted_without_their_matrix(monkeypatch):
     assert proven_bands(toeplitz) == 4
     for bins, gram in zip((1, 3, 4, 11), expected, strict=True):
         assert_allclose(bin_gram(toeplitz, bins), gram, rtol=1e-12)
+
+
+def test_a_description_refuses_a_relation_that_the_statement_does_not_explain():
+    clauses = {"selection": "a coin each", "accountant": "coins", "accounted": "12 coins"}
+    with refusal("relation='swap' is unknown: choose one of add-or-remove, replace, zero-out"):
+        Description(**clauses, relation="swap")
 
 
 class TestFormerNameOfRandomAllocation:

@@ -159,6 +159,19 @@ class TestSampled:
         assert "The sampled clients stay secret: amplification" in text
         assert "twice the clip norm" in point(fixed_size_statement, "Adjacency")
 
+    @pytest.mark.parametrize(
+        ("relation", "words"),
+        [
+            ("add-or-remove", "from adding or removing a client. Zeroing a client out gives"),
+            ("replace", "from replacing a client by another one"),
+            ("zero-out", "from zeroing a client out, where the other clients"),
+        ],
+    )
+    def test_the_template_says_why_each_relation_covers_zero_out(self, relation, words):
+        values = statement_values(sampled())
+        values["sampling"]["relation"] = relation
+        assert f"The accountant bounds the loss {words}" in point(markdown(values), "Adjacency")
+
     def test_random_allocation_is_described_by_its_epochs(self):
         allocation_plan = sampled(fedmf.CyclicRandomAllocation)
         assert allocation_plan.epsilon < unamplified_epsilon(allocation_plan)
