@@ -12,7 +12,7 @@ from fedmf.server.audit import divisor_of, model_of
 
 
 class Query:
-    """The query of an aggregator, traced once: `fedmf.server.audit.Subject`.
+    """The query of an aggregator, traced once: `fedmf.server.audit.AuditedCode`.
 
     Args:
       plan: the plan of the query.
@@ -69,7 +69,7 @@ class Query:
         return tf.concat([row, [scaled_noise]], axis=0), state
 
     def release(self, state: Any, places: np.ndarray, size: float) -> tuple[Any, np.ndarray]:
-        """See `fedmf.server.audit.Subject`."""
+        """See `fedmf.server.audit.AuditedCode`."""
         state = tf.nest.map_structure(np.array, state)  # A checkpoint holds arrays.
         params = self._query.derive_sample_params(state)
         # A client knows the clip norm of the round.

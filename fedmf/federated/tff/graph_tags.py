@@ -92,7 +92,7 @@ def _tagging(kind: str, call_and_tag: Callable[..., Any]) -> Callable[[Method], 
         def call(query: Any, *arguments: Any, **named_arguments: Any) -> Any:
             if tf.executing_eagerly():
                 return method(query, *arguments, **named_arguments)
-            with call_scope(kind, f"{query._noise.mark:016x}"):
+            with call_scope(kind, f"{query._noise.plan_fingerprint:016x}"):
                 bound_method = functools.partial(method, query)
                 return call_and_tag(bound_method, *arguments, **named_arguments)
 

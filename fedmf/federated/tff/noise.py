@@ -41,7 +41,7 @@ class GraphNoise:
     Attributes:
       stream: the mechanism's stream.
       size: number of coordinates of a row, d.
-      mark: fingerprint of the plan, by `plan_fingerprint`; a state holds `state_fingerprint` of it.
+      plan_fingerprint: as of `fedmf.server.state`; a state holds `state_fingerprint` of it.
       strategy: one of GRAPH_STRATEGIES; None is "recurrent".
       source: (key, size) -> draw; see `source_of_key`.
       state_rows: number of rows of model size in the state between rounds.
@@ -53,7 +53,7 @@ class GraphNoise:
 
     stream: NoiseStream
     size: int
-    mark: int = 0
+    plan_fingerprint: int = 0
     strategy: str | None = None
     source: Callable[[Any, int], Draw] = source_of_key
     state_rows: int = dataclasses.field(default=0, init=False)
@@ -157,9 +157,10 @@ class GraphNoise:
 
     def _state_fingerprint(self) -> tf.Tensor:
         """Returns the fingerprint of states of this noise, uint64 ()."""
-        return tf.constant(
-            state_fingerprint(self.mark, str(self.strategy), self.state_rows, self.size), tf.uint64
+        fingerprint = state_fingerprint(
+            self.plan_fingerprint, str(self.strategy), self.state_rows, self.size
         )
+        return tf.constant(fingerprint, tf.uint64)
 
     def _recur(
         self, form: BlockForm, state: NoiseState, t: tf.Tensor

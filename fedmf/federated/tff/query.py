@@ -155,7 +155,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         self._noise = GraphNoise(
             stream=plan.mechanism.stream(),
             size=size,
-            mark=plan_fingerprint(plan),
+            plan_fingerprint=plan_fingerprint(plan),
             strategy=noise_strategy,
         )
 
