@@ -12,6 +12,7 @@ import enum
 import fractions
 import functools
 import io
+import itertools
 import logging
 import pathlib
 import re
@@ -269,12 +270,8 @@ def _has_no_hidden_state(kind: type) -> bool:
 
 def _slots(kind: type) -> list[str]:
     """Returns the names of an object's __slots__."""
-    return [
-        name
-        for base in kind.__mro__
-        for name, value in vars(base).items()
-        if isinstance(value, types.MemberDescriptorType)
-    ]
+    variables = itertools.chain.from_iterable(vars(base).items() for base in kind.__mro__)
+    return [name for name, value in variables if isinstance(value, types.MemberDescriptorType)]
 
 
 def _cells(function: types.FunctionType) -> dict[str, types.CellType]:

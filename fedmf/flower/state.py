@@ -26,16 +26,12 @@ class State(NamedTuple):
 
     def to_arrays(self) -> tuple[Any, list[np.ndarray]]:
         """Returns the state as JSON and arrays."""
-        packed_values = [
-            *self.attributes.items(),
-            *self.contents.items(),
-            *(((), p) for p in self.new),
-        ]
+        new_values = [((), value) for value in self.new]  # They have no paths.
+        packed_values = [*self.attributes.items(), *self.contents.items(), *new_values]
         packed_trees = [[path, value.tree, len(value.arrays)] for path, value in packed_values]
+        arrays = itertools.chain.from_iterable(value.arrays for _, value in packed_values)
         counts = [len(self.attributes), len(self.contents)]
-        return [counts, packed_trees], [
-            array for _, value in packed_values for array in value.arrays
-        ]
+        return [counts, packed_trees], list(arrays)
 
     @classmethod
     def from_arrays(cls, tree: Any, arrays: list[np.ndarray]) -> "State":

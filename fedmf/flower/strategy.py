@@ -200,6 +200,7 @@ class MatrixFactorizationDP(Strategy):
             assert evaluate_fn is not None
             return evaluate_fn(num_done + number, copy_of(model))
 
+        server_evaluation = evaluate_copy if evaluate_fn else None
         result = super().start(
             grid,
             copy_of(arrays),
@@ -207,7 +208,7 @@ class MatrixFactorizationDP(Strategy):
             timeout,
             train_config,
             evaluate_config,
-            evaluate_copy if evaluate_fn else None,
+            server_evaluation,
         )
         if not result.arrays:
             result.arrays = copy_of(arrays)

@@ -6,6 +6,7 @@ objects that hold it pack references to it: objects that share a dict still shar
 
 import collections
 import collections.abc
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -115,7 +116,7 @@ def _fill_default_dict(value: collections.defaultdict[Any, Any], items: list[Any
 
 def _items(mapping: Mapping[Any, Any]) -> list[Any]:
     """Returns keys and values in turn."""
-    return [item for pair in mapping.items() for item in pair]
+    return list(itertools.chain.from_iterable(mapping.items()))
 
 
 def _fill_list(value: Any, items: list[Any]) -> None:

@@ -89,7 +89,8 @@ class Grid:
         self.sent = []  # the arrays of each training round
 
     def get_node_ids(self):
-        return list(self._nodes() if callable(self._nodes) else self._nodes)
+        nodes = self._nodes() if callable(self._nodes) else self._nodes
+        return list(nodes)
 
     def send_and_receive(self, messages, *, timeout=None):
         messages = list(messages)

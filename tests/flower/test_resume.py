@@ -53,7 +53,8 @@ POINTS = {
 def run_until(point, strategy, grid):
     name, is_after, rounds = POINTS[point]
     # Not the strategy's own attribute, which would be a part of its state.
-    owner = type(grid if name == "send_and_receive" else strategy.strategy)
+    instance = grid if name == "send_and_receive" else strategy.strategy
+    owner = type(instance)
     call = getattr(owner, name)
 
     def dying(self, *args, **options):
