@@ -351,4 +351,4 @@ def test_statement_is_of_a_flower_app():
     strategy.start(Grid(NODES), initial(), 1)
     text = " ".join(strategy.server.statement().split())
     assert "A Flower app with `fedmf.flower.MatrixFactorizationDP`" in text
-    assert "a node id, which Flower gives to a registration" in text
+    assert "a node id, which Flower assigns to a registration" in text
