@@ -117,6 +117,6 @@ def test_config_files_spell_options_as_the_command_line_does(tmp_path):
     path.write_text("cohort-sise = 4\n")
     refused(train, "run.toml has an unknown field 'cohort_sise': did you mean", "cohort-size?")
     path.write_text("cohort-size = 4\ncohort_size = 5\n")
-    refused(train, "which are one field", "leave one out")
+    refused(train, "which are the same field", "leave one out")
     path.write_text("epsilon = 8.0\nmin-sep = 2\n[task-options]\nlstm-sise = 4\n")
     refused(train, "'lstm-sise' is none of the task", "did you mean `lstm-size`?")

@@ -39,7 +39,7 @@ def test_a_damaged_seed_is_not_shown(run):
 
 def test_a_folder_that_lacks_something_is_named(run):
     shutil.rmtree(run / "private")
-    refused(resume(run), f"{run}/private/noise_seed is not there", "made to be published")
+    refused(resume(run), f"{run}/private/noise_seed is missing", "made for publication")
     IdentityMechanism(rounds=9).save(run / "mechanism.npz")
     refused(resume(run), f"cannot resume {run}: its mechanism.npz has 9 rounds")
 

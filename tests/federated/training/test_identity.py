@@ -195,7 +195,7 @@ def test_a_task_without_a_version_of_its_data_warns(begun, tmp_path):
 def test_a_run_begun_in_python_resumes_in_python(tmp_path):
     folder = begin(tmp_path / "run")
     named = dataclasses.replace(SETTINGS, task="my_module:task")
-    with refusal("it was trained in Python, so go on there, by federated.train"):
+    with refusal("it was trained in Python, so resume it there, by federated.train"):
         go_on(folder, settings=named)
 
 
@@ -218,7 +218,7 @@ def test_an_accepted_other_program_resumes_and_plan_json_records_it(tmp_path):
     other_task = dataclasses.replace(VERSIONED, build_model=seeded_by(1))
     with refusal("accept_changed_task=True"):
         train(tmp_path, task=other_task, resume=True)
-    with pytest.warns(UserWarning, match="no copy of this folder may go on"):
+    with pytest.warns(UserWarning, match="resume no copy of this folder"):
         train(tmp_path, task=other_task, resume=True, accept_changed_task=True, stop_after=2)
     with refusal("accept_changed_task=True"):  # nothing was computed by it
         train(tmp_path, task=other_task, resume=True)
