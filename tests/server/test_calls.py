@@ -18,7 +18,7 @@ from tests.server.plans import make_server, update
 
 
 @pytest.fixture
-def in_a_call(monkeypatch):
+def run_in_calls(monkeypatch):
     """Returns a function that runs another one in a signal handler within each call of a method."""
     past_handler = signal.getsignal(signal.SIGUSR1)
 
@@ -39,7 +39,7 @@ def in_a_call(monkeypatch):
 @pytest.mark.parametrize(
     ("owner", "name"), [(HostNoise, "row"), (ServerFolder, "commit"), (Journal, "commit")]
 )
-def test_close_in_a_signal_handler_takes_effect_after_the_call(tmp_path, in_a_call, owner, name):
+def test_close_in_a_signal_handler_takes_effect_after_the_call(tmp_path, run_in_calls, owner, name):
     server = make_server(tmp_path / "server")
     refused = []
 
@@ -49,7 +49,7 @@ def test_close_in_a_signal_handler_takes_effect_after_the_call(tmp_path, in_a_ca
             fedmf.Server.open(tmp_path / "server")
         refused.append(caught)
 
-    in_a_call(owner, name, close)
+    run_in_calls(owner, name, close)
     server.add(update(), client=1)
     release = server.release()
     assert refused
@@ -84,14 +84,14 @@ def test_signal_handler_may_use_another_server_but_not_the_same_noise(monkeypatc
     assert second_server.round == 1
 
 
-def test_close_in_a_signal_handler_takes_effect_after_an_error(tmp_path, in_a_call):
+def test_close_in_a_signal_handler_takes_effect_after_an_error(tmp_path, run_in_calls):
     server = make_server(tmp_path / "server")
 
     def stop():
         server.close()
         raise SystemExit
 
-    in_a_call(HostNoise, "row", stop)
+    run_in_calls(HostNoise, "row", stop)
     with pytest.raises(SystemExit):
         server.release()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -166,7 +166,7 @@ class TestForks:
                     os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
 
-    def test_child_forked_within_a_call_releases_nothing(self, tmp_path, in_a_call):
+    def test_child_forked_within_a_call_releases_nothing(self, tmp_path, run_in_calls):
         server = make_server(tmp_path / "server")
         children = []
 
@@ -175,7 +175,7 @@ class TestForks:
             if child:
                 children.append(child)
 
-        in_a_call(HostNoise, "row", fork)
+        run_in_calls(HostNoise, "row", fork)
         try:
             server.release()
         except ValueError as error:
@@ -189,7 +189,7 @@ class TestForks:
 
 class TestSeedsThatRepeat:
     @pytest.fixture(autouse=True)
-    def alone(self, monkeypatch):
+    def no_past_seeds(self, monkeypatch):
         monkeypatch.setattr(calls, "_PLACE_BY_SEED", {})
 
     def test_repeated_seed_warns_once_and_names_both_folders(self, tmp_path):

@@ -33,7 +33,7 @@ def plan():
 
 
 @pytest.fixture
-def new(plan, tmp_path):
+def make_server(plan, tmp_path):
     """Returns a function that makes a server in the folder, or in another one."""
 
     def make(folder=tmp_path / "server"):
@@ -116,9 +116,9 @@ def state_of(server):
 
 
 @pytest.mark.slow
-def test_kill_at_every_write_of_a_round_repeats_no_release(new, tmp_path):
+def test_kill_at_every_write_of_a_round_repeats_no_release(make_server, tmp_path):
     """A release that `release` or `open` returned once is the only sum of its noise vector."""
-    new().close()
+    make_server().close()
     folder = tmp_path / "server"
     seen = {}
     kills = []
@@ -164,14 +164,14 @@ def releases_again(folder):
 
 
 @pytest.mark.slow
-def test_kill_at_every_write_before_round_0_allows_a_new_start(new, tmp_path, plan):
+def test_kill_at_every_write_before_round_0_allows_a_new_start(make_server, tmp_path, plan):
     for number in itertools.count():
         folder = tmp_path / f"server {number}"
 
         def work(pipe, folder=folder, number=number):
             write = os.write
             killed_at(number)
-            new(folder)
+            make_server(folder)
             write(pipe, b"made")
 
         child_output = in_a_child(work)
@@ -179,14 +179,14 @@ def test_kill_at_every_write_before_round_0_allows_a_new_start(new, tmp_path, pl
             fedmf.Server.open(folder).release()
         except ValueError:
             assert child_output is None
-            new(folder).release()  # the same again works, on what is left
+            make_server(folder).release()  # the same again works, on what is left
         if child_output is not None:
             break
     assert number > 10
 
 
-def test_full_disk_delays_the_release_of_the_same_sum(new, monkeypatch):
-    server = new()
+def test_full_disk_delays_the_release_of_the_same_sum(make_server, monkeypatch):
+    server = make_server()
     collect(server, 0.1)
     for name in ("fsync", "link"):
 
@@ -201,22 +201,22 @@ def test_full_disk_delays_the_release_of_the_same_sum(new, monkeypatch):
             server.add([np.full(3, 0.2)], client="late")
     [mean] = server.release()
     server.close()
-    same = new(None)
+    same = make_server(None)
     collect(same, 0.1)
     np.testing.assert_array_equal(same.release()[0], mean)
 
 
 @pytest.mark.slow
-def test_interrupt_at_every_line_of_a_release_repeats_no_release(new, tmp_path):
+def test_interrupt_at_every_line_of_a_release_repeats_no_release(make_server, tmp_path):
     """After KeyboardInterrupt at any line the round is released once, with one sum."""
-    reference = new(None)
+    reference = make_server(None)
     expected = []
     for t in range(2):
         collect(reference, 0.1 * (t + 1))
         expected.append(reference.release()[0])
     for number in itertools.count(step=5):
         folder = tmp_path / f"server {number}"
-        server = new(folder)
+        server = make_server(folder)
         collect(server, 0.1)
         interrupted = interrupted_at(number, server.release)
         try:
@@ -263,11 +263,11 @@ def interrupted_at(number, call):
     return False
 
 
-def test_interrupt_at_every_line_of_add_leaves_a_bounded_sum(new):
+def test_interrupt_at_every_line_of_add_leaves_a_bounded_sum(make_server):
     """A client counts once, for at most the clip norm, also where its update is sent again."""
-    clip_norm = new(None).plan.clip_norm
+    clip_norm = make_server(None).plan.clip_norm
     for number in itertools.count():
-        server = new(None)
+        server = make_server(None)
 
         def add(server=server):
             server.add([np.full(3, 7.0)], client="ann")
@@ -285,8 +285,8 @@ def test_interrupt_at_every_line_of_add_leaves_a_bounded_sum(new):
 
 class TestFilesThatAreNotItsOwn:
     @pytest.fixture
-    def folder(self, new, tmp_path):
-        server = new()
+    def folder(self, make_server, tmp_path):
+        server = make_server()
         for t in range(3):
             collect(server, 0.1 * (t + 1))
             server.release()
@@ -391,9 +391,9 @@ class TestFilesThatAreNotItsOwn:
         assert json.loads(path.read_text().splitlines()[0])["client"] == "0 0"
 
 
-def test_file_size_limit_that_kills_within_a_write_loses_nothing(new, tmp_path):
+def test_file_size_limit_that_kills_within_a_write_loses_nothing(make_server, tmp_path):
     """SIGXFSZ at the limit leaves a part of a file's content."""
-    server = new()
+    server = make_server()
     collect(server, 0.1)
     server.release()
     server.close()
