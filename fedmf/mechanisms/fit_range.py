@@ -1,5 +1,5 @@
-"""One Toeplitz or BLT mechanism for runs whose length and participation are not known yet: the one
-with the least worst regret.
+"""Fits for runs of unknown length and participation: the Toeplitz or BLT mechanism with the
+smallest worst-case regret.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ class RangeFit:
     """A mechanism for several possible runs.
 
     Attributes:
-      mechanism: for the longest of them; cut, with `for_rounds`, it is that of the others.
+      mechanism: the mechanism for the longest of the runs; `for_rounds` cuts it for the others.
       fitted_for: the run that it was fitted for.
-      regrets: error over the least that any candidate has, minus 1, for each possible run: what it
-        costs not to have known it.
+      regrets: for each possible run, the error relative to the smallest error of any candidate,
+        minus 1: the cost of not having known the run.
     """
 
     mechanism: Mechanism
@@ -35,7 +35,7 @@ class RangeFit:
 
     @property
     def worst_regret(self) -> float:
-        """The largest of `regrets`."""
+        """Largest of the `regrets`."""
         return max(self.regrets)
 
 
@@ -47,53 +47,50 @@ def fit_range(
     objective: str = "max",
     options: Mapping[str, Any] | None = None,
 ) -> RangeFit:
-    """Fits a mechanism for each possible run, tries each on all of them, and returns the one whose
-    worst regret is the least.
+    """Fits a mechanism to each possible run, evaluates each on all runs, and returns the one with
+    the smallest worst-case regret.
 
     Args:
-      participations: the possible runs: any rounds, separations and limits.
-      family: "blt" or "toeplitz", whose recurrences go on for any number of rounds.
-      workload: of so many rounds.
-      objective: what is fitted and compared: "max", the largest error, or "mean".
-      options: of `fedmf.fit`, by name.
+      participations: the possible runs, with any rounds, separations and limits.
+      family: "blt" or "toeplitz", whose recurrences continue for any number of rounds.
+      workload: a function that returns the workload of so many rounds.
+      objective: the error to minimise and to compare: "max", the largest, or "mean".
+      options: further options of `fedmf.fit`, by name.
 
     Raises:
-      TypeError, ValueError: another family, no run, or what `fedmf.fit` refuses.
+      TypeError, ValueError: the family is another one, there is no run, or `fedmf.fit` refuses.
 
     >>> runs = [Participation(rounds=n, schema="min_sep", min_sep=8) for n in (16, 64)]
-    >>> found = fit_range(runs, options={"buffers": 2})
-    >>> found.mechanism.rounds, 0.0 <= found.worst_regret < 0.1
+    >>> range_fit = fit_range(runs, options={"buffers": 2})
+    >>> range_fit.mechanism.rounds, 0.0 <= range_fit.worst_regret < 0.1
     (64, True)
     """
     checks.one_of("family", family, ("blt", "toeplitz"))
     if not participations:
         raise ValueError("participations is empty: name at least one possible run")
-    measure = {"max": max_error, "mean": rmse}[
-        checks.one_of("objective", objective, ("max", "mean"))
-    ]
-    fits = [
+    checks.one_of("objective", objective, ("max", "mean"))
+    measure_error = {"max": max_error, "mean": rmse}[objective]
+    candidates = [
         fit(workload(p.rounds), p, family=family, objective=objective, **(options or {}))
         for p in participations
     ]
-    errors = np.array(
-        [
-            [measure(for_rounds(m, p.rounds), workload(p.rounds), p) for p in participations]
-            for m in fits
-        ]
-    )
+    errors = np.empty((len(candidates), len(participations)))
+    for i, candidate in enumerate(candidates):
+        for j, p in enumerate(participations):
+            errors[i, j] = measure_error(for_rounds(candidate, p.rounds), workload(p.rounds), p)
     regrets = errors / errors.min(axis=0) - 1.0
     best = int(regrets.max(axis=1).argmin())
-    longest = max(p.rounds for p in participations)
+    max_rounds = max(p.rounds for p in participations)
     return RangeFit(
-        mechanism=for_rounds(fits[best], longest),
+        mechanism=for_rounds(candidates[best], max_rounds),
         fitted_for=participations[best],
         regrets=tuple(regrets[best].tolist()),
     )
 
 
 def for_rounds(mechanism: Mechanism, rounds: int) -> Mechanism:
-    """The Toeplitz or BLT mechanism of as many rounds with the same coefficients: fewer, or more of
-    the recurrence or of zeros.
+    """Returns the Toeplitz or BLT mechanism of `rounds` rounds with the same coefficients, cut off
+    or continued by the recurrence or by zeros.
     """
     if mechanism.rounds == rounds:
         return mechanism
@@ -103,6 +100,6 @@ def for_rounds(mechanism: Mechanism, rounds: int) -> Mechanism:
             mechanism, rounds=rounds, certificate=None, certificate_reason=reason
         )
     assert isinstance(mechanism, ToeplitzMechanism)
-    numbers = {name: getattr(mechanism, name) for name in ("coefficients", "noising_window")}
-    cut = {name: None if column is None else column[:rounds] for name, column in numbers.items()}
-    return ToeplitzMechanism(rounds=rounds, certificate_reason=reason, **cut)
+    columns = {name: getattr(mechanism, name) for name in ("coefficients", "noising_window")}
+    cut_columns = {name: column[:rounds] for name, column in columns.items() if column is not None}
+    return ToeplitzMechanism(rounds=rounds, certificate_reason=reason, **cut_columns)

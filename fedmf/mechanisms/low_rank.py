@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from typing import ClassVar, final
+from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 import scipy.linalg
@@ -23,28 +23,28 @@ from fedmf.workloads import Workload
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LowRankMechanism(Mechanism):
-    """The decoder B = D + (L R^T below D) of Denisov et al. 2022, App. H, for a workload A: N =
-    A^-1 B, C = B^-1 A.
+    """The decoder B = D + (L R^T below D) of Denisov et al. 2022, App. H, for a workload A.
+
+    The noising matrix is N = A^-1 B, and the encoder C = B^-1 A.
 
         B[t, s] = D[t, s]     for t - s < h           | d        |
                   L[t] . R[s] for t - s >= h          | d d      |     h = 2
                                                       | x d d    |     x: of rank r
                                                       | x x d d  |
 
-    A round costs h + r rows of model size for prefix sums (their Algorithm 3), and p - 1 more where
-    A^-1 has p bands instead of prefix sums' two; where A^-1 is dense, so is the stream.
+    For prefix sums a noise vector is computed from h + r vectors (their Algorithm 3), and from p -
+    1 more where A^-1 has p bands; where A^-1 is dense, it is computed from a row of N.
 
     Attributes:
       diagonals: D by rows, float64 (rounds, h), [t, j] = B[t, t - j], 0 where t < j; diagonals[:,
-        0] has the signs of A's diagonal, so that N's is positive.
+        0] has the signs of A's diagonal, so that the diagonal of N is positive.
       left: L, float64 (rounds, r).
       right: R, float64 (rounds, r).
-      inverse_workload: A^-1 by rows, float64 (rounds, p), in the same way, as
-        `Workload.inverse_diagonals` has it.
+      inverse_workload: A^-1 by rows, float64 (rounds, p), as in `Workload.inverse_diagonals`.
 
     Raises:
-      TypeError, ValueError: an array is of another kind or shape, not finite, or breaks what is
-        said above.
+      TypeError, ValueError: an array is of the wrong kind or shape, not finite, or against the
+        conditions above.
 
     >>> mechanism = LowRankMechanism(
     ...     diagonals=[[1.0], [1.0], [1.0]],
@@ -66,15 +66,16 @@ class LowRankMechanism(Mechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("left", "right", "inverse_workload"):
-            if (rows := len(getattr(self, name))) != self.rounds:
+        for field_name in ("left", "right", "inverse_workload"):
+            num_rows = len(getattr(self, field_name))
+            if num_rows != self.rounds:
                 raise ValueError(
-                    f"{name} has {rows} rows and diagonals has {self.rounds}: "
+                    f"{field_name} has {num_rows} rows and diagonals has {self.rounds}: "
                     "pass one for each round"
                 )
-        positive = self.diagonals[:, 0] * self.inverse_workload[:, 0] > 0.0
-        if not positive.all():
-            t = int(np.argmin(positive))
+        is_positive = self.diagonals[:, 0] * self.inverse_workload[:, 0] > 0.0
+        if not is_positive.all():
+            t = int(np.argmin(is_positive))
             raise ValueError(
                 f"diagonals[{t}, 0]={self.diagonals[t, 0]} and inverse_workload[{t}, "
                 f"0]={self.inverse_workload[t, 0]} "
@@ -88,17 +89,19 @@ class LowRankMechanism(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """n, the number of rounds."""
+        """Number of rounds n."""
         return int(self.diagonals.shape[0])
 
     @property
     def rank(self) -> int:
-        """r."""
+        """Rank r of the part below the diagonals."""
         return int(self.left.shape[1])
 
     def encoder(self) -> np.ndarray:
-        """C = B^-1 A = N^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has
-        too few digits for it.
+        """Returns C = B^-1 A = N^-1, float64 (rounds, rounds), lower-triangular.
+
+        Raises:
+          ValueError: float64 has too few digits for C.
         """
         N = self.noising()
         C = triangular_inverse(N)
@@ -106,7 +109,7 @@ class LowRankMechanism(Mechanism):
         return C
 
     def noising(self) -> np.ndarray:
-        """N = A^-1 B, float64 (rounds, rounds), lower-triangular."""
+        """Returns N = A^-1 B, float64 (rounds, rounds), lower-triangular."""
         n, h = self.diagonals.shape
         checks.fits_in_memory("the noising matrix of this low-rank mechanism", (n, n))
         B = np.tril(self.left @ self.right.T, -h) + banded_matrix(self.diagonals)
@@ -116,23 +119,23 @@ class LowRankMechanism(Mechanism):
         return checks.banded_times(P, B)
 
     def stream(self) -> NoiseStream:
-        """Alg. 3 of Denisov et al. 2022, App. H, with A^-1 applied: h + p - 1 rows and r running
-        sums.
+        """Returns the recipe of the noise vectors: Alg. 3 of Denisov et al. 2022, App. H, with A^-1
+        applied, from a window of h + p - 1 draws and r running sums.
         """
         n, h = self.diagonals.shape
         P = self.inverse_workload
         w = min(h + P.shape[1] - 1, n)
         if w + self.rank >= n:
             return NoiseStream(rounds=n, sources=n, contraction=self.noising())
-        # The first w diagonals of N = P B need the first w of B. Further down, row t of N is P's
-        # combination of rows of L R^T alone, and the sums of R[s] z_s over s <= t - w
-        # serve all of them.
-        near = np.zeros((n, w))
-        near[:, :h] = self.diagonals
+        # The first w diagonals of N = P B need the first w of B. Below them, row t of N is a
+        # combination by P of rows of L R^T alone, for which the sums of R[s] z_s over s <= t - w
+        # suffice.
+        B_rows = np.zeros((n, w))
+        B_rows[:, :h] = self.diagonals
         for i in range(h, w):
-            near[i:, i] = np.einsum("tr,tr->t", self.left[i:], self.right[: n - i])
+            B_rows[i:, i] = np.einsum("tr,tr->t", self.left[i:], self.right[: n - i])
         buffers = Buffers(
-            window=checks.banded_product(P, near)[:, :w],
+            window=checks.banded_product(P, B_rows)[:, :w],
             read=checks.banded_times(P, self.left),
             write=self.right,
             decay=np.ones(self.rank),
@@ -140,7 +143,7 @@ class LowRankMechanism(Mechanism):
         return NoiseStream(rounds=n, sources=n, buffers=buffers)
 
 
-# Gap of the optimum that is approximated: well below what the approximation costs.
+# Stopping rule for the dense optimum, whose gap is far below the cost of the approximation.
 _OPTIMUM = Stopping(tolerance=1e-4, max_iterations=1000)
 # Penalty on the squares of L and R (Denisov et al. 2022, App. H, where the diagonal
 # of B is near 1).
@@ -160,86 +163,70 @@ def fit_low_rank(
     bands: int | None = None,
     rank: int | None = None,
 ) -> LowRankMechanism:
-    """The first `bands` diagonals of the optimal B, and below them the best L R^T that alternating
-    least squares finds.
+    """Fits the first `bands` diagonals of the optimal B, and below them L R^T by alternating least
+    squares.
 
-    The optimum that is approximated is that of a single participation, whatever `participation` is:
-    the optimum for several has an edge at every epoch. Denisov et al. stop when the squared
-    difference of the two B stops falling; the sweep with the smallest loss, which is an earlier
-    one, is kept here. The certificate holds the loss against the dual bound over all encoders,
-    under a single participation; a gap above tolerance is what so few bands and so small a rank
-    cost, and no reason to warn.
+    The approximated optimum is always that of a single participation: the optimum for several has
+    an edge at every epoch. Denisov et al. stop when the squared difference of the two B stops
+    falling; this fit returns the sweep with the smallest loss, which is an earlier one. The
+    certificate compares the loss with the dual bound over all encoders, under a single
+    participation. A gap above tolerance is the cost of so few bands and so small a rank, and does
+    not warn.
 
     Args:
-      workload, participation: as `fedmf.fit`.
+      workload, participation: as in `fedmf.fit`.
       bands: h, in 1..rounds; None as in Denisov's Table 2, half of log2(rounds), rounded up.
-      rank: r, in 1..rounds; None: the other half, rounded down.
-      stopping: tolerance is the certified gap at which to stop, max_iterations the most sweeps
-        after those of the dense fit.
+      rank: r, in 1..rounds; None means the other half, rounded down.
+      stopping: tolerance is the certified gap at which to stop, max_iterations the number of sweeps
+        after the steps of the dense fit.
 
     Raises:
-      TypeError, ValueError: an option of the wrong kind or out of range.
+      TypeError, ValueError: an option is of the wrong kind or out of range.
     """
     n = workload.rounds
-    levels = max((n - 1).bit_length(), 2)
+    num_levels = max((n - 1).bit_length(), 2)
+    if bands is None:
+        bands = min(-(-num_levels // 2), n)
+    if rank is None:
+        rank = min(num_levels // 2, n)
     hint = "the stream costs a row of model size for each, a handful is enough"
-    h = (
-        min(-(-levels // 2), n)
-        if bands is None
-        else checks.integer("bands", bands, low=1, high=n, hint=hint)
-    )
-    r = (
-        min(levels // 2, n)
-        if rank is None
-        else checks.integer("rank", rank, low=1, high=n, hint=hint)
-    )
-    began = time.perf_counter()
-    # That of its dense fit
+    h = checks.integer("bands", bands, low=1, high=n, hint=hint)
+    r = checks.integer("rank", rank, low=1, high=n, hint=hint)
+    start_time = time.perf_counter()
+    # Memory of the dense fit that it starts from.
     checks.fits_in_memory("the fit of family='low_rank'", (n, n), copies=11)
     A = workload.matrix
-    # As `fit_dense`, which does not tell of a Ctrl-C after its tolerance
+    # The ascent of `fit_dense`, which warns after a Ctrl-C even if its tolerance is reached.
     dual = PairsDual(workload, Classes(n, n))
     optimum = Ascent(dual, A, dataclasses.replace(_OPTIMUM, progress=stopping.progress))
     optimum.run()
-    lower_bound = dual.proven(optimum.variables)
-    steps = optimum.iterations
+    lower_bound = dual.certified_bound(optimum.variables)
     B = np.tril(decoder(A, optimum.encoder / np.linalg.norm(optimum.encoder, axis=0)))
     approximation = _Approximation(A, B, h, r)
-    best = approximation.iterate()
-    sweep = 0
-    next_check = 1
-    interrupted = optimum.interrupted
-    sweeps = 0 if interrupted or h == n else stopping.max_iterations
-    try:
-        while sweep < sweeps and best.loss > lower_bound * (1.0 + stopping.tolerance):
-            approximation.sweep()
-            sweep += 1
-            gap = None
-            if sweep >= next_check or sweep == sweeps:
-                next_check = max(sweep + 1, int(sweep * _CHECK_GROWTH))
-                best = min(best, approximation.iterate(), key=lambda iterate: iterate.loss)
-                gap = best.loss / lower_bound - 1.0
-            if stopping.progress is not None:
-                stopping.progress(steps + sweep, best.loss, gap)
-    except KeyboardInterrupt:
-        raise_if_interruptible()
-        interrupted = True
-    certificate = certify(best.loss, lower_bound, steps + sweep, time.perf_counter() - began)
-    if interrupted:
-        stopping.warn("low_rank", iterations=steps + sweep, gap=certificate.gap, interrupted=True)
-    inverse = workload.inverse_diagonals
+    if optimum.interrupted or h == n:
+        result = _SweepResult(approximation.iterate(), 0, optimum.interrupted)
+    else:
+        result = _run_sweeps(approximation, lower_bound, stopping, optimum.iterations)
+    iterations = optimum.iterations + result.num_sweeps
+    duration = time.perf_counter() - start_time
+    certificate = certify(result.best.loss, lower_bound, iterations, duration)
+    if result.interrupted:
+        stopping.warn("low_rank", iterations=iterations, gap=certificate.gap, interrupted=True)
+    inverse_workload = workload.inverse_diagonals
+    if inverse_workload is None:
+        inverse_workload = diagonals_of(triangular_inverse(A), n)
     return LowRankMechanism(
         diagonals=approximation.diagonals,
-        left=best.left,
-        right=best.right,
-        inverse_workload=diagonals_of(triangular_inverse(A), n) if inverse is None else inverse,
+        left=result.best.left,
+        right=result.best.right,
+        inverse_workload=inverse_workload,
         certificate=certificate,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Iterate:
-    """L, R, and the loss of their mechanism under a single participation."""
+    """The factors L and R, and the loss of their mechanism under a single participation."""
 
     left: np.ndarray
     right: np.ndarray
@@ -252,45 +239,83 @@ class _Approximation:
     def __init__(self, A: np.ndarray, B: np.ndarray, h: int, r: int) -> None:
         self.A = A
         self.h = h
-        self.below = np.tril(B, -h)
-        self.near = B - self.below
+        self.lower_part = np.tril(B, -h)
+        self.diagonal_part = B - self.lower_part
         self.diagonals = diagonals_of(B, h)
-        # L R^T is of the order of B: so its squared error is of the second order in B's scale, and
-        # |L|^2 + |R|^2 of the first. The penalty follows, so that the unit of A does not matter.
+        # L R^T is of the order of B: its squared error is of second order in the scale of B, and
+        # |L|^2 + |R|^2 of first. The penalty scales with B, so that the unit of A does not matter.
         self.penalty = _PENALTY * np.abs(self.diagonals[:, 0]).mean() * np.eye(r)
-        self.left, self.right = self._start(r)
+        self.left, self.right = self._truncated_svd(r)
 
-    def _start(self, r: int) -> tuple[np.ndarray, np.ndarray]:
-        """The best approximation of `below` with zeros everywhere else."""
-        n = len(self.below)
+    def _truncated_svd(self, r: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns L and R of the best approximation of `lower_part` that is fitted to its zeros,
+        too.
+        """
+        n = len(self.lower_part)
         if n <= _MAX_ROUNDS_DECOMPOSED or 2 * r >= n:
-            U, s, Vt = scipy.linalg.svd(self.below)
+            U, s, Vt = scipy.linalg.svd(self.lower_part)
         else:
             from scipy.sparse.linalg import svds
 
-            # A fixed start: the same fit comes out every time.
-            U, s, Vt = svds(self.below, r, v0=np.ones(n))
+            # A fixed start vector makes the fit deterministic.
+            U, s, Vt = svds(self.lower_part, r, v0=np.ones(n))
         return U[:, :r] * np.sqrt(s[:r]), Vt[:r].T * np.sqrt(s[:r])
 
     def sweep(self) -> None:
-        """Least squares for each row of L over the s with t - s >= h, then for each row of R."""
-        self.left = self._rows(self.right, self.below)
-        self.right = self._rows(self.left[::-1], self.below.T[::-1, ::-1])[::-1]
+        """Fits each row of L by least squares over the s with t - s >= h, then each row of R."""
+        self.left = self._fit_rows(self.right, self.lower_part)
+        self.right = self._fit_rows(self.left[::-1], self.lower_part.T[::-1, ::-1])[::-1]
 
-    def _rows(self, factor: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Row t of the answer fits targets[t, : t - h + 1] by factor[: t - h + 1]."""
+    def _fit_rows(self, factor: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Returns rows of which row t fits targets[t, : t - h + 1] by factor[: t - h + 1]."""
         n, r = factor.shape
         grams = np.zeros((n, r, r))
         grams[self.h :] = np.cumsum(factor[:, :, None] * factor[:, None, :], axis=0)[: n - self.h]
         return np.linalg.solve(grams + self.penalty, (targets @ factor)[:, :, None])[:, :, 0]
 
     def iterate(self) -> _Iterate:
-        """The present L and R, with their loss."""
-        B = np.tril(self.left @ self.right.T, -self.h) + self.near
+        """Returns the current L and R, with their loss."""
+        B = np.tril(self.left @ self.right.T, -self.h) + self.diagonal_part
         C = scipy.linalg.solve_triangular(B, self.A, lower=True)
         # Largest column norm of C, multi-epoch paper Sec. 2, times ||B||_F^2.
         loss = np.einsum("ij,ij->j", C, C).max() * np.einsum("ij,ij->", B, B)
         return _Iterate(self.left, self.right, loss)
+
+
+class _SweepResult(NamedTuple):
+    """The iterate of the smallest loss, the number of sweeps, and whether Ctrl-C ended them."""
+
+    best: _Iterate
+    num_sweeps: int
+    interrupted: bool
+
+
+def _run_sweeps(
+    approximation: _Approximation, lower_bound: float, stopping: Stopping, num_steps: int
+) -> _SweepResult:
+    """Sweeps until the best loss is within tolerance of the bound; progress counts on from
+    `num_steps`.
+    """
+    best = approximation.iterate()
+    num_sweeps = 0
+    next_check = 1
+    max_sweeps = stopping.max_iterations
+    interrupted = False
+    try:
+        while num_sweeps < max_sweeps and best.loss > lower_bound * (1.0 + stopping.tolerance):
+            approximation.sweep()
+            num_sweeps += 1
+            gap = None
+            if num_sweeps >= next_check or num_sweeps == max_sweeps:
+                next_check = max(num_sweeps + 1, int(num_sweeps * _CHECK_GROWTH))
+                best = min(best, approximation.iterate(), key=lambda iterate: iterate.loss)
+                gap = best.loss / lower_bound - 1.0
+            if stopping.progress is not None:
+                stopping.progress(num_steps + num_sweeps, best.loss, gap)
+    except KeyboardInterrupt:
+        raise_if_interruptible()
+        interrupted = True
+    return _SweepResult(best, num_sweeps, interrupted)
 
 
 register(
@@ -303,7 +328,7 @@ register(
         proves_gap=True,
         help={
             "bands": "diagonals of the decoder, by default half of log2(rounds)",
-            "rank": "rank of the rest, by default half of log2(rounds)",
+            "rank": "rank below the diagonals, by default half of log2(rounds)",
         },
     )
 )

@@ -1,15 +1,14 @@
-"""Rounds in the order of their clients: the classes i, i + b, i + 2b, ... and matrices that are
-zero across them.
+"""Matrices of rounds in the order of the classes i, i + b, i + 2b, ..., zero across classes.
 
-The dense dual's bound and gradient for workloads with a banded inverse,
-without any n x n matrix.
+Rounds of one class are those of one client. For workloads with banded inverse this module
+evaluates the bound of the dense dual and its gradient without any n x n matrix.
 
 With K = A^-1 of p bands and P = K K^T, S = (H^T A^T A H)^(1/2) is the inverse square root of H^-1 P
-H^-T, and a rational function that is near x^(-1/2) on its spectrum gives, for U = H H^T,
+H^-T. A rational function that approximates x^(-1/2) on its spectrum gives, for U = H H^T,
 
     S = sum_j w_j H^T R_j H,    X(U) = H^-T S H^-1 = sum_j w_j R_j,    R_j = (P + s_j U)^-1
 
-    with shifts s_j and weights w_j > 0.
+with shifts s_j and weights w_j > 0.
 
 P couples rounds less than p apart, U rounds of one class. Taken from both ends of a period, 0, b -
 1, 1, b - 2, ..., classes that P couples are at most 2 (p - 1) places apart: P + s U is block
@@ -27,32 +26,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A matrix that is zero across classes: for each group its diagonal blocks,
-# float64 (classes, size, size).
+# A matrix that is zero across classes, as the diagonal blocks of each group of classes: float64
+# (classes, size, size).
 Blocks = list[np.ndarray]
 
 
-class Group(NamedTuple):
+class ClassGroup(NamedTuple):
     """Classes of one size that follow each other in class order."""
 
     rows: slice
     classes: int
     size: int
 
-    def places(self) -> Iterator[slice]:
-        """The places of each class, in class order."""
+    def class_slices(self) -> Iterator[slice]:
+        """Yields the slice of each class in class order."""
         for first in range(self.rows.start, self.rows.stop, self.size):
             yield slice(first, first + self.size)
 
 
 class Classes:
-    """The b classes of n rounds, whose sizes are ceil(n / b) and, where b does not
-    divide n, one less.
+    """The b classes of n rounds, of size ceil(n / b), or one less where b does not divide n.
 
     Attributes:
       order: (n,) the rounds in class order: all of class 0, then all of class 1, ...
       groups: the classes of the larger size, then those of the smaller, if any.
-      count: b.
+      count: b, the number of classes.
       largest: k, the size of class 0.
 
     >>> classes = Classes(5, 2)
@@ -66,198 +64,225 @@ class Classes:
         self.order = np.concatenate([np.arange(i, n, b) for i in range(b)])
         self.count = b
         self.largest = -(-n // b)
-        larger = n - (self.largest - 1) * b
-        split = larger * self.largest
+        num_larger = n - (self.largest - 1) * b
+        split = num_larger * self.largest
         groups = [
-            Group(slice(0, split), larger, self.largest),
-            Group(slice(split, n), b - larger, self.largest - 1),
+            ClassGroup(slice(0, split), num_larger, self.largest),
+            ClassGroup(slice(split, n), b - num_larger, self.largest - 1),
         ]
         self.groups = [group for group in groups if group.classes]
 
     def apply(self, blocks: Blocks, M: np.ndarray) -> np.ndarray:
-        """The product of a matrix that is zero across classes and M, (n, m)."""
+        """Returns K M, (n, m), for the matrix K with these blocks and any M, (n, m)."""
         product = np.empty(M.shape)
         for (rows, classes, size), block in zip(self.groups, blocks, strict=True):
             if size == 1:
                 np.multiply(block[:, :, 0], M[rows], out=product[rows])
             else:
-                product[rows] = (block @ M[rows].reshape(classes, size, -1)).reshape(
-                    classes * size, -1
-                )
+                class_products = block @ M[rows].reshape(classes, size, -1)
+                product[rows] = class_products.reshape(classes * size, -1)
         return product
 
     def congruence(self, blocks: Blocks, M: np.ndarray) -> np.ndarray:
-        """K M K^T for K given by `blocks` and a symmetric M, (n, n)."""
+        """Returns K M K^T for the matrix K with these blocks and a symmetric M, (n, n)."""
         return self.apply(blocks, self.apply(blocks, M).T)
 
     def gram_blocks(self, V: np.ndarray, weights: np.ndarray) -> Blocks:
-        """The diagonal blocks of V diag(weights) V^T, for V of shape (n, m)."""
-        diagonal = []
+        """Returns the diagonal blocks of V diag(weights) V^T, for V of shape (n, m)."""
+        diagonal_blocks = []
         for rows, classes, size in self.groups:
-            part = V[rows].reshape(classes, size, -1)
+            class_rows = V[rows].reshape(classes, size, -1)
             if size == 1:
-                diagonal.append(np.einsum("cim,cim,m->ci", part, part, weights)[:, :, None])
+                squares = np.einsum("cim,cim,m->ci", class_rows, class_rows, weights)
+                diagonal_blocks.append(squares[:, :, None])
             else:
-                diagonal.append((part * weights) @ part.transpose(0, 2, 1))
-        return diagonal
+                diagonal_blocks.append((class_rows * weights) @ class_rows.transpose(0, 2, 1))
+        return diagonal_blocks
 
     def blocks(self, M: np.ndarray) -> Blocks:
-        """The diagonal blocks of M, (n, n), copied."""
-        diagonal = []
+        """Returns copies of the diagonal blocks of M, (n, n)."""
+        diagonal_blocks = []
         for group in self.groups:
             block = np.empty((group.classes, group.size, group.size))
-            for c, at in enumerate(group.places()):
-                block[c] = M[at, at]
-            diagonal.append(block)
-        return diagonal
+            for c, class_slice in enumerate(group.class_slices()):
+                block[c] = M[class_slice, class_slice]
+            diagonal_blocks.append(block)
+        return diagonal_blocks
 
     def clear_pairs(self, M: np.ndarray) -> None:
         """Sets M[i, j] = 0 for distinct i, j of one class, in place."""
         diagonal = np.diagonal(M).copy()
         for group in self.groups:
-            for at in group.places():
-                M[at, at] = 0.0
+            for class_slice in group.class_slices():
+                M[class_slice, class_slice] = 0.0
         np.fill_diagonal(M, diagonal)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Sums over each class of values in class order: (n,) -> (b,)."""
-        return np.concatenate(
-            [values[rows].reshape(classes, size).sum(1) for rows, classes, size in self.groups]
-        )
+        """Returns the sum over each class of values in class order: (n,) -> (b,)."""
+        group_sums = [
+            values[rows].reshape(classes, size).sum(1) for rows, classes, size in self.groups
+        ]
+        return np.concatenate(group_sums)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """One value a class -> one a round, in class order: (b,) -> (n,)."""
+        """Repeats the value of each class for each of its rounds: (b,) -> (n,), in class order."""
         sizes = np.concatenate([np.full(group.classes, group.size) for group in self.groups])
         return np.repeat(values, sizes)
 
-    def grouped(self, values: np.ndarray) -> list[np.ndarray]:
-        """One value a class, (b,), split into groups."""
+    def split_by_group(self, values: np.ndarray) -> list[np.ndarray]:
+        """Splits one value a class, (b,), into one array a group."""
         return np.split(values, np.cumsum([group.classes for group in self.groups])[:-1])
 
     def in_time_order(self, M: np.ndarray) -> np.ndarray:
-        """M with rows and columns in class order, as rounds."""
-        place = np.empty_like(self.order)
-        place[self.order] = np.arange(len(self.order))
-        return M[np.ix_(place, place)]
+        """Returns M, whose rows and columns are in class order, with both in order of time."""
+        class_position = np.empty_like(self.order)
+        class_position[self.order] = np.arange(len(self.order))
+        return M[np.ix_(class_position, class_position)]
 
 
-def transposed(blocks: Blocks) -> Blocks:
-    """The transposed matrix."""
+def transpose_blocks(blocks: Blocks) -> Blocks:
+    """Returns the blocks of the transposed matrix."""
     return [block.transpose(0, 2, 1) for block in blocks]
 
 
-def inverted(blocks: Blocks) -> Blocks:
-    """The inverse matrix."""
-    return [1.0 / block if block.shape[1] == 1 else np.linalg.inv(block) for block in blocks]
+def invert_blocks(blocks: Blocks) -> Blocks:
+    """Returns the blocks of the inverse matrix."""
+    return [_inverse_of(block) for block in blocks]
+
+
+def _inverse_of(block: np.ndarray) -> np.ndarray:
+    """Returns the inverses of the matrices in `block`, (classes, size, size)."""
+    if block.shape[1] == 1:
+        return 1.0 / block
+    return np.linalg.inv(block)
 
 
 # Relative accuracy of the rational function: far below any tolerance, so that line searches see a
 # smooth function.
 _ACCURACY = 1e-11
-# Blocks smaller than this cost more in calls than they save in arithmetic.
+# Smaller blocks cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 8
-# Above this many rounds in a block, relative to all, the eigendecomposition is no slower.
-_MAX_BLOCK_SHARE = 1.0 / 20.0
+# Where a block has more rounds than this fraction of all, the eigendecomposition is no slower.
+_MAX_BLOCK_FRACTION = 1.0 / 20.0
 
 
 class Resolvents:
-    """P in blocks of classes, and the evaluation of T and dT / dH; see the module."""
+    """The blocks of P, from which T and dT / dH are evaluated; see the module docstring."""
 
-    def __init__(self, inverse_diagonals: np.ndarray, classes: Classes, chunk: int) -> None:
+    def __init__(self, inverse_diagonals: np.ndarray, classes: Classes, chunk_size: int) -> None:
         self.classes = classes
         self._K = inverse_diagonals
         n, p = inverse_diagonals.shape
-        # couplings[d, t] = P[t, t + d]
-        couplings = np.zeros((p, n))
+        # P_diagonals[d, t] = P[t, t + d]
+        P_diagonals = np.zeros((p, n))
         for d in range(p):
             for j in range(p - d):
-                couplings[d, : n - d] += (
+                P_diagonals[d, : n - d] += (
                     inverse_diagonals[: n - d, j] * inverse_diagonals[d:, j + d]
                 )
-        ends = np.arange(classes.count)
-        folded = np.where(ends % 2 == 0, ends // 2, classes.count - 1 - ends // 2)
-        self._chunks = [folded[i : i + chunk] for i in range(0, classes.count, chunk)]
-        rounds = [
+        positions = np.arange(classes.count)
+        # The classes in the order 0, b - 1, 1, b - 2, ...
+        folded_classes = np.where(
+            positions % 2 == 0, positions // 2, classes.count - 1 - positions // 2
+        )
+        self._chunks = [
+            folded_classes[first : first + chunk_size]
+            for first in range(0, classes.count, chunk_size)
+        ]
+        chunk_rounds = [
             np.concatenate([np.arange(c, n, classes.count) for c in chunk])
             for chunk in self._chunks
         ]
 
-        def coupling(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-            apart = np.abs(rows[:, None] - columns)
-            first = np.minimum(rows[:, None], columns)
-            return np.where(apart < p, couplings[np.minimum(apart, p - 1), first], 0.0)
+        def P_block(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+            lags = np.abs(rows[:, None] - columns)
+            earlier = np.minimum(rows[:, None], columns)
+            return np.where(lags < p, P_diagonals[np.minimum(lags, p - 1), earlier], 0.0)
 
-        self._own = [coupling(here, here) for here in rounds]
-        self._next = [coupling(after, here) for here, after in itertools.pairwise(rounds)]
+        self._diagonal_blocks = [P_block(rounds, rounds) for rounds in chunk_rounds]
+        self._lower_blocks = [
+            P_block(next_rounds, rounds) for rounds, next_rounds in itertools.pairwise(chunk_rounds)
+        ]
 
     @classmethod
-    def suited(cls, inverse_diagonals: np.ndarray | None, classes: Classes) -> "Resolvents | None":
-        """Those of a workload, if its inverse is banded and its blocks are small enough to pay."""
+    def for_workload(
+        cls, inverse_diagonals: np.ndarray | None, classes: Classes
+    ) -> "Resolvents | None":
+        """Returns the resolvents of a workload, or None if they do not pay: its inverse is not
+        banded, or the blocks are too large.
+        """
         if inverse_diagonals is None:
             return None
         n, p = inverse_diagonals.shape
-        chunk = max(2 * (p - 1), -(-_MIN_BLOCK_ROUNDS // classes.largest))
-        if chunk * classes.largest > n * _MAX_BLOCK_SHARE:
+        chunk_size = max(2 * (p - 1), -(-_MIN_BLOCK_ROUNDS // classes.largest))
+        if chunk_size * classes.largest > n * _MAX_BLOCK_FRACTION:
             return None
-        return cls(inverse_diagonals, classes, chunk)
+        return cls(inverse_diagonals, classes, chunk_size)
 
     def evaluate(self, H: Blocks, A: np.ndarray) -> tuple[float, Blocks]:
-        """T and dT / dH; A, (n, n) with its columns in class order, only bounds the spectrum."""
+        """Returns T and dT / dH. A, (n, n) with its columns in class order, only bounds the
+        spectrum.
+        """
         shifts, weights = inverse_root(*self._spectrum(H, A))
-        Hs = [h[c] for h in H for c in range(len(h))]
-        U = [h @ h.T for h in Hs]
+        H_by_class = [block for group_blocks in H for block in group_blocks]
+        U_by_class = [block @ block.T for block in H_by_class]
         forward: list[np.ndarray] = []
         for i, chunk in enumerate(self._chunks):
-            block = np.broadcast_to(self._own[i], (len(shifts), *self._own[i].shape)).copy()
+            P_block = self._diagonal_blocks[i]
+            block = np.broadcast_to(P_block, (len(shifts), *P_block.shape)).copy()
             start = 0
             for c in chunk:
-                at = slice(start, start + len(U[c]))
-                block[:, at, at] += shifts[:, None, None] * U[c]
-                start = at.stop
+                class_slice = slice(start, start + len(U_by_class[c]))
+                block[:, class_slice, class_slice] += shifts[:, None, None] * U_by_class[c]
+                start = class_slice.stop
             if i:
-                block -= self._next[i - 1] @ forward[-1] @ self._next[i - 1].T
+                coupling = self._lower_blocks[i - 1]
+                block -= coupling @ forward[-1] @ coupling.T
             forward.append(np.linalg.inv(block))
-        G: list[np.ndarray] = [np.empty(0)] * self.classes.count
+        G_by_class: list[np.ndarray] = [np.empty(0)] * self.classes.count
         T = 0.0
         R = forward[-1]
         for i in reversed(range(len(self._chunks))):
             if i + 1 < len(self._chunks):
-                reach = self._next[i] @ forward[i]
-                R = forward[i] + reach.transpose(0, 2, 1) @ R @ reach
+                transfer = self._lower_blocks[i] @ forward[i]
+                R = forward[i] + transfer.transpose(0, 2, 1) @ R @ transfer
             X = np.tensordot(weights, R, 1)
             start = 0
             for c in self._chunks[i]:
-                at = slice(start, start + len(U[c]))
-                G[c] = X[at, at] @ Hs[c]
-                T += np.vdot(G[c], Hs[c])
-                start = at.stop
+                class_slice = slice(start, start + len(U_by_class[c]))
+                G_by_class[c] = X[class_slice, class_slice] @ H_by_class[c]
+                T += np.vdot(G_by_class[c], H_by_class[c])
+                start = class_slice.stop
         ends = np.cumsum([group.classes for group in self.classes.groups])
-        return T, [np.array(G[end - len(h) : end]) for h, end in zip(H, ends, strict=True)]
+        G = [np.array(G_by_class[end - len(h) : end]) for h, end in zip(H, ends, strict=True)]
+        return T, G
 
     def _spectrum(self, H: Blocks, A: np.ndarray) -> tuple[float, float]:
-        """Bounds on the spectrum of H^-1 P H^-T, from row sums of absolute values."""
-        magnitudes = [np.abs(h) for h in H]
+        """Returns bounds on the spectrum of H^-1 P H^-T, from row sums of absolute values."""
+        H_magnitudes = [np.abs(block) for block in H]
         ones = np.ones((len(A), 1))
-        through = np.abs(A) @ self.classes.apply(magnitudes, ones)
-        largest = self.classes.apply(transposed(magnitudes), np.abs(A).T @ through).max()
-        inverses = [np.abs(h) for h in inverted(H)]
-        K = np.abs(self._K)
-        up = np.empty_like(ones)
-        up[self.classes.order] = self.classes.apply(transposed(inverses), ones)
-        n, p = K.shape
-        mixed = np.zeros(n)
-        down = np.zeros(n)
+        A_sums = np.abs(A) @ self.classes.apply(H_magnitudes, ones)
+        gram_sums = self.classes.apply(transpose_blocks(H_magnitudes), np.abs(A).T @ A_sums)
+        inverse_magnitudes = [np.abs(block) for block in invert_blocks(H)]
+        K_magnitudes = np.abs(self._K)
+        inverse_sums = np.empty_like(ones)
+        inverse_sums[self.classes.order] = self.classes.apply(
+            transpose_blocks(inverse_magnitudes), ones
+        )
+        n, p = K_magnitudes.shape
+        K_transposed_sums = np.zeros(n)
+        P_sums = np.zeros(n)
         for j in range(p):
-            mixed[: n - j] += K[j:, j] * up[j:, 0]
+            K_transposed_sums[: n - j] += K_magnitudes[j:, j] * inverse_sums[j:, 0]
         for j in range(p):
-            down[j:] += K[j:, j] * mixed[: n - j]
-        most = self.classes.apply(inverses, down[self.classes.order, None]).max()
-        return float(1.0 / largest), float(most)
+            P_sums[j:] += K_magnitudes[j:, j] * K_transposed_sums[: n - j]
+        row_sums = self.classes.apply(inverse_magnitudes, P_sums[self.classes.order, None])
+        return float(1.0 / gram_sums.max()), float(row_sums.max())
 
 
 def inverse_root(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Shifts s and weights w, all positive, with sum_j w_j / (x + s_j) near x^(-1/2)
-    on [low, high].
+    """Returns shifts s and weights w, all positive, with sum_j w_j / (x + s_j) close to x^(-1/2) on
+    [low, high].
 
     >>> shifts, weights = inverse_root(1e-4, 10.0)
     >>> float(abs((weights / (0.25 + shifts)).sum() - 2.0)) < 1e-10
@@ -267,13 +292,13 @@ def inverse_root(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     from scipy import special
 
     ratio = min(low / high, 0.5)
-    # Half the poles, in s below sqrt(low high): there the elliptic functions of a parameter near 1
-    # are accurate. The others are their mirror images, u -> K - u.
-    half = int(np.ceil(-np.log(_ACCURACY) * (3.0 - np.log(ratio)) / (4.0 * np.pi**2)))
+    # Half of the poles have s below sqrt(low high): there the elliptic functions of a parameter
+    # near 1 are accurate. The other half are their mirror images, u -> K - u.
+    num_half = int(np.ceil(-np.log(_ACCURACY) * (3.0 - np.log(ratio)) / (4.0 * np.pi**2)))
     K = special.ellipkm1(ratio)
-    sn, cn, dn, _ = special.ellipj((np.arange(half) + 0.5) * K / (2 * half), 1.0 - ratio)
-    shifts = low * np.square(sn / cn)
+    u = (np.arange(num_half) + 0.5) * K / (2 * num_half)
+    sn, cn, dn, _ = special.ellipj(u, 1.0 - ratio)
+    low_shifts = low * np.square(sn / cn)
     slopes = np.concatenate([dn / np.square(cn), dn / np.square(sn) / np.sqrt(ratio)])
-    return np.concatenate([shifts, low * (low / ratio) / shifts]), K * np.sqrt(low) / (
-        np.pi * half
-    ) * slopes
+    shifts = np.concatenate([low_shifts, low * (low / ratio) / low_shifts])
+    return shifts, K * np.sqrt(low) / (np.pi * num_half) * slopes

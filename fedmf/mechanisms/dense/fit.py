@@ -1,4 +1,4 @@
-"""The best encoder of all, for one participation or several, by the dual with a certificate."""
+"""The best encoder of all, under one participation or several, by a dual that certifies it."""
 
 import dataclasses
 import time
@@ -18,7 +18,8 @@ from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
 
-def _encoder(name: str, value: Any) -> np.ndarray:
+def _check_encoder(name: str, value: Any) -> np.ndarray:
+    """Returns `value` as a lower-triangular matrix of positive diagonal, or raises."""
     matrix = checks.lower_triangular(name, value)
     diagonal = np.diagonal(matrix)
     if diagonal.min() <= 0.0:
@@ -36,12 +37,12 @@ class DenseMechanism(Mechanism):
     """A square lower-triangular C without band structure, N = C^-1 (Denisov et al. 2022, Sec. 3).
 
     Attributes:
-      matrix: C, float64 (rounds, rounds), lower-triangular with a positive diagonal. Kept as a
+      matrix: C, float64 (rounds, rounds), lower-triangular with a positive diagonal. Stored as a
         read-only copy.
 
     Raises:
-      TypeError, ValueError: matrix is of another kind or shape, not finite,
-        or breaks what is said above.
+      TypeError, ValueError: matrix is of the wrong kind or shape, not finite, or against the
+        conditions above.
 
     >>> DenseMechanism(matrix=[[2.0, 0.0], [1.0, 1.0]]).noising()
     array([[ 0.5,  0. ],
@@ -49,20 +50,22 @@ class DenseMechanism(Mechanism):
     """
 
     family: ClassVar[str] = "dense"
-    matrix: np.ndarray = fields.validated(_encoder)
+    matrix: np.ndarray = fields.validated(_check_encoder)
 
     @property
     def rounds(self) -> int:
-        """n, the number of rounds."""
+        """Number of rounds n."""
         return int(self.matrix.shape[0])
 
     def encoder(self) -> np.ndarray:
-        """C, float64 (rounds, rounds), lower-triangular."""
+        """Returns C, float64 (rounds, rounds), lower-triangular."""
         return self.matrix.copy()
 
     def noising(self) -> np.ndarray:
-        """N = C^-1, float64 (rounds, rounds), lower-triangular; ValueError if float64 has too few
-        digits for it.
+        """Returns N = C^-1, float64 (rounds, rounds), lower-triangular.
+
+        Raises:
+          ValueError: float64 has too few digits for N.
         """
         return check_left_inverse(triangular_inverse(self.matrix), self.matrix)
 
@@ -78,18 +81,19 @@ def fit_dense(
     Denisov et al. 2022, Eq. 4).
 
     The sensitivity is that of the (k, b)-participation: "fixed_epoch" with every round of a class,
-    k = ceil(rounds / b). Under "min_sep" the same matrix is returned, as in the banded paper, Table
-    2, last rows; its sensitivity there is larger (`fedmf.sensitivity`), and the certificate speaks
-    of the (k, b)-participation. "every_round" is b = 1.
+    k = ceil(rounds / b). Under "min_sep" the fit returns the same matrix, as in the banded paper,
+    Table 2, last rows. Its sensitivity there is larger (`fedmf.sensitivity`), and the certificate
+    is for the (k, b)-participation. "every_round" is b = 1.
 
     Args:
-      workload, participation: as `fedmf.fit`; one round a client, or as many as fit.
+      workload, participation: as in `fedmf.fit`; a client takes part in one round, or in as many
+        as fit.
       equal_norms: columns of equal norm, orthogonal on the rounds of each client (banded paper,
         Table 2, last row). The bound is for such encoders.
       stopping: tolerance is the relative optimality gap to reach.
 
     Raises:
-      TypeError, ValueError: as `fedmf.fit`; participations that leave out rounds of a class.
+      TypeError, ValueError: as in `fedmf.fit`; the participation leaves out rounds of a class.
 
     >>> from fedmf.workloads import prefix_sum
     >>> participation = Participation(rounds=6, schema="fixed_epoch", min_sep=2)
@@ -105,25 +109,28 @@ def fit_dense(
     epochs = _epochs(participation)
     classes = Classes(n, epochs.min_sep)
     A = workload.matrix
-    began = time.perf_counter()
-    kind = EqualNormsDual if equal_norms and classes.largest > 1 else PairsDual
-    dual = kind(workload, classes)
+    start_time = time.perf_counter()
+    dual_class = PairsDual
+    if equal_norms and classes.largest > 1:
+        dual_class = EqualNormsDual
+    dual = dual_class(workload, classes)
     ascent = Ascent(dual, A, stopping)
     ascent.run()
-    single = epochs.max_participations == 1
-    # Its sensitivity is 1 up to rounding.
-    C = ascent.encoder / (
-        np.linalg.norm(ascent.encoder, axis=0)
-        if single
-        else sensitivity(ascent.encoder, epochs).value
-    )
+    # The sensitivity of the ascent's encoder is 1 up to rounding.
+    if epochs.max_participations == 1:
+        certified_participation = None
+        C = ascent.encoder / np.linalg.norm(ascent.encoder, axis=0)
+    else:
+        certified_participation = epochs
+        C = ascent.encoder / sensitivity(ascent.encoder, epochs).value
     loss = np.square(decoder(A, C)).sum()
+    lower_bound = dual.certified_bound(ascent.variables)
     certificate = certify(
         loss,
-        dual.proven(ascent.variables),
+        lower_bound,
         ascent.iterations,
-        time.perf_counter() - began,
-        participation=None if single else epochs,
+        time.perf_counter() - start_time,
+        participation=certified_participation,
     )
     if certificate.gap > stopping.tolerance:
         stopping.warn(
@@ -136,7 +143,7 @@ def fit_dense(
 
 
 def _epochs(participation: Participation) -> Participation:
-    """The (k, b)-participation to fit for: every round of each class, or one round of any."""
+    """Returns the (k, b)-participation to fit for: all rounds of a class, or a single one."""
     n = participation.rounds
     b = participation.min_sep
     k = participation.max_participations

@@ -103,7 +103,7 @@ def test_no_encoder_beats_any_bound(dual_of, seed, n, data):
     participation = epochs(n, data.draw(st.integers(1, n)))
     workload, rng, b = random_workload(n, seed), np.random.default_rng(seed), participation.min_sep
     dual = dual_of(workload, Classes(n, b))
-    bound = dual.proven(random_variables(dual, rng))
+    bound = dual.certified_bound(random_variables(dual, rng))
     for _ in range(3):
         if dual_of is PairsDual:
             C = np.tril(rng.uniform(-1.0, 1.0, (n, n)))
@@ -125,7 +125,7 @@ def test_resolvents_match_the_eigendecomposition(make, n, b, chunk):
     workload, classes = make(n), Classes(n, b)
     dual = PairsDual(workload, classes)
     dual.resolvents = None
-    variables = dual.turn(dual.start(), dual.evaluate(dual.start())[2])
+    variables = dual.alternate(dual.start(), dual.evaluate(dual.start())[2])
     value, _, G = dual.evaluate(variables)
     dual.resolvents = Resolvents(workload.inverse_diagonals, classes, chunk)
     by_resolvents, _, H = dual.evaluate(variables)
