@@ -1,5 +1,4 @@
-"""Block recursion over the noise process: errors of banded encoders, and their gradient, without a
-dense matrix.
+"""Block recursion for the errors of banded encoders and their gradient, without a dense matrix.
 
 With A^-1 = P of p bands and C of b bands, R = C P has at most b + p - 1 bands and A N = A C^-1 =
 R^-1: the error y of the queries solves R y = z. Cut the rounds into blocks of at least b + p - 2;
@@ -10,7 +9,7 @@ then R has blocks D_t on its diagonal and E_t left of it only, and y is a block 
 The diagonal of Sigma_t holds the squared errors of the rounds of block t at unit noise: O(n (b +
 p)^2) work for all of them, of which only two products a block are sequential.
 
-Banded matrices are given by columns here: columns[j, o] = M[j + o, j], 0 where j + o >= n.
+Banded matrices are stored by columns here: columns[j, o] = M[j + o, j], 0 where j + o >= n.
 """
 
 import numpy as np
@@ -18,14 +17,16 @@ import scipy.linalg
 
 from fedmf import checks
 
-# Blocks smaller than this cost more in calls than they save in arithmetic.
+# Smaller blocks cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 32
-# Rounds in which the recursion is compared with solves, and how far it may be off.
-_SAMPLED_ROUNDS, _MAX_RELATIVE_ERROR = 33, 1e-6
+# Number of rounds in which the recursion is compared with solves, and the largest relative error
+# that is accepted.
+_NUM_SAMPLED_ROUNDS = 33
+_MAX_RELATIVE_ERROR = 1e-6
 
 
 def columns_of_rows(rows: np.ndarray) -> np.ndarray:
-    """From rows[t, j] = M[t, t - j] to columns[j, o] = M[j + o, j], both (n, bands).
+    """Converts rows[t, j] = M[t, t - j] to columns[j, o] = M[j + o, j], both (n, bands).
 
     >>> columns_of_rows(np.array([[1.0, 0.0], [2.0, 3.0]]))
     array([[1., 3.],
@@ -39,7 +40,7 @@ def columns_of_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def rows_of_columns(columns: np.ndarray) -> np.ndarray:
-    """The inverse of `columns_of_rows`."""
+    """Converts columns back to rows, the inverse of `columns_of_rows`."""
     n, bands = columns.shape
     rows = np.zeros((n, bands))
     for o in range(bands):
@@ -48,10 +49,10 @@ def rows_of_columns(columns: np.ndarray) -> np.ndarray:
 
 
 def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The blocks D (count, length, length) and E (count - 1, length, length), E[t] left of D[t +
-    1]; transposed views.
+    """Returns the blocks D (count, length, length) and E (count - 1, length, length), E[t] left of
+    D[t + 1], as transposed views.
 
-    The last block is filled up by the identity.
+    The last block is padded by the identity.
     """
     n, bands = columns.shape
     count = -(-n // length)
@@ -60,12 +61,12 @@ def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]
     padded = np.zeros((count * length, bands))
     padded[:n] = columns
     padded[n:, 0] = 1.0
-    _band(slabs, bands)[...] = padded.reshape(count, length, bands)
+    _band_view(slabs, bands)[...] = padded.reshape(count, length, bands)
     return slabs[:, :, :length].transpose(0, 2, 1), slabs[:-1, :, length:].transpose(0, 2, 1)
 
 
-def _band(slabs: np.ndarray, bands: int) -> np.ndarray:
-    """The view [t, i, o] of entry (i + o, i) in slabs of blocks."""
+def _band_view(slabs: np.ndarray, bands: int) -> np.ndarray:
+    """Returns the view of slabs of blocks whose [t, i, o] is entry (i + o, i) of block t."""
     count, length, _ = slabs.shape
     block, row, entry = slabs.strides
     return np.lib.stride_tricks.as_strided(
@@ -74,23 +75,25 @@ def _band(slabs: np.ndarray, bands: int) -> np.ndarray:
 
 
 def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarray:
-    """The band that `blocks_of` cut up into [D, E], (n, bands); entries below row n are 0."""
+    """Joins the blocks [D, E] of `blocks_of` into columns, (n, bands), 0 below row n."""
     D, E = blocks
     count, length, _ = D.shape
     slabs = np.zeros((count, length, 2 * length))
     slabs[:, :, :length] = D.transpose(0, 2, 1)
     slabs[:-1, :, length:] = E.transpose(0, 2, 1)
-    columns = _band(slabs, bands).reshape(count * length, bands)[:n]
+    columns = _band_view(slabs, bands).reshape(count * length, bands)[:n]
     for o in range(1, bands):
         columns[n - o :, o] = 0.0
     return columns
 
 
-def squared_rows_by_solving(rows: np.ndarray, inverse: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """The squared norms of some rows of A C^-1, for C and P = A^-1 by rows, (n, bands) and (n, p);
-    `which` are increasing.
+def squared_rows_by_solving(
+    rows: np.ndarray, inverse: np.ndarray, rounds: np.ndarray
+) -> np.ndarray:
+    """Computes the squared norms of some rows of A C^-1, for C and P = A^-1 by rows, (n, bands) and
+    (n, p), and increasing `rounds`.
 
-    Two triangular solves for each. The recursion below computes the covariance of errors y, of
+    Each takes two triangular solves. The recursion below computes the covariance of errors y, of
     which R = C P takes differences: where they are small beside y, as where a learning rate rises
     again after it fell, it loses twice the digits that a solve loses.
 
@@ -98,34 +101,37 @@ def squared_rows_by_solving(rows: np.ndarray, inverse: np.ndarray, which: np.nda
     >>> squared_rows_by_solving(np.ones((3, 1)), prefix, np.array([0, 2]))
     array([1., 3.])
     """
-    n = int(which[-1]) + 1  # later rounds do not count
-    solved = np.zeros((n, len(which)))
-    solved[which, np.arange(len(which))] = 1.0
-    for triangular in (inverse[:n], rows[:n]):
-        solved, _ = scipy.linalg.lapack.dtbtrs(
-            columns_of_rows(triangular).T, solved, uplo="L", trans="T"
+    n = int(rounds[-1]) + 1  # Later rounds do not contribute.
+    solution = np.zeros((n, len(rounds)))
+    solution[rounds, np.arange(len(rounds))] = 1.0
+    for matrix_rows in (inverse[:n], rows[:n]):
+        solution, _ = scipy.linalg.lapack.dtbtrs(
+            columns_of_rows(matrix_rows).T, solution, uplo="L", trans="T"
         )
-    return np.einsum("ij,ij->j", solved, solved)
+    return np.einsum("ij,ij->j", solution, solution)
 
 
 def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bool:
-    """Whether these squared norms of the rows of A C^-1 are right to 1e-6 in a sample of the
-    rounds; arguments as above.
+    """Returns whether these squared norms of the rows of A C^-1 are right to 1e-6 in a sample of
+    the rounds; arguments as in `squared_rows_by_solving`.
     """
-    sample = np.unique(np.linspace(0, len(squares) - 1, _SAMPLED_ROUNDS).round().astype(np.int64))
-    solved = squared_rows_by_solving(rows, inverse, sample)
+    sampled_rounds = np.linspace(0, len(squares) - 1, _NUM_SAMPLED_ROUNDS).round().astype(np.int64)
+    sampled_rounds = np.unique(sampled_rounds)
+    solved_squares = squared_rows_by_solving(rows, inverse, sampled_rounds)
+    errors = np.abs(squares[sampled_rounds] - solved_squares)
     # Written so that a NaN is imprecise.
-    return bool((np.abs(squares[sample] - solved) <= _MAX_RELATIVE_ERROR * solved).all())
+    return bool((errors <= _MAX_RELATIVE_ERROR * solved_squares).all())
 
 
 class NoiseRecursion:
-    """The covariances Sigma_t for an R given by columns, and the adjoint recursion.
+    """The covariances Sigma_t for an R stored by columns, and the adjoint recursion.
 
     Attributes:
-      covariances: Sigma, (blocks, length, length); inverses: D_t^-1, likewise; transfers: D_t^-1
-        E_t from the second block on.
+      covariances: Sigma, (blocks, length, length).
+      inverses: D_t^-1, (blocks, length, length).
+      transfers: D_t^-1 E_t from the second block on.
 
-    >>> # Of the inverse of prefix sums
+    >>> # The inverse of prefix sums
     >>> R_columns = np.array([[1.0, -1.0], [1.0, -1.0], [1.0, 0.0]])
     >>> NoiseRecursion(R_columns).squared_errors()
     array([1., 2., 3.])
@@ -138,26 +144,26 @@ class NoiseRecursion:
             "the recursion over a banded encoder", (self.rounds, length), copies=6
         )
         D, E = blocks_of(columns, length)
-        self.inverses = np.stack([lower_inverse(block) for block in D])
+        self.inverses = np.stack([invert_block(block) for block in D])
         self.transfers = self.inverses[1:] @ E
         self.covariances = self.inverses @ self.inverses.transpose(0, 2, 1)
         for t, F in enumerate(self.transfers):
             self.covariances[t + 1] += F @ self.covariances[t] @ F.T
 
     def squared_errors(self) -> np.ndarray:
-        """Squared norms of the rows of R^-1, (rounds,)."""
+        """Returns the squared norms of the rows of R^-1, (rounds,)."""
         return np.einsum("tii->ti", self.covariances).reshape(-1)[: self.rounds]
 
-    def gradient(self, reach: int = 1) -> list[np.ndarray]:
-        """Blocks of the derivative of ||R^-1||_F^2 along R, -2 R^-T R^-1 R^-T: those `q` below the
-        diagonal, q = 0..reach.
+    def gradient(self, max_offset: int = 1) -> list[np.ndarray]:
+        """Returns blocks of the derivative of ||R^-1||_F^2 along R, -2 R^-T R^-1 R^-T: those `q`
+        below the diagonal, q = 0..max_offset.
 
         Each is (blocks - q, length, length), the first two are for D and E. lam[t], the derivative
         along Sigma_t of the errors of all rounds from block t on, runs backwards: lam[t] = I +
         F_(t+1)^T lam[t+1] F_(t+1), F_t = D_t^-1 E_t.
         """
         weights = np.zeros(self.inverses.shape[0] * self.inverses.shape[1])
-        weights[: self.rounds] = 1.0  # and none on the rounds that fill up the last block
+        weights[: self.rounds] = 1.0  # The rounds that pad the last block have no weight.
         lam = np.zeros(self.inverses.shape)
         np.einsum("tii->ti", lam)[...] = weights.reshape(self.inverses.shape[:2])
         for t in range(len(self.transfers) - 1, -1, -1):
@@ -165,15 +171,15 @@ class NoiseRecursion:
             lam[t] += F.T @ lam[t + 1] @ F
         Y = self.inverses.transpose(0, 2, 1) @ lam
         Y *= -2.0
-        along = [Y @ self.covariances]
+        gradient_blocks = [Y @ self.covariances]
         covariance = self.covariances
-        for q in range(1, reach + 1):
+        for q in range(1, max_offset + 1):
             # Cov(y_(t+q), y_t) = -F_(t+q) Cov(y_(t+q-1), y_t)
             covariance = -self.transfers[q - 1 :] @ covariance[:-1]
-            along.append(Y[q:] @ covariance)
-        return along
+            gradient_blocks.append(Y[q:] @ covariance)
+        return gradient_blocks
 
 
-def lower_inverse(block: np.ndarray) -> np.ndarray:
-    """The inverse of a lower-triangular matrix, lower-triangular."""
+def invert_block(block: np.ndarray) -> np.ndarray:
+    """Returns the inverse of a lower-triangular matrix, lower-triangular."""
     return scipy.linalg.lapack.dtrtri(block, lower=1)[0]

@@ -1,0 +1,340 @@
+"""Lower bounds on the losses of banded encoders, by weak duality.
+
+`dual_bound` is for any workload. `banded_bound`, for workloads with banded inverse, needs neither a
+dense matrix nor a decomposition.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+
+from fedmf.mechanisms.banded.recursion import NoiseRecursion, blocks_of, invert_block
+
+
+def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
+    """Returns a lower bound on tr(A^T A X^-1) over positive-definite X with tr(U X) = tr(U); None
+    for an indefinite U.
+
+    For any such X, tr(A^T A X^-1) + tr(U X) >= 2 tr((A U A^T)^(1/2)), whose right side is the
+    minimum of the left over all positive-definite X. With tr(U X) = tr(U) this bounds the loss by 2
+    T - tr(U), T = tr((A U A^T)^(1/2)). U may be scaled freely, and the best scale, (T / tr U)^2,
+    gives T^2 / tr(U). For diagonal U this is Denisov et al. 2022, Eq. 8.
+
+    tr(U X) = tr(U) for every X with unit diagonal if U is diagonal; and for every such X with
+    `bands` bands if U is zero at 0 < |i - j| < bands.
+
+    Args:
+      A: the workload, (n, n).
+      U: symmetric, (n, n).
+    """
+    factor, info = scipy.linalg.lapack.dpotrf(U, lower=True, clean=True)
+    if info != 0:
+        return None
+    # T is the sum of singular values of A U^(1/2); from the eigenvalues of A U A^T half the digits
+    # of the small ones would be lost.
+    T = scipy.linalg.svdvals(A @ factor, overwrite_a=True, check_finite=False).sum()
+    return T * T / np.trace(U)
+
+
+# Number of corrections of the dual point, and of conjugate-gradient steps for each.
+_MAX_CORRECTIONS = 5
+_MAX_STEPS = 60
+# Fraction of the tolerated gap that conjugate gradients may leave as residual, in the first
+# correction and in later ones.
+_FIRST_RESIDUAL = 0.3
+_LATER_RESIDUAL = 0.1
+# A gap this many times the tolerated one is not worth another correction.
+_MAX_GAP_RATIO = 30.0
+
+
+class BandBlocks(NamedTuple):
+    """A symmetric banded matrix as its blocks on the diagonal and right below it."""
+
+    diagonal: np.ndarray
+    below: np.ndarray
+
+
+class SymmetricBand:
+    """Operations on symmetric matrices of n rounds with `bands` bands on either side, in blocks of
+    `length` rounds; rounds that pad the last block are 0.
+    """
+
+    def __init__(self, n: int, bands: int, length: int) -> None:
+        self.n = n
+        self.length = length
+        self.count = -(-n // length)
+        lag = np.subtract.outer(np.arange(length), np.arange(length))
+        self.is_in_diagonal_band = np.abs(lag) < bands
+        self.is_in_below_band = lag + length < bands
+
+    def clear_outside_band(self, matrix: BandBlocks) -> BandBlocks:
+        """Zeroes, in place, the entries outside the band, and returns the matrix."""
+        diagonal, below = matrix
+        np.multiply(diagonal, self.is_in_diagonal_band, out=diagonal)
+        np.multiply(below, self.is_in_below_band, out=below)
+        last_length = self.n - (self.count - 1) * self.length
+        diagonal[-1, last_length:] = 0.0
+        diagonal[-1, :, last_length:] = 0.0
+        if len(below):
+            below[-1, last_length:] = 0.0
+        return matrix
+
+    def inner_product(self, left: BandBlocks, right: BandBlocks) -> float:
+        """Returns tr(left right)."""
+        below_product = np.vdot(left.below, right.below)
+        return np.vdot(left.diagonal, right.diagonal) + 2.0 * below_product
+
+    def row_sums(self, matrix: BandBlocks) -> np.ndarray:
+        """Returns the sum of magnitudes of each row, (n,)."""
+        below_magnitudes = np.abs(matrix.below)
+        sums = np.abs(matrix.diagonal).sum(axis=2)
+        sums[1:] += below_magnitudes.sum(axis=2)
+        sums[:-1] += below_magnitudes.sum(axis=1)
+        return sums.reshape(-1)[: self.n]
+
+    def main_diagonal(self, matrix: BandBlocks) -> np.ndarray:
+        """Returns a copy of the main diagonal, (n,)."""
+        return np.einsum("tii->ti", matrix.diagonal).reshape(-1)[: self.n].copy()
+
+    def add_to_main_diagonal(self, diagonal_blocks: np.ndarray, values: np.ndarray) -> None:
+        """Adds (n,) values to the main diagonal in place."""
+        padded = np.zeros(self.count * self.length)
+        padded[: self.n] = values
+        np.einsum("tii->ti", diagonal_blocks)[...] += padded.reshape(self.count, self.length)
+
+
+def banded_bound(
+    columns: np.ndarray,
+    inverse: np.ndarray,
+    recursion: NoiseRecursion,
+    loss: float,
+    classes: np.ndarray,
+    tolerance: float,
+) -> float:
+    """Returns a lower bound on tr(A^T A X^-1) over all X with at most as many bands whose classes
+    have traces of at most 1.
+
+    Let X = C^T C, M = X^-1 A^T A X^-1 (minus the gradient of the loss along X) and Y = A X^-1 (I -
+    D) for any symmetric D. Then ||A X'^(-1/2) - Y X'^(1/2)||_F^2 >= 0 bounds every feasible X':
+
+        tr(A^T A X'^-1) >= 2 tr(A Y^T) - tr(Y^T Y X') >= 2 a - S,   a = loss - tr(D M X),
+        Y^T Y = U = (I - D) M (I - D),                           S >= tr(U X') for all feasible X',
+
+    and Y scaled for the best bound gives a^2 / S. Since |X'_ij| <= (X'_ii + X'_jj) / 2, S may be
+    the sum over classes of the largest U_ii + sum_(j != i) |U_ij|, j inside the band. At the
+    optimum M is diagonal inside the band and constant on each class. Near it a small D with as many
+    bands gives U this property: D M + M D = M + D M D there, a linear equation solved by conjugate
+    gradients, and again with the new right side. The gap of the bound is then tr(D M D X), of
+    second order in the distance from the optimum. All of this needs M within three times its band
+    only: O(n bands^2) work.
+
+    Args:
+      columns: C by columns, (n, bands).
+      inverse: P = A^-1 by columns, (n, p).
+      recursion: the recursion of R = C P.
+      loss: ||A C^-1||_F^2.
+      classes: (n,) labels from 0: rounds with the same label share a budget of X_ii that sums to 1.
+        With equal norms each round has its own label.
+      tolerance: relative gap below which a sharper bound is of no use.
+
+    Returns:
+      The bound; -inf where float64 finds none.
+    """
+    n, bands = columns.shape
+    length = recursion.covariances.shape[1]
+    band = SymmetricBand(n, bands, length)
+    C = BandBlocks(*blocks_of(columns, length))
+    P = BandBlocks(*blocks_of(inverse, length))
+    M = _negative_gradient(C, P, recursion.gradient(max_offset=4))
+    scale = band.main_diagonal(BandBlocks(M[0], M[1]))
+    if not (np.isfinite(scale).all() and scale.min() > 0.0):
+        return -np.inf
+    gram = _gram(C)
+    best_bound = -np.inf
+    target = band.clear_outside_band(BandBlocks(M[0].copy(), M[1].copy()))
+    D = BandBlocks(np.zeros_like(target.diagonal), np.zeros_like(target.below))
+    residual_fraction = _FIRST_RESIDUAL
+    for _ in range(_MAX_CORRECTIONS):
+        max_residual = residual_fraction * tolerance * loss
+        D = _solve(band, M, D, _unwanted(band, target, classes), classes, max_residual)
+        residual_fraction = _LATER_RESIDUAL
+        MD = {i: block_product(M, D, i) for i in (-1, 0, 1, 2)}
+        DMD = _sandwich(D, MD)
+        target = band.clear_outside_band(BandBlocks(M[0] + DMD.diagonal, M[1] + DMD.below))
+        symmetric = band.clear_outside_band(_symmetric_part(MD))
+        U = BandBlocks(target.diagonal - symmetric.diagonal, target.below - symmetric.below)
+        main_diagonal = band.main_diagonal(U)
+        a = loss - (np.vdot(gram.diagonal, MD[0]) + np.vdot(gram.below, MD[1][:-1]))
+        a -= np.vdot(gram.below.transpose(0, 2, 1), MD[-1][1:])
+        row_costs = band.row_sums(U) - np.abs(main_diagonal) + main_diagonal
+        S = _class_maxima(row_costs, classes).sum()
+        bound = -np.inf
+        if a > 0.0 and np.isfinite(S):
+            bound = a * a / S
+        has_improved = bound > best_bound and loss - bound < 0.9 * (loss - best_bound)
+        best_bound = max(best_bound, bound)
+        max_gap = tolerance * best_bound
+        if not has_improved or not max_gap < loss - best_bound < _MAX_GAP_RATIO * max_gap:
+            break
+    return best_bound
+
+
+def _gram(C: BandBlocks) -> BandBlocks:
+    """Returns X = C^T C."""
+    X = C.diagonal.transpose(0, 2, 1) @ C.diagonal
+    X[:-1] += C.below.transpose(0, 2, 1) @ C.below
+    return BandBlocks(X, C.diagonal[1:].transpose(0, 2, 1) @ C.below)
+
+
+def _negative_gradient(
+    C: BandBlocks, P: BandBlocks, R_gradient: list[np.ndarray]
+) -> list[np.ndarray]:
+    """Returns the blocks of M up to three below the diagonal, from C M = T, where T is -1/2 of the
+    gradient along C, which is the gradient along R times P^T.
+    """
+    inverses = np.stack([invert_block(block) for block in C.diagonal])
+    T = []
+    for gradient, next_gradient in itertools.pairwise(R_gradient):
+        block = -0.5 * (gradient @ P.diagonal[: len(gradient)].transpose(0, 2, 1))
+        block[1:] -= 0.5 * (next_gradient @ P.below[: len(next_gradient)].transpose(0, 2, 1))
+        T.append(block)
+    M = np.empty_like(T[0])
+    M_below = np.empty_like(T[1])
+    for t in range(len(M)):
+        right_side = T[0][t]
+        if t:
+            right_side = T[0][t] - C.below[t - 1] @ M_below[t - 1].T
+        block = inverses[t] @ right_side
+        M[t] = 0.5 * (block + block.T)
+        if t + 1 < len(M):
+            M_below[t] = inverses[t + 1] @ (T[1][t] - C.below[t] @ M[t])
+    blocks = [M, M_below]
+    for q in (2, 3):
+        blocks.append(inverses[q:] @ (T[q] - C.below[q - 1 :] @ blocks[-1][:-1]))
+    return blocks
+
+
+def _solve(
+    band: SymmetricBand,
+    M: list[np.ndarray],
+    start: BandBlocks,
+    right_side: BandBlocks,
+    classes: np.ndarray,
+    max_residual: float,
+) -> BandBlocks:
+    """Returns D with D M + M D = right_side on the matrices that `_unwanted` projects to, by
+    preconditioned conjugate gradients.
+
+    The operator is self-adjoint and positive definite there: tr(D (D M + M D)) = 2 tr(D M D).
+    Conjugate gradients stop when the magnitudes of the residual sum to `max_residual`.
+    """
+    scales = np.zeros(band.count * band.length)
+    scales[: band.n] = band.main_diagonal(BandBlocks(M[0], M[1]))
+    scales[band.n :] = 1.0
+    d = scales.reshape(band.count, band.length)
+    weights = BandBlocks(d[:, :, None] + d[:, None, :], d[1:, :, None] + d[:-1, None, :])
+
+    def apply_operator(D: BandBlocks) -> BandBlocks:
+        products = {i: block_product(M, D, i) for i in (-1, 0, 1)}
+        return _unwanted(band, band.clear_outside_band(_symmetric_part(products)), classes)
+
+    D = BandBlocks(start.diagonal.copy(), start.below.copy())
+    residual = BandBlocks(right_side.diagonal.copy(), right_side.below.copy())
+    if D.diagonal.any() or D.below.any():
+        image = apply_operator(D)
+        residual = BandBlocks(right_side.diagonal - image.diagonal, right_side.below - image.below)
+    direction: BandBlocks | None = None
+    previous_product = 1.0
+    for _ in range(_MAX_STEPS):
+        if band.row_sums(residual).sum() <= max_residual:
+            break
+        scaled_residual = BandBlocks(
+            residual.diagonal / weights.diagonal, residual.below / weights.below
+        )
+        z = _unwanted(band, scaled_residual, classes)
+        product = band.inner_product(residual, z)
+        if direction is None:
+            direction = z
+        else:
+            ratio = product / previous_product
+            direction = BandBlocks(
+                z.diagonal + ratio * direction.diagonal, z.below + ratio * direction.below
+            )
+        image = apply_operator(direction)
+        curvature = band.inner_product(direction, image)
+        if not curvature > 0.0:
+            break
+        step_length = product / curvature
+        for D_blocks, direction_blocks in zip(D, direction, strict=True):
+            D_blocks += step_length * direction_blocks
+        for residual_blocks, image_blocks in zip(residual, image, strict=True):
+            residual_blocks -= step_length * image_blocks
+        previous_product = product
+    return D
+
+
+def _symmetric_part(products: dict[int, np.ndarray]) -> BandBlocks:
+    """Returns M D + D M from the blocks of M D."""
+    diagonal = products[0] + products[0].transpose(0, 2, 1)
+    below = products[1][:-1] + products[-1][1:].transpose(0, 2, 1)
+    return BandBlocks(diagonal, below)
+
+
+def _sandwich(D: BandBlocks, MD: dict[int, np.ndarray]) -> BandBlocks:
+    """Returns D M D from the blocks (t + i, t) of M D."""
+    diagonal_transposed = D.diagonal.transpose(0, 2, 1)
+    below_transposed = D.below.transpose(0, 2, 1)
+    diagonal = diagonal_transposed @ MD[0]
+    diagonal[:-1] += below_transposed @ MD[1][:-1]
+    diagonal[1:] += D.below @ MD[-1][1:]
+    below = D.below @ MD[0][:-1] + diagonal_transposed[1:] @ MD[1][:-1]
+    below[:-1] += below_transposed[1:] @ MD[2][:-2]
+    return BandBlocks(diagonal, below)
+
+
+def _unwanted(band: SymmetricBand, target: BandBlocks, classes: np.ndarray) -> BandBlocks:
+    """Returns the part of `target`, a matrix inside the band, that D is to remove: all but the mean
+    of each class on the main diagonal.
+    """
+    means = np.bincount(classes, band.main_diagonal(target)) / np.bincount(classes)
+    diagonal = target.diagonal.copy()
+    band.add_to_main_diagonal(diagonal, -means[classes])
+    return BandBlocks(diagonal, target.below)
+
+
+def _class_maxima(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Returns the largest value of each class, or 0: a class need not use its budget."""
+    maxima = np.zeros(int(classes.max()) + 1)
+    np.maximum.at(maxima, classes, values)
+    return maxima
+
+
+def block_product(S: list[np.ndarray], D: BandBlocks, i: int) -> np.ndarray:
+    """Returns the blocks (t + i, t) of S D, (count, length, length), 0 where there is none; S and D
+    are symmetric.
+
+    Args:
+      S: S[q][t] is the block (t + q, t), q from 0 to at least abs(i) + 1.
+      D: the blocks for q = 0 and 1; those further away are 0.
+      i: offset of the blocks.
+    """
+    count = len(S[0])
+    product = np.zeros(S[0].shape)
+    for j in (-1, 0, 1):  # Products with the block row t + j of D.
+        first = max(0, -i, -j)
+        last = min(count, count - i, count - j)
+        if first >= last:
+            continue
+        q = i - j
+        if q >= 0:
+            left = S[q][first + j : last + j]
+        else:
+            left = S[-q][first + i : last + i].transpose(0, 2, 1)
+        if j >= 0:
+            right = D[j][first:last]
+        else:
+            right = D.below[first - 1 : last - 1].transpose(0, 2, 1)
+        product[first:last] += left @ right
+    return product
