@@ -17,7 +17,7 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.mechanisms.budget import spending_histogram
-from fedmf.mechanisms.own_rounds import Largest, OwnRounds
+from fedmf.mechanisms.client_sensitivity import ClientSensitivity, LargestSensitivity
 from fedmf.mechanisms.sensitivity import Sensitivity
 from fedmf.participation.clients import ClientRounds
 from fedmf.privacy.describe import guarantee_values
@@ -165,11 +165,11 @@ class Tally:
         self.plan = plan
         self.unrecorded = unrecorded
         participation = plan.participation
-        self._own_rounds = OwnRounds(
+        self._client_sensitivity = ClientSensitivity(
             plan.mechanism, unrecorded, by_counts=not participation.needs_encoder
         )
-        self._largest_compliant = Largest(self._own_rounds)
-        self._largest_noncompliant = Largest(self._own_rounds)
+        self._largest_compliant = LargestSensitivity(self._client_sensitivity)
+        self._largest_noncompliant = LargestSensitivity(self._client_sensitivity)
         self._num_rows = 0
         self._costly_clients = list[CostlyClient]()
         self.num_noncompliant = 0
@@ -187,14 +187,14 @@ class Tally:
 
     def _count(self, clients: ClientRounds) -> None:
         """Adds the clients of one block."""
-        squared = self._own_rounds.squared(clients)
+        squared = self._client_sensitivity.squared(clients)
         participation = self.plan.participation
         is_compliant = participation.allows_each(clients, spent_squared=squared)
         if participation.budget is not None:
             for spending, count in spending_histogram(participation.budget, squared).items():
                 self.clients_by_spending[spending] += count
             self.max_spent = max(self.max_spent, float(np.sqrt(squared.max(initial=0.0))))
-        squared = self._own_rounds.squared_with_besides(clients, squared)
+        squared = self._client_sensitivity.squared_with_extra_rounds(clients, squared)
         self._largest_compliant.add(clients, squared, is_compliant)
         noncompliant = np.flatnonzero(~is_compliant)
         if not len(noncompliant):
@@ -242,7 +242,7 @@ class Tally:
 
     def costly_clients(self) -> list[tuple[CostlyClient, Sensitivity]]:
         """Returns at most ten non-compliant clients, those with the largest sensitivities first."""
-        sensitivities = [self._own_rounds.of(client.rounds) for client in self._costly_clients]
+        sensitivities = [self._client_sensitivity.of(client.rounds) for client in self._costly_clients]
         clients = zip(self._costly_clients, sensitivities, strict=True)
         return sorted(clients, key=lambda client: -client[1].value)
 

@@ -20,7 +20,7 @@ from fedmf.cohorts.availability import Availability
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.mechanisms.budget import Budget, spending_histogram
-from fedmf.mechanisms.own_rounds import OwnRounds
+from fedmf.mechanisms.client_sensitivity import ClientSensitivity
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.sampling import Sampling
@@ -247,8 +247,8 @@ def _spending_figures(
     """Returns the figures of `forecast` on a budget's spending; {} for every other schema."""
     if not isinstance(participation, Budget):
         return {}
-    own_rounds = OwnRounds(participation.mechanism, by_counts=False)
-    spent = own_rounds.squared(controller.ledger.clients()[1])
+    client_sensitivity = ClientSensitivity(participation.mechanism, by_counts=False)
+    spent = client_sensitivity.squared(controller.ledger.clients()[1])
     counts = spending_histogram(controller.participation.budget or 0.0, spent)
     num_clients = controller.population
     return {"spent": {share: count / num_clients for share, count in counts.items()}}

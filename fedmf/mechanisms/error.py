@@ -1,5 +1,5 @@
-"""Error of a mechanism on a workload: what is left after privacy, at unit noise multiplier and unit
-clip norm.
+"""Error that the noise of a mechanism causes on a workload, at unit noise multiplier and unit clip
+norm.
 """
 
 from typing import Any
@@ -21,27 +21,28 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, check_workload
 
+# Number of rounds of a block of rows that are computed together.
+_BLOCK_ROUNDS = 256
 _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 
 
 @with_numpy_defaults
 def loss(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """Total expected squared error, sensitivity^2 * ||A N||_F^2 (Denisov et al. 2022, Eq. 2;
-    multi-epoch paper, Eq. 4).
+    """Returns the total expected squared error, sensitivity^2 * ||A N||_F^2 (Denisov et al. 2022,
+    Eq. 2; multi-epoch paper, Eq. 4).
 
     Args:
       mechanism: any mechanism of this package.
-      workload: A, on which error is measured.
-      participation: under which the sensitivity is taken; where only an upper bound of it is known
-        the loss is one as well.
+      workload: the query A whose error is measured.
+      participation: the participation of the sensitivity. If only an upper bound of the sensitivity
+        is known, the loss is an upper bound as well.
 
     Returns:
       The loss, at noise multiplier 1 and clip norm 1.
 
     Raises:
       TypeError: workload is not a Workload.
-      ValueError: the three are not for the same number of rounds, or the noise
-        grows beyond float64.
+      ValueError: the numbers of rounds of the three differ, or the noise grows beyond float64.
 
     >>> from fedmf.mechanisms.identity import IdentityMechanism
     >>> from fedmf.workloads import prefix_sum
@@ -53,7 +54,7 @@ def loss(mechanism: Any, workload: Workload, participation: Participation) -> fl
 
 @with_numpy_defaults
 def rmse(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """Root of the mean squared error over the rounds.
+    """Returns the root of the mean squared error over the rounds.
 
     Args:
       mechanism, workload, participation: as for `loss`.
@@ -69,7 +70,8 @@ def rmse(mechanism: Any, workload: Workload, participation: Participation) -> fl
 
 @with_numpy_defaults
 def per_round_error(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
-    """Standard deviation of the error of each round's query, at noise multiplier 1 and clip norm 1.
+    """Returns the standard deviation of the error of each round's query, at noise multiplier 1 and
+    clip norm 1.
 
     Args:
       mechanism, workload, participation: as for `loss`.
@@ -91,7 +93,7 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
 
 @with_numpy_defaults
 def max_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """The error of the worst round.
+    """Returns the error of the worst round, the largest of `per_round_error`.
 
     Args:
       mechanism, workload, participation: as for `loss`.
@@ -106,7 +108,7 @@ def max_error(mechanism: Any, workload: Workload, participation: Participation) 
 
 
 def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
-    """sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
+    """Returns sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
     check_workload(workload)
     check_mechanism(mechanism)
     if mechanism.rounds != workload.rounds:
@@ -125,20 +127,21 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
 
 
 def squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
-    """The squared norm of each row of A N, (rounds,); A need not be made where it
-    is a structured one.
+    """Returns the squared norm of each row of A N, (rounds,), without forming A if it is
+    structured.
     """
-    rows = _toeplitz_rows(mechanism, workload)
-    if rows is None:
-        rows = _banded_rows(mechanism, workload)
-    if rows is not None:
-        return rows
+    squares = _toeplitz_rows(mechanism, workload)
+    if squares is None:
+        squares = _banded_rows(mechanism, workload)
+    if squares is not None:
+        return squares
     stream = mechanism.stream()
     if stream.buffers is not None and workload.inverse_diagonals is not None:
-        rows = _toeplitz_gram_rows(mechanism, stream.buffers, workload)
-        return _streamed_rows(stream, workload.inverse_diagonals) if rows is None else rows
-    # What a stream has of N took as long as N itself.
-    N = stream.contraction
+        squares = _toeplitz_gram_rows(mechanism, stream.buffers, workload)
+        if squares is None:
+            squares = _streamed_rows(stream, workload.inverse_diagonals)
+        return squares
+    N = stream.contraction  # It is reused, since it took as long as N itself.
     if N is None:
         N = mechanism.noising()
     if workload.inverse_diagonals is not None:
@@ -147,54 +150,55 @@ def squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
 
 
 def _solved_rows(inverse: np.ndarray, N: np.ndarray) -> np.ndarray:
-    """The squared norm of each row of A N, (rounds,), from the rows of A^-1, (rounds, bands).
-
-    Row t of A N follows from row t of N and the rows of A N before it.
+    """Returns the squared norm of each row of A N, (rounds,), from the rows of A^-1, (rounds,
+    bands): row t of A N follows from row t of N and the previous rows of A N.
     """
     n, bands = inverse.shape
     squares = np.empty(n)
-    recent = np.zeros((bands - 1, N.shape[1]))  # rows of A N, the newest first
+    previous_rows = np.zeros((bands - 1, N.shape[1]))  # Rows of A N, the newest first.
     for t in range(n):
-        row = (N[t] - inverse[t, 1:] @ recent) / inverse[t, 0]
+        row = (N[t] - inverse[t, 1:] @ previous_rows) / inverse[t, 0]
         squares[t] = row @ row
         if bands > 1:
-            recent[1:] = recent[:-1]
-            recent[0] = row
+            previous_rows[1:] = previous_rows[:-1]
+            previous_rows[0] = row
     return squares
 
 
 def _matrix_rows(A: np.ndarray, N: np.ndarray) -> np.ndarray:
-    """The squared norm of each row of A N, (rounds,), without what is above A's diagonal."""
+    """Returns the squared norm of each row of A N, (rounds,), for a lower-triangular A."""
     n = len(A)
     squares = []
-    for first in range(0, n, _MAX_ROUNDS_SOLVED_AT_ONCE):
-        end = min(first + _MAX_ROUNDS_SOLVED_AT_ONCE, n)
+    for first in range(0, n, _BLOCK_ROUNDS):
+        end = min(first + _BLOCK_ROUNDS, n)
         AN = A[first:end, :end] @ N[:end]
         squares.append(np.einsum("ij,ij->i", AN, AN))
     return np.concatenate(squares)
 
 
 def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
-    """The squared norm of each row of A N, (rounds,), where both are Toeplitz, in O(rounds);
+    """Returns the squared norm of each row of A N, (rounds,), in O(rounds) if both are Toeplitz;
     otherwise None.
 
     A N is Toeplitz as well, and row t holds the first t + 1 entries of its first column: the
     noising coefficients run through A, that is through the recurrence of A^-1.
     """
-    noise = mechanism.noising_coefficients()
-    if noise is None or workload.coefficients is None or workload.inverse_diagonals is None:
+    noising_column = mechanism.noising_coefficients()
+    if noising_column is None or workload.coefficients is None:
+        return None
+    if workload.inverse_diagonals is None:
         return None
     import scipy.signal
 
-    column = scipy.signal.lfilter([1.0], workload.inverse_diagonals[-1], noise)
+    column = scipy.signal.lfilter([1.0], workload.inverse_diagonals[-1], noising_column)
     return np.cumsum(np.square(column))
 
 
 def _toeplitz_gram_rows(
     mechanism: Mechanism, buffers: Buffers, workload: Workload
 ) -> np.ndarray | None:
-    """The squared norm of each row of A N, (rounds,), where X = C^T C and A are Toeplitz; otherwise
-    None.
+    """Returns the squared norm of each row of A N, (rounds,), if X = C^T C and A are Toeplitz;
+    otherwise None.
 
     With x the first column of X^-1, Gohberg and Semencul (1972) have X^-1 = (L L^T - U U^T) / x_0
     for the lower-triangular Toeplitz matrices of (x_0, ..., x_(n-1)) and (0, x_(n-1), ..., x_1).
@@ -217,9 +221,10 @@ def _toeplitz_gram_rows(
 
 
 def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
-    """The squared norm of each row of A N, (rounds,), where C and A^-1 are banded; otherwise None.
+    """Returns the squared norm of each row of A N, (rounds,), if C and A^-1 are banded; otherwise
+    None.
 
-    In O(rounds bands^2), or in O(rounds^2 bands) where that loses digits.
+    It takes O(rounds bands^2), or O(rounds^2 bands) where that loses digits.
     """
     rows = mechanism.banded_rows()
     if rows is None or workload.inverse_diagonals is None:
@@ -227,31 +232,34 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
     inverse = workload.inverse_diagonals
     # A N = (C A^-1)^-1, since a square C has N = C^-1.
     with np.errstate(all="ignore"):
-        squares = NoiseRecursion(
-            columns_of_rows(checks.banded_product(rows, inverse))
-        ).squared_errors()
+        columns = columns_of_rows(checks.banded_product(rows, inverse))
+        squares = NoiseRecursion(columns).squared_errors()
         if is_precise(squares, rows, inverse):
             return squares
-        parts = np.array_split(np.arange(len(rows)), -(-len(rows) // _MAX_ROUNDS_SOLVED_AT_ONCE))
-        return np.concatenate([squared_rows_by_solving(rows, inverse, part) for part in parts])
+        num_blocks = -(-len(rows) // _BLOCK_ROUNDS)
+        blocks = np.array_split(np.arange(len(rows)), num_blocks)
+        return np.concatenate([squared_rows_by_solving(rows, inverse, block) for block in blocks])
 
 
 def _streamed_rows(stream: NoiseStream, inverse: np.ndarray) -> np.ndarray:
-    """The squared norm of each row of A N, (rounds,), where N is made from running sums and A^-1 is
-    banded.
+    """Returns the squared norm of each row of A N, (rounds,), if running sums make the noise and
+    A^-1 is banded.
 
-    In O(rounds (sums + bands)^3): the covariance of the sums and of the last errors of the workload
-    is known before round 0, where it is 0, and moves on from round to round.
+    It takes O(rounds (sums + bands)^3): the covariance of the sums and of the last errors of the
+    workload is 0 before round 0, and is updated from round to round.
     """
     n, p = inverse.shape
     r = stream.width
-    unknowns = np.eye(r + p)  # the draw, the sums, and p - 1 errors, the newest first
+    # Unit vectors of the draw, the sums, and p - 1 errors, the newest first.
+    unknowns = np.eye(r + p)
     squares = np.empty(n)
     covariance = np.zeros((r + p - 1, r + p - 1))
     for t in range(n):
-        row, sums = stream.step(t, unknowns[0], unknowns[1 : r + 1])
-        error = (row - inverse[t, 1:] @ unknowns[r + 1 :]) / inverse[t, 0]
-        after = np.vstack([sums, error, unknowns[r + 1 :]])[: r + p - 1]
+        noise_row, sums = stream.step(t, unknowns[0], unknowns[1 : r + 1])
+        error = (noise_row - inverse[t, 1:] @ unknowns[r + 1 :]) / inverse[t, 0]
         squares[t] = error[0] ** 2 + error[1:] @ covariance @ error[1:]
-        covariance = after[:, 1:] @ covariance @ after[:, 1:].T + np.outer(after[:, 0], after[:, 0])
+        transition = np.vstack([sums, error, unknowns[r + 1 :]])[: r + p - 1]
+        drawn = transition[:, 0]
+        carried = transition[:, 1:]
+        covariance = carried @ covariance @ carried.T + np.outer(drawn, drawn)
     return squares

@@ -32,35 +32,35 @@ class IdentityMechanism(Mechanism):
 
     @property
     def bands(self) -> int:
-        """1: C is diagonal."""
+        """Number of diagonals of C: 1."""
         return 1
 
     def encoder(self) -> np.ndarray:
-        """C = I, float64 (rounds, rounds)."""
+        """Returns C = I, float64 (rounds, rounds)."""
         checks.fits_in_memory("the encoder of the identity", (self.rounds, self.rounds))
         return np.eye(self.rounds)
 
     def noising(self) -> np.ndarray:
-        """N = I, float64 (rounds, rounds)."""
+        """Returns N = I, float64 (rounds, rounds)."""
         return self.encoder()
 
     def banded_rows(self) -> np.ndarray:
-        """One band of ones."""
+        """Returns one band of ones."""
         return np.ones((self.rounds, 1))
 
     def toeplitz_coefficients(self) -> np.ndarray:
-        """The one coefficient 1."""
+        """Returns the single coefficient 1."""
         return np.ones(1)
 
     def noising_coefficients(self) -> np.ndarray:
-        """1, and 0 after it."""
+        """Returns 1, followed by zeros."""
         return np.eye(1, self.rounds)[0]
 
 
 def fit_identity(
     workload: Workload, participation: Participation, stopping: Stopping
 ) -> IdentityMechanism:
-    """Independent noise, whatever the workload and the participation."""
+    """Returns independent noise, for any workload and participation."""
     return IdentityMechanism(rounds=workload.rounds)
 
 

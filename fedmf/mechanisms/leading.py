@@ -1,4 +1,4 @@
-"""The largest column of an encoder, and the mechanism of its first rounds."""
+"""The largest column norm of an encoder, and the mechanism of its first rounds."""
 
 import numpy as np
 
@@ -9,21 +9,23 @@ from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.toeplitz import ToeplitzMechanism
 from fedmf.participation.schema import Participation
 
-# Rounds of encoders that are formed for the guarantee of their first rounds: it takes minutes.
+# A larger dense encoder is not formed for the guarantee of its first rounds: it would take minutes.
 _MAX_DENSE_ROUNDS = 8192
 
 
 def column_norm(mechanism: Mechanism) -> float:
-    """Largest column norm of the encoder: the sensitivity of a single participation, exact."""
+    """Returns the largest column norm of the encoder, the exact sensitivity of a single
+    participation.
+    """
     return sensitivity(mechanism, Participation(rounds=mechanism.rounds, schema="single")).value
 
 
 def leading_block(mechanism: Mechanism, rounds: int) -> Mechanism:
-    """The mechanism that the first `rounds` rounds are released from.
+    """Returns the mechanism that releases the first `rounds` rounds.
 
     Raises:
-      ValueError: C is not square, as a tree's, or too large and neither Toeplitz nor banded; there
-        the guarantee of all rounds is the one that is known.
+      ValueError: C is not square, as in a tree, or too large and neither Toeplitz nor banded. Then
+        only the guarantee of all rounds is known.
     """
     reason = f"the first {rounds} of {mechanism.rounds} rounds of a {mechanism.family} mechanism"
     column = mechanism.toeplitz_coefficients()

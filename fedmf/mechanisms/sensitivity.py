@@ -1,4 +1,4 @@
-"""The L2 sensitivity of a mechanism or of any encoder under a participation, which computes it
+"""Sensitivity of a mechanism or encoder under a participation, which computes it
 (`fedmf.participation.sensitivity`).
 """
 
@@ -13,28 +13,30 @@ from fedmf.participation.sharpening import Sensitivity
 
 __all__ = ["Sensitivity", "sensitivity"]
 
-# Of mechanisms in use, which never change: dense encoders take seconds, and plans ask again.
+# Sensitivities of mechanisms in use, which never change: dense encoders take seconds, and plans ask
+# again.
 _COMPUTED: weakref.WeakKeyDictionary[Mechanism, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 @with_numpy_defaults
 def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sensitivity:
-    """The L2 sensitivity of an encoder under a participation; exact, or the smallest upper bound
-    known here.
+    """Returns the L2 sensitivity of an encoder under a participation: exact, or the smallest upper
+    bound that is known.
 
     Args:
-      encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, of which C is used and nothing
-        that it claims: its `toeplitz_coefficients()`, `toeplitz_gram()` or `banded_rows()` where it
-        has them, otherwise its `encoder()`.
-      participation: the rounds one client may take part in.
+      encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, of which only C is used: its
+        `toeplitz_coefficients()`, `toeplitz_gram()` or `banded_rows()` if it has them, otherwise
+        its `encoder()`.
+      participation: the rounds that one client may take part in.
 
     Returns:
       The value, whether it is exact, and the algorithm.
 
     Raises:
-      TypeError: neither an array of numbers nor a mechanism; or no Participation.
-      ValueError: the encoder is not 2-D, not finite, or its number of columns
-        is not participation.rounds.
+      TypeError: the first argument is neither an array of numbers nor a mechanism, or the second is
+        no Participation.
+      ValueError: the encoder is not 2-D, not finite, or its number of columns is not
+        participation.rounds.
 
     >>> import numpy as np
     >>> sensitivity(np.eye(6), Participation(rounds=6, schema="min_sep", min_sep=2)).value ** 2
@@ -47,9 +49,11 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     check_columns(
         getattr(encoder_or_mechanism, "rounds", participation.rounds), participation.rounds
     )
-    kind = type(encoder_or_mechanism)
-    by_identity = issubclass(kind, Mechanism) and kind.__hash__ is object.__hash__
-    known = _COMPUTED.setdefault(encoder_or_mechanism, {}) if by_identity else {}
-    if participation not in known:
-        known[participation] = participation.sensitivity(encoder_or_mechanism)
-    return known[participation]
+    argument_class = type(encoder_or_mechanism)
+    computed: dict[Any, Any] = {}
+    # Mechanisms compare by identity, so that an entry cannot be another mechanism's.
+    if issubclass(argument_class, Mechanism) and argument_class.__hash__ is object.__hash__:
+        computed = _COMPUTED.setdefault(encoder_or_mechanism, {})
+    if participation not in computed:
+        computed[participation] = participation.sensitivity(encoder_or_mechanism)
+    return computed[participation]

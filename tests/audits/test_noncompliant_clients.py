@@ -15,10 +15,10 @@ from fedmf.mechanisms import (
     DenseMechanism,
     IdentityMechanism,
     ToeplitzMechanism,
-    own_rounds,
+    client_sensitivity,
 )
 from fedmf.mechanisms.budget import Budget, pair_costs
-from fedmf.mechanisms.own_rounds import OwnRounds, gram_diagonals, spent_squared
+from fedmf.mechanisms.client_sensitivity import ClientSensitivity, gram_diagonals, spent_squared
 from fedmf.participation.clients import ClientRounds
 from tests.mechanisms.registry import MECHANISMS, every_mechanism
 from tests.mechanisms.schemas import epochs, every_round, separated, single
@@ -115,8 +115,8 @@ def test_the_diagonals_of_a_banded_encoder_of_many_rounds():
 @pytest.mark.parametrize("share", [0.0, 1 / 36, np.inf], ids=["products", "both", "pairs"])
 @pytest.mark.parametrize("bands", [1, 5, 30])
 def test_what_clients_spend_is_the_sum_over_their_rounds(monkeypatch, bands, share):
-    monkeypatch.setattr(own_rounds, "_PAIRS_OF_A_PRODUCT", share)
-    monkeypatch.setattr(own_rounds, "_CLIENTS_AT_ONCE", 3)
+    monkeypatch.setattr(client_sensitivity, "_DENSE_PAIRS_FRACTION", share)
+    monkeypatch.setattr(client_sensitivity, "_BLOCK_CLIENTS", 3)
     rng = np.random.default_rng(5)
     C = np.tril(np.triu(rng.standard_normal((30, 30)), 1 - bands), -1) + np.eye(30)
     mechanism = DenseMechanism(matrix=C)
@@ -139,10 +139,12 @@ class TestToeplitzEncodersOfManyRounds:
         mechanism = ToeplitzMechanism(rounds=40, coefficients=0.8 ** np.arange(40))
         taken = [[0, 10, 20, 30], [5, 6], [7]]
         clients = ClientRounds(rounds=np.concatenate(taken), starts=np.array([0, 4, 6]))
-        exact = OwnRounds(mechanism).squared(clients)
-        with_others = OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, exact)
-        monkeypatch.setattr(own_rounds, "_MAX_TOEPLITZ_ENTRIES", 100)
-        own = OwnRounds(mechanism)
+        exact = ClientSensitivity(mechanism).squared(clients)
+        with_others = ClientSensitivity(mechanism, [38, 39]).squared_with_extra_rounds(
+            clients, exact
+        )
+        monkeypatch.setattr(client_sensitivity, "_MAX_TOEPLITZ_ENTRIES", 100)
+        own = ClientSensitivity(mechanism)
         assert not own.exact
         bounds = own.squared(clients)
         assert (bounds >= exact * (1 - 1e-12)).all()
@@ -151,7 +153,8 @@ class TestToeplitzEncodersOfManyRounds:
         assert_allclose(bounds[0], exact[0], rtol=1e-12)
         assert bounds[1] < 1.1 * exact[1]
         assert (
-            OwnRounds(mechanism, [38, 39]).squared_with_besides(clients, bounds) >= with_others
+            ClientSensitivity(mechanism, [38, 39]).squared_with_extra_rounds(clients, bounds)
+            >= with_others
         ).all()
         audit = audit_ledger(ledger_of([[0], [0], [1]], None), plan(separated(40, 10), mechanism))
         assert not audit.achieved.sensitivity.exact

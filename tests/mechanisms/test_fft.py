@@ -5,9 +5,9 @@ from numpy.testing import assert_allclose
 
 import fedmf
 from fedmf.mechanisms import FFTMechanism
+from fedmf.mechanisms.client_sensitivity import ClientSensitivity
 from fedmf.mechanisms.error import loss, squared_rows
 from fedmf.mechanisms.fft import PRECISION
-from fedmf.mechanisms.own_rounds import OwnRounds
 from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.workloads import identity, momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import epochs, every_round, fitted, separated, single
@@ -156,4 +156,4 @@ def test_clients_of_many_rounds_are_bounded_by_their_counts():
     mechanism = FFTMechanism(rounds=20_000)
     rounds = np.array([3, 4000, 9000, 19_990])
     least = attained(mechanism.toeplitz_gram(), rounds, np.array([1.0, 1.0, 1.0, -1.0]))
-    assert least <= OwnRounds(mechanism).of(rounds).value < 1.2 * least
+    assert least <= ClientSensitivity(mechanism).of(rounds).value < 1.2 * least

@@ -1,0 +1,330 @@
+"""Sensitivity of an encoder to single clients whose rounds are known, for any contributions.
+
+Rounds S of one client move C x by at most the root of the sum over s, t in S of |X_st|, X = C^T C
+(banded paper, Prop. E.1). That bound is exact where X >= 0 on S; elsewhere it is sharpened
+(`fedmf.participation.sharpening`).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.mechanisms.banded.recursion import columns_of_rows
+from fedmf.mechanisms.base import Mechanism
+from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.clients import ClientRounds
+from fedmf.participation.schema import Participation
+from fedmf.participation.sharpening import (
+    ROUNDING,
+    SHARPENING_BUDGET,
+    Sensitivity,
+    largest_sharpened,
+)
+
+# Largest number of entries of X for a Toeplitz encoder, 1 GB; other encoders of as many rounds take
+# more memory themselves.
+_MAX_TOEPLITZ_ENTRIES = 2**27
+# Banded encoders of up to this many rounds are multiplied as dense matrices.
+_MAX_DENSE_ROUNDS = 4096
+# Clients whose pairs of rounds are more than this fraction of all pairs are added up by products of
+# matrices, in blocks of this many clients.
+_DENSE_PAIRS_FRACTION = 1 / 36
+_BLOCK_CLIENTS = 256
+# Number of sets of rounds whose bounds may be sharpened.
+_MAX_SETS = 64
+# Multiplications that sharpening the bound of a single client may cost.
+_CLIENT_SHARPENING_BUDGET = 1e9
+_PAIRS_METHOD = "sum of {} over a client's own rounds (banded paper, Prop. E.1): {}"
+_COUNTS_METHOD = (
+    "each client's own number of rounds and smallest separation (McMahan et al. 2024): upper bound"
+)
+
+
+def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
+    """Returns the diagonals of X = C^T C up to the last non-zero one: float64 (diagonals, rounds),
+    [d, t] = X[t, t + d], 0 beyond the end.
+
+    Raises:
+      ValueError: the diagonals do not fit into memory.
+
+    >>> from fedmf.mechanisms import ToeplitzMechanism
+    >>> gram_diagonals(ToeplitzMechanism(rounds=3, coefficients=[1.0, 0.5]))
+    array([[1.25, 1.25, 1.  ],
+           [0.5 , 0.5 , 0.  ]])
+    """
+    n = mechanism.rounds
+    c = mechanism.toeplitz_coefficients()
+    rows = mechanism.banded_rows()
+    gram = mechanism.toeplitz_gram()
+    bands = mechanism.bands
+    if c is None and rows is None:
+        bands = n
+    checks.fits_in_memory("what pairs of rounds cost", (bands, n))
+    diagonals = np.zeros((bands, n))
+    if c is not None:
+        for d in range(bands):
+            # X[t, t + d] is the sum of the c_s c_(s + d) that end before row n.
+            sums = np.cumsum(c[: bands - d] * c[d:])
+            num_terms = np.minimum(np.arange(n - d, 0, -1), bands - d)
+            diagonals[d, : n - d] = sums[num_terms - 1]
+    elif gram is not None:
+        for d in range(n):
+            diagonals[d, : n - d] = gram[d]
+    elif rows is not None and n > _MAX_DENSE_ROUNDS:
+        columns = columns_of_rows(rows)
+        for d in range(bands):
+            diagonals[d, : n - d] = np.einsum(
+                "ts,ts->t", columns[: n - d, d:], columns[d:, : bands - d]
+            )
+    else:
+        C = mechanism.encoder()
+        X = C.T @ C
+        for d in range(bands):
+            diagonals[d, : n - d] = np.diagonal(X, d)
+    num_diagonals = int(np.flatnonzero(diagonals.any(axis=1)).max(initial=0)) + 1
+    return diagonals[:num_diagonals]
+
+
+def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
+    """Returns the joint cost of the rounds of each client, the sum of |X_st|, float64 (clients,).
+
+    Args:
+      diagonals: diagonals of |X|, in the form of `gram_diagonals`.
+      clients: clients whose rounds are below those of the encoder.
+
+    >>> spent_squared(
+    ...     np.array([[1.0, 1.0], [0.5, 0.0]]),
+    ...     ClientRounds(rounds=np.array([0, 1, 1]), starts=np.array([0, 2]))
+    ... )
+    array([3., 1.])
+    """
+    bands, n = diagonals.shape
+    spent = np.zeros(len(clients))
+    if not len(clients):
+        return spent
+    by_count = np.argsort(clients.counts, kind="stable")
+    distinct_counts, first_clients = np.unique(clients.counts[by_count], return_index=True)
+    equal_counts = np.split(by_count, first_clients[1:])
+    for k, client_indices in zip(distinct_counts.tolist(), equal_counts, strict=True):
+        # Rounds of these clients, (k, clients).
+        entries = clients.starts[client_indices] + np.arange(k)[:, None]
+        t = clients.rounds[entries].astype(np.intp)
+        if n <= _MAX_DENSE_ROUNDS and k * min(k, bands) > _DENSE_PAIRS_FRACTION * n * n:
+            spent[client_indices] = _sum_by_products(diagonals, t)
+        else:
+            spent[client_indices] = _sum_by_pairs(diagonals, t)
+    return spent
+
+
+def _sum_by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Returns the sums of |X_st| over the increasing rounds of clients, ints (k, clients)."""
+    bands, n = diagonals.shape
+    spent = diagonals[0][t].sum(axis=0)
+    entries = diagonals.ravel()
+    for offset in range(1, len(t)):
+        earlier = t[:-offset]
+        lags = t[offset:] - earlier
+        is_in_band = lags < bands
+        if is_in_band.all():
+            spent += 2.0 * entries.take(lags * n + earlier).sum(axis=0)
+        elif is_in_band.any():
+            values = entries.take(np.minimum(lags, bands - 1) * n + earlier)
+            spent += 2.0 * np.where(is_in_band, values, 0.0).sum(axis=0)
+        else:
+            break
+    return spent
+
+
+def _sum_by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Returns the sums of `_sum_by_pairs` by products of matrices, for clients with many rounds."""
+    bands, n = diagonals.shape
+    num_clients = t.shape[1]
+    spent = np.zeros(num_clients)
+    X = np.zeros((n, n))
+    for d in range(bands):
+        rows = np.arange(n - d)
+        X[rows, rows + d] = diagonals[d, : n - d]
+        X[rows + d, rows] = diagonals[d, : n - d]
+    for begin in range(0, num_clients, _BLOCK_CLIENTS):
+        block = t[:, begin : begin + _BLOCK_CLIENTS]
+        participates = np.zeros((block.shape[1], n))
+        participates[np.arange(block.shape[1]), block] = 1.0
+        sums = np.einsum("ct,ct->c", participates @ X, participates)
+        spent[begin : begin + _BLOCK_CLIENTS] = sums
+    return spent
+
+
+class ClientSensitivity:
+    """The sensitivity of an encoder to single clients whose rounds are known.
+
+    Args:
+      mechanism: the mechanism with the encoder.
+      extra_rounds: later rounds, increasing, that every client may be counted in as well.
+      by_counts: where a Toeplitz X, or X of a Toeplitz encoder, would take more than a gigabyte,
+        bound a client by its number of rounds and their smallest separation.
+    """
+
+    def __init__(
+        self, mechanism: Mechanism, extra_rounds: Sequence[int] = (), *, by_counts: bool = True
+    ) -> None:
+        self._mechanism = mechanism
+        self._extra_rounds = np.asarray(extra_rounds, np.int64)
+        n = mechanism.rounds
+        self._bounds: dict[tuple[int, int], float] = {}
+        has_toeplitz_gram = (
+            mechanism.toeplitz_coefficients() is not None or mechanism.toeplitz_gram() is not None
+        )
+        is_large = has_toeplitz_gram and n * mechanism.bands > _MAX_TOEPLITZ_ENTRIES
+        self._by_counts = by_counts and is_large
+        self._has_negative_entries = False
+        if self._by_counts:
+            return
+        self._diagonals = gram_diagonals(mechanism)
+        self._has_negative_entries = bool((self._diagonals < 0).any())
+        self._magnitudes = self._diagonals
+        if self._has_negative_entries:
+            self._magnitudes = np.abs(self._diagonals)
+        # Cost of each round together with the extra rounds.
+        self._extra_costs = np.zeros(n)
+        for later in self._extra_rounds:
+            earlier = np.arange(max(0, later - len(self._magnitudes) + 1), later)
+            self._extra_costs[earlier] += 2.0 * self._magnitudes[later - earlier, earlier]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the bound of every client is its sensitivity, since X >= 0."""
+        return not (self._by_counts or self._has_negative_entries)
+
+    @property
+    def can_be_sharpened(self) -> bool:
+        """Whether bounds can be sharpened, since X has negative entries."""
+        return self._has_negative_entries
+
+    def squared(self, clients: ClientRounds) -> np.ndarray:
+        """Returns a bound on the squared sensitivity to each client, float64 (clients,)."""
+        if self._by_counts:
+            smallest_gaps = clients.smallest_gaps(self._mechanism.rounds)
+            return self._bounds_by_counts(clients.counts, smallest_gaps)
+        return spent_squared(self._magnitudes, clients)
+
+    def squared_with_extra_rounds(self, clients: ClientRounds, squared: np.ndarray) -> np.ndarray:
+        """Returns the bounds for clients that are counted in the extra rounds as well, from their
+        bounds `squared`.
+        """
+        if not len(self._extra_rounds) or not len(clients):
+            return squared
+        if self._by_counts:
+            counts = clients.counts + len(self._extra_rounds)
+            return self._bounds_by_counts(counts, np.ones_like(clients.counts))
+        joint_costs = np.add.reduceat(self._extra_costs[clients.rounds], clients.starts)
+        return squared + joint_costs + self.min_squared
+
+    @property
+    def min_squared(self) -> float:
+        """Bound for a client that is counted in the extra rounds alone; 0 without extra rounds."""
+        if not len(self._extra_rounds):
+            return 0.0
+        client = ClientRounds(rounds=self._extra_rounds, starts=np.zeros(1, np.int64))
+        return float(self.squared(client)[0])
+
+    def _bounds_by_counts(self, counts: np.ndarray, gaps: np.ndarray) -> np.ndarray:
+        """Returns the bounds of clients from numbers of rounds and smallest separations."""
+        count_gap_rows = np.stack([counts, gaps], axis=1)
+        pairs, pair_of_client = np.unique(count_gap_rows, axis=0, return_inverse=True)
+        bounds = np.array([self._bound_by_count(count, gap) for count, gap in pairs.tolist()])
+        return bounds[pair_of_client.ravel()]
+
+    def _bound_by_count(self, count: int, min_sep: int) -> float:
+        """Returns the bound for `count` rounds at least `min_sep` apart."""
+        if (count, min_sep) not in self._bounds:
+            n = self._mechanism.rounds
+            participation = Participation(
+                rounds=n, schema="min_sep", min_sep=min_sep, max_participations=count
+            )
+            self._bounds[count, min_sep] = sensitivity(self._mechanism, participation).value ** 2
+        return self._bounds[count, min_sep]
+
+    def of(self, rounds: np.ndarray) -> Sensitivity:
+        """Returns the sensitivity to a client with these increasing rounds and the extra ones."""
+        largest = LargestSensitivity(self)
+        client = ClientRounds(rounds=rounds, starts=np.zeros(1, np.int64))
+        squared = self.squared_with_extra_rounds(client, self.squared(client))
+        largest.add(client, squared, np.ones(1, bool))
+        return largest.sensitivity(_CLIENT_SHARPENING_BUDGET)
+
+    def gram(self, rounds: np.ndarray) -> np.ndarray:
+        """Returns X between a client's rounds and the extra ones, float64 (k, k)."""
+        t = np.concatenate([rounds, self._extra_rounds])
+        lags = np.abs(np.subtract.outer(t, t))
+        X = self._diagonals[np.minimum(lags, len(self._diagonals) - 1), np.minimum.outer(t, t)]
+        return np.where(lags < len(self._diagonals), X, 0.0)
+
+
+class _RoundSet(NamedTuple):
+    """The rounds of a client and their bound."""
+
+    squared: float
+    rounds: np.ndarray
+
+
+class LargestSensitivity:
+    """The largest sensitivity to any of many clients, who are added block by block."""
+
+    def __init__(self, client_sensitivity: ClientSensitivity) -> None:
+        self._client_sensitivity = client_sensitivity
+        # The sets of rounds with the largest bounds, by their bytes.
+        self._round_sets: dict[bytes, _RoundSet] = {}
+        # The largest bound of the clients whose rounds are not among these sets.
+        self._dropped_squared = -np.inf
+        # The largest bound of all clients.
+        self.squared = -np.inf
+
+    def add(self, clients: ClientRounds, squared: np.ndarray, chosen: np.ndarray) -> None:
+        """Adds the chosen clients, bool (clients,), with their bounds by `ClientSensitivity`."""
+        self.squared = max(self.squared, float(squared[chosen].max(initial=-np.inf)))
+        if not self._client_sensitivity.can_be_sharpened:
+            return
+        candidates = np.flatnonzero(chosen & (squared > self._dropped_squared))
+        descending = np.argsort(-squared[candidates], kind="stable")
+        for client in candidates[descending].tolist():
+            if squared[client] <= self._dropped_squared:
+                break
+            rounds = clients.of(client)
+            round_set = _RoundSet(float(squared[client]), rounds.copy())
+            self._round_sets.setdefault(rounds.tobytes(), round_set)
+            if len(self._round_sets) > _MAX_SETS:
+                smallest = min(self._round_sets, key=lambda key: self._round_sets[key].squared)
+                dropped = self._round_sets.pop(smallest)
+                self._dropped_squared = max(self._dropped_squared, dropped.squared)
+
+    def sensitivity(self, multiplications: float = SHARPENING_BUDGET) -> Sensitivity:
+        """Returns the largest sensitivity, exact or an upper bound; there must be a client.
+
+        Args:
+          multiplications: how many multiplications it may take to sharpen the bounds.
+        """
+        value = float(np.sqrt(self.squared))
+        is_exact = self._client_sensitivity.exact
+        if not self._round_sets:
+            method = _COUNTS_METHOD
+            if is_exact:
+                method = _PAIRS_METHOD.format("X", "exact")
+            return Sensitivity(value=value, exact=is_exact, method=method)
+        bounds = []
+        for key, (squared, rounds) in self._round_sets.items():
+            X = self._client_sensitivity.gram(rounds)
+            is_tight = len(X) <= 2 or squared - float(X.sum()) <= ROUNDING * squared
+            bounds.append((squared, is_tight, key))
+        sharpened = largest_sharpened(
+            bounds,
+            lambda key: self._client_sensitivity.gram(self._round_sets[key].rounds),
+            multiplications,
+        )
+        dropped = Sensitivity(
+            value=float(np.sqrt(max(self._dropped_squared, 0.0))),
+            exact=False,
+            method=_PAIRS_METHOD.format("|X|", "upper bound"),
+        )
+        return max(sharpened, dropped, key=lambda bound: bound.value)
