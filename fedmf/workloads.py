@@ -1,6 +1,6 @@
-"""Workloads: the lower-triangular query A on which error is measured.
+"""Workloads: lower-triangular queries A on which error is measured.
 
-Training itself never uses one.
+Training itself uses no workload.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from fedmf import checks
 from fedmf.numpy_errors import with_numpy_defaults
 
 NAMES = ("prefix_sum", "momentum_sgd", "identity")
-# Of momentum_sgd where no other is given.
+# Default momentum of momentum_sgd.
 MOMENTUM = 0.95
 
 # Losses are squares of entries, and steps of fits squares of those.
@@ -25,23 +25,23 @@ _MAX_MAGNITUDE = 1e75
 class Workload:
     """A linear query A over the rounds' inputs: row t of A x is what round t should estimate well.
 
-    A decides which encoder is best (`fedmf.fit`) and how error is reported (`fedmf.loss`), and not
-    privacy. Workloads of SGD have a banded inverse, which the constructors below keep instead of A:
-    a million rounds take a few megabytes, and fits and errors time linear in the rounds. `first @
-    second` is the product of two workloads.
+    A determines which encoder is best (`fedmf.fit`) and how error is reported (`fedmf.loss`), but
+    not privacy. Workloads of SGD have a banded inverse, which the constructors below store instead
+    of A: a million rounds take a few megabytes, and fits and errors take time linear in the rounds.
+    `first @ second` is the product of two workloads.
 
     Attributes:
-      name: what reports call it.
-      matrix: A, float64 (rounds, rounds), lower-triangular with a non-zero diagonal; read-only. Of
-        a structured workload it is made when first asked for.
+      name: name in reports.
+      matrix: A, float64 (rounds, rounds), lower-triangular with a non-zero diagonal; read-only. A
+        structured workload forms it at the first access.
       inverse_diagonals: A^-1 by rows, float64 (rounds, p), [t, j] = A^-1[t, t - j], if A^-1 is
         known to have p bands; otherwise None.
       rounds: n.
 
     Raises:
       TypeError: name is not a str, or matrix is not an array of real numbers.
-      ValueError: matrix is not square, not lower-triangular, not finite, singular, or of numbers
-        beyond 1e-75 to 1e75.
+      ValueError: matrix is not square, not lower-triangular, not finite, singular, or has entries
+        outside 1e-75 to 1e75.
 
     >>> Workload("differences", [[1.0, 0.0], [-1.0, 1.0]]).rounds
     2
@@ -54,7 +54,7 @@ class Workload:
     name: str
     rounds: int
     inverse_diagonals: np.ndarray | None
-    __array_ufunc__ = None  # so that `workload @ array` is refused
+    __array_ufunc__ = None  # It makes numpy refuse `array @ workload`.
 
     def __init__(self, name: str, matrix: np.ndarray | Sequence[Sequence[float]]) -> None:
         array = checks.lower_triangular("matrix", matrix)
@@ -66,14 +66,14 @@ class Workload:
     def from_inverse(
         cls, name: str, inverse_diagonals: np.ndarray | Sequence[Sequence[float]]
     ) -> "Workload":
-        """The workload A whose inverse is banded and given by rows.
+        """Returns the workload A whose inverse is banded and given by rows.
 
         Args:
-          name: what reports call it.
-          inverse_diagonals: as in the class, (rounds, p).
+          name: name in reports.
+          inverse_diagonals: the rows of A^-1, (rounds, p), as in the class.
 
         Returns:
-          The workload. Its matrix is made when first asked for.
+          The workload, which forms its matrix at the first access.
 
         Raises:
           TypeError, ValueError: not (rounds, p) real, finite numbers with p <= rounds; a zero in
@@ -108,16 +108,15 @@ class Workload:
 
     @functools.cached_property
     def matrix(self) -> np.ndarray:
-        """A, float64 (rounds, rounds), read-only; ValueError when it would not fit in memory."""
+        """A, float64 (rounds, rounds), read-only; ValueError if it does not fit into memory."""
         assert self.inverse_diagonals is not None
         checks.fits_in_memory(f"the matrix of workload {self.name!r}", (self.rounds, self.rounds))
         return checks.frozen_copy(_solve_banded(self.inverse_diagonals))
 
     @property
     def coefficients(self) -> np.ndarray | None:
-        """The first column of A, float64 (rounds,), if A is known to be Toeplitz (every round
-        alike); otherwise None.
-
+        """First column of A, float64 (rounds,), if A is known to be Toeplitz (the same in every
+        round); otherwise None.
         >>> momentum_sgd(4, momentum=0.5).coefficients
         array([1.   , 1.5  , 1.75 , 1.875])
         """
@@ -129,7 +128,7 @@ class Workload:
         return np.asarray(scipy.signal.lfilter([1.0], rows[-1], np.eye(1, self.rounds)[0]))
 
     def __matmul__(self, other: "Workload") -> "Workload":
-        """The workload A_self A_other: what `self` makes of the outputs of `other`."""
+        """Returns the workload A_self A_other, which applies `self` to the outputs of `other`."""
         if not isinstance(other, Workload):
             return NotImplemented
         if self.rounds != other.rounds:
@@ -139,21 +138,21 @@ class Workload:
             )
         name = f"{self.name} @ {other.name}"
         # (A_self A_other)^-1 = A_other^-1 A_self^-1
-        left = other.inverse_diagonals
-        right = self.inverse_diagonals
-        if left is None or right is None:
+        other_inverse = other.inverse_diagonals
+        self_inverse = self.inverse_diagonals
+        if other_inverse is None or self_inverse is None:
             return Workload(name, np.tril(self.matrix @ other.matrix))
-        return Workload.from_inverse(name, checks.banded_product(left, right))
+        return Workload.from_inverse(name, checks.banded_product(other_inverse, self_inverse))
 
 
 def identity(n: int) -> Workload:
-    """A = I: every round's own input, as in per-round statistics.
+    """Returns A = I: every round's own input, as in per-round statistics.
 
     Args:
-      n: rounds, a positive int.
+      n: number of rounds, a positive int.
 
     Returns:
-      The workload, kept as its inverse.
+      The workload, stored as its inverse.
 
     Raises:
       TypeError, ValueError: n is not a positive int.
@@ -167,14 +166,14 @@ def identity(n: int) -> Workload:
 
 
 def prefix_sum(n: int) -> Workload:
-    """Prefix sums: A[t, j] = 1 for j <= t, SGD at learning rate 1 (Denisov et al. 2022, App. A,
-    Eq. 10).
+    """Returns prefix sums: A[t, j] = 1 for j <= t, SGD at learning rate 1 (Denisov et al. 2022,
+    App. A, Eq. 10).
 
     Args:
-      n: rounds, a positive int.
+      n: number of rounds, a positive int.
 
     Returns:
-      The workload, kept as its inverse.
+      The workload, stored as its inverse.
 
     Raises:
       TypeError, ValueError: n is not a positive int.
@@ -190,14 +189,14 @@ def prefix_sum(n: int) -> Workload:
 
 @with_numpy_defaults
 def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
-    """The iterates of SGD with a learning-rate schedule: A[t, j] = learning_rates[j], j <= t
-    (Denisov et al. 2022, Prop. 4.2, M_eta).
+    """Returns the iterates of SGD with a learning-rate schedule: A[t, j] = learning_rates[j], j <=
+    t (Denisov et al. 2022, Prop. 4.2, M_eta).
 
     Args:
       learning_rates: (n,) positive.
 
     Returns:
-      The workload, kept as its inverse.
+      The workload, stored as its inverse.
 
     Raises:
       TypeError, ValueError: the rates are not (n,) real, finite, positive numbers.
@@ -222,16 +221,17 @@ def named(
     momentum: float = MOMENTUM,
     learning_rates: np.ndarray | None = None,
 ) -> Workload:
-    """A workload by its name on the command line and in configs.
+    """Returns a workload by its name on the command line and in configs.
 
     Args:
-      name: of `NAMES`.
-      n: rounds.
-      momentum: of momentum_sgd.
-      learning_rates: float64 (n,), of the server; None for one rate.
+      name: one of `NAMES`.
+      n: number of rounds.
+      momentum: momentum of momentum_sgd.
+      learning_rates: learning rates of the server, float64 (n,); None for 1 in every round.
 
     Raises:
-      ValueError: learning rates for the identity, which has none.
+      ValueError: learning rates for the identity, which has none; or a momentum for a workload
+        other than momentum_sgd.
     """
     if name == "momentum_sgd":
         return momentum_sgd(n, momentum, learning_rates)
@@ -241,7 +241,9 @@ def named(
             f"workload={name}: leave it out"
         )
     if name == "prefix_sum":
-        return prefix_sum(n) if learning_rates is None else sgd(learning_rates)
+        if learning_rates is None:
+            return prefix_sum(n)
+        return sgd(learning_rates)
     if learning_rates is not None:
         raise ValueError(
             "workload=identity has no learning rates: leave out `warmup`, `cooldown` "
@@ -252,15 +254,15 @@ def named(
 
 @with_numpy_defaults
 def momentum_buffer(n: int, momentum: float) -> Workload:
-    """The momentum buffers of heavy-ball SGD: A[t, j] = momentum^(t - j), j <= t (Denisov et al.
-    2022, Prop. 4.2, M_beta).
+    """Returns the momentum buffers of heavy-ball SGD: A[t, j] = momentum^(t - j), j <= t (Denisov
+    et al. 2022, Prop. 4.2, M_beta).
 
     Args:
-      n: rounds, a positive int.
+      n: number of rounds, a positive int.
       momentum: beta, in [0, 1).
 
     Returns:
-      The workload, kept as its inverse.
+      The workload, stored as its inverse.
 
     Raises:
       TypeError, ValueError: n is not a positive int, or momentum is outside [0, 1).
@@ -279,24 +281,24 @@ def momentum_buffer(n: int, momentum: float) -> Workload:
 def momentum_sgd(
     n: int, momentum: float = 0.95, learning_rates: Sequence[float] | np.ndarray | None = None
 ) -> Workload:
-    """The iterates of heavy-ball momentum SGD with a learning-rate schedule (Denisov et al. 2022,
-    Prop. 4.2, Eq. 9).
+    """Returns the iterates of heavy-ball momentum SGD with a learning-rate schedule (Denisov et al.
+    2022, Prop. 4.2, Eq. 9).
 
     A[t, j] = sum over i in j..t of learning_rates[i] * momentum ** (i - j), `sgd(learning_rates) @
     momentum_buffer(n, momentum)`.
 
     Args:
-      n: rounds, a positive int.
+      n: number of rounds, a positive int.
       momentum: beta, in [0, 1). With 0 and no schedule this is `prefix_sum`.
       learning_rates: (n,) positive; None means 1 in every round.
 
     Returns:
-      The workload, kept as its inverse.
+      The workload, stored as its inverse.
 
     Raises:
-      TypeError: an argument of the wrong kind.
-      ValueError: momentum outside [0, 1); learning_rates not of shape (n,),
-        not finite or not positive.
+      TypeError: an argument is of the wrong kind.
+      ValueError: momentum is outside [0, 1); learning_rates is not of shape (n,), not finite or not
+        positive.
 
     >>> momentum_sgd(3, momentum=0.5, learning_rates=[1.0, 2.0, 4.0]).matrix
     array([[1., 0., 0.],
@@ -305,31 +307,31 @@ def momentum_sgd(
     """
     buffers = momentum_buffer(n, momentum)
     n = buffers.rounds
-    rates = (
-        np.ones(n)
-        if learning_rates is None
-        else checks.finite_array("learning_rates", learning_rates, ndim=1)
-    )
+    if learning_rates is None:
+        rates = np.ones(n)
+    else:
+        rates = checks.finite_array("learning_rates", learning_rates, ndim=1)
     if rates.shape != (n,):
         raise ValueError(
             f"learning_rates has shape {rates.shape}: pass one rate for each of the n={n} rounds"
         )
-    rows = (sgd(rates) @ buffers).inverse_diagonals
-    assert rows is not None
-    return Workload.from_inverse("momentum_sgd", rows)
+    inverse_rows = (sgd(rates) @ buffers).inverse_diagonals
+    assert inverse_rows is not None
+    return Workload.from_inverse("momentum_sgd", inverse_rows)
 
 
 def check_workload(workload: object) -> None:
-    """Refuses what is no workload: TypeError."""
+    """Raises TypeError unless the argument is a workload."""
     if not isinstance(workload, Workload):
         raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
 
 
 def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
-    """Raises unless the largest entry and the smallest on the diagonal, (rounds,), are within 1e-75
-    to 1e75.
+    """Raises ValueError unless the largest entry and the smallest on the diagonal, (rounds,), are
+    within 1e-75 to 1e75.
     """
-    largest, smallest = float(np.abs(matrix).max()), float(np.abs(diagonal).min())
+    largest = float(np.abs(matrix).max())
+    smallest = float(np.abs(diagonal).min())
     if not smallest:
         t = int(np.argmin(np.abs(diagonal)))
         raise ValueError(
@@ -344,12 +346,12 @@ def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
 
 
 def _two_bands(diagonal: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Rows of a matrix with `diagonal` and, in row t > 0, left[t] before it."""
+    """Returns the rows of a matrix with `diagonal` and, in row t > 0, left[t] before it."""
     return np.tril(np.stack([diagonal, left], axis=1))[:, : len(diagonal)]
 
 
 def _solve_banded(rows: np.ndarray) -> np.ndarray:
-    """The inverse of the banded lower-triangular matrix given by rows, row by row: O(n^2 p)."""
+    """Returns the inverse of the banded lower-triangular matrix with these rows, in O(n^2 p)."""
     n, p = rows.shape
     A = np.zeros((n, n))
     for t in range(n):

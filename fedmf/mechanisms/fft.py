@@ -1,4 +1,4 @@
-"""Prefix sums through the Fourier transform: a near-optimal encoder that needs no optimisation."""
+"""Prefix sums through the Fourier transform: a near-optimal encoder without optimisation."""
 
 import dataclasses
 import functools
@@ -19,8 +19,8 @@ from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
 DECODERS = ("plain", "optimal")
-# How far the spectrum of the optimal decoder's X may be from the paper's, relatively: about what
-# float32 rounds.
+# Largest relative difference between the spectrum of the optimal decoder's X and the paper's: about
+# the rounding of float32.
 PRECISION = 1e-7
 
 
@@ -43,16 +43,16 @@ class FFTMechanism(Mechanism):
     as dense matrices. It uses noise of sources beyond the current round, drawn ahead; noise does
     not depend on data.
 
-    decoder "optimal" is C_F with N = pinv(C_F) (Mechanism 2), the smallest error for this encoder,
-    whatever the workload. Privacy and noise follow from X alone: the sensitivity is a matter of
-    X, and pinv(C_F) pinv(C_F)^T = X^-1 (multi-epoch paper, Prop. K.2). So C here is the
-    lower-triangular C with C^T C = X, and N = C^-1. It needs no dense matrix: |Sigma| is replaced
-    by sums of rational functions within a relative `PRECISION` of it, so that a round of noise
-    costs some 40 rows (see `_feedback`). X, the sensitivity and the error are those of the replaced
+    decoder "optimal" is C_F with N = pinv(C_F) (Mechanism 2), the smallest error for this encoder
+    on any workload. Privacy and noise follow from X alone: X determines the sensitivity, and
+    pinv(C_F) pinv(C_F)^T = X^-1 (multi-epoch paper, Prop. K.2). So C here is the lower-triangular C
+    with C^T C = X, and N = C^-1. It needs no dense matrix: |Sigma| is replaced by sums of rational
+    functions within a relative `PRECISION` of it, so that a noise vector is computed from some 40
+    running sums (see `_running_sums`). X, the sensitivity and the error are those of the replaced
     |Sigma|.
 
     Attributes:
-      rounds: n, any positive int; plain: few enough for dense matrices.
+      rounds: n, any positive int; with decoder "plain", small enough for dense matrices.
       decoder: "plain" or "optimal".
 
     >>> mechanism = FFTMechanism(rounds=2, decoder="plain")
@@ -71,20 +71,21 @@ class FFTMechanism(Mechanism):
     decoder: str = fields.choice("optimal", "", lambda: DECODERS)
 
     def encoder(self) -> np.ndarray:
-        """Plain: C_F, float64 (2 * rounds, rounds). Optimal: C, float64 (rounds, rounds),
-        lower-triangular.
+        """Returns C_F, float64 (2 * rounds, rounds), with decoder "plain"; C, float64 (rounds,
+        rounds), lower-triangular, with "optimal".
         """
         n = self.rounds
         if self.decoder == "plain":
             _check_plain(n)
             return scipy.linalg.circulant(_root_of_circulant(n))[:, :n]
         checks.fits_in_memory("the encoder of this FFT mechanism", (n, n))
-        # X reads the same from its end, so that its Cholesky factor does, too
+        # X is the same when its rows and columns are reversed, so that its reversed Cholesky factor
+        # is one, too.
         factor = scipy.linalg.cholesky(scipy.linalg.toeplitz(self.toeplitz_gram()), lower=True)
         return np.ascontiguousarray(factor[::-1, ::-1].T)
 
     def noising(self) -> np.ndarray:
-        """N, float64: plain (rounds, 2 * rounds), optimal (rounds, rounds)."""
+        """Returns N, float64: plain (rounds, 2 * rounds), optimal (rounds, rounds)."""
         n = self.rounds
         if self.decoder == "plain":
             _check_plain(n)
@@ -93,15 +94,15 @@ class FFTMechanism(Mechanism):
         return triangular_inverse(self.encoder())
 
     def stream(self) -> NoiseStream:
-        """Plain, and where there are few rounds: the rows of N. Optimal: running sums of rows."""
+        """Returns running sums with decoder "optimal" and many rounds, otherwise the rows of N."""
         n = self.rounds
         if self.decoder == "plain" or 2 * len(_rational(n)[0]) + 1 >= n:
             N = self.noising()
             return NoiseStream(rounds=n, sources=N.shape[1], contraction=N)
-        return NoiseStream(rounds=n, sources=n, buffers=_feedback(n))
+        return NoiseStream(rounds=n, sources=n, buffers=_running_sums(n))
 
     def toeplitz_gram(self) -> np.ndarray:
-        """The first column of X = C^T C, float64 (rounds,)."""
+        """Returns the first column of X = C^T C, float64 (rounds,)."""
         n = self.rounds
         spectrum = np.abs(_spectrum(n))
         if self.decoder == "optimal":
@@ -112,6 +113,7 @@ class FFTMechanism(Mechanism):
 
 
 def _check_plain(n: int) -> None:
+    """Raises ValueError if the dense matrices of decoder "plain" take too much memory."""
     if 16 * n * n > checks.MAX_BYTES:
         raise ValueError(
             f"rounds={n} with decoder='plain' take dense matrices of {16 * n * n / 2**30:.3g} GiB: "
@@ -120,7 +122,7 @@ def _check_plain(n: int) -> None:
 
 
 def _spectrum(n: int) -> np.ndarray:
-    """Sigma at the frequencies 0..n, complex128 (n + 1,); the others are their conjugates.
+    """Returns Sigma at the frequencies 0..n, complex128 (n + 1,); the others are their conjugates.
 
     In closed form (multi-epoch paper, Eq. 44): the even frequencies are exactly 0, where a computed
     DFT has rounding errors of 1e-16, whose roots would spoil half the digits.
@@ -133,20 +135,20 @@ def _spectrum(n: int) -> np.ndarray:
 
 
 def _root_of_circulant(n: int) -> np.ndarray:
-    """First column of F* sqrt(Sigma) F, float64 (2n,)."""
+    """Returns the first column of F* sqrt(Sigma) F, float64 (2n,)."""
     # Real parts are 1 at odd frequencies, so that the principal branch is never in doubt.
     return np.fft.irfft(np.sqrt(_spectrum(n)), 2 * n)
 
 
 def _squared_sines(n: int) -> np.ndarray:
-    """1 / |Sigma|^2 at the odd frequencies up to n (multi-epoch paper, Eq. 45)."""
+    """Returns 1 / |Sigma|^2 at the odd frequencies up to n (multi-epoch paper, Eq. 45)."""
     return np.square(np.sin(np.pi * np.arange(1, n + 1, 2) / (2 * n)))
 
 
 @functools.lru_cache(maxsize=16)
 def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Squares T and positive weights w, float64 (q,) each: sum of w / (T + s) is 1 / sqrt(s) within
-    a relative PRECISION at all `_squared_sines` s.
+    """Returns squares T and positive weights w, float64 (q,) each, with sum of w / (T + s) within a
+    relative PRECISION of 1 / sqrt(s) at all `_squared_sines` s.
 
     1 / sqrt(s) = 2 / pi * integral of dt / (t^2 + s) over t > 0. With t = k sc(u), sc the Jacobi
     elliptic function of the complementary modulus of k, k^2 the least s, the rule of midpoints in u
@@ -155,14 +157,17 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
     each term; it is measured here, at all frequencies that there are.
     """
     sines = _squared_sines(n)
-    parameter = 1.0 - sines[0]  # of sc; k is that of the rounded parameter
+    parameter = 1.0 - sines[0]  # The parameter of sc; k is that of the rounded parameter.
     k = np.sqrt(1.0 - parameter)
     period = scipy.special.ellipkm1(1.0 - parameter)
     for q in range(1, 100):
-        sn, cn, _, _ = scipy.special.ellipj((np.arange(-(-q // 2)) + 0.5) / q * period, parameter)
-        low = k * sn / cn
-        t = np.concatenate([low, (k / low[: q // 2])[::-1]])  # sc(period - u) = 1 / (k sc(u))
-        weights = 2.0 / np.pi * period / q * np.sqrt((k**2 + t**2) * (1.0 + t**2))  # dt / du
+        u = (np.arange(-(-q // 2)) + 0.5) / q * period
+        sn, cn, _, _ = scipy.special.ellipj(u, parameter)
+        low_t = k * sn / cn
+        high_t = (k / low_t[: q // 2])[::-1]  # sc(period - u) = 1 / (k sc(u))
+        t = np.concatenate([low_t, high_t])
+        derivative = np.sqrt((k**2 + t**2) * (1.0 + t**2))  # dt / du
+        weights = 2.0 / np.pi * period / q * derivative
         sums = sum(weight / (square + sines) for square, weight in zip(t**2, weights, strict=True))
         if np.abs(sums * np.sqrt(sines) - 1.0).max() <= PRECISION:
             return t**2, weights
@@ -171,13 +176,14 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.lru_cache(maxsize=1)
 @with_numpy_defaults
-def _feedback(n: int) -> Buffers:
-    """The rows of N = C^-1, C lower-triangular with C^T C = X, from 2 q + 1 sums of earlier rows.
+def _running_sums(n: int) -> Buffers:
+    """Returns the recipe of N = C^-1, C lower-triangular with C^T C = X, from 2 q + 1 sums of
+    earlier noise vectors.
 
     A term w / (T + s), s = sin(theta / 2)^2, is the spectrum of alpha exp(-lambda |d|), with
     T = sinh(lambda / 2)^2 and alpha = 2 w / sinh(lambda), at all odd frequencies that of
     alpha (exp(-lambda d) - exp(-lambda (n - d))) / (1 + exp(-lambda n)), d = 0..n-1, half of which
-    is its part of X. With the frequency 0, for 0 < d < n,
+    is its contribution to X. With the frequency 0, for 0 < d < n,
 
         X[t, t - d] = 1 / 2 + sum over the terms of half of that,
 
@@ -189,7 +195,7 @@ def _feedback(n: int) -> Buffers:
         L[t, s] = h(t) . (decay^(t - s) * g(s)),   g(s) = (m(s) - P(s) h(s)) / L[s, s]
         L[s, s]^2 = X[0, 0] - h(s) . P(s) h(s),    P(s + 1) = decay (P(s) + g(s) g(s)^T) decay,
 
-    and C[t, s] = L[n - 1 - s, n - 1 - t], as X reads the same from its end. The filter costs
+    and C[t, s] = L[n - 1 - s, n - 1 - t], as X is the same when reversed. The filter costs
     O(n q^2).
     """
     squares, weights = _rational(n)
@@ -200,23 +206,23 @@ def _feedback(n: int) -> Buffers:
     scales = weights / np.sinh(rates) / (1.0 + falling[-1])
     diagonal = 0.5 + scales @ (1.0 - falling[-1])
     decay = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
-    # h from its end, as the rows of N need it: exp(-rates (n - t)) at t = n - 1 - s
+    # h in reversed order, as the rows of N need it: exp(-rates (n - t)) at t = n - 1 - s.
     reads = np.concatenate([np.ones((n, q + 1)), falling], axis=1)
     write = np.empty((n, 2 * q + 1))
     window = np.empty((n, 1))
-    state = np.zeros((2 * q + 1, 2 * q + 1))
-    constant = np.concatenate([[0.5], scales])
-    decays = np.outer(decay, decay)
+    P = np.zeros((2 * q + 1, 2 * q + 1))
+    constants = np.concatenate([[0.5], scales])
+    decay_products = np.outer(decay, decay)
     for s in range(n):
         h = reads[n - 1 - s]
-        towards = state @ h
-        pivot = np.sqrt(diagonal - h @ towards)
-        before = falling[s - 1] if s else 1.0
-        g = (np.concatenate([constant, -scales * before]) - towards) / pivot
+        Ph = P @ h
+        pivot = np.sqrt(diagonal - h @ Ph)
+        rising = falling[s - 1] if s else 1.0
+        g = (np.concatenate([constants, -scales * rising]) - Ph) / pivot
         window[n - 1 - s] = 1.0 / pivot
         write[n - 1 - s] = -g / pivot
-        state += g[:, None] * g
-        state *= decays
+        P += g[:, None] * g
+        P *= decay_products
     return Buffers(window=window, read=write, write=decay * reads, decay=decay, feedback=True)
 
 
@@ -227,7 +233,7 @@ def fit_fft(
     *,
     decoder: str = "optimal",
 ) -> FFTMechanism:
-    """The FFT mechanism of prefix sums, whatever the workload and the participation."""
+    """Returns the FFT mechanism of prefix sums, for any workload and participation."""
     return FFTMechanism(rounds=workload.rounds, decoder=decoder)
 
 

@@ -1,5 +1,5 @@
-"""Factorizations that other programs have written, checked on the way in; and any other, as its two
-matrices.
+"""Factorizations written by other programs, checked when they are read, and mechanisms given by
+their two matrices.
 """
 
 import dataclasses
@@ -23,15 +23,16 @@ from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.workloads import Workload
 
-# What others call the matrices in an .npz archive; the papers' public code says W and H
-# for B and C.
-_ENCODERS = ("encoder", "C", "c", "H", "h", "h_matrix")
-_DECODERS = ("decoder", "B", "b", "W", "w", "w_matrix")
+# Names of the matrices in other programs' .npz archives; the papers' public code writes W and H for
+# B and C.
+_ENCODER_NAMES = ("encoder", "C", "c", "H", "h", "h_matrix")
+_DECODER_NAMES = ("decoder", "B", "b", "W", "w", "w_matrix")
 # The papers' public code writes a folder of two files, each one serialized TensorProto of doubles.
-_ENCODER_FILE, _DECODER_FILE = "h_matrix_tensor_pb", "w_matrix_tensor_pb"
+_ENCODER_FILE = "h_matrix_tensor_pb"
+_DECODER_FILE = "w_matrix_tensor_pb"
 # Entries this small, relative to the largest, are rounding errors of the other program.
 _ROUNDING = 1e-8
-# The kinds of numbers in TensorFlow's types.proto that are read.
+# The number types in TensorFlow's types.proto that are supported.
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8")}
 # tensorflow/core/framework/{tensor,tensor_shape}.proto, as far as it is read.
 _TENSOR_PROTO = """
@@ -51,8 +52,8 @@ message_type { name: "Tensor"
 def load_factorization(
     path: str | os.PathLike[str], *, workload: Workload | None = None
 ) -> Mechanism:
-    """Reads an encoder C, and a decoder B if there is one, from another program's files, and makes
-    a mechanism of them.
+    """Reads an encoder C, and optionally a decoder B, from another program's files, and returns a
+    mechanism with them.
 
     B C must be lower-triangular, invertible and equal to the workload if one is given. The scale of
     C is not trusted: `fedmf.sensitivity` computes from C itself. Without B, N is the pseudo-inverse
@@ -66,13 +67,13 @@ def load_factorization(
       workload: A, checked against B C to 6 digits; needs B.
 
     Returns:
-      A mechanism: banded or dense where C is square and N its inverse, otherwise
+      A banded or dense mechanism if C is square and N its inverse, otherwise an
       `ExplicitMechanism`.
 
     Raises:
-      TypeError: no path, or no workload.
+      TypeError: path is not a path, or workload not a Workload.
       FileNotFoundError: there is no such file or folder.
-      ValueError: the files are damaged or of another kind, or the matrices fail a check.
+      ValueError: the files are damaged or of another format, or the matrices fail a check.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile(suffix=".npy") as file:
@@ -88,8 +89,8 @@ def load_factorization(
     if not source.exists():
         raise FileNotFoundError(f"path={str(source)!r} is not there: {hint}")
     try:
-        C, B = _read(source)
-        return _mechanism(C, B, workload)
+        C, B = _read_matrices(source)
+        return _build_mechanism(C, B, workload)
     except checks.TooLargeForMemory as error:
         raise checks.TooLargeForMemory(f"path={str(source)!r} cannot be used: {error}") from error
     except (*READ_ERRORS, np.linalg.LinAlgError) as error:
@@ -98,39 +99,45 @@ def load_factorization(
         ) from error
 
 
-def _read(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]:
+def _read_matrices(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Reads C, and B or None, from a folder or file in one of the supported formats."""
     if source.is_dir():
-        for name in (_ENCODER_FILE, _DECODER_FILE):
-            if not (source / name).is_file():
-                raise ValueError(f"the folder has no {name}, write both matrices into it")
-        return parse_tensor((source / _ENCODER_FILE).read_bytes()), parse_tensor(
-            (source / _DECODER_FILE).read_bytes()
-        )
+        for file_name in (_ENCODER_FILE, _DECODER_FILE):
+            if not (source / file_name).is_file():
+                raise ValueError(f"the folder has no {file_name}, write both matrices into it")
+        C = parse_tensor((source / _ENCODER_FILE).read_bytes())
+        B = parse_tensor((source / _DECODER_FILE).read_bytes())
+        return C, B
     with source.open("rb") as file:
-        start = file.read(6)
-    if not start.startswith((b"PK", b"\x93NUMPY")):
+        prefix = file.read(6)
+    if not prefix.startswith((b"PK", b"\x93NUMPY")):
         return parse_tensor(source.read_bytes()), None
-    loaded = np.load(source, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        return loaded, None
-    with loaded as archive:
-        C, B = (_named(archive, names) for names in (_ENCODERS, _DECODERS))
-        if C is None:
+    contents = np.load(source, allow_pickle=False)
+    if isinstance(contents, np.ndarray):
+        return contents, None
+    with contents as archive:
+        encoder = _archived_matrix(archive, _ENCODER_NAMES)
+        decoder = _archived_matrix(archive, _DECODER_NAMES)
+        if encoder is None:
             raise ValueError(
                 f"the archive holds {', '.join(archive.files)}: store C under one of "
-                f"{', '.join(_ENCODERS)}"
+                f"{', '.join(_ENCODER_NAMES)}"
             )
-        return C, B
+        return encoder, decoder
 
 
-def _named(archive: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> np.ndarray | None:
+def _archived_matrix(archive: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> np.ndarray | None:
+    """Returns the matrix that the archive holds under one of `names`, or None."""
     present = [name for name in names if name in archive.files]
     if len(present) > 1:
         raise ValueError(f"the archive holds {' and '.join(present)}: keep one of them")
-    return np.asarray(archive[present[0]]) if present else None
+    if not present:
+        return None
+    return np.asarray(archive[present[0]])
 
 
-def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -> Mechanism:
+def _build_mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -> Mechanism:
+    """Checks C, B and the workload against each other, and returns the mechanism."""
     C = checks.finite_array("encoder", C, ndim=2)
     m, n = C.shape
     if m < n:
@@ -142,46 +149,58 @@ def _mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -
         raise ValueError(
             f"encoder has {n} columns but workload {workload.name!r} has rounds={workload.rounds}"
         )
-    if B is None:
-        if workload is not None:
-            raise ValueError("there is no decoder to check against workload: leave workload out")
-        singular = scipy.linalg.svdvals(C)
-        if singular[-1] <= 1e-12 * singular[0]:
-            raise ValueError(
-                f"encoder is singular (its singular values reach from {singular[0]:.2g} "
-                f"to {singular[-1]:.2g})"
-            )
-        N = np.linalg.inv(C) if m == n else np.linalg.pinv(C)
-    else:
-        B = checks.finite_array("decoder", B, ndim=2)
-        if B.shape != (n, m):
-            raise ValueError(
-                f"decoder has shape {B.shape}: an encoder of shape {C.shape} "
-                f"needs one of ({n}, {m})"
-            )
-        A = np.tril(B @ C)
-        if np.abs(B @ C - A).max() > _ROUNDING * np.abs(A).max():
-            raise ValueError(
-                "the product of decoder and encoder is not lower-triangular: "
-                "rounds would need later ones"
-            )
-        if workload is not None and not np.allclose(
-            A, workload.matrix, rtol=1e-6, atol=1e-6 * np.abs(workload.matrix).max()
-        ):
+    N = _pseudo_inverse(C, workload) if B is None else _noising(C, B, workload)
+    if m == n:
+        square_mechanism = _square_mechanism(C, N)
+        if square_mechanism is not None:
+            return square_mechanism
+    return ExplicitMechanism(encoder_matrix=C, noising_matrix=N)
+
+
+def _pseudo_inverse(C: np.ndarray, workload: Workload | None) -> np.ndarray:
+    """Returns N = pinv(C), or raises ValueError for a singular C; there must be no workload."""
+    if workload is not None:
+        raise ValueError("there is no decoder to check against workload: leave workload out")
+    singular_values = scipy.linalg.svdvals(C)
+    if singular_values[-1] <= 1e-12 * singular_values[0]:
+        raise ValueError(
+            f"encoder is singular (its singular values reach from {singular_values[0]:.2g} "
+            f"to {singular_values[-1]:.2g})"
+        )
+    if C.shape[0] == C.shape[1]:
+        return np.linalg.inv(C)
+    return np.linalg.pinv(C)
+
+
+def _noising(C: np.ndarray, B: np.ndarray, workload: Workload | None) -> np.ndarray:
+    """Returns N = A^-1 B, or raises ValueError if A = B C is no workload, or not `workload`."""
+    m, n = C.shape
+    B = checks.finite_array("decoder", B, ndim=2)
+    if B.shape != (n, m):
+        raise ValueError(
+            f"decoder has shape {B.shape}: an encoder of shape {C.shape} needs one of ({n}, {m})"
+        )
+    A = np.tril(B @ C)
+    if np.abs(B @ C - A).max() > _ROUNDING * np.abs(A).max():
+        raise ValueError(
+            "the product of decoder and encoder is not lower-triangular: "
+            "rounds would need later ones"
+        )
+    if workload is not None:
+        tolerance = 1e-6 * np.abs(workload.matrix).max()
+        if not np.allclose(A, workload.matrix, rtol=1e-6, atol=tolerance):
             difference = float(np.abs(A - workload.matrix).max())
             raise ValueError(
                 f"decoder @ encoder differs from workload {workload.name!r} by {difference:.2g}"
             )
-        if (np.diagonal(A) == 0.0).any():
-            raise ValueError("the product of decoder and encoder is singular")
-        N = scipy.linalg.solve_triangular(A, B, lower=True)
-    square = _square(C, N) if m == n else None
-    return ExplicitMechanism(encoder_matrix=C, noising_matrix=N) if square is None else square
+    if (np.diagonal(A) == 0.0).any():
+        raise ValueError("the product of decoder and encoder is singular")
+    return scipy.linalg.solve_triangular(A, B, lower=True)
 
 
-def _square(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
-    """The same mechanism with a lower-triangular C of positive diagonal and N = C^-1, or None where
-    that is not it.
+def _square_mechanism(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
+    """Returns the mechanism as one with a lower-triangular C of positive diagonal and N = C^-1, or
+    None if it has no such form.
 
     C and Q C for an orthogonal Q have the same gram matrix, hence the same sensitivity, and N and N
     Q^T give noise of the same distribution (Denisov et al. 2022, Thm. 2.1 and after): a square C
@@ -190,14 +209,18 @@ def _square(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
     n = C.shape[0]
     if np.abs(np.triu(C, 1)).max(initial=0.0) <= _ROUNDING * np.abs(C).max():
         L = np.tril(C)
-    else:  # C = Q L, from the QR factorization of C with rows and columns in reverse
+    else:
+        # C = Q L, from the QR factorization of C with rows and columns in reverse.
         L = scipy.linalg.qr(C[::-1, ::-1])[1][::-1, ::-1]
     L = L * np.sign(np.diagonal(L))[:, None]
     if (np.diagonal(L) <= 0.0).any():
         return None
-    # Entries that are rounding are dropped only if L still has N's noise: N N^T = (C^T C)^-1.
+    # Entries that are rounding errors are dropped only if L still has N's noise: N N^T = (C^T
+    # C)^-1.
     inverse = scipy.linalg.solve_triangular(L, np.eye(n), lower=True)
-    if not np.allclose(N @ N.T, inverse @ inverse.T, rtol=1e-6, atol=1e-6 * np.abs(N @ N.T).max()):
+    covariance = N @ N.T
+    tolerance = 1e-6 * np.abs(covariance).max()
+    if not np.allclose(covariance, inverse @ inverse.T, rtol=1e-6, atol=tolerance):
         return None
     bands = int(np.max(np.subtract(*np.nonzero(L)))) + 1
     reason = "loaded from given matrices"
@@ -207,8 +230,8 @@ def _square(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
 
 
 def parse_tensor(serialized: bytes) -> np.ndarray:
-    """The array of a serialized TensorProto of floats or doubles, as float64; what
-    tf.io.serialize_tensor writes.
+    """Returns the array of a serialized TensorProto of floats or doubles, as
+    tf.io.serialize_tensor writes it, in float64.
 
     Raises:
       ValueError: the bytes are no such message, are cut off, or hold another kind of tensor.
@@ -239,11 +262,13 @@ def parse_tensor(serialized: bytes) -> np.ndarray:
 
 @functools.cache
 def tensor_message() -> Any:
-    """The class of TensorFlow's TensorProto by protobuf alone: data type, shape and content."""
+    """Returns a class that parses TensorFlow's TensorProto (data type, shape and content) with
+    protobuf alone.
+    """
     # Imported here because few need them, and `fedmf --help` must not wait for them.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    pool = descriptor_pool.DescriptorPool()  # of our own: TensorFlow fills the default one
+    pool = descriptor_pool.DescriptorPool()  # A pool of its own: TensorFlow fills the default one.
     pool.Add(text_format.Parse(_TENSOR_PROTO, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("fedmf.Tensor"))
 
@@ -251,15 +276,15 @@ def tensor_message() -> Any:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ExplicitMechanism(Mechanism):
-    """Matrices of any origin: C (m, n) of any shape with m >= n, and any N (n, m) with N C = I.
+    """A mechanism of two explicit matrices: C (m, n) with m >= n, and any N (n, m) with N C = I.
 
     Attributes:
-      encoder_matrix: C, float64 (m, rounds). Kept as a read-only copy.
-      noising_matrix: N, float64 (rounds, m). Kept as a read-only copy.
+      encoder_matrix: C, float64 (m, rounds). Stored as a read-only copy.
+      noising_matrix: N, float64 (rounds, m). Stored as a read-only copy.
 
     Raises:
-      TypeError, ValueError: an argument of another kind or shape, not finite, or N C is not I to 6
-        digits, columns of errors summed.
+      TypeError, ValueError: an argument is of the wrong kind or shape, not finite, or N C is not I
+        to 6 digits, in sums of errors over columns.
 
     >>> ExplicitMechanism(encoder_matrix=[[1.0], [1.0]], noising_matrix=[[0.5, 0.5]]).rounds
     1
@@ -278,13 +303,13 @@ class ExplicitMechanism(Mechanism):
                 f"encoder_matrix of shape {C.shape} and noising_matrix of shape {N.shape} do not "
                 "fit: pass (m, rounds) and (rounds, m) with m at least rounds"
             )
-        # What runs has the privacy of C (I + E)^-1 for E = N C - I: see check_left_inverse. Column
+        # The noise has the privacy of C (I + E)^-1 for E = N C - I: see check_left_inverse. Column
         # j of C E is at most the sum of |c_i| |E_ij|, so that sums over i must be small: many small
-        # entries may add up in a file made to mislead.
+        # entries may add up in a file that was made to mislead.
         scales = np.abs(C).max(axis=0)
         with np.errstate(all="ignore"):
-            error = np.abs(N @ C - np.eye(C.shape[1])) * scales[:, None] / scales
-            largest = float(error.sum(axis=0).max())
+            errors = np.abs(N @ C - np.eye(C.shape[1])) * scales[:, None] / scales
+            largest = float(errors.sum(axis=0).max())
         if not largest <= 1e-6:
             raise ValueError(
                 f"noising_matrix @ encoder_matrix differs from the identity by {largest:.2g}: pass "
@@ -293,15 +318,15 @@ class ExplicitMechanism(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """n, the number of rounds."""
+        """Number of rounds n."""
         return int(self.encoder_matrix.shape[1])
 
     def encoder(self) -> np.ndarray:
-        """C, float64 (m, rounds)."""
+        """Returns C, float64 (m, rounds)."""
         return self.encoder_matrix.copy()
 
     def noising(self) -> np.ndarray:
-        """N, float64 (rounds, m)."""
+        """Returns N, float64 (rounds, m)."""
         return self.noising_matrix.copy()
 
 
