@@ -1,3 +1,5 @@
+"""Workloads: their definitions, read-only copies and ranges of numbers."""
+
 import dataclasses
 
 import numpy as np
@@ -18,11 +20,13 @@ def test_prefix_sums_sum(n):
 
 @given(rates=st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12), momentum=st.floats(0, 0.99))
 def test_momentum_workload_gives_the_iterates_of_heavy_ball_sgd(rates, momentum):
-    """And is the product of Denisov et al. 2022, Prop. 4.2."""
+    """Also compares with the product of Denisov et al. 2022, Prop. 4.2."""
     n = len(rates)
     matrix = momentum_sgd(n, momentum, rates).matrix
     gradients = np.random.default_rng(n).standard_normal((n, 3))
-    iterate, buffer, iterates = np.zeros(3), np.zeros(3), []
+    iterate = np.zeros(3)
+    buffer = np.zeros(3)
+    iterates = []
     for rate, gradient in zip(rates, gradients, strict=True):  # Denisov et al. 2022, Algorithm 2
         buffer = momentum * buffer + gradient
         iterate = iterate - rate * buffer
@@ -35,12 +39,10 @@ def test_momentum_workload_gives_the_iterates_of_heavy_ball_sgd(rates, momentum)
 
 
 def test_a_workload_keeps_its_own_read_only_copy():
-    given_matrix = np.eye(3)
-    by_position, by_keyword = (
-        Workload("mine", given_matrix),
-        Workload(name="mine", matrix=given_matrix),
-    )
-    given_matrix[0, 0] = 5.0
+    matrix = np.eye(3)
+    by_position = Workload("mine", matrix)
+    by_keyword = Workload(name="mine", matrix=matrix)
+    matrix[0, 0] = 5.0
     for workload in (by_position, by_keyword):
         assert workload.matrix[0, 0] == 1.0
         assert workload.matrix.dtype == np.float64
@@ -51,10 +53,11 @@ def test_a_workload_keeps_its_own_read_only_copy():
 
 
 @pytest.mark.parametrize("extreme", [1e-300, 1e-80, 1e80, 1e300])
-def test_entries_whose_squares_are_beyond_float64(extreme):
+def test_entries_whose_squares_are_beyond_float64_are_refused(extreme):
     with refusal(r"^matrix has entries from .* another unit$"):
         Workload("extreme", np.diag([1.0, extreme]))
     with refusal(r"^inverse_diagonals has entries from .*learning rates, another unit$"):
         sgd([1.0, extreme])
+    factor = 1e70 if extreme > 1.0 else 1e-70
     with refusal("another unit"):
-        sgd([1.0, 1e70 if extreme > 1.0 else 1e-70]) @ sgd([1.0, 1e70 if extreme > 1.0 else 1e-70])
+        sgd([1.0, factor]) @ sgd([1.0, factor])

@@ -1,6 +1,4 @@
-"""Small mechanisms of every family: a new mechanism is one line here, and inherits every law that
-is tested over them.
-"""
+"""Small mechanisms of every family; every invariant is tested on each of them."""
 
 import dataclasses
 import functools
@@ -29,7 +27,8 @@ from tests.mechanisms.schemas import fitted, separated, single
 
 def _random_banded(rounds: int, bands: int) -> BandedMechanism:
     diagonals = np.random.default_rng(rounds).uniform(-0.5, 0.5, (rounds, min(bands, rounds)))
-    diagonals[:, 0] = 1.0 + np.arange(rounds) / rounds  # neither Toeplitz nor of equal column norms
+    # Neither Toeplitz nor of equal column norms.
+    diagonals[:, 0] = 1.0 + np.arange(rounds) / rounds
     diagonals[np.arange(rounds)[:, None] < np.arange(diagonals.shape[1])] = 0.0
     return BandedMechanism(diagonals=diagonals)
 
@@ -41,9 +40,9 @@ def _random_dense(rounds: int) -> DenseMechanism:
 
 
 def both_signs(rounds: int, seed: int) -> DenseMechanism:
-    """A dense C of both signs, as X has them."""
-    below = np.random.default_rng(seed).standard_normal((rounds, rounds))
-    return DenseMechanism(matrix=np.tril(below, -1) + np.eye(rounds))
+    """Returns a mechanism with a dense C, such that X has entries of both signs."""
+    entries = np.random.default_rng(seed).standard_normal((rounds, rounds))
+    return DenseMechanism(matrix=np.tril(entries, -1) + np.eye(rounds))
 
 
 def _fitted_banded(rounds: int) -> Mechanism:
@@ -80,7 +79,7 @@ def _low_rank_of_dense_workload(rounds: int) -> Mechanism:
     ) + 2.0 * np.eye(rounds)
     mechanism = fit(Workload("random", matrix), single(rounds), family="low_rank", bands=1, rank=1)
     return dataclasses.replace(
-        mechanism, certificate=None, certificate_reason="of a workload the laws do not know"
+        mechanism, certificate=None, certificate_reason="fitted to another workload"
     )
 
 
@@ -94,7 +93,7 @@ def _toeplitz(rounds: int, **options: object) -> Mechanism:
 
 
 def _uneven_toeplitz(rounds: int) -> ToeplitzMechanism:
-    """Coefficients of both signs, more of them than rounds apart in most participations."""
+    """Returns a mechanism of coefficients of both signs, with more bands than most min_sep."""
     return ToeplitzMechanism(
         rounds=rounds, coefficients=np.array([1.5, -0.5, 0.25, 0.5, -0.125])[:rounds]
     )
@@ -151,13 +150,13 @@ _BUILDERS: dict[str, Callable[[int], Mechanism]] = {
     "stamped twice": lambda rounds: stamp(_stamped(_random_dense, rounds, "optimal"), 1),
 }
 
-# A mechanism is immutable, so that each is built once a process.
+# A mechanism is immutable, so that each is built once in a process.
 MECHANISMS = {name: functools.cache(build) for name, build in _BUILDERS.items()}
 
 every_mechanism = pytest.mark.parametrize("build", MECHANISMS.values(), ids=MECHANISMS.keys())
 
-# One for each way in which rows are made, for tests that trace TensorFlow: the laws hold the
-# matrices and streams of all the others.
+# One mechanism for each algorithm that computes noise vectors, for tests that trace TensorFlow:
+# test_laws.py compares the matrices and streams of all others.
 REPRESENTATIVES = {
     "identity": "identity",
     "narrow recurrence": "banded",

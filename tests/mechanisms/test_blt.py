@@ -1,3 +1,5 @@
+"""BLT mechanisms: their coefficients, inverses and limits."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,14 +14,15 @@ from tests.refusals import refusal
 
 @st.composite
 def mechanisms(draw, rounds):
+    """Draws a BLTMechanism whose poles and zeros alternate."""
     d = draw(st.integers(1, 4))
-    places = draw(
+    positions = draw(
         st.lists(st.integers(1, 10**6 - 1), min_size=2 * d, max_size=2 * d, unique=True).map(
             lambda p: sorted(p)[::-1]
         )
     )
-    places = np.array(places) / 10**6
-    return BLTMechanism(rounds=rounds, decays=places[0::2], inverse_decays=places[1::2])
+    positions = np.array(positions) / 10**6
+    return BLTMechanism(rounds=rounds, decays=positions[0::2], inverse_decays=positions[1::2])
 
 
 @pytest.mark.parametrize(
@@ -34,14 +37,14 @@ def mechanisms(draw, rounds):
         ([np.inf], [0.7], "not finite"),
     ],
 )
-def test_bad_arguments(decays, inverse_decays, words):
+def test_invalid_decays_are_refused_by_name(decays, inverse_decays, words):
     with refusal(words):
         BLTMechanism(rounds=4, decays=decays, inverse_decays=inverse_decays)
 
 
 @given(st.data())
 @settings(max_examples=50)
-def test_coefficients_are_those_of_the_product(data):
+def test_coefficients_are_those_of_the_rational_function(data):
     mechanism = data.draw(mechanisms(12))
     series = np.eye(1, 12)[0]
     for pole, zero in zip(mechanism.decays, mechanism.inverse_decays, strict=True):
@@ -61,29 +64,30 @@ def test_coefficients_are_those_of_the_product(data):
 
 @given(seed=st.integers(0, 2**32 - 1), d=st.integers(1, 3))
 @settings(max_examples=50)
-def test_decays_in_any_order_and_of_any_sign(seed, d):
+def test_noising_inverts_the_encoder_for_decays_of_any_order_and_sign(seed, d):
     rng = np.random.default_rng(seed)
     decays, inverse_decays = rng.choice(np.linspace(-0.9, 0.9, 10), (2, d), replace=False)
     mechanism = BLTMechanism(rounds=9, decays=decays, inverse_decays=inverse_decays)
     assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(9), atol=1e-9)
 
 
-def test_poles_very_near_1_keep_their_digits():
+def test_poles_very_near_1_lose_no_digits():
     gaps = np.array([1e-7, 4e-7, 2e-6, 1e-5, 1e-3, 0.5])
     mechanism = BLTMechanism(
         rounds=100_000, decays=1.0 - gaps[0::2], inverse_decays=1.0 - gaps[1::2]
     )
-    c, noise = mechanism.toeplitz_coefficients(), mechanism.noising_coefficients()
+    c = mechanism.toeplitz_coefficients()
+    noising_column = mechanism.noising_coefficients()
     for t in (1, 10, 1000, 99_999):
-        assert abs(c[: t + 1] @ noise[t::-1]) < 1e-8
+        assert abs(c[: t + 1] @ noising_column[t::-1]) < 1e-8
 
 
-def test_a_million_rounds_never_make_a_matrix(tmp_path):
+def test_a_million_rounds_are_measured_without_a_matrix(tmp_path):
     n = 10**6
     mechanism = BLTMechanism(rounds=n, decays=[0.999999, 0.99], inverse_decays=[0.9999, 0.4])
-    for make in (mechanism.encoder, mechanism.noising):
+    for form_matrix in (mechanism.encoder, mechanism.noising):
         with refusal("GiB"):
-            make()
+            form_matrix()
     assert mechanism.stream().buffers.decay.shape == (2,)
     mechanism.save(tmp_path / "m")
     assert np.array_equal(load_mechanism(tmp_path / "m").decays, mechanism.decays)
@@ -93,7 +97,8 @@ def test_a_million_rounds_never_make_a_matrix(tmp_path):
         fedmf.sensitivity(mechanism, participation).value, np.linalg.norm(c), rtol=1e-12
     )
     # Partial sums of N's coefficients, in closed form.
-    s, m = mechanism.inverse_scales, mechanism.inverse_decays
+    s = mechanism.inverse_scales
+    m = mechanism.inverse_decays
     t = np.arange(n)[:, None]
     column = 1.0 - ((1.0 - m**t) / (1.0 - m)) @ s
     expected = np.linalg.norm(c) * np.sqrt(np.cumsum(column**2))

@@ -1,5 +1,5 @@
-"""The participation budget: what rounds cost, what the schema allows, and that no contributions
-exceed it.
+"""Participation budgets: costs of rounds, sets of rounds that are allowed, and the sensitivity
+bound.
 """
 
 import itertools
@@ -26,6 +26,7 @@ from tests.oracles import allowed_sets
 
 
 def subsets(n):
+    """Returns all non-empty sets of rounds below n, as tuples."""
     return itertools.chain.from_iterable(
         itertools.combinations(range(n), size) for size in range(1, n + 1)
     )
@@ -34,23 +35,22 @@ def subsets(n):
 encoders = st.builds(both_signs, st.integers(1, 8), st.integers(0, 2**32 - 1))
 
 
-def with_budget(mechanism, share):
-    """A budget between what the dearest round costs and what all cost together."""
+def with_budget(mechanism, fraction):
+    """Returns a budget between the cost of the dearest round and that of all rounds together."""
     X = pair_costs(mechanism)
-    least, most = X.diagonal().max(), X.sum()
-    S = float(np.sqrt(least + share * (most - least)))
+    min_cost = X.diagonal().max()
+    max_cost = X.sum()
+    S = float(np.sqrt(min_cost + fraction * (max_cost - min_cost)))
     participation = Participation(rounds=len(X), schema="budget", budget=S)
     return Budget(mechanism=mechanism, participation=participation, pace=1)
 
 
 def largest_within(budget, allows):
-    """The largest vector sensitivity of the sets of rounds that `allows` names, as an attained
-    value, by trying all.
-    """
+    """Returns the largest attained vector sensitivity over all sets that `allows` permits."""
     C = budget.mechanism.encoder()
     X = C.T @ C
     allowed = [s for s in map(list, subsets(len(X))) if allows(s)]
-    maximal = [s for s in allowed if not any(set(s) < set(other) for other in allowed)]
+    maximal = [s for s in allowed if not any(set(s) < set(larger) for larger in allowed)]
     return max(np.sqrt(vector_sensitivity_bounds(X[np.ix_(s, s)])[0]) for s in maximal)
 
 
@@ -64,8 +64,8 @@ def test_no_vectors_of_any_allowed_rounds_exceed_the_sensitivity(mechanism, shar
 
 
 def test_a_budget_of_signed_costs_would_be_exceeded():
-    # Negative control: counted with signs, opposite contributions cancel in the cost
-    # and add in C x.
+    # Negative control: with signed costs, opposite contributions cancel in the cost and add up in
+    # C x.
     budget = with_budget(DenseMechanism(matrix=np.eye(6) - 0.45 * np.eye(6, k=-1)), 0.2)
     claimed = sensitivity(budget.mechanism, budget.participation).value
     assert largest_within(budget, budget.allows) <= claimed * (1 + 1e-9)
@@ -79,41 +79,43 @@ def test_a_budget_of_signed_costs_would_be_exceeded():
     )
 
 
-def test_spending_in_tenths():
+def test_spending_is_counted_in_tenths_of_the_budget():
     assert spending_histogram(2.0, np.array([0.0, 0.39, 0.4, 4.0])) == {
         f"{10 * i}-{10 * i + 10}%": {0: 2, 1: 1, 9: 1}.get(i, 0) for i in range(10)
     }
 
 
 class TestSpecialCases:
-    """A budget that allows exactly what another schema does."""
+    """Budgets that allow exactly the rounds of another schema."""
 
-    def exactly(self, mechanism, participation, also=lambda rounds: True):
+    def check_same_rounds(self, mechanism, participation, also=lambda rounds: True):
         budget = Budget.of(mechanism, participation)
         allowed = {tuple(s) for s in subsets(participation.rounds) if budget.allows(s) and also(s)}
         assert allowed == set(allowed_sets(participation))
 
-    def test_single(self):
-        self.exactly(ToeplitzMechanism(rounds=7, coefficients=0.9 ** np.arange(7)), single(7))
+    def test_a_single_participation(self):
+        self.check_same_rounds(
+            ToeplitzMechanism(rounds=7, coefficients=0.9 ** np.arange(7)), single(7)
+        )
 
     @pytest.mark.parametrize("most", [1, 2, 4])
-    def test_a_number_of_participations(self, most):
+    def test_a_limited_number_of_participations(self, most):
         anywhere = separated(8, 1, most)
-        self.exactly(IdentityMechanism(rounds=8), anywhere)
+        self.check_same_rounds(IdentityMechanism(rounds=8), anywhere)
 
     @pytest.mark.parametrize(("b", "k"), [(2, 3), (3, 2), (4, 2)])
-    def test_min_sep_and_epochs(self, b, k):
-        # Bands <= b: rounds that far apart cost as much as they are many.
+    def test_separated_participations_and_epochs(self, b, k):
+        # With bands <= b, rounds that far apart cost no more together than alone.
         mechanism = fitted(separated(8, b), "banded", bands=b)
-        self.exactly(
+        self.check_same_rounds(
             mechanism,
             separated(8, b, k),
             also=separated(8, b).allows,
         )
-        self.exactly(mechanism, epochs(8, b), also=epochs(8, b).allows)
+        self.check_same_rounds(mechanism, epochs(8, b), also=epochs(8, b).allows)
 
 
-def test_only_rounds_of_the_run_and_each_once():
+def test_rounds_outside_the_run_or_twice_are_not_allowed():
     budget = Budget.of(IdentityMechanism(rounds=4), separated(4, 1))
     assert budget.allows([3, 0])
     assert not budget.allows([0, 0])
@@ -126,17 +128,17 @@ def test_only_rounds_of_the_run_and_each_once():
 @settings(max_examples=20)
 def test_nobody_takes_part_more_often_than_the_bound(mechanism, share):
     budget = with_budget(mechanism, share)
-    most = max(len(s) for s in subsets(budget.participation.rounds) if budget.allows(s))
-    assert 1 <= most <= max_rounds_per_client(budget.mechanism, budget.participation)
+    max_rounds = max(len(s) for s in subsets(budget.participation.rounds) if budget.allows(s))
+    assert 1 <= max_rounds <= max_rounds_per_client(budget.mechanism, budget.participation)
 
 
-def test_all_rounds_cost_less_than_a_large_budget():
+def test_a_large_budget_has_the_sensitivity_of_every_round():
     mechanism = IdentityMechanism(rounds=4)
     large = Participation(rounds=4, schema="budget", budget=100.0)
     assert sensitivity(mechanism, large) == sensitivity(mechanism, every_round(4))
 
 
-def test_a_statement_of_rounds_without_clients():
+def test_the_statement_of_rounds_without_clients_spends_nothing():
     mechanism = IdentityMechanism(rounds=2)
     budget = Budget.of(mechanism, Participation(rounds=2, schema="single"))
     plan = fedmf.calibrate(mechanism, budget.participation, epsilon=4.0, delta=1e-6)

@@ -1,4 +1,4 @@
-"""Errors by structure and by definition."""
+"""Errors: every algorithm gives the value of the definition, or refuses."""
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from tests.refusals import refusal
 
 
 def banded_rows(n, bands, seed):
+    """Returns random rows of a banded C."""
     rng = np.random.default_rng(seed)
     rows = rng.uniform(-0.5, 0.5, (n, bands))
     rows[:, 0] = rng.uniform(0.8, 1.5, n)
@@ -36,7 +37,7 @@ WORKLOADS = [
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
 @every_mechanism
-def test_every_path_gives_the_error_of_the_definition(build, workload):
+def test_every_algorithm_gives_the_error_of_the_definition(build, workload):
     mechanism = build(23)
     AN = workload.matrix @ mechanism.noising()
     sensitivity = fedmf.sensitivity(mechanism, single(23)).value
@@ -48,19 +49,19 @@ def test_every_path_gives_the_error_of_the_definition(build, workload):
 
 
 def restarts(n, floor, period=16):
-    """Cosine restarts, after which rates rise from `floor` to 1 in a round."""
+    """Returns rates of cosine restarts, at which they rise from `floor` to 1 in one round."""
     return (
         floor + (1.0 - floor) * (1.0 + np.cos(np.pi * (np.arange(n) % period) / (period - 1))) / 2.0
     )
 
 
 def slopes(n, floor):
-    """Rates that fall to `floor` and rise again, each by the same ratio in every round."""
+    """Returns rates that fall to `floor` and rise again, by the same ratio in every round."""
     return floor ** (1.0 - np.abs(1.0 - 2.0 * np.arange(n) / (n - 1)))
 
 
 def exact_rows(workload, recurrence):
-    """The norm of each row of A C^-1 by substitutions in extended precision."""
+    """Returns the norm of each row of A C^-1 by substitutions in extended precision."""
     X = np.eye(workload.rounds, dtype=np.longdouble)
     for rows in (recurrence, workload.inverse_diagonals):
         for t in range(len(rows)):
@@ -70,7 +71,7 @@ def exact_rows(workload, recurrence):
     return np.sqrt(np.square(X).sum(axis=1)).astype(np.float64)
 
 
-HARD = {
+ILL_CONDITIONED = {
     "restarts": sgd(restarts(96, 1e-3)),
     "deep restarts": sgd(restarts(96, 1e-6)),
     "deep restarts with momentum": momentum_sgd(96, 0.95, restarts(96, 1e-6)),
@@ -80,9 +81,9 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize("workload", HARD.values(), ids=HARD)
+@pytest.mark.parametrize("workload", ILL_CONDITIONED.values(), ids=ILL_CONDITIONED)
 @pytest.mark.parametrize("bands", [2, 16])
-def test_workloads_in_which_the_recursion_loses_digits(workload, bands):
+def test_errors_are_precise_where_the_recursion_loses_digits(workload, bands):
     rows = banded_rows(96, bands, 0)
     mechanism = BandedMechanism(diagonals=rows)
     expected = exact_rows(workload, rows) * fedmf.sensitivity(mechanism, single(96)).value
@@ -90,13 +91,13 @@ def test_workloads_in_which_the_recursion_loses_digits(workload, bands):
 
 
 @pytest.mark.parametrize("bands", [2, 16])
-def test_the_recursion_alone_does_lose_them(bands):
-    """The comparison with solves is what notices: without it some of the workloads above
-    come out wrong.
+def test_the_recursion_alone_loses_digits(bands):
+    """Checks that the comparison with solves is needed: without it some of these workloads have
+    wrong errors.
     """
     rows = banded_rows(96, bands, 0)
     precise = {}
-    for name, workload in HARD.items():
+    for name, workload in ILL_CONDITIONED.items():
         with np.errstate(all="ignore"):
             product = checks.banded_product(rows, workload.inverse_diagonals)
             squares = NoiseRecursion(columns_of_rows(product)).squared_errors()
@@ -109,22 +110,23 @@ def test_the_recursion_alone_does_lose_them(bands):
 
 
 def test_noise_that_explodes_is_refused():
-    mechanism = ToeplitzMechanism(rounds=800, coefficients=[1.0, 3.0])  # N has entries of 3^799
+    mechanism = ToeplitzMechanism(rounds=800, coefficients=[1.0, 3.0])  # N has entries of 3^799.
     with refusal("grows beyond what float64 holds"):
         loss(mechanism, prefix_sum(800), single(800))
 
 
-def test_many_rounds_need_no_dense_matrix():
+def test_errors_of_many_rounds_need_no_dense_matrix():
     n = 100_000
     rows = np.where(np.arange(n)[:, None] >= np.arange(3), [1.0, 0.5, 0.375], 0.0)
-    rows[:, 0] += np.linspace(0.0, 1.0, n)  # not Toeplitz
-    mechanism, few = BandedMechanism(diagonals=rows), BandedMechanism(diagonals=rows[:200])
+    rows[:, 0] += np.linspace(0.0, 1.0, n)  # C is not Toeplitz.
+    mechanism = BandedMechanism(diagonals=rows)
+    short_mechanism = BandedMechanism(diagonals=rows[:200])
     with refusal("dense"):
         mechanism.encoder()
     # The first rounds are those of a shorter run.
     errors, expected = (
         per_round_error(m, prefix_sum(m.rounds), p) / fedmf.sensitivity(m, p).value
-        for m, p in ((mechanism, separated(n, 400)), (few, single(200)))
+        for m, p in ((mechanism, separated(n, 400)), (short_mechanism, single(200)))
     )
     assert np.isfinite(errors).all()
     assert_allclose(errors[:200], expected, rtol=1e-9)

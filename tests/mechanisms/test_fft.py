@@ -1,3 +1,5 @@
+"""FFT mechanisms: the paper's matrices, many rounds without matrices, and sensitivities."""
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -17,8 +19,8 @@ SIZES = pytest.mark.parametrize("n", [1, 2, 3, 8, 33])
 
 
 def complex_factors(n):
-    """B and C of the multi-epoch paper's App. K, which are those of its Alg. 1, as written there,
-    and F; (n, 2n), (2n, n), (2n, 2n), complex.
+    """Returns B, C and F of the multi-epoch paper's App. K and Alg. 1, as written there: (n, 2n),
+    (2n, n), (2n, 2n), complex.
     """
     k = np.arange(2 * n)
     F = np.exp(-2j * np.pi * np.outer(k, k) / (2 * n)) / np.sqrt(2 * n)
@@ -31,7 +33,9 @@ def complex_factors(n):
 
 @SIZES
 def test_encoder_and_plain_decoder_are_the_papers(n):
-    """Real (multi-epoch paper, Lem. K.1), B_F C_F (Prop. K.1), and circulants (Thm. J.1)."""
+    """Compares with the complex factors: real (multi-epoch paper, Lem. K.1), B_F C_F (Prop. K.1),
+    and circulants (Thm. J.1).
+    """
     B, C, F = complex_factors(n)
     assert_allclose(B @ C, np.tri(n), atol=1e-10)
     mechanism = FFTMechanism(rounds=n, decoder="plain")
@@ -41,7 +45,7 @@ def test_encoder_and_plain_decoder_are_the_papers(n):
 
 @SIZES
 def test_optimal_decoder_is_the_pseudoinverse(n):
-    """What counts of it: X, which decides privacy, and the covariance of the noise."""
+    """Compares X, which determines privacy, and the covariance of the noise."""
     optimal, plain = (FFTMechanism(rounds=n, decoder=name) for name in ("optimal", "plain"))
     C_F = plain.encoder()
 
@@ -49,58 +53,61 @@ def test_optimal_decoder_is_the_pseudoinverse(n):
         return scipy.linalg.eigh(N @ N.T, np.linalg.inv(C_F.T @ C_F), eigvals_only=True)
 
     assert_allclose(factors(optimal.noising()), 1.0, rtol=0, atol=PRECISION)
-    if n > 1:  # a control: of the other decoder it is larger in some direction
+    if n > 1:  # Negative control: the other decoder has more noise in some direction.
         assert factors(plain.noising()).max() > 1.1
 
 
-def test_many_rounds_keep_all_digits():
+def test_the_plain_decoder_inverts_many_rounds_to_all_digits():
     # The even frequencies are zero; computed by an FFT they would be 1e-16 and their roots 1e-8.
     mechanism = FFTMechanism(rounds=1000, decoder="plain")
     assert np.abs(mechanism.noising() @ mechanism.encoder() - np.eye(1000)).max() < 1e-12
 
 
-def test_fit_and_bad_input():
+def test_fits_take_a_decoder_and_plain_refuses_many_rounds():
     assert fitted(single(6), "fft").decoder == "optimal"
     assert fitted(single(6), "fft", decoder="plain").decoder == "plain"
     plain = FFTMechanism(rounds=1_000_000, decoder="plain")
-    for refused in (plain.encoder, plain.noising, plain.stream):
+    for form_matrices in (plain.encoder, plain.noising, plain.stream):
         with refusal("rounds=1000000.*plain.*use decoder='optimal'"):
-            refused()
+            form_matrices()
     with refusal("GiB"):
         FFTMechanism(rounds=1_000_000).encoder()
 
 
 def test_loss_without_matrices_is_that_of_the_pseudoinverse():
     n = 300
-    rates, C_F = np.linspace(1.0, 0.1, n), FFTMechanism(rounds=n, decoder="plain").encoder()
+    rates = np.linspace(1.0, 0.1, n)
+    C_F = FFTMechanism(rounds=n, decoder="plain").encoder()
     N = np.linalg.solve(C_F.T @ C_F, C_F.T)  # multi-epoch paper, Prop. K.2
     for workload in (prefix_sum(n), momentum_sgd(n, 0.9, rates)):
         squared = np.sum((workload.matrix @ N) ** 2)
         for participation in (single(n), epochs(n, n // 20)):
             expected = sensitivity(C_F, participation).value ** 2 * squared
-            found = loss(FFTMechanism(rounds=n), workload, participation)
-            assert_allclose(found, expected, rtol=2 * PRECISION)
+            fft_loss = loss(FFTMechanism(rounds=n), workload, participation)
+            assert_allclose(fft_loss, expected, rtol=2 * PRECISION)
 
 
-def test_many_rounds_without_matrices():
+def test_noise_of_many_rounds_has_the_covariance_of_the_paper():
     n = 5003
     mechanism = FFTMechanism(rounds=n)
     # X within PRECISION of the paper's: as multiples of |Sigma|, where that is not 0.
     x = mechanism.toeplitz_gram()
     # App. J of the multi-epoch paper, by an FFT.
     spectrum = np.abs(np.fft.fft(np.repeat([1.0, 0.0], n)))
-    ours = np.zeros(2 * n)
-    ours[0], odd = n, np.fft.fft(np.concatenate([x, 1.0 - x[:1], 1.0 - x[1:]]))[1::2].real
-    ours[1::2] = odd  # x - 1/2 changes its sign after n places
-    assert_allclose(ours[1::2], spectrum[1::2], rtol=2 * PRECISION)
-    # The rows x of N z have x^T X x = |z|^2, as C N = I; and X x = C^T z ends with z's last entry.
+    fft_spectrum = np.zeros(2 * n)
+    fft_spectrum[0] = n
+    # x - 1/2 changes its sign after n entries.
+    fft_spectrum[1::2] = np.fft.fft(np.concatenate([x, 1.0 - x[:1], 1.0 - x[1:]]))[1::2].real
+    assert_allclose(fft_spectrum[1::2], spectrum[1::2], rtol=2 * PRECISION)
+    # The noise vectors x of N z have x^T X x = |z|^2, as C N = I; X x = C^T z ends with z's last
+    # entry.
     stream = mechanism.stream()
     Z = np.random.default_rng(0).standard_normal((n, 2))
     Z[n // 2 :, 1] = 0.0
     rows = np.stack(list(stream.rows(Z.__getitem__)))
-    multiplied = scipy.linalg.matmul_toeplitz(x, rows)
-    assert_allclose(rows.T @ multiplied, Z.T @ Z, rtol=0, atol=1e-8 * n)
-    assert np.abs(multiplied[n // 2 :, 1]).max() < 1e-8
+    products = scipy.linalg.matmul_toeplitz(x, rows)
+    assert_allclose(rows.T @ products, Z.T @ Z, rtol=0, atol=1e-8 * n)
+    assert np.abs(products[n // 2 :, 1]).max() < 1e-8
     assert stream.width < 50
 
 
@@ -126,34 +133,38 @@ def test_errors_in_closed_form_are_those_of_the_noise_that_is_made(workload):
 
 
 def attained(x, rounds, signs):
-    """The root of the sum of x_|s - t| over pairs of a client's rounds, with these signs."""
+    """Returns the root of the sum of x_|s - t| over pairs of rounds, with these signs."""
     return np.sqrt(signs @ x[np.abs(np.subtract.outer(rounds, rounds))] @ signs)
 
 
 @pytest.mark.parametrize("decoder", ["plain", "optimal"])
-def test_sensitivity_of_many_rounds(decoder):
-    n, b = 20_000, 4000
+def test_sensitivity_of_many_rounds_is_attained(decoder):
+    n = 20_000
+    b = 4000
     mechanism = FFTMechanism(rounds=n, decoder=decoder)
-    x, rounds = mechanism.toeplitz_gram(), np.arange(0, n, b)
+    x = mechanism.toeplitz_gram()
+    rounds = np.arange(0, n, b)
     bound = sensitivity(mechanism, epochs(n, b))
     assert bound.exact
     assert_allclose(bound.value, attained(x, rounds, np.ones(5)), rtol=1e-12)
     # The first and the last round of all cost more than the first two.
-    twice = sensitivity(mechanism, separated(n, b, 2))
-    assert twice.exact
-    ends = attained(x, np.array([0, n - 1]), np.array([1, -1]))
-    assert_allclose(twice.value, ends, rtol=1e-12)
-    often = separated(n, 100, 40)
-    least = attained(x, 100 * np.arange(40), np.ones(40))
-    assert least <= sensitivity(mechanism, often).value < 1.02 * least
-    # More rounds of a client than are sharpened: no more than all sizes together
-    every = sensitivity(mechanism, every_round(n))
-    assert attained(x, np.arange(5000), np.ones(5000)) <= every.value
-    assert not every.exact
+    bound_of_two = sensitivity(mechanism, separated(n, b, 2))
+    assert bound_of_two.exact
+    attained_by_ends = attained(x, np.array([0, n - 1]), np.array([1, -1]))
+    assert_allclose(bound_of_two.value, attained_by_ends, rtol=1e-12)
+    many_participations = separated(n, 100, 40)
+    attained_value = attained(x, 100 * np.arange(40), np.ones(40))
+    assert (
+        attained_value <= sensitivity(mechanism, many_participations).value < 1.02 * attained_value
+    )
+    # A client with too many rounds to sharpen is bounded by the sum of all magnitudes.
+    every_round_bound = sensitivity(mechanism, every_round(n))
+    assert attained(x, np.arange(5000), np.ones(5000)) <= every_round_bound.value
+    assert not every_round_bound.exact
 
 
 def test_clients_of_many_rounds_are_bounded_by_their_counts():
     mechanism = FFTMechanism(rounds=20_000)
     rounds = np.array([3, 4000, 9000, 19_990])
-    least = attained(mechanism.toeplitz_gram(), rounds, np.array([1.0, 1.0, 1.0, -1.0]))
-    assert least <= ClientSensitivity(mechanism).of(rounds).value < 1.2 * least
+    attained_value = attained(mechanism.toeplitz_gram(), rounds, np.array([1.0, 1.0, 1.0, -1.0]))
+    assert attained_value <= ClientSensitivity(mechanism).of(rounds).value < 1.2 * attained_value

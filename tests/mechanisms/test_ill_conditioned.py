@@ -1,6 +1,4 @@
-"""Encoders that float64 has too few digits to invert: their noise would not have the privacy that
-is claimed.
-"""
+"""Encoders that float64 cannot invert are refused: their noise would not have their privacy."""
 
 from fractions import Fraction
 
@@ -22,13 +20,14 @@ from tests.refusals import refusal
 
 
 def random_triangle(n: int) -> np.ndarray:
+    """Returns a random lower-triangular matrix, ill-conditioned for large n."""
     C = np.tril(np.random.default_rng(0).standard_normal((n, n)))
     np.fill_diagonal(C, np.abs(np.diagonal(C)) + 0.1)
     return C
 
 
 def largest_column_of_exact_inverse(N: np.ndarray) -> float:
-    """The single-participation sensitivity of the encoder that a lower-triangular N really has, in
+    """Returns the single-participation sensitivity of the exact inverse of a lower-triangular N, in
     rational numbers.
     """
     n = len(N)
@@ -44,7 +43,7 @@ def largest_column_of_exact_inverse(N: np.ndarray) -> float:
     return float(np.sqrt(max(squares)))
 
 
-def refused(mechanism) -> bool:
+def is_refused(mechanism) -> bool:
     try:
         mechanism.stream().as_contraction()
     except ValueError as error:
@@ -52,9 +51,8 @@ def refused(mechanism) -> bool:
     return False
 
 
-def test_the_danger_is_real():
-    # The inverse that float64 finds of this encoder is that of another,
-    # many times more sensitive one.
+def test_an_inverse_in_float64_can_be_that_of_a_far_more_sensitive_encoder():
+    # The inverse of this encoder in float64 is that of another one, many times as sensitive.
     C = np.tril(np.full((80, 80), 1e-9)) + np.eye(80) + 1.9 * np.eye(80, k=-1)
     claimed = fedmf.sensitivity(C, single(80)).value
     assert largest_column_of_exact_inverse(triangular_inverse(C)) > 1000.0 * claimed
@@ -65,24 +63,26 @@ def test_the_danger_is_real():
 @pytest.mark.parametrize(
     "columns", [1.0, 10.0 ** np.linspace(-9, 9, 100), 10.0 ** np.linspace(9, -9, 100)]
 )
-def test_dense_encoders(columns):
+def test_ill_conditioned_dense_encoders_are_refused_at_any_scale(columns):
     mechanism = DenseMechanism(matrix=random_triangle(100) * columns)
-    for use in (mechanism.noising, mechanism.stream, stamp(mechanism, 2).noising):
+    for compute in (mechanism.noising, mechanism.stream, stamp(mechanism, 2).noising):
         with refusal("too ill-conditioned for float64"):
-            use()
-    well = DenseMechanism(matrix=(np.eye(100) + 0.5 * np.eye(100, k=-1)) * columns)
-    assert not refused(well)  # of any scale
+            compute()
+    well_conditioned = DenseMechanism(matrix=(np.eye(100) + 0.5 * np.eye(100, k=-1)) * columns)
+    assert not is_refused(well_conditioned)
 
 
-def test_unstable_recurrences_as_matrices():
+def test_unstable_recurrences_are_refused_as_matrices():
     wide = np.where(np.arange(80)[:, None] >= np.arange(2), [1.0, 1.9], 0.0)
-    assert refused(BandedMechanism(diagonals=wide))
+    assert is_refused(BandedMechanism(diagonals=wide))
     coefficients = np.concatenate([[1.0, 1.9], np.zeros(77), [1e-9]])
-    assert refused(ToeplitzMechanism(rounds=80, coefficients=coefficients))
-    assert not refused(ToeplitzMechanism(rounds=80, noising_window=[1.0, 1.9]))  # here N is exact
+    assert is_refused(ToeplitzMechanism(rounds=80, coefficients=coefficients))
+    assert not is_refused(
+        ToeplitzMechanism(rounds=80, noising_window=[1.0, 1.9])
+    )  # Here N is exact.
 
 
-def test_encoders_computed_from_noise():
+def test_ill_conditioned_noising_matrices_are_refused():
     rows = np.zeros((100, 100))
     N = triangular_inverse(random_triangle(100))
     for j in range(100):
@@ -98,7 +98,8 @@ def test_encoders_computed_from_noise():
 
 
 def test_small_errors_that_add_up_are_refused():
-    # Each entry of N C is within 1e-6 of I's, but what runs is an encoder 0.04 % more sensitive.
+    # Each entry of N C is within 1e-6 of I's, but the noise is that of an encoder 0.04 % more
+    # sensitive.
     n = 400
     C = np.eye(n)
     C[0] = 100.0

@@ -1,4 +1,4 @@
-"""Matrices written by other programs."""
+"""Factorizations written by other programs: read in every format, or refused with the cause."""
 
 import contextlib
 
@@ -21,8 +21,8 @@ B = np.tri(4) @ np.linalg.inv(C)
 
 
 def serialized(array, dtype=2):
-    """A TensorProto; tests/federated/execution/test_foreign_tensors.py has those
-    that TensorFlow writes.
+    """Returns a serialized TensorProto; tests/federated/execution/test_foreign_tensors.py reads
+    those that TensorFlow writes.
     """
     shape = {"dim": [{"size": size} for size in array.shape]}
     content = array.astype({1: "<f4", 2: "<f8"}[dtype]).tobytes()
@@ -30,6 +30,7 @@ def serialized(array, dtype=2):
 
 
 def folder(path, encoder, decoder):
+    """Writes the two files of the papers' public code, and returns their folder."""
     path.mkdir()
     (path / "h_matrix_tensor_pb").write_bytes(serialized(encoder))
     (path / "w_matrix_tensor_pb").write_bytes(serialized(decoder))
@@ -37,7 +38,7 @@ def folder(path, encoder, decoder):
 
 
 @pytest.fixture(params=["npz", "npz of W and H", "npy", "folder", "proto", "proto of floats"])
-def files(request, tmp_path):
+def matrix_path(request, tmp_path):
     path = tmp_path / "matrices"
     if request.param.startswith("npz"):
         names = ("H", "W") if "W" in request.param else ("encoder", "decoder")
@@ -48,19 +49,19 @@ def files(request, tmp_path):
         return path.with_suffix(".npy")
     if request.param == "folder":
         return folder(path, C, B)
-    # C has few binary digits
+    # C has few binary digits, so that floats hold it exactly.
     path.write_bytes(serialized(C, dtype=1 if "floats" in request.param else 2))
     return path
 
 
-def test_every_kind_of_file_gives_the_mechanism(files):
-    mechanism = load_factorization(files)
+def test_every_file_format_gives_the_mechanism(matrix_path):
+    mechanism = load_factorization(matrix_path)
     assert isinstance(mechanism, DenseMechanism)
     assert np.array_equal(mechanism.encoder(), C)
     assert mechanism.certificate_reason == "loaded from given matrices"
 
 
-def test_the_scale_of_the_file_is_not_believed(tmp_path):
+def test_the_scale_of_the_file_is_not_trusted(tmp_path):
     # (B / 10, 10 C) multiplies back to A; an encoder trusted to have sensitivity 1 would get
     # a tenth of the noise.
     honest = load_factorization(folder(tmp_path / "honest", C, B), workload=prefix_sum(4))
@@ -72,7 +73,7 @@ def test_the_scale_of_the_file_is_not_believed(tmp_path):
     assert_allclose(scaled.noising(), honest.noising() / 10.0)
 
 
-def test_bands_are_found(tmp_path):
+def test_a_banded_encoder_becomes_a_banded_mechanism(tmp_path):
     banded = np.eye(4) + 0.5 * np.eye(4, k=-1)
     np.save(tmp_path / "c.npy", banded)
     mechanism = load_factorization(tmp_path / "c.npy")
@@ -127,7 +128,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("arrays", "workload", "words"), REFUSED, ids=[words for _, _, words in REFUSED]
 )
-def test_what_is_no_factorization_is_refused(tmp_path, arrays, workload, words):
+def test_invalid_factorizations_are_refused_with_the_cause(tmp_path, arrays, workload, words):
     path = tmp_path / "m.npz"
     np.savez(path, **arrays)
     with refusal(f"does not hold a factorization that can be used.*{words}") as caught:
@@ -136,7 +137,7 @@ def test_what_is_no_factorization_is_refused(tmp_path, arrays, workload, words):
     assert "\n" not in str(caught.value)
 
 
-def test_missing_files(tmp_path):
+def test_missing_files_are_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match="is not there"):
         load_factorization(tmp_path / "none")
     with refusal("has no h_matrix_tensor_pb"):
@@ -149,17 +150,17 @@ def test_damaged_tensors_are_refused(tmp_path):
     for length in range(len(whole)):
         with refusal("tensor"):
             parse_tensor(whole[:length])
-    for place in range(len(whole)):
+    for position in range(len(whole)):
         damaged = bytearray(whole)
-        damaged[place] ^= 0x41
-        # And of no other kind; a flipped bit in a number cannot be noticed here
+        damaged[position] ^= 0x41
+        # No other exception may be raised; a flipped bit in a number goes unnoticed here.
         with contextlib.suppress(ValueError):
             parse_tensor(bytes(damaged))
 
 
-def test_small_entries_are_no_rounding_where_they_decide_the_noise(tmp_path):
+def test_small_entries_that_change_the_noise_are_not_rounded_off(tmp_path):
     path = tmp_path / "m.npy"
-    # 5e-10 is small beside 1 only
+    # 5e-10 is small relative to 1 only.
     encoder = np.array([[1e-9, 5e-10, 0.0], [0.0, 1e-9, 0.0], [0.0, 0.0, 1.0]])
     np.save(path, encoder)
     mechanism = load_factorization(path)

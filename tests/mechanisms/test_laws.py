@@ -1,4 +1,4 @@
-"""Laws of every mechanism: each test runs over the whole registry."""
+"""Invariants of every mechanism: each test runs over the whole registry."""
 
 import copy
 import pathlib
@@ -21,7 +21,8 @@ from tests.power import FALSE_POSITIVE_RATE, MISS_RATE
 SIZES = pytest.mark.parametrize("rounds", [1, 2, 7, 12, 70])
 
 
-def written(stream: NoiseStream) -> np.ndarray:
+def noising_of_stream(stream: NoiseStream) -> np.ndarray:
+    """Returns the noising matrix of a stream, from the basis vectors as draws."""
     return np.stack(list(stream.rows(np.eye(stream.sources).__getitem__)))
 
 
@@ -29,7 +30,8 @@ def written(stream: NoiseStream) -> np.ndarray:
 @every_mechanism
 def test_noising_is_a_left_inverse_of_the_encoder(build, rounds):
     mechanism = build(rounds)
-    encoder, noising = mechanism.encoder(), mechanism.noising()
+    encoder = mechanism.encoder()
+    noising = mechanism.noising()
     assert encoder.dtype == noising.dtype == np.float64
     assert encoder.shape == noising.shape[::-1]
     assert_allclose(noising @ encoder, np.eye(rounds), atol=1e-9)
@@ -49,17 +51,22 @@ def test_bands_are_the_diagonals_of_the_encoder(build, rounds):
 
 @SIZES
 @every_mechanism
-def test_structure_is_that_of_the_matrices(build, rounds):
+def test_structured_forms_are_those_of_the_matrices(build, rounds):
     # Sensitivities and errors of long runs are computed from these and not from the matrices.
     mechanism = build(rounds)
-    C, rows, first = mechanism.encoder(), mechanism.banded_rows(), mechanism.toeplitz_coefficients()
+    C = mechanism.encoder()
+    rows = mechanism.banded_rows()
+    coefficients = mechanism.toeplitz_coefficients()
     gram = mechanism.toeplitz_gram()
     if gram is not None:
         assert_allclose(C.T @ C, scipy.linalg.toeplitz(gram), atol=1e-12)
     if rows is not None:
         assert rows.shape == (rounds, mechanism.bands)
         assert_allclose(C, banded_matrix(rows), atol=1e-13)
-    for matrix, column in ((C, first), (mechanism.noising(), mechanism.noising_coefficients())):
+    for matrix, column in (
+        (C, coefficients),
+        (mechanism.noising(), mechanism.noising_coefficients()),
+    ):
         if column is not None:
             column = np.concatenate([column, np.zeros(rounds - len(column))])
             assert_allclose(matrix, np.tril(scipy.linalg.toeplitz(column)), atol=1e-12)
@@ -68,20 +75,20 @@ def test_structure_is_that_of_the_matrices(build, rounds):
 @SIZES
 @every_mechanism
 def test_stream_with_basis_vectors_writes_out_the_noising_matrix(build, rounds):
-    """Of bands: multiplication by the inverse (banded paper, Alg. 9)."""
+    """Compares with the noising matrix; for bands this is Alg. 9 of the banded paper."""
     mechanism = build(rounds)
     stream = mechanism.stream()
     assert (stream.rounds, stream.sources) == mechanism.noising().shape
-    assert_allclose(written(stream), mechanism.noising(), atol=1e-9)
+    assert_allclose(noising_of_stream(stream), mechanism.noising(), atol=1e-9)
     contraction = stream.as_contraction()
     assert contraction.contraction is not None
-    assert_allclose(written(contraction), written(stream), atol=1e-9)
+    assert_allclose(noising_of_stream(contraction), noising_of_stream(stream), atol=1e-9)
 
 
 @every_mechanism
-def test_a_file_gives_back_the_mechanism(build, tmp_path):
+def test_a_mechanism_file_is_read_as_it_was_saved(build, tmp_path):
     mechanism = build(7)
-    path = tmp_path / "mechanism"  # no suffix: written to exactly this name
+    path = tmp_path / "mechanism"  # Without a suffix: save writes exactly this name.
     mechanism.save(path)
     loaded = load_mechanism(path)
     assert type(loaded) is type(mechanism)
@@ -93,7 +100,7 @@ def test_a_file_gives_back_the_mechanism(build, tmp_path):
 
 
 @every_mechanism
-def test_a_certificate_or_the_reason_why_there_is_none(build):
+def test_every_mechanism_has_a_certificate_or_a_reason_for_none(build):
     mechanism = build(12)
     if mechanism.certificate is None:
         assert mechanism.certificate_reason
@@ -109,12 +116,12 @@ def test_a_certificate_or_the_reason_why_there_is_none(build):
 
 @every_mechanism
 @pytest.mark.parametrize(
-    "made", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+    "duplicate", [copy.copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
 )
-def test_arrays_inside_cannot_be_changed(build, made):
-    """Sensitivities that were computed of them are kept."""
-    mechanism = made(build(5))
-    before = mechanism.encoder()
+def test_arrays_of_a_mechanism_cannot_be_changed(build, duplicate):
+    """Checks that all arrays are read-only, since sensitivities are cached."""
+    mechanism = duplicate(build(5))
+    original_encoder = mechanism.encoder()
     mechanism.encoder()[:] = 7.0
     mechanism.noising()[:] = 7.0
     for array in (mechanism.stream().recurrence, mechanism.stream().contraction):
@@ -125,7 +132,7 @@ def test_arrays_inside_cannot_be_changed(build, made):
     for holder in (mechanism, getattr(mechanism, "part", mechanism)):
         for value in vars(holder).values():
             assert not isinstance(value, np.ndarray) or not value.flags.writeable
-    assert np.array_equal(mechanism.encoder(), before)
+    assert np.array_equal(mechanism.encoder(), original_encoder)
 
 
 PARTICIPATIONS = [
@@ -150,22 +157,24 @@ def test_sensitivity_is_never_below_what_contributions_attain(build, participati
     if claimed.exact:
         assert_allclose(claimed.value, attained, rtol=1e-6)
     if (C.T @ C).min() >= 0.0:
-        known = sensitivity_of_nonnegative(C, participation)
-        assert claimed.value >= known * (1.0 - 1e-12)
+        expected = sensitivity_of_nonnegative(C, participation)
+        assert claimed.value >= expected * (1.0 - 1e-12)
         if claimed.exact:
-            assert_allclose(claimed.value, known, rtol=1e-12)
+            assert_allclose(claimed.value, expected, rtol=1e-12)
 
 
 @every_mechanism
-def test_loss_is_what_simulation_finds(build):
+def test_loss_is_that_of_simulated_noise(build):
     # The mean of so many squared norms is normal to good accuracy. Its standard error is at most
     # sqrt(2 / samples) of the loss, since tr(M^2) <= tr(M)^2, so that noise of 2/3 or 3/2 of the
-    # scale is found out.
-    samples, limit = 4000, scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 2)
+    # scale is detected.
+    samples = 4000
+    limit = scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 2)
     for scale in (2 / 3, 3 / 2):
         shift = abs(scale**2 - 1) / np.sqrt(2 / samples)
         assert scipy.stats.norm.sf((shift - limit) / scale**2) <= MISS_RATE
-    mechanism, workload = build(12), fedmf.momentum_sgd(12, momentum=0.5)
+    mechanism = build(12)
+    workload = fedmf.momentum_sgd(12, momentum=0.5)
     participation = separated(12, 4)
     squared = fedmf.sensitivity(mechanism, participation).value ** 2
     claimed = fedmf.loss(mechanism, workload, participation)

@@ -1,3 +1,5 @@
+"""Low-rank mechanisms: their matrices, streams and fits."""
+
 import warnings
 
 import numpy as np
@@ -11,11 +13,13 @@ from tests.mechanisms.schemas import fitted, single
 from tests.refusals import refusal
 
 
-def decoder_of(n, seed=0):
+def random_decoder(n, seed=0):
+    """Returns a random lower-triangular B with a large diagonal."""
     return np.tril(np.random.default_rng(seed).uniform(-1.0, 1.0, (n, n))) + 3.0 * np.eye(n)
 
 
 def low_rank(n, bands, rank, **options):
+    """Fits a low-rank mechanism to prefix sums under a single participation."""
     return fitted(single(n), "low_rank", bands=bands, rank=rank, **options)
 
 
@@ -24,7 +28,9 @@ def test_matrices_are_those_of_the_definition(n, h, r):
     # Denisov et al. 2022, App. H: B = D + (L R^T) o U, entry by entry. N is the bands of A^-1 times
     # B (banded paper, Alg. 8).
     rng = np.random.default_rng(n)
-    D, L, R = decoder_of(n)[:, :h], rng.standard_normal((n, r)), rng.standard_normal((n, r))
+    D = random_decoder(n)[:, :h]
+    L = rng.standard_normal((n, r))
+    R = rng.standard_normal((n, r))
     D = np.where(np.arange(n)[:, None] >= np.arange(h), D, 0.0)
     D[:, 0] = 1.0 + rng.uniform(size=n)
     mechanism = LowRankMechanism(
@@ -41,13 +47,15 @@ def test_matrices_are_those_of_the_definition(n, h, r):
 
 
 @pytest.mark.parametrize(
-    ("workload", "near"), [(prefix_sum(40), 4), (momentum_sgd(40), 5)], ids=["prefix", "momentum"]
+    ("workload", "window_length"),
+    [(prefix_sum(40), 4), (momentum_sgd(40), 5)],
+    ids=["prefix", "momentum"],
 )
-def test_the_stream_keeps_a_few_rows(workload, near):
-    # Denisov et al. 2022, App. H, Alg. 3: h + r rows a round for B, and the bands of A^-1 on top.
+def test_the_stream_needs_a_short_window_and_rank_sums(workload, window_length):
+    # Denisov et al. 2022, App. H, Alg. 3: h + r vectors a round for B, plus the bands of A^-1.
     stream = fit(workload, single(40), family="low_rank", bands=3, rank=2).stream()
     assert stream.buffers is not None
-    assert stream.buffers.window.shape == (40, near)
+    assert stream.buffers.window.shape == (40, window_length)
     assert stream.buffers.decay.tolist() == [1.0, 1.0]
 
 
@@ -62,11 +70,11 @@ def test_more_rank_and_more_bands_come_closer_to_the_optimum():
         assert certificate.lower_bound <= optimum <= certificate.loss
     assert certificates[1].gap < 0.01
     assert_allclose(losses[-1], optimum, rtol=1e-3)
-    # All bands: B is the optimum
+    # With all bands B is the optimum.
     assert_allclose(low_rank(64, 64, 1).certificate.loss, optimum, rtol=1e-3)
 
 
-def test_workloads_with_a_negative_diagonal():
+def test_a_negative_workload_diagonal_gives_a_positive_noising_diagonal():
     workload = Workload.from_inverse("negative", -prefix_sum(24).inverse_diagonals)
     mechanism = fit(workload, single(24), family="low_rank", bands=3, rank=2)
     assert (np.diagonal(mechanism.noising()) > 0.0).all()
@@ -75,21 +83,21 @@ def test_workloads_with_a_negative_diagonal():
     )
 
 
-def test_sizes_by_default():
+def test_default_bands_and_rank_are_those_of_denisov():
     # Denisov et al. 2022, App. H, Table 2: h + r = log2(n).
     for n, h, r in ((1, 1, 1), (2, 1, 1), (3, 1, 1), (16, 2, 2), (128, 4, 3)):
         mechanism = fitted(single(n), "low_rank", max_iterations=1)
         assert (mechanism.diagonals.shape[1], mechanism.rank) == (h, r)
 
 
-def test_few_bands_are_no_reason_to_warn():
+def test_a_gap_due_to_few_bands_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert low_rank(40, 1, 1).certificate.gap > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "words"),
     [
         ({"left": np.ones((2, 1))}, "left has 2 rows and diagonals has 3"),
         ({"left": np.ones((3, 2))}, "pass the same rank"),
@@ -98,7 +106,7 @@ def test_few_bands_are_no_reason_to_warn():
         ({"right": np.full((3, 1), np.nan)}, "not finite"),
     ],
 )
-def test_bad_arrays(change, says):
+def test_invalid_arrays_are_refused_by_name(change, words):
     names = ("diagonals", "left", "right", "inverse_workload")
-    with refusal(says):
+    with refusal(words):
         LowRankMechanism(**dict.fromkeys(names, np.ones((3, 1))) | change)

@@ -1,4 +1,4 @@
-"""A family is one file: a module of a user's registers one, and everything else knows it."""
+"""A family is one file: once a user's module registers it, fits, files and reports support it."""
 
 import json
 import subprocess
@@ -93,21 +93,20 @@ def run(tmp_path):
 
 
 @pytest.mark.slow
-def test_in_python(run, tmp_path):
-    shown = json.loads(run(PROGRAM))
-    assert not (
-        tmp_path / "fits"
-    ).exists()  # an older version of the module would be read as this one
-    assert shown["mechanism"] == ["scaled", 4.0, "built from given numbers, not optimised"]
-    assert shown["sensitivity"] == pytest.approx(4.0 * 2**0.5)
-    assert shown["noise"][0] == shown["noise"][1] > 0.0
-    assert shown["label"] == ["Scaled (6 bands)", "#123456"]
+def test_a_registered_family_is_fitted_stored_and_labelled(run, tmp_path):
+    printed = json.loads(run(PROGRAM))
+    # Its fits are not cached, since another version of the module would read them.
+    assert not (tmp_path / "fits").exists()
+    assert printed["mechanism"] == ["scaled", 4.0, "built from given numbers, not optimised"]
+    assert printed["sensitivity"] == pytest.approx(4.0 * 2**0.5)
+    assert printed["noise"][0] == printed["noise"][1] > 0.0
+    assert printed["label"] == ["Scaled (6 bands)", "#123456"]
 
 
-def test_on_the_command_line(run):
+def test_a_registered_family_has_options_on_the_command_line(run):
     command = "import scaled; from fedmf.cli import main; main({})"
     assert "scaled: the entries" in " ".join(run(command.format('["fit", "--help"]')).split())
     arguments = "fit --rounds 6 --min-sep 3 --family scaled --scale 3 --out m.npz --json".split()
-    shown = json.loads(run(command.format(arguments)))
-    assert shown["family"] == "scaled"
-    assert shown["sensitivity"] == pytest.approx(3.0 * 2**0.5)
+    printed = json.loads(run(command.format(arguments)))
+    assert printed["family"] == "scaled"
+    assert printed["sensitivity"] == pytest.approx(3.0 * 2**0.5)

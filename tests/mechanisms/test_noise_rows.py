@@ -1,4 +1,4 @@
-"""Rows of N by formula are those of N itself, of every mechanism."""
+"""Rows of N, C and X computed without the matrices are those of the matrices."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from tests.mechanisms.registry import every_form
 ROUNDS = 300
 
 
-def joined(blocks, num_rows):
-    """The matrix of these blocks; entries that no block has are NaN."""
+def join_blocks(blocks, num_rows):
+    """Joins blocks of columns into a matrix; entries that no block has are NaN."""
     blocks = dict(blocks)
     width = max(first + block.shape[1] for first, block in blocks.items())
     matrix = np.full((num_rows, width), np.nan)
@@ -33,7 +33,7 @@ def test_rows_and_norms_are_those_of_the_matrix(build):
         expected = np.stack(
             [N[start:end].sum(axis=0) for start, end in zip(starts, ends, strict=True)]
         )
-        assert_allclose(joined(rows.blocks(starts, ends), 5), expected, atol=1e-12 * size)
+        assert_allclose(join_blocks(rows.blocks(starts, ends), 5), expected, atol=1e-12 * size)
         assert_allclose(rows.window_deviations(starts, ends), np.linalg.norm(expected, axis=1))
     assert_allclose(rows.round_deviations(), np.linalg.norm(N, axis=1))
     assert_allclose(rows.sum_deviations(), np.linalg.norm(np.cumsum(N, axis=0), axis=1))
@@ -47,11 +47,11 @@ def test_encoder_and_gram_are_those_of_the_matrix(build):
     X = (C.T @ C)[np.ix_(rounds, rounds)]
     assert_allclose(gram_entries(mechanism, rounds), X, atol=1e-12 * np.abs(X).max())
     if has_encoder_rows(mechanism):
-        assert_allclose(joined(encoder_blocks(mechanism, rounds), 5), C[rounds], atol=1e-14)
+        assert_allclose(join_blocks(encoder_blocks(mechanism, rounds), 5), C[rounds], atol=1e-14)
 
 
-def test_no_matrix_is_formed(monkeypatch):
-    """Of a Toeplitz mechanism with more rounds than any matrix could have."""
+def test_rows_of_a_million_rounds_form_no_matrix(monkeypatch):
+    """Tests a Toeplitz mechanism with more rounds than any matrix could have."""
     mechanism = ToeplitzMechanism(rounds=1_000_000, coefficients=[1.0, -0.5])
     for name in ("noising", "encoder"):
         monkeypatch.setattr(ToeplitzMechanism, name, lambda self: pytest.fail("formed"))

@@ -1,3 +1,5 @@
+"""Sensitivity: never below what contributions attain, and exact where it says so."""
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -17,6 +19,7 @@ from tests.refusals import refusal
 
 
 def random_matrix(draw, rounds, rng):
+    """Draws a matrix, square or tall, of any signs, with or without bands."""
     C = rng.standard_normal((draw(st.sampled_from([rounds, rounds + 3])), rounds))
     if draw(st.booleans()):
         C = np.abs(C)
@@ -27,7 +30,7 @@ def random_matrix(draw, rounds, rng):
 
 
 class Matrix:
-    """Any encoder, also one with more rows than columns."""
+    """An encoder known by its matrix, which may have more rows than columns."""
 
     def __init__(self, C):
         self.encoder = lambda: C
@@ -50,7 +53,9 @@ FORMS = ("matrix", "rows", "coefficients", "decreasing", "gram")
 
 
 def random_encoder(draw, form, rounds):
-    """One that is known by its matrix, the rows of its bands, its first column, or its X."""
+    """Draws an encoder that is known by its matrix, the rows of its bands, its first column, or its
+    X.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     if form == "matrix":
         return Matrix(random_matrix(draw, rounds, rng))
@@ -74,15 +79,18 @@ def random_encoder(draw, form, rounds):
 @pytest.mark.parametrize("form", FORMS)
 @given(data=st.data())
 @settings(max_examples=150)
-def test_sound_for_vectors_and_exact_when_it_says_so(form, data):
-    """The definition: the most that one client's vectors change (multi-epoch paper, Def. 1)."""
+def test_no_vectors_exceed_the_sensitivity_and_exact_ones_attain_it(form, data):
+    """Compares with the definition: the largest change by one client's vectors (multi-epoch paper,
+    Def. 1).
+    """
     participation = data.draw(participations(max_rounds=8))
     encoder = random_encoder(data.draw, form, participation.rounds)
-    C, claimed = encoder.encoder(), sensitivity(encoder, participation)
+    C = encoder.encoder()
+    claimed = sensitivity(encoder, participation)
     attained = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3)
     assert claimed.value >= attained * (1.0 - 1e-9)
     if claimed.exact:
-        # The ascent is slow where columns are nearly orthogonal
+        # The ascent is slow where columns are nearly orthogonal.
         if attained < claimed.value * (1.0 - 1e-5):
             attained = attained_sensitivity(
                 C, participation, np.random.default_rng(0), starts=3, sweeps=20_000
@@ -104,24 +112,24 @@ def test_sound_for_vectors_and_exact_when_it_says_so(form, data):
 
 @given(st.data())
 @settings(max_examples=60)
-def test_exact_where_the_papers_prove_it(data):
-    """X >= 0: a sum of X over a client's rounds (multi-epoch paper, Cor. 2.1; banded paper,
-    Prop. E.1).
+def test_nonnegative_encoders_have_an_exact_sensitivity(data):
+    """Tests X >= 0, where it is a sum of X over a client's rounds (multi-epoch paper, Cor. 2.1;
+    banded paper, Prop. E.1).
     """
     participation = data.draw(participations(max_rounds=10))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     C = np.abs(random_matrix(data.draw, participation.rounds, rng))
     claimed = sensitivity(C, participation)
-    known = sensitivity_of_nonnegative(C, participation)
+    expected = sensitivity_of_nonnegative(C, participation)
     if participation.schema != "min_sep" or participation.max_participations <= 2:
         assert claimed.exact
-        assert_allclose(claimed.value, known, rtol=1e-12)
+        assert_allclose(claimed.value, expected, rtol=1e-12)
     else:
-        assert claimed.value >= known * (1.0 - 1e-12)
+        assert claimed.value >= expected * (1.0 - 1e-12)
 
 
 @pytest.mark.parametrize("tiny", [1e-9, 1e-200])
-def test_entries_outside_the_band_count_however_small(tiny):
+def test_tiny_entries_outside_the_band_are_not_ignored(tiny):
     # With as many bands as min_sep, Alg. 5 of the banded paper (Thm. 2 there) is exact. The band is
     # read off exact zeros: with one small entry outside it, that no longer applies.
     C = np.eye(8) + 0.5 * np.eye(8, k=-1)
@@ -149,15 +157,15 @@ def test_vector_contributions_can_exceed_scalar_ones(schema):
     assert_allclose(bound.value, best, rtol=1e-8)
 
 
-def test_sums_of_magnitudes_that_signs_attain():
+def test_sums_of_magnitudes_are_exact_where_signs_attain_them():
     C = np.array([[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [-1.0, 0.5, 1.0]])
-    found = sensitivity(C, every_round(3))
-    assert found.exact is True  # numpy's would not go into a plan's JSON
-    assert_allclose(found.value, np.linalg.norm(C @ [-1.0, 1.0, 1.0]))
+    claimed = sensitivity(C, every_round(3))
+    assert claimed.exact is True  # numpy's would not go into a plan's JSON
+    assert_allclose(claimed.value, np.linalg.norm(C @ [-1.0, 1.0, 1.0]))
 
 
-def test_spectral_bound_is_used_where_it_is_smaller():
-    """sqrt(k) times the spectral norm (multi-epoch paper, Thm. 2.1)."""
+def test_the_spectral_bound_is_used_where_it_is_smaller():
+    """Tests the bound of sqrt(k) times the spectral norm (multi-epoch paper, Thm. 2.1)."""
     rng = np.random.default_rng(3)
     C = np.linalg.qr(rng.standard_normal((10, 10)))[0] + 0.01 * rng.standard_normal((10, 10))
     for schema, min_sep in (("every_round", None), ("min_sep", 2)):
@@ -180,18 +188,18 @@ def test_a_mechanism_is_judged_by_its_encoder():
     assert_allclose(sensitivity(Liar(), participation).value, 10.0 * np.sqrt(2.0))
 
 
-def test_a_mechanism_is_computed_once_for_each_participation():
-    made = []
+def test_sensitivity_is_computed_once_for_each_participation():
+    computed_rounds = []
 
     class Counted(IdentityMechanism):
         def toeplitz_coefficients(self):
-            made.append(self.rounds)
+            computed_rounds.append(self.rounds)
             return np.ones(1)
 
     mechanism = Counted(rounds=6)
     squares = [sensitivity(mechanism, separated(6, b)).value ** 2 for b in (2, 3, 2)]
     assert_allclose(squares, [3, 2, 3])
-    assert len(made) == 2
+    assert len(computed_rounds) == 2
 
 
 @pytest.mark.parametrize("unit", [1e-101, 1e101])
@@ -211,9 +219,9 @@ def test_encoders_whose_squares_lose_digits_are_refused(unit):
     ("b", "k", "bands"), [(2, 3, 4), (2, 3, 3), (1, 4, 2), (1, 4, 3), (2, 4, 8)]
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_alg_4_of_the_banded_paper(b, k, bands, seed):
-    """Alg. 4 of the banded paper has the bound of its Thm. 3; sums over a client's rounds, here by
-    trying all, are those of Alg. 3 of the banded paper.
+def test_min_sep_bounds_are_those_of_alg_4_of_the_banded_paper(b, k, bands, seed):
+    """Compares with Alg. 4 of the banded paper, the bound of its Thm. 3, with sums over a client's
+    rounds (its Alg. 3) found by trying all.
     """
     rows = -np.random.default_rng(seed).random((8, bands))
     rows[:, 0] = 1.0
@@ -221,9 +229,9 @@ def test_alg_4_of_the_banded_paper(b, k, bands, seed):
     X = banded_matrix(rows).T @ banded_matrix(rows)
     assert X.min() < 0.0 < X.max()
     participation = separated(8, b, k)
-    allowed = [list(taken) for taken in allowed_sets(participation)]
+    allowed = [list(rounds) for rounds in allowed_sets(participation)]
     lag = np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
     magnitudes = np.where((lag == 0) | (lag >= b), np.abs(X), 0.0)
-    row_sums = np.max([magnitudes[:, taken].sum(axis=1) for taken in allowed], axis=0)
-    bound = min(max(row_sums[taken].sum() for taken in allowed), k * np.linalg.eigvalsh(X)[-1])
+    row_sums = np.max([magnitudes[:, rounds].sum(axis=1) for rounds in allowed], axis=0)
+    bound = min(max(row_sums[rounds].sum() for rounds in allowed), k * np.linalg.eigvalsh(X)[-1])
     assert_allclose(sensitivity(banded_matrix(rows), participation).value ** 2, bound, rtol=1e-12)

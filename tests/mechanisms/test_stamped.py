@@ -1,3 +1,5 @@
+"""Stamped mechanisms: their decoders, and stamping of every family."""
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -31,9 +33,11 @@ def test_optimal_decoder_is_the_pseudoinverse_of_the_whole(part):
 
 
 @every_mechanism
-def test_every_family_can_be_stamped(build):
-    part = build(4)
-    mechanism = stamp(part, 3, decoder="restarted")
-    assert np.array_equal(mechanism.encoder(), np.kron(np.eye(3), part.encoder()))
-    assert_allclose(mechanism.noising(), np.kron(np.eye(3), part.noising()), atol=1e-12)
+def test_stamping_repeats_the_matrices_of_every_family(build):
+    mechanism_of_part = build(4)
+    mechanism = stamp(mechanism_of_part, 3, decoder="restarted")
+    assert np.array_equal(mechanism.encoder(), np.kron(np.eye(3), mechanism_of_part.encoder()))
+    assert_allclose(
+        mechanism.noising(), np.kron(np.eye(3), mechanism_of_part.noising()), atol=1e-12
+    )
     assert mechanism.stream().rounds == 12

@@ -1,3 +1,5 @@
+"""Mechanism files: damaged, foreign and tampered ones are refused."""
+
 import json
 import pickle
 
@@ -22,23 +24,26 @@ BANDED = BandedMechanism(
 
 
 def certificate(**changes):
+    """Returns the entry of a certificate with some fields changed."""
     fields = {"loss": 3.0, "lower_bound": 2.0, "iterations": 4, "seconds": 0.25}
     return np.array(json.dumps(fields | changes).replace("Infinity", "1e999"))
 
 
 def entries_of(path):
+    """Returns the arrays in a mechanism file by name."""
     with np.load(path) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 @pytest.fixture
-def saved(tmp_path):
+def saved_path(tmp_path):
     path = tmp_path / "m.npz"
     BANDED.save(path)
     return path
 
 
-def refused(path):
+def refusal_message(path):
+    """Returns the message that load_mechanism refuses the file with, in one line."""
     with refusal("does not hold a valid fedmf mechanism") as caught:
         load_mechanism(path)
     message = str(caught.value)
@@ -49,7 +54,8 @@ def refused(path):
 
 
 def test_a_whole_file_that_memory_cannot_hold_names_the_way_out(tmp_path, monkeypatch):
-    tree, dense = tmp_path / "tree.npz", tmp_path / "dense.npz"
+    tree = tmp_path / "tree.npz"
+    dense = tmp_path / "dense.npz"
     TreeMechanism(rounds=1000).save(tree)
     DenseMechanism(matrix=np.eye(1000)).save(dense)
     monkeypatch.setattr(checks, "available_memory", lambda: 2**22)
@@ -60,47 +66,47 @@ def test_a_whole_file_that_memory_cannot_hold_names_the_way_out(tmp_path, monkey
         assert "save it again" not in str(caught.value)
 
 
-def test_truncated_at_any_length(saved):
-    whole = saved.read_bytes()
+def test_a_file_truncated_at_any_length_is_refused(saved_path):
+    whole = saved_path.read_bytes()
     for length in range(0, len(whole), 41):
-        saved.write_bytes(whole[:length])
-        refused(saved)
+        saved_path.write_bytes(whole[:length])
+        refusal_message(saved_path)
 
 
-def test_a_flipped_bit_is_found_or_harmless(saved):
-    whole = bytearray(saved.read_bytes())
+def test_a_flipped_bit_is_refused_or_harmless(saved_path):
+    whole = bytearray(saved_path.read_bytes())
     for position in range(0, len(whole), 13):
         damaged = bytearray(whole)
         damaged[position] ^= 0x10
-        saved.write_bytes(bytes(damaged))
+        saved_path.write_bytes(bytes(damaged))
         try:
-            loaded = load_mechanism(saved)
+            loaded = load_mechanism(saved_path)
         except ValueError:
-            refused(saved)
+            refusal_message(saved_path)
         else:  # in a field that nothing reads, such as a date
             assert np.array_equal(loaded.encoder(), BANDED.encoder())
             assert loaded.certificate == BANDED.certificate
 
 
-def test_foreign_files(tmp_path):
+def test_files_of_other_formats_are_refused(tmp_path):
     path = tmp_path / "m.npz"
     for content in (b"", b"hello", b"SQLite format 3\x00" * 100):
         path.write_bytes(content)
-        refused(path)
+        refusal_message(path)
     np.savez(path, matrix=np.eye(3))
-    assert "something else" in refused(path)
+    assert "something else" in refusal_message(path)
 
 
-def test_pickles_are_not_run(tmp_path):
+def test_pickles_are_refused_and_not_run(tmp_path):
     class Bomb:
         def __reduce__(self):
             return (open, (str(tmp_path / "ran"), "w"))
 
     path = tmp_path / "m.npz"
     np.savez(path, format=np.array("fedmf mechanism"), version=np.array([Bomb()], dtype=object))
-    refused(path)
+    refusal_message(path)
     path.write_bytes(pickle.dumps(Bomb()))
-    refused(path)
+    refusal_message(path)
     assert not (tmp_path / "ran").exists()
 
 
@@ -122,29 +128,29 @@ def test_pickles_are_not_run(tmp_path):
         ("certificate", None, "do not go together"),
     ],
 )
-def test_tampered_entries(saved, name, value, cause):
-    entries = entries_of(saved)
+def test_tampered_entries_are_refused_with_the_cause(saved_path, name, value, cause):
+    entries = entries_of(saved_path)
     entries |= {name: value}
-    np.savez(saved, **{name: entry for name, entry in entries.items() if entry is not None})
-    assert cause in refused(saved)
+    np.savez(saved_path, **{name: entry for name, entry in entries.items() if entry is not None})
+    assert cause in refusal_message(saved_path)
 
 
-def test_missing_file(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(FileNotFoundError, match="is not a file: name one"):
         load_mechanism(tmp_path / "none.npz")
 
 
-def test_missing_folder(tmp_path):
+def test_saving_into_a_missing_folder_is_refused(tmp_path):
     with refusal("folder that does not exist: create it"):
         BANDED.save(tmp_path / "none" / "m.npz")
 
 
 @pytest.mark.parametrize("field", [8, 10], ids=["flags", "compression"])
-def test_a_directory_that_zipfile_does_not_understand(saved, field):
-    """Of the archive's directory: an entry that seems encrypted,
-    or compressed in a way nobody knows.
+def test_an_archive_directory_that_zipfile_cannot_read_is_refused(saved_path, field):
+    """Flips a bit in the archive's directory, so that an entry seems encrypted or of an unknown
+    compression.
     """
-    content = bytearray(saved.read_bytes())
+    content = bytearray(saved_path.read_bytes())
     content[content.index(b"PK\x01\x02") + field] ^= 0x09
-    saved.write_bytes(bytes(content))
-    refused(saved)
+    saved_path.write_bytes(bytes(content))
+    refusal_message(saved_path)

@@ -1,3 +1,5 @@
+"""Toeplitz mechanisms: their coefficients, series and limits."""
+
 import numpy as np
 import pytest
 import scipy.signal
@@ -23,37 +25,37 @@ from tests.refusals import refusal
         ({"rounds": 0, "coefficients": [1.0]}, "rounds=0"),
     ],
 )
-def test_bad_arguments(arguments, words):
+def test_invalid_coefficients_are_refused_by_name(arguments, words):
     with refusal(words):
         ToeplitzMechanism(**{"rounds": 2} | arguments)
 
 
 @pytest.mark.parametrize(("n", "bands"), [(1000, 3), (1000, 1000), (40_000, 30_000)])
-def test_series_are_divided(n, bands):
-    """The last by FFT: term by term it would take more than 1e9 multiplications."""
+def test_inverse_series_times_the_series_is_one(n, bands):
+    """Checks both algorithms: the last size takes the FFT, as it has over 1e9 multiplications."""
     t = np.arange(1, bands)
     c = np.cumprod(np.append(1.0, (2 * t - 1) / (2 * t)))
     product = scipy.signal.fftconvolve(c, inverse_series(c, n))[:n]
     assert_allclose(product, np.eye(1, n)[0], atol=1e-12)
 
 
-def test_a_million_rounds_never_make_a_matrix():
+def test_a_million_rounds_are_measured_without_a_matrix():
     n = 10**6
     mechanism = ToeplitzMechanism(rounds=n, coefficients=[1.0, 0.5, 0.25])
-    for make in (
+    for form_matrix in (
         mechanism.encoder,
         mechanism.noising,
         ToeplitzMechanism(rounds=n, coefficients=np.ones(n)).stream,
     ):
         with refusal("GiB"):
-            make()
+            form_matrix()
     participation = separated(n, 1000)
-    found = sensitivity(mechanism, participation)
-    assert found.exact
-    assert_allclose(found.value**2, 1000 * 1.3125)
+    bound = sensitivity(mechanism, participation)
+    assert bound.exact
+    assert_allclose(bound.value**2, 1000 * 1.3125)
     errors = fedmf.per_round_error(mechanism, fedmf.prefix_sum(n), participation)
     # 1 / ((1 - x) (1 + x / 2 + x^2 / 4)) settles at 1 / 1.75.
-    assert_allclose((errors[-1] ** 2 - errors[-2] ** 2) / found.value**2, 1.75**-2, rtol=1e-6)
+    assert_allclose((errors[-1] ** 2 - errors[-2] ** 2) / bound.value**2, 1.75**-2, rtol=1e-6)
     assert mechanism.stream().recurrence.shape == (n, 3)
     with refusal("1000000 columns but participation has rounds=5"):
         sensitivity(mechanism, single(5))

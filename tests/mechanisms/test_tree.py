@@ -1,3 +1,5 @@
+"""Tree mechanisms: nodes, decoders, completions and fits."""
+
 import functools
 import itertools
 
@@ -34,7 +36,8 @@ def test_online_decoder_is_the_best_that_waits_for_nodes(rounds):
     # Denisov et al. 2022, Prop. C.1: row by row, the least-norm solution of B C = S over the nodes
     # finished by then.
     mechanism = TreeMechanism(rounds=rounds, decoder="online")
-    C, S = mechanism.encoder(), np.tri(rounds)
+    C = mechanism.encoder()
+    S = np.tri(rounds)
     last = np.array([np.flatnonzero(row)[-1] for row in C])
     B = np.zeros((rounds, len(C)))
     for t in range(rounds):
@@ -49,14 +52,14 @@ def test_full_decoder_is_the_pseudoinverse(rounds):
 
 
 @pytest.mark.parametrize("n", DENISOV_TABLE_2)
-def test_denisov_table_2_honaker(n):
-    found = np.sqrt(fedmf.loss(TreeMechanism(rounds=n, decoder="online"), prefix_sum(n), single(n)))
-    assert abs(found - DENISOV_TABLE_2[n][0]) <= 0.05
+def test_online_error_is_that_of_denisov_table_2(n):
+    error = np.sqrt(fedmf.loss(TreeMechanism(rounds=n, decoder="online"), prefix_sum(n), single(n)))
+    assert abs(error - DENISOV_TABLE_2[n][0]) <= 0.05
 
 
 def squared_sensitivity_of_large_separations(n, b, k):
-    """max over rounds at least b apart of the sum of X for a tree without completion, where 256 < b
-    < 512.
+    """Returns the largest sum of X over k rounds at least b apart, for a tree without completion,
+    where 256 < b < 512.
 
     Such rounds meet in nodes of 512 rounds and more only, so that X depends on their blocks of 512.
     A nondecreasing sequence of blocks is possible if every round can be put as early as its block
@@ -83,34 +86,38 @@ def squared_sensitivity_of_large_separations(n, b, k):
 
 
 @pytest.mark.slow
-def test_banded_table_2_tree_under_min_sep():
+def test_min_sep_sensitivity_is_that_of_banded_table_2():
     # Alg. 4 bounds the squared sensitivity by 119; exactly it is 118, as under (k = 6, b = 342):
     # columns (A) and (B) of the banded paper's Table 2 are the same for the tree, as printed.
     n = 2052
     exact = squared_sensitivity_of_large_separations(n, 342, 6)
     tree = TreeMechanism(rounds=n)
-    exactly, at_least = sensitivity(tree, epochs(n, 342)), sensitivity(tree, separated(n, 342))
+    epoch_sensitivity = sensitivity(tree, epochs(n, 342))
+    min_sep_sensitivity = sensitivity(tree, separated(n, 342))
     assert exact == 118
-    assert exactly.exact
-    assert_allclose(exactly.value**2, exact, rtol=1e-12)
-    assert not at_least.exact
-    assert exact <= at_least.value**2 < 119.001
+    assert epoch_sensitivity.exact
+    assert_allclose(epoch_sensitivity.value**2, exact, rtol=1e-12)
+    assert not min_sep_sensitivity.exact
+    assert exact <= min_sep_sensitivity.value**2 < 119.001
 
 
 @pytest.mark.slow
-def test_banded_table_2_tree_against_identity():
+def test_error_relative_to_the_identity_is_that_of_banded_table_2():
     # The table's unit is the best matrix under (k = 6, b = 342), which is not ours: so the two
     # rows' ratio is compared, over the range that rounding to two decimals leaves.
-    n, workload = 2052, prefix_sum(2052)
+    n = 2052
+    workload = prefix_sum(n)
     participation = epochs(n, 342)
-    tree, identity = TreeMechanism(rounds=n, decoder="full"), IdentityMechanism(rounds=n)
-    once, printed = BANDED_TABLE_2["tree full"]
+    tree = TreeMechanism(rounds=n, decoder="full")
+    identity = IdentityMechanism(rounds=n)
+    printed_ratio, printed_error = BANDED_TABLE_2["tree full"]
     ratio = sensitivity(tree, single(n)).value / sensitivity(tree, participation).value
-    assert abs(ratio - once) <= 0.005
+    assert abs(ratio - printed_ratio) <= 0.005
     error, unit = (fedmf.rmse(m, workload, participation) for m in (tree, identity))
     assert abs(unit - 78.48) < 0.005
-    of_identity = BANDED_TABLE_2["identity"][1]
-    low, high = (printed - 0.005) / (of_identity + 0.005), (printed + 0.005) / (of_identity - 0.005)
+    identity_error = BANDED_TABLE_2["identity"][1]
+    low = (printed_error - 0.005) / (identity_error + 0.005)
+    high = (printed_error + 0.005) / (identity_error - 0.005)
     assert low <= error / unit <= high
 
 
@@ -120,12 +127,13 @@ def test_virtual_completion_is_that_of_the_multi_epoch_paper(rounds):
     # row as the last sum.
     leaves = 1 << (rounds - 1).bit_length()
     complete = TreeMechanism(rounds=leaves, decoder="online")
-    B_Hon, C_tree = np.tri(leaves) @ complete.noising(), complete.encoder()
+    B_Hon = np.tri(leaves) @ complete.noising()
+    C_tree = complete.encoder()
     embedded = C_tree[:, :rounds]
-    kept = embedded.any(axis=1)
-    B = np.concatenate([B_Hon[: rounds - 1], B_Hon[-1:]])[:, kept]
+    has_rounds = embedded.any(axis=1)
+    B = np.concatenate([B_Hon[: rounds - 1], B_Hon[-1:]])[:, has_rounds]
     mechanism = TreeMechanism(rounds=rounds, decoder="online", completion="virtual")
-    assert np.array_equal(mechanism.encoder(), embedded[kept])
+    assert np.array_equal(mechanism.encoder(), embedded[has_rounds])
     assert_allclose(np.tri(rounds) @ mechanism.noising(), B, atol=1e-12)
 
 
@@ -135,11 +143,12 @@ def test_optimal_completion_is_the_best_that_knows_virtual_rounds_are_zero(round
         TreeMechanism(rounds=rounds, decoder="online", completion=name)
         for name in ("optimal", "virtual")
     )
-    C, S = optimal.encoder(), np.tri(rounds)
+    C = optimal.encoder()
+    S = np.tri(rounds)
     assert np.array_equal(C, virtual.encoder())
     whole = TreeMechanism(rounds=1 << (rounds - 1).bit_length()).encoder()
     ends = np.array([np.flatnonzero(row)[-1] for row in whole if row[:rounds].any()])
-    ends[ends >= rounds] = rounds - 1  # known when the last round is
+    ends[ends >= rounds] = rounds - 1  # They are known with the last round.
     B = np.zeros((rounds, len(C)))
     for t in range(rounds):
         B[t, ends <= t] = S[t] @ np.linalg.pinv(C[ends <= t])
@@ -154,13 +163,13 @@ def test_fit_takes_the_completion_with_the_smallest_loss(restarts, decoder, part
         mechanism = fedmf.fit(momentum_sgd(42), participation, family="tree", **options)
         return fedmf.loss(mechanism, momentum_sgd(42), participation)
 
-    least = min(loss_of(completion=name) for name in ("none", "virtual", "optimal"))
-    assert_allclose(loss_of(), least, rtol=1e-12)
+    smallest_loss = min(loss_of(completion=name) for name in ("none", "virtual", "optimal"))
+    assert_allclose(loss_of(), smallest_loss, rtol=1e-12)
 
 
-def test_restarts_are_stamps():
-    made = fitted(separated(12, 4), "tree", decoder="full", restarts=3)
-    assert (made.family, made.times, made.part.decoder) == ("stamped", 3, "full")
+def test_restarts_stamp_a_tree():
+    mechanism = fitted(separated(12, 4), "tree", decoder="full", restarts=3)
+    assert (mechanism.family, mechanism.times, mechanism.part.decoder) == ("stamped", 3, "full")
 
 
 def test_the_full_decoder_is_the_default():
@@ -192,6 +201,6 @@ def test_a_full_decoder_beyond_the_memory_names_the_online_one(monkeypatch):
 def test_a_tree_of_very_many_rounds_is_refused_before_its_nodes_are_made(decoder):
     tree = TreeMechanism(rounds=50_000_000, decoder=decoder)
     fit = functools.partial(fitted, separated(tree.rounds, 1000), "tree", decoder=decoder)
-    for matrix in (tree.encoder, tree.noising, fit):
+    for form_matrix in (tree.encoder, tree.noising, fit):
         with refusal("of this tree would take .* GiB.*: for so many rounds use .*toeplitz or blt"):
-            matrix()
+            form_matrix()

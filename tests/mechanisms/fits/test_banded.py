@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
+from fedmf.mechanisms.banded.fit import diagonals_of
 from fedmf.mechanisms.banded.loss import DenseLoss, StructuredLoss
 from fedmf.mechanisms.banded.recursion import columns_of_rows, rows_of_columns
 from fedmf.mechanisms.error import loss, rmse
@@ -20,6 +21,7 @@ from tests.paper_figures import BANDED_TABLE_2_BANDS, BANDED_TABLE_2_UNIT
 
 
 def random_structured(n, p, seed):
+    """Returns a random workload whose inverse has p bands."""
     rng = np.random.default_rng(seed)
     rows = rng.uniform(-0.4, 0.4, (n, min(n, p)))
     rows[:, 0] = rng.uniform(0.5, 1.5, n)
@@ -27,14 +29,17 @@ def random_structured(n, p, seed):
 
 
 def losses(workload, bands):
+    """Returns both algorithms for the loss."""
     return DenseLoss(workload.matrix, bands), StructuredLoss(workload.inverse_diagonals, bands)
 
 
 def outside_cleared(rows):
+    """Returns the rows of a banded matrix with zeros outside it."""
     return np.where(np.arange(len(rows))[:, None] >= np.arange(rows.shape[1]), rows, 0.0)
 
 
 def random_columns(n, bands, rng):
+    """Returns a random banded C by columns."""
     columns = rng.uniform(-0.5, 0.5, (n, bands))
     columns[:, 0] = rng.uniform(0.5, 2.0, n)
     columns[np.arange(n)[:, None] + np.arange(bands) >= n] = 0.0
@@ -42,7 +47,9 @@ def random_columns(n, bands, rng):
 
 
 def feasible(n, bands, min_sep, rng):
-    """A random C by columns, of norm 1 or (min_sep given) with classes that sum to 1."""
+    """Returns a random C by columns, of norm 1 or, with min_sep, with squares that sum to 1 in each
+    class.
+    """
     columns = random_columns(n, bands, rng)
     squares = np.square(columns).sum(axis=1)
     if min_sep is not None:
@@ -58,30 +65,32 @@ SIZES = st.tuples(
 @given(SIZES)
 @settings(max_examples=60)
 def test_structured_and_dense_losses_agree_with_the_definition(sizes):
-    n, bands, p, seed = sizes[0], min(sizes[1], sizes[0]), sizes[2], sizes[3]
+    n, max_bands, p, seed = sizes
+    bands = min(max_bands, n)
     workload = random_structured(n, p, seed)
     columns = random_columns(n, bands, np.random.default_rng(seed))
     C = banded_matrix(rows_of_columns(columns))
     N = np.linalg.inv(C)
     B = workload.matrix @ N
-    value, G = np.sum(B**2), -2.0 * B.T @ B @ N.T
+    value = np.sum(B**2)
+    G = -2.0 * B.T @ B @ N.T
     for problem in losses(workload, bands):
-        found, gradient = problem.evaluate(columns)
-        assert_allclose(found, value, rtol=1e-9)
-        expected = columns_of_rows(
-            np.stack([[G[t, t - o] if t >= o else 0.0 for o in range(bands)] for t in range(n)])
-        )
+        loss_value, gradient = problem.evaluate(columns)
+        assert_allclose(loss_value, value, rtol=1e-9)
+        expected = columns_of_rows(diagonals_of(np.tril(G), bands))
         assert_allclose(gradient, expected, atol=1e-8 * np.abs(expected).max())
 
 
 @given(SIZES, st.booleans(), st.booleans())
 @settings(max_examples=80)
 def test_bounds_hold_for_every_feasible_encoder(sizes, equal, structured):
-    # Of the least loss at columns of norm one (banded paper, Problem 2), or with classes that sum
-    # to one. Any point gives a valid bound, not only one near the optimum.
-    n, bands, seed = sizes[0], min(sizes[1], sizes[0]), sizes[3]
+    # The bounds are on the smallest loss at columns of norm 1 (banded paper, Problem 2), or with
+    # squares that sum to 1 in each class. Any point gives a valid bound, however far from the
+    # optimum.
+    n, max_bands, p, seed = sizes
+    bands = min(max_bands, n)
     rng = np.random.default_rng(seed)
-    workload = random_structured(n, sizes[2], seed)
+    workload = random_structured(n, p, seed)
     problem = losses(workload, bands)[structured]
     min_sep = None if equal else min(n, bands + seed % 3)
     classes = np.arange(n) % (min_sep or n)
@@ -99,9 +108,9 @@ COSINE = (1.0 + np.cos(np.pi * (np.arange(N) % 16) / 15)) / 2.0
 # Workload, tolerance, and whether norms may be free.
 WORKLOADS = [
     (prefix_sum(N), 1e-4, True),
-    # Takes more than max_iterations steps where norms are free, and says so.
+    # With free norms this one takes more than max_iterations steps, and warns.
     (momentum_sgd(N, 0.95, RATES), 1e-4, False),
-    # Restarts, with which the recursion loses digits, and the fit is dense.
+    # Restarts of the rates, for which the recursion loses digits, so that the fit is dense.
     (sgd(1e-6 + (1.0 - 1e-6) * COSINE), 1e-3, True),
 ]
 
@@ -114,7 +123,7 @@ WORKLOADS = [
         for equal in ([True, False] if free else [True])
     ],
 )
-def test_workloads_reach_their_tolerance(workload, tolerance, equal_norms):
+def test_fits_reach_their_tolerance_at_sensitivity_one(workload, tolerance, equal_norms):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         mechanism = fit(
@@ -123,20 +132,24 @@ def test_workloads_reach_their_tolerance(workload, tolerance, equal_norms):
     certificate = mechanism.certificate
     assert certificate.gap <= tolerance
     assert (certificate.participation is None) == equal_norms
-    under = single(N) if equal_norms else certificate.participation
-    found = sensitivity(mechanism, under)
-    assert found.exact
-    assert_allclose(found.value, 1.0, rtol=1e-12)
-    assert_allclose(loss(mechanism, workload, under), certificate.loss, rtol=1e-9)
-    defined = np.square(workload.matrix @ mechanism.noising()).sum()
-    assert_allclose(certificate.loss, defined, rtol=1e-6)
+    certified_participation = single(N) if equal_norms else certificate.participation
+    claimed = sensitivity(mechanism, certified_participation)
+    assert claimed.exact
+    assert_allclose(claimed.value, 1.0, rtol=1e-12)
+    assert_allclose(loss(mechanism, workload, certified_participation), certificate.loss, rtol=1e-9)
+    loss_by_definition = np.square(workload.matrix @ mechanism.noising()).sum()
+    assert_allclose(certificate.loss, loss_by_definition, rtol=1e-6)
 
 
-def test_without_equal_norms_against_an_independent_solver():
-    """A client's rounds add up to one, which is the sensitivity (banded paper, Prop. B.1)."""
+def test_without_equal_norms_the_optimum_is_that_of_an_independent_solver():
+    """Checks the optimum over squares that sum to 1 in each class, which is sensitivity 1 (banded
+    paper, Prop. B.1).
+    """
     from scipy.optimize import minimize
 
-    n, b, bands = 7, 3, 2
+    n = 7
+    b = 3
+    bands = 2
     workload = prefix_sum(n)
 
     def value(free):
@@ -156,34 +169,37 @@ def test_without_equal_norms_against_an_independent_solver():
 
 
 def test_without_equal_norms_the_matrix_is_the_same_for_both_schemas():
-    fixed, apart = (
+    epoch_fit, min_sep_fit = (
         fit(prefix_sum(96), participation, bands=6, equal_norms=False)
         for participation in (epochs(96, 24), separated(96, 24))
     )
-    assert np.array_equal(fixed.diagonals, apart.diagonals)
-    assert apart.certificate.participation == epochs(96, 24)
+    assert np.array_equal(epoch_fit.diagonals, min_sep_fit.diagonals)
+    assert min_sep_fit.certificate.participation == epochs(96, 24)
 
 
-def test_without_equal_norms_once_is_the_problem_with_them():
+def test_equal_norms_are_the_optimum_of_a_single_participation():
     once = separated(20, 5, 1)
-    even, free = (fit(prefix_sum(20), once, bands=5, equal_norms=e) for e in (True, False))
-    assert np.array_equal(even.diagonals, free.diagonals)
+    equal = fit(prefix_sum(20), once, bands=5, equal_norms=True)
+    free = fit(prefix_sum(20), once, bands=5, equal_norms=False)
+    assert np.array_equal(equal.diagonals, free.diagonals)
     assert free.certificate.participation is None
 
 
 # `fedmf paper run banded-table-2 --scale full` compares the table's other two rows as well.
 @pytest.mark.slow
 @pytest.mark.parametrize(("bands", "equal_norms"), [(128, False), (342, True)])
-def test_banded_table_2(bands, equal_norms):
-    n, b = 2052, 342
+def test_figures_are_those_of_banded_table_2(bands, equal_norms):
+    n = 2052
+    b = 342
     printed = BANDED_TABLE_2_BANDS[bands, equal_norms]
     options = {"bands": bands, "equal_norms": equal_norms, "tolerance": 1e-3}
     mechanism = fit(prefix_sum(n), epochs(n, b), **options)
     assert mechanism.certificate.gap <= 1e-3
-    found = [sensitivity(mechanism, p) for p in (single(n), epochs(n, b), separated(n, b))]
-    assert all(each.exact for each in found)
-    once, under_epochs, apart = found
+    participations = (single(n), epochs(n, b), separated(n, b))
+    sensitivities = [sensitivity(mechanism, participation) for participation in participations]
+    assert all(bound.exact for bound in sensitivities)
+    of_single, of_epochs, of_min_sep = (bound.value for bound in sensitivities)
     error = rmse(mechanism, prefix_sum(n), epochs(n, b)) / BANDED_TABLE_2_UNIT
-    ratio = apart.value / under_epochs.value
-    found = (once.value / under_epochs.value, ratio, error, error * ratio)
-    assert tuple(f"{value:.2f}" for value in found) == printed
+    ratio = of_min_sep / of_epochs
+    figures = (of_single / of_epochs, ratio, error, error * ratio)
+    assert tuple(f"{figure:.2f}" for figure in figures) == printed

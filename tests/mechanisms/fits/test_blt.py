@@ -1,3 +1,5 @@
+"""BLT fits: close to the best Toeplitz encoder, on sums over a grid."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,12 +14,13 @@ from tests.mechanisms.schemas import every_round, single
 
 
 def blt(workload, participation, **options):
+    """Fits a BLT mechanism."""
     return fedmf.fit(workload, participation, family="blt", **options)
 
 
 @given(count=st.integers(0, 200_000), rate=st.floats(-9.0, 2.0))
 @settings(max_examples=25)
-def test_sums_over_the_grid(count, rate):
+def test_the_time_grid_sums_exponentials_exactly(count, rate):
     times, weights = time_grid(count)
     for decay in (np.exp(-(10.0**rate)), 1.0):
         expected = np.sum(decay ** np.arange(count))
@@ -27,13 +30,13 @@ def test_sums_over_the_grid(count, rate):
             np.arange(count) @ decay ** np.arange(count),
             rtol=1e-11,
         )
-    # At most three panels, the first two and a short last one, have up to 64 rounds
-    # taken one by one.
+    # At most three panels, the first two and a short last one, sum up to 64 rounds exactly.
     assert len(times) <= 192 + 24 * max(0.0, np.log2(max(count, 1) / 64))
 
 
-def test_a_workload_without_simple_poles_is_fitted():
-    workload, once = prefix_sum(50) @ prefix_sum(50), single(50)
+def test_a_workload_with_a_double_pole_is_fitted():
+    workload = prefix_sum(50) @ prefix_sum(50)
+    once = single(50)
     root = fedmf.fit(workload, once, family="toeplitz", coefficients="sqrt")
     assert rmse(blt(workload, once), workload, once) < rmse(root, workload, once)
 
@@ -52,7 +55,7 @@ def test_a_few_buffers_come_near_the_best_toeplitz_encoder(make):
 
         best = error("toeplitz", bands=n)
         errors = [error("blt", buffers=d) for d in (1, 2, 4)]
-        # Equal at the tolerance of the fits, for momentum
+        # For momentum they are equal at the tolerance of the fits.
         assert errors[2] <= errors[1] * (1.0 + 1e-6)
         assert errors[1] < errors[0]
         assert best * (1.0 - 1e-5) <= errors[-1] <= 1.003 * best
@@ -60,7 +63,7 @@ def test_a_few_buffers_come_near_the_best_toeplitz_encoder(make):
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 @pytest.mark.parametrize("objective", ["mean", "max"])
-def test_fewer_rounds_than_buffers(n, objective):
+def test_few_rounds_get_at_most_half_as_many_buffers(n, objective):
     mechanism = blt(prefix_sum(n), every_round(n), buffers=8, objective=objective)
     assert mechanism.buffers <= max(1, n // 2)
     assert_allclose(mechanism.noising() @ mechanism.encoder(), np.eye(n), atol=1e-12)

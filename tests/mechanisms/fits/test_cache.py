@@ -1,4 +1,4 @@
-"""Fits kept on disk."""
+"""The cache of fits: hits, misses, damaged files and parallel processes."""
 
 import os
 import pathlib
@@ -19,25 +19,29 @@ SINGLE = single(24)
 
 
 @pytest.fixture(autouse=True)
-def _everything_is_worth_keeping(monkeypatch):
+def _all_fits_are_stored(monkeypatch):
     monkeypatch.setattr(fit_cache, "MIN_SECONDS", 0.0)
 
 
 def files(folder):
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    """Returns the names of the files in a folder, which may be missing."""
+    if not folder.exists():
+        return []
+    return sorted(path.name for path in folder.iterdir())
 
 
 def steps_of(folder, workload=None, participation=SINGLE, **options):
-    """The mechanism, and how many steps it took to find it: none when it comes from disk."""
+    """Returns the mechanism and the number of steps of its fit, 0 if it came from the cache."""
     steps = []
-    workload = prefix_sum(24) if workload is None else workload
+    if workload is None:
+        workload = prefix_sum(24)
     options = {"family": "banded", "bands": 4, "cache": folder, **options}
     return fedmf.fit(
         workload, participation, progress=lambda *step: steps.append(step), **options
     ), len(steps)
 
 
-def test_the_same_question_is_answered_from_disk(tmp_path):
+def test_a_repeated_fit_is_read_from_the_cache(tmp_path):
     first, steps = steps_of(tmp_path / "new")
     assert steps > 0
     again, steps = steps_of(tmp_path / "new")
@@ -46,8 +50,8 @@ def test_the_same_question_is_answered_from_disk(tmp_path):
     assert first.certificate == again.certificate
 
 
-def test_whatever_decides_a_fit_is_part_of_its_name(tmp_path):
-    questions = [
+def test_every_input_of_a_fit_changes_its_file_name(tmp_path):
+    inputs = [
         {},
         {"bands": 5},
         {"tolerance": 1e-4},
@@ -56,13 +60,13 @@ def test_whatever_decides_a_fit_is_part_of_its_name(tmp_path):
         {"workload": momentum_sgd(24, 0.9)},
         {"workload": Workload("prefix_sum", np.tri(24))},
     ]
-    for question in questions:
-        assert steps_of(tmp_path, **question)[1] > 0
-    assert len(files(tmp_path)) == len(questions)
+    for changes in inputs:
+        assert steps_of(tmp_path, **changes)[1] > 0
+    assert len(files(tmp_path)) == len(inputs)
     assert steps_of(tmp_path, workload=Workload("of another name", np.tri(24)))[1] == 0
 
 
-def test_a_damaged_file_is_one_fit_lost(tmp_path):
+def test_a_damaged_file_is_fitted_anew(tmp_path):
     steps_of(tmp_path)
     path = tmp_path / files(tmp_path)[0]
     for damaged in (b"", path.read_bytes()[:-200]):
@@ -71,34 +75,36 @@ def test_a_damaged_file_is_one_fit_lost(tmp_path):
         assert steps_of(tmp_path)[1] == 0
 
 
-def test_the_fit_of_another_question_is_not_read(tmp_path):
-    one, other = tmp_path / "one", tmp_path / "other"
-    steps_of(one)
-    steps_of(other, workload=prefix_sum(25), participation=single(25))
-    (one / files(one)[0]).write_bytes((other / files(other)[0]).read_bytes())
-    mechanism, steps = steps_of(one)
+def test_the_fit_of_another_workload_is_not_read(tmp_path):
+    cache = tmp_path / "cache"
+    other_cache = tmp_path / "other"
+    steps_of(cache)
+    steps_of(other_cache, workload=prefix_sum(25), participation=single(25))
+    other_fit = (other_cache / files(other_cache)[0]).read_bytes()
+    (cache / files(cache)[0]).write_bytes(other_fit)
+    mechanism, steps = steps_of(cache)
     assert (mechanism.rounds, steps > 0) == (24, True)
 
 
-def test_fits_that_stopped_short_are_not_kept(tmp_path):
+def test_fits_that_stopped_short_are_not_stored(tmp_path):
     with pytest.warns(RuntimeWarning, match="raise max_iterations=2"):
         steps_of(tmp_path, max_iterations=2, tolerance=1e-9)
     assert files(tmp_path) == []
 
 
-def test_quick_fits_are_not_kept(tmp_path, monkeypatch):
+def test_quick_fits_are_not_stored(tmp_path, monkeypatch):
     monkeypatch.setattr(fit_cache, "MIN_SECONDS", 1e9)
     steps_of(tmp_path)
     assert files(tmp_path) == []
 
 
-def test_where_fits_are_kept(tmp_path, monkeypatch):
+def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
     assert fit_cache.resolve_folder(False) is None
     monkeypatch.setenv("FEDMF_CACHE", str(tmp_path / "here"))
     assert fit_cache.resolve_folder(True) == tmp_path / "here"
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning_only(tmp_path):
+def test_an_unwritable_cache_folder_warns_and_fits(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(
         RuntimeWarning, match="could not be stored in the folder .* FEDMF_CACHE"
@@ -117,7 +123,7 @@ SCRIPT = (
 
 
 @pytest.mark.slow
-def test_processes_at_once(tmp_path):
+def test_parallel_processes_store_one_file(tmp_path):
     command = [sys.executable, "-W", "error", "-c", SCRIPT, tmp_path]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate(timeout=120)[0] for process in running] == ["4\n"] * 3
@@ -125,8 +131,8 @@ def test_processes_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_code_of_a_fit_is_all_that_decides_it(tmp_path):
-    # Fits are scaled by their sensitivity: one made before a change of it must not be read after.
+def test_a_change_of_the_code_of_fits_is_a_cache_miss(tmp_path):
+    # Fits are scaled by their sensitivity: one from before a change of it must not be read after.
     package = pathlib.Path(disk_cache.__file__).parent
     copy = tmp_path / "fedmf"
     shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,6 +1,4 @@
-"""Banded inverses: the closed ones against printed numbers, the optimised ones against them and
-against a search of their own.
-"""
+"""Banded inverses: closed forms against independent figures, optimised ones against a search."""
 
 import numpy as np
 import pytest
@@ -13,8 +11,8 @@ from tests.mechanisms.schemas import fitted, separated, single
 from tests.oracles import attained_sensitivity
 
 EIGHT = separated(512, 64, 8)
-# Banded inverse square roots, prefix sums, 512 rounds: sensitivity, rmse, largest error. Computed
-# apart from this code.
+# Banded inverse square roots of prefix sums, 512 rounds: sensitivity, rmse, largest error, computed
+# independently of this code.
 BISR = [
     (single(512), 2, (1.154701, 9.300538, 13.102163)),
     (single(512), 4, (1.273736, 6.513015, 9.104996)),
@@ -28,6 +26,7 @@ BISR = [
 
 
 def measures(mechanism, participation):
+    """Returns sensitivity, rmse and largest error on prefix sums."""
     error = (mechanism, prefix_sum(mechanism.rounds), participation)
     return (
         fedmf.sensitivity(mechanism, participation).value,
@@ -37,13 +36,16 @@ def measures(mechanism, participation):
 
 
 def inverse(participation, bands, **options):
+    """Fits an optimised banded inverse to prefix sums."""
     return fitted(participation, "toeplitz",
         coefficients="optimized_inverse", bands=bands, **options,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("participation", "bands", "expected"), BISR)
-def test_values_of_closed_ones_and_the_optimised_better(participation, bands, expected):
+def test_closed_forms_have_known_figures_and_optimised_ones_less_error(
+    participation, bands, expected
+):
     closed = fitted(participation, "toeplitz", coefficients="inverse_sqrt", bands=bands)
     assert measures(closed, participation) == pytest.approx(expected, abs=1e-6)
     best = inverse(participation, bands)
@@ -63,45 +65,45 @@ def test_values_of_closed_ones_and_the_optimised_better(participation, bands, ex
         (0.95, [1.0, -0.975, -0.0003125, -0.0003046875]),
     ],
 )
-def test_closed_coefficients(momentum, expected):
+def test_closed_forms_have_the_coefficients_of_the_square_root(momentum, expected):
     workload = prefix_sum(8) if momentum is None else momentum_sgd(8, momentum)
-    found = fedmf.fit(
+    mechanism = fedmf.fit(
         workload, single(8), family="toeplitz", coefficients="inverse_sqrt", bands=len(expected)
     )
-    np.testing.assert_allclose(found.noising_window, expected, atol=1e-10)
+    np.testing.assert_allclose(mechanism.noising_window, expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("participation", [single(512), EIGHT], ids=["single", "eight"])
-@pytest.mark.parametrize(("objective", "place"), [("mean", 1), ("max", 2)])
-def test_one_free_coefficient_is_the_best_of_a_search(participation, objective, place):
+@pytest.mark.parametrize(("objective", "measure_index"), [("mean", 1), ("max", 2)])
+def test_a_single_free_coefficient_is_that_of_a_search(participation, objective, measure_index):
     def error(r):
         return measures(ToeplitzMechanism(rounds=512, noising_window=[1.0, r]), participation)[
-            place
+            measure_index
         ]
 
     best = scipy.optimize.minimize_scalar(
         error, bounds=(-0.999, -0.5), method="bounded", options={"xatol": 1e-7}
     )
-    found = measures(inverse(participation, 2, objective=objective), participation)[place]
-    assert found == pytest.approx(best.fun, rel=1e-6)
+    fitted_error = measures(inverse(participation, 2, objective=objective), participation)[
+        measure_index
+    ]
+    assert fitted_error == pytest.approx(best.fun, rel=1e-6)
 
 
-def test_what_oscillates_is_bounded_from_above():
+def test_the_sensitivity_of_alternating_coefficients_is_an_upper_bound():
     # 1 / (1 + 0.6 x) alternates: three columns of it nearly cancel, and contributions of both signs
     # add them up.
-    mechanism, participation = (
-        ToeplitzMechanism(rounds=9, noising_window=[1.0, 0.6]),
-        separated(9, 3),
-    )
+    mechanism = ToeplitzMechanism(rounds=9, noising_window=[1.0, 0.6])
+    participation = separated(9, 3)
     C = mechanism.encoder()
     attained = attained_sensitivity(C, participation, np.random.default_rng(0))
     claimed = fedmf.sensitivity(mechanism, participation)
     assert claimed.value >= attained * (1 - 1e-9)
     assert not claimed.exact
-    # Negative control: what the formula for decreasing coefficients would say of these.
+    # Negative control: the formula for decreasing coefficients would be too small.
     assert np.linalg.norm(C[:, [0, 3, 6]].sum(axis=1)) < 0.95 * attained
 
 
-def test_a_certificate_where_a_bound_is_known():
+def test_certificates_exist_where_a_bound_is_known():
     assert 0.0 < inverse(single(64), 16).certificate.gap < 0.3
     assert "several participations" in inverse(separated(64, 8), 4).certificate_reason

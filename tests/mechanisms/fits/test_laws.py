@@ -1,5 +1,5 @@
-"""What every fit does, whatever the family: counts its steps, keeps the best so far, repeats
-itself, stops at Ctrl-C.
+"""Invariants of every fit: it counts its steps, is deterministic, and returns the best mechanism so
+far at Ctrl-C.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ ROUNDS = 60
 ONCE = single(ROUNDS)
 EPOCHS = epochs(ROUNDS, 10)
 SUMS = fedmf.prefix_sum(ROUNDS)
-PLAIN = fedmf.Workload("plain", np.tri(ROUNDS))  # prefix sums whose structure nobody knows
-# The forms that the fits have: of the structure of the workload and without it, with the norms of
-# columns equal and free.
+PLAIN = fedmf.Workload("plain", np.tri(ROUNDS))  # Prefix sums of unknown structure.
+# The variants of the fits: with and without the structure of the workload, with equal and with free
+# column norms.
 FITS = {
     "banded": (SUMS, ONCE, {"bands": 20, "tolerance": 1e-8}),
     "banded, plain": (PLAIN, ONCE, {"bands": 20, "tolerance": 1e-8}),
@@ -38,18 +38,20 @@ FITS = {
 
 
 def fit(name, **options):
-    workload, participation, own = FITS[name]
+    """Runs the fit of FITS called `name`, with further options."""
+    workload, participation, fit_options = FITS[name]
     family = name.split(",")[0]
-    return fedmf.fit(workload, participation, family=family, **own, **options)
+    return fedmf.fit(workload, participation, family=family, **fit_options, **options)
 
 
 def ctrl_c(*_):
-    """A progress function: Ctrl-C in the step after whose end it is called."""
+    """Raises Ctrl-C; as a progress function, at the end of the first step."""
     signal.raise_signal(signal.SIGINT)
 
 
 def test_a_certificate_that_is_interrupted_is_replaced_by_the_quickest_bound(monkeypatch):
-    tolerances, bound = [], StructuredLoss.bound
+    tolerances = []
+    bound = StructuredLoss.bound
 
     def interrupted(self, columns, classes, tolerance):
         tolerances.append(tolerance)
@@ -66,32 +68,31 @@ def test_a_certificate_that_is_interrupted_is_replaced_by_the_quickest_bound(mon
     assert mechanism.certificate.lower_bound <= best.loss <= mechanism.certificate.loss
 
 
-@pytest.mark.parametrize("at", [1, 4])
+@pytest.mark.parametrize("interrupted_step", [1, 4])
 @pytest.mark.parametrize("name", FITS)
-def test_an_interrupted_fit_keeps_the_best_so_far(name, at):
-    taken = []
+def test_an_interrupted_fit_returns_the_best_so_far(name, interrupted_step):
+    step_losses = []
 
     def interrupt(step, value, gap):
-        taken.append(value)
-        if step == at:
+        step_losses.append(value)
+        if step == interrupted_step:
             ctrl_c()
 
-    words = rf"{name.split(',')[0]} fit was interrupted after {at} step.*starts anew"
+    words = rf"{name.split(',')[0]} fit was interrupted after {interrupted_step} step.*starts anew"
     with pytest.warns(RuntimeWarning, match=words):
         mechanism = fit(name, progress=interrupt)
-    assert len(taken) == at
+    assert len(step_losses) == interrupted_step
     workload, participation, _ = FITS[name]
     assert_allclose(
         fedmf.loss(mechanism, workload, participation), mechanism.certificate.loss, rtol=1e-9
     )
     assert mechanism.certificate.gap > 1e-9
-    if name != "low_rank":  # its first steps are those of the dense optimum that it approximates
-        assert mechanism.certificate.loss <= min(taken) * (1.0 + 1e-9)
+    if name != "low_rank":  # Its first steps are those of the dense optimum.
+        assert mechanism.certificate.loss <= min(step_losses) * (1.0 + 1e-9)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in FITS if name != "low_rank"]
-)  # whose sweeps end when they make no progress
+# The sweeps of low_rank end without progress.
+@pytest.mark.parametrize("name", [name for name in FITS if name != "low_rank"])
 def test_steps_are_counted_on_and_a_fit_that_stops_short_warns(name):
     steps = []
     with pytest.warns(RuntimeWarning, match="raise max_iterations=4"):
@@ -104,10 +105,11 @@ def test_steps_are_counted_on_and_a_fit_that_stops_short_warns(name):
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_a_fit_within_its_tolerance_warns_of_nothing_and_repeats_itself(name):
+def test_a_fit_within_its_tolerance_does_not_warn_and_is_deterministic(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        first, second = fit(name), fit(name)
+        first = fit(name)
+        second = fit(name)
     assert np.array_equal(first.encoder(), second.encoder())
 
 
@@ -117,8 +119,9 @@ SCHEMAS = {
     "epochs": epochs(40, 7, 3),
     "every_round": every_round(40),
 }
-# What a neighbour changes, and the fit: bands beyond min_sep, and no more buffers than are of use.
-# It may be a little better, as fits end at a tolerance; 5e-4 after three steps, or more.
+# Fields that a neighbour changes, and options of the fit: bands beyond min_sep, and only as many
+# buffers as are of use. A neighbour may be a little better, as fits end at a tolerance; 5e-4 after
+# three steps, or more.
 NUMBERS = {
     "toeplitz": (["coefficients"], {"bands": 20}),
     "blt": (["decays", "inverse_decays"], {"buffers": 2}),
@@ -128,27 +131,24 @@ NUMBERS = {
 @pytest.mark.parametrize("measure", [fedmf.rmse, fedmf.max_error])
 @pytest.mark.parametrize("participation", SCHEMAS.values(), ids=SCHEMAS)
 @pytest.mark.parametrize("name", NUMBERS)
-def test_no_neighbour_of_a_fit_is_better(name, participation, measure):
+def test_no_neighbour_of_a_fit_has_less_error(name, participation, measure):
     workload = fedmf.momentum_sgd(40)
     objective = "mean" if measure is fedmf.rmse else "max"
-    changed, few = NUMBERS[name]
-    mechanism = fedmf.fit(workload, participation, family=name, objective=objective, **few)
-    least, rng = measure(mechanism, workload, participation), np.random.default_rng(0)
-    unknown = {"certificate": None, "certificate_reason": "a neighbour"}
+    changed_fields, options = NUMBERS[name]
+    mechanism = fedmf.fit(workload, participation, family=name, objective=objective, **options)
+    fitted_error = measure(mechanism, workload, participation)
+    rng = np.random.default_rng(0)
+    changes = {"certificate": None, "certificate_reason": "a neighbour"}
     for size in [1e-2] * 6 + [1e-3] * 6:
-        moved = {
-            field: (numbers := getattr(mechanism, field))
-            * (1 + size * rng.uniform(-1, 0, len(numbers)))
-            for field in changed
-        }
-        neighbour = dataclasses.replace(mechanism, **moved, **unknown)
-        assert measure(neighbour, workload, participation) >= least * (1 - 1e-4)
+        for field in changed_fields:
+            values = getattr(mechanism, field)
+            changes[field] = values * (1 + size * rng.uniform(-1, 0, len(values)))
+        neighbour = dataclasses.replace(mechanism, **changes)
+        assert measure(neighbour, workload, participation) >= fitted_error * (1 - 1e-4)
 
 
-class TestNobodyGoesOnWithHalfAnAnswer:
-    """Ctrl-C in a fit whose answer something goes on with, a run, a choice of bands, a table, ends
-    that too.
-    """
+class TestInterruptedWork:
+    """Ctrl-C in a fit also ends the work that needs its result: a run, bands, a table."""
 
     @pytest.fixture(autouse=True)
     def _progress_interrupts(self, monkeypatch):
@@ -163,28 +163,28 @@ class TestNobodyGoesOnWithHalfAnAnswer:
         )
 
     @pytest.mark.parametrize("name", FITS)
-    def test_every_family(self, name):
+    def test_fits_of_every_family_raise(self, name):
         with interruptible_fits(), pytest.raises(KeyboardInterrupt):
             fit(name, progress=ctrl_c)
 
-    def test_a_fit_that_is_good_enough_when_it_is_interrupted(self):
-        # Within its tolerance from the first step on: nothing to warn of, and yet Ctrl-C.
+    def test_fits_within_their_tolerance_raise(self):
+        # The fit is within its tolerance from the first step on, so that it would not warn.
         options = {"family": "banded", "bands": 8, "tolerance": 0.5, "progress": ctrl_c}
         with interruptible_fits(), pytest.raises(KeyboardInterrupt):
             fedmf.fit(SUMS, ONCE, **options)
 
-    def test_of_a_run(self):
+    def test_the_plan_of_a_run_raises(self):
         settings = fedmf.TrainConfig(rounds=ROUNDS, min_sep=8, cohort_size=2, epsilon=8.0, bands=8)
         with pytest.raises(KeyboardInterrupt):
             settings.plan()
 
-    def test_of_a_choice_of_bands(self):
+    def test_a_choice_of_bands_raises(self):
         ask = {"population": 3200, "cohort_size": 20, "epsilon": 1.0, "delta": 1e-6}
         search = bands.BandSearch(workload=SUMS, **ask)
-        for made in (lambda: search.banded(8), search.dense):
+        for fit_bands in (lambda: search.banded(8), search.dense):
             with pytest.raises(KeyboardInterrupt):
-                made()
+                fit_bands()
 
-    def test_of_a_table(self):
+    def test_a_table_of_a_paper_raises(self):
         with pytest.raises(KeyboardInterrupt):
             fits.fit(SUMS, ONCE, "banded", bands=8)

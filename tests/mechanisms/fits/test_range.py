@@ -1,4 +1,4 @@
-"""A mechanism for runs that are not known yet."""
+"""Fits for several possible runs: the smallest worst-case regret."""
 
 import numpy as np
 import pytest
@@ -17,24 +17,24 @@ RUNS = (separated(40, 10), separated(160, 10), single(160))
         ("toeplitz", {"coefficients": "optimized_inverse", "bands": 8}),
     ],
 )
-def test_the_candidate_with_the_least_worst_regret(family, options):
-    found = fit_range(RUNS, family, options=options)
-    candidates = [fitted(of, family, objective="max", **options) for of in RUNS]
+def test_fit_range_returns_the_candidate_with_the_smallest_worst_regret(family, options):
+    range_fit = fit_range(RUNS, family, options=options)
+    candidates = [fitted(run, family, objective="max", **options) for run in RUNS]
 
     def error(mechanism, run):
         return fedmf.max_error(for_rounds(mechanism, run.rounds), fedmf.prefix_sum(run.rounds), run)
 
     errors = np.array([[error(candidate, run) for run in RUNS] for candidate in candidates])
-    worst = (errors / errors.min(axis=0) - 1).max(axis=1)
-    assert found.worst_regret == pytest.approx(worst.min(), abs=1e-12)
-    assert found.fitted_for == RUNS[worst.argmin()]
-    assert min(found.regrets) >= 0.0
-    assert found.mechanism.rounds == 160
-    # Not having known costs something here, and less than the worst choice does.
-    assert 0.0 < found.worst_regret < worst.max()
+    worst_regrets = (errors / errors.min(axis=0) - 1).max(axis=1)
+    assert range_fit.worst_regret == pytest.approx(worst_regrets.min(), abs=1e-12)
+    assert range_fit.fitted_for == RUNS[worst_regrets.argmin()]
+    assert min(range_fit.regrets) >= 0.0
+    assert range_fit.mechanism.rounds == 160
+    # Not knowing the run has a cost here, smaller than that of the worst candidate.
+    assert 0.0 < range_fit.worst_regret < worst_regrets.max()
 
 
-def test_longer_and_shorter_are_the_same_recurrence():
+def test_longer_and_shorter_mechanisms_have_the_same_coefficients():
     blt = fitted(separated(40, 10), "blt", buffers=2)
     for rounds in (7, 40, 90):
         C = for_rounds(blt, rounds).encoder()

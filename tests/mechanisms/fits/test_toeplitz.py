@@ -1,3 +1,5 @@
+"""Toeplitz fits: optima of another solver, closed forms and certificates."""
+
 import numpy as np
 import pytest
 import scipy.optimize
@@ -12,6 +14,7 @@ from tests.refusals import refusal
 
 
 def toeplitz(workload, participation, **options):
+    """Fits a Toeplitz mechanism."""
     return fit(workload, participation, family="toeplitz", **options)
 
 
@@ -23,32 +26,38 @@ def test_the_optimum_is_that_of_another_solver(make, objective, participation):
     mechanism = toeplitz(workload, participation, bands=4, objective=objective, tolerance=1e-10)
     measure = rmse if objective == "mean" else max_error
 
-    def of_matrices(c):
+    def error_of_coefficients(c):
         C = sum(value * np.eye(8, k=-lag) for lag, value in enumerate([1.0, *c]))
         AN = workload.matrix @ np.linalg.inv(C)
         rows = np.square(AN).sum(axis=1)
         rounds = range(0, 8, participation.min_sep)
-        # Four bands: columns four rounds apart are disjoint
+        # With four bands, columns four rounds apart do not overlap.
         squared = sum(C[:, t] @ C[:, t] for t in rounds)
         return np.sqrt(squared * (rows.mean() if objective == "mean" else rows.max()))
 
-    found = scipy.optimize.minimize(
-        of_matrices, [0.4, 0.3, 0.2], method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12}
+    optimum = scipy.optimize.minimize(
+        error_of_coefficients,
+        [0.4, 0.3, 0.2],
+        method="Nelder-Mead",
+        options={"xatol": 1e-7, "fatol": 1e-12},
     )
-    assert_allclose(measure(mechanism, workload, participation), found.fun, rtol=1e-7)
+    assert_allclose(measure(mechanism, workload, participation), optimum.fun, rtol=1e-7)
 
 
-def test_closed_forms():
-    n, options = 12, {"participation": single(12), "family": "toeplitz"}
+def test_closed_forms_have_their_coefficients_and_no_certificate():
+    n = 12
+    options = {"participation": single(n), "family": "toeplitz"}
     root = fit(prefix_sum(n), **options, coefficients="sqrt")
     for workload in (prefix_sum(n), momentum_sgd(n)):
         C = fit(workload, **options, coefficients="sqrt").encoder()
         assert_allclose(C @ C, workload.matrix, atol=1e-10)
     three = fit(prefix_sum(n), **options, coefficients="sqrt", bands=3)
     assert three.coefficients.tolist() == [1.0, 0.5, 0.375]
-    # (1 - 0.9 x)^(1/2): minus binomial(1/2, t) damped.
-    damped, same = (fit(prefix_sum(n), **options, coefficients="nu", nu=nu) for nu in (0.1, 0.0))
-    assert np.array_equal(same.coefficients, root.coefficients)
+    # (1 - 0.9 x)^(1/2) has the coefficients of (1 - x)^(1/2), damped.
+    damped, undamped = (
+        fit(prefix_sum(n), **options, coefficients="nu", nu=nu) for nu in (0.1, 0.0)
+    )
+    assert np.array_equal(undamped.coefficients, root.coefficients)
     assert_allclose(
         damped.noising_coefficients(), root.noising_coefficients() * 0.9 ** np.arange(n), atol=1e-15
     )
@@ -57,15 +66,16 @@ def test_closed_forms():
 
 
 @pytest.mark.parametrize("n", [1, 7, 64])
-def test_bounds_of_every_factorization_of_prefix_sums(n):
+def test_the_bound_of_prefix_sums_is_below_the_dense_optimum(n):
     singular = np.linalg.svd(prefix_sum(n).matrix, compute_uv=False)
     assert_allclose(prefix_sum_bound(n), singular.sum() ** 2 / n, rtol=1e-12)
     dense = fitted(single(n), "dense").certificate
     assert prefix_sum_bound(n) <= dense.loss * (1.0 + 1e-12)
 
 
-def test_certificates_are_given_where_a_bound_is_known():
-    once, bounded = single(64), toeplitz(prefix_sum(64), single(64), bands=64)
+def test_certificates_exist_where_a_bound_is_known():
+    once = single(64)
+    bounded = toeplitz(prefix_sum(64), once, bands=64)
     certificate = bounded.certificate
     assert_allclose(certificate.loss, loss(bounded, prefix_sum(64), once), rtol=1e-12)
     assert_allclose(certificate.lower_bound, prefix_sum_bound(64), rtol=1e-12)
