@@ -242,7 +242,9 @@ class Tally:
 
     def costly_clients(self) -> list[tuple[CostlyClient, Sensitivity]]:
         """Returns at most ten non-compliant clients, those with the largest sensitivities first."""
-        sensitivities = [self._client_sensitivity.of(client.rounds) for client in self._costly_clients]
+        sensitivities = [
+            self._client_sensitivity.of(client.rounds) for client in self._costly_clients
+        ]
         clients = zip(self._costly_clients, sensitivities, strict=True)
         return sorted(clients, key=lambda client: -client[1].value)
 
