@@ -5,7 +5,12 @@ import dataclasses
 import numpy as np
 
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.noise_rows import NoisingRows, encoder_blocks, gram_entries, has_encoder_rows
+from fedmf.mechanisms.noising_rows import (
+    NoisingRows,
+    encoder_blocks,
+    gram_entries,
+    has_encoder_rows,
+)
 from fedmf.reports.canvas import PIXELS, without_specks
 
 # Rows of a drawn matrix, at most.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.noise_rows import NoisingRows
+from fedmf.mechanisms.noising_rows import NoisingRows
 from fedmf.privacy.private_metrics import mean_over
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.reports.drawn_noise import MAX_DRAWN_ROUNDS

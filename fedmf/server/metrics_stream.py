@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.mechanisms.noise_rows import NoisingRows
+from fedmf.mechanisms.noising_rows import NoisingRows
 from fedmf.privacy.plan import Plan, metric_stddev
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import check_noise_seed, derived_seed

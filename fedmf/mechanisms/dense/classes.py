@@ -224,7 +224,7 @@ class Resolvents:
         spectrum.
         """
         shifts, weights = inverse_root(*self._spectrum(H, A))
-        H_by_class = [block for group_blocks in H for block in group_blocks]
+        H_by_class = list(itertools.chain.from_iterable(H))
         U_by_class = [block @ block.T for block in H_by_class]
         forward: list[np.ndarray] = []
         for i, chunk in enumerate(self._chunks):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 import fedmf
-from fedmf.mechanisms.blt import time_grid
+from fedmf.mechanisms.blt.fit_problem import time_grid
 from fedmf.mechanisms.error import max_error, rmse
 from fedmf.workloads import momentum_sgd, prefix_sum
 from tests.mechanisms.schemas import every_round, single

@@ -1,163 +1,11 @@
-"""Buffered linear Toeplitz (BLT) encoders, optimised through their poles and zeros."""
+"""Loss of BLT encoders as a function of their poles and zeros, and its gradient, for fits."""
 
-import dataclasses
 import itertools
-from typing import ClassVar, NamedTuple, final
+from typing import NamedTuple
 
 import numpy as np
 
-from fedmf import checks, fields
-from fedmf.mechanisms.base import Mechanism
-from fedmf.mechanisms.family import Family, register
-from fedmf.mechanisms.fitting.descent import descend
-from fedmf.mechanisms.fitting.progress import Stopping
-from fedmf.mechanisms.toeplitz.fit import OBJECTIVES, certified, toeplitz_inverse
-from fedmf.mechanisms.toeplitz.mechanism import lower_toeplitz
-from fedmf.noise.buffers import Buffers
-from fedmf.noise.stream import NoiseStream
 from fedmf.participation.schema import Participation
-from fedmf.workloads import Workload
-
-# Scales whose magnitudes sum to more than this cancel, so that float32 keeps fewer than four digits
-# of the noise.
-MAX_SUM_OF_SCALES = 1e3
-
-
-@final
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class BLTMechanism(Mechanism):
-    """A Toeplitz C with a rational generating function, whose noise d buffers compute (BLT slides;
-    Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024; McMahan, Xu and Zhang 2024).
-
-        c(x) = product over i of (1 - inverse_decays[i] x) / (1 - decays[i] x)
-
-        C:  c_0 = 1,  c_t =   sum over i of scales[i] decays[i]^(t - 1)
-        N:  n_0 = 1,  n_t = - sum over i of inverse_scales[i] inverse_decays[i]^(t - 1)
-
-    The inverse 1 / c(x) swaps zeros and poles, so that N has as many buffers as C: a noise vector
-    costs d model sizes, in time and in memory.
-
-    Fits alternate zeros and poles: 1 > decays[0] > inverse_decays[0] > decays[1] > ... All scales
-    are then positive (partial fractions: each is a product of ratios of positive differences).
-    Where they sum to at most 1, c is decreasing and the sensitivity is known exactly; otherwise
-    `fedmf.sensitivity` bounds it.
-
-    Attributes:
-      rounds: n, a positive int.
-      decays: poles of c(1 / x), float64 (d,), distinct, in [-1, 1].
-      inverse_decays: zeros of c(1 / x), float64 (d,), distinct, in [-1, 1].
-
-    Raises:
-      TypeError, ValueError: an argument is of the wrong kind or shape, not finite, or against the
-        conditions above.
-
-    >>> mechanism = BLTMechanism(rounds=3, decays=[0.8], inverse_decays=[0.3])
-    >>> mechanism.scales, mechanism.toeplitz_coefficients()
-    (array([0.5]), array([1. , 0.5, 0.4]))
-    """
-
-    family: ClassVar[str] = "blt"
-    rounds: int = fields.validated(checks.rounds)
-    decays: np.ndarray = fields.array(1)
-    inverse_decays: np.ndarray = fields.array(1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.decays.shape != self.inverse_decays.shape:
-            raise ValueError(
-                f"decays has length {len(self.decays)} and inverse_decays "
-                f"{len(self.inverse_decays)}: pass one of each for every buffer"
-            )
-        for field_name in ("decays", "inverse_decays"):
-            values = getattr(self, field_name)
-            if np.abs(values).max() > 1.0 or len(np.unique(values)) < len(values):
-                raise ValueError(
-                    f"{field_name}={values} must be distinct numbers from -1 to 1: larger ones "
-                    "grow without bound, and equal ones have no partial fractions"
-                )
-        with np.errstate(all="ignore"):  # A quotient of values close to 0 may overflow.
-            sums = [np.abs(self.scales).sum(), np.abs(self.inverse_scales).sum()]
-            largest_sum = float(np.max(sums))
-        if not largest_sum <= MAX_SUM_OF_SCALES:  # Written so that a NaN is refused.
-            raise ValueError(
-                f"decays={self.decays} and inverse_decays={self.inverse_decays} give scales that "
-                f"sum to {largest_sum:.3g} and cancel, which float32 does not hold: pass values "
-                "that are further apart, or that alternate"
-            )
-
-    @property
-    def buffers(self) -> int:
-        """Number of buffers d, the running sums that a noise vector is computed from."""
-        return len(self.decays)
-
-    @property
-    def scales(self) -> np.ndarray:
-        """Weights of the buffers in C, float64 (d,)."""
-        return residues(self.decays, self.inverse_decays)
-
-    @property
-    def inverse_scales(self) -> np.ndarray:
-        """Weights of the buffers that N subtracts, float64 (d,)."""
-        return -residues(self.inverse_decays, self.decays)
-
-    def encoder(self) -> np.ndarray:
-        """Returns C, float64 (rounds, rounds), lower-triangular."""
-        return lower_toeplitz(self.toeplitz_coefficients(), self.rounds)
-
-    def noising(self) -> np.ndarray:
-        """Returns N = C^-1, float64 (rounds, rounds), lower-triangular."""
-        return lower_toeplitz(self.noising_coefficients(), self.rounds)
-
-    def stream(self) -> NoiseStream:
-        """Returns the recipe x_t = z_t - sum of inverse_scales * S(t) for the noise vectors, with
-        the buffers S(t) = inverse_decays * S(t - 1) + z_{t-1}.
-        """
-        n = self.rounds
-        d = self.buffers
-        buffers = Buffers(
-            window=np.ones((n, 1)),
-            read=np.tile(-self.inverse_scales, (n, 1)),
-            write=np.ones((n, d)),
-            decay=self.inverse_decays,
-        )
-        return NoiseStream(rounds=n, sources=n, buffers=buffers)
-
-    def toeplitz_coefficients(self) -> np.ndarray:
-        """Returns c, float64 (rounds,)."""
-        return exponentials(self.scales, self.decays, self.rounds)
-
-    def noising_coefficients(self) -> np.ndarray:
-        """Returns the first column of N, float64 (rounds,)."""
-        return exponentials(-self.inverse_scales, self.inverse_decays, self.rounds)
-
-
-def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """Returns the r_i, (d,), with product of (1 - zeros x) / (1 - poles x) = 1 + x sum of r_i / (1
-    - poles[i] x).
-
-    r_i = (poles[i] - zeros[i]) * product over j != i of (poles[i] - zeros[j]) / (poles[i] -
-    poles[j]): products of differences only, which lose no digits however close the poles are.
-
-    >>> residues(np.array([0.8]), np.array([0.3]))
-    array([0.5])
-    """
-    to_zeros = poles[:, None] - zeros
-    to_poles = poles[:, None] - poles
-    np.fill_diagonal(to_poles, 1.0)
-    return (to_zeros / to_poles).prod(axis=1)
-
-
-def exponentials(scales: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
-    """Returns the sequence 1, sum(scales), sum(scales * decays), sum(scales * decays^2), ...,
-    float64 (n,).
-    """
-    sequence = np.eye(1, n)[0]
-    lags = np.arange(n - 1)
-    with np.errstate(under="ignore"):  # A power that underflows is 0.
-        for scale, decay in zip(scales, decays, strict=True):
-            sequence[1:] += scale * decay**lags
-    return sequence
-
 
 # Step of the complex-step derivative: f(x + i h) = f(x) + i h f'(x) to all digits, since h^2 is
 # lost in rounding.
@@ -181,54 +29,7 @@ class _WorkloadPole(NamedTuple):
     weight: float
 
 
-def fit_blt(
-    workload: Workload,
-    participation: Participation,
-    stopping: Stopping,
-    *,
-    buffers: int = 4,
-    objective: str = "mean",
-) -> BLTMechanism:
-    """Fits the buffered linear Toeplitz encoder with the smallest loss ("mean") or largest error
-    ("max").
-
-    The variables are the poles and zeros of c(x) on the real line, alternating, so that every step
-    is a valid `BLTMechanism` with a known sensitivity under every participation. Sensitivity and
-    error are sums over time of products of exponentials, which a grid of a few hundred rounds
-    approximates for any number of rounds (`time_grid`). Single and several participations as in
-    McMahan, Xu and Zhang 2024; the largest error as in Dvijotham et al. 2024.
-
-    `buffers` is d, the cost of a noise vector in model sizes; fewer are used where rounds - 1
-    coefficients need no more. A descent has converged when ten steps together lower the loss by
-    less than the relative tolerance. The problem is not convex: under several participations there
-    are two descents, and the better result is taken. Other arguments and errors as in `fedmf.fit`.
-    """
-    buffers = checks.integer(
-        "buffers", buffers, low=1, high=32, hint="a round of noise costs that many model sizes"
-    )
-    checks.one_of("objective", objective, OBJECTIVES)
-    n = workload.rounds
-    # The n - 1 free coefficients determine no more than n / 2 poles and as many zeros.
-    num_buffers = min(buffers, max(1, n // 2))
-    problem = _Problem(toeplitz_inverse(workload), participation, num_buffers, objective)
-    first_start, *other_starts = problem.starts()
-    best = descend(problem.log_loss, first_start, stopping, problem.bounds())
-    for start in other_starts:
-        if best.interrupted or best.iterations >= stopping.max_iterations:
-            break
-        descent = descend(
-            problem.log_loss, start, stopping.after(best.iterations), problem.bounds()
-        )
-        better = min(best, descent, key=lambda descent: descent.loss)
-        best = dataclasses.replace(best.then(descent), point=better.point, loss=better.loss)
-    poles_and_zeros = 1.0 / (1.0 + np.exp(_positions(best.point)))
-    mechanism = BLTMechanism(
-        rounds=n, decays=poles_and_zeros[0::2], inverse_decays=poles_and_zeros[1::2]
-    )
-    return certified(mechanism, workload, participation, objective, best, stopping)
-
-
-def _positions(variables: np.ndarray) -> np.ndarray:
+def positions(variables: np.ndarray) -> np.ndarray:
     """Returns the u of decays[0], inverse_decays[0], decays[1], ..., (..., 2 d), from variables
     that hold the first u and the logarithms of the steps between the next ones.
     """
@@ -236,7 +37,7 @@ def _positions(variables: np.ndarray) -> np.ndarray:
     return np.cumsum(steps, axis=-1)
 
 
-class _Problem:
+class BLTProblem:
     """Logarithm of squared sensitivity times squared error, and its gradient by complex steps.
 
     Everything is a composition of analytic functions, evaluated for all variables at once: row v of
@@ -293,7 +94,7 @@ class _Problem:
     def log_loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the logarithm of the loss and its gradient."""
         size = len(variables)
-        u = _positions(variables + 1j * _STEP * np.eye(size))
+        u = positions(variables + 1j * _STEP * np.eye(size))
         with np.errstate(all="ignore"):
             poles = u[:, 0::2]
             zeros = u[:, 1::2]
@@ -441,7 +242,7 @@ def _difference(u: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """Returns `residues` of poles and zeros that are given by their u, (size, d)."""
+    """Returns the scales, as `residues` of the class, of poles and zeros given by u, (size, d)."""
     to_zeros = _difference(poles[:, :, None], zeros[:, None, :])
     to_poles = _difference(poles[:, :, None], poles[:, None, :])
     diagonal = np.arange(poles.shape[1])
@@ -460,19 +261,3 @@ def _divided_powers(log_pole: float, log_decay: np.ndarray, t: np.ndarray) -> np
     smaller = np.where(is_larger, log_pole, log_decay)[:, None, :]
     powers = np.exp(t[:, None] * larger) * -_expm1(t[:, None] * (smaller - larger))
     return powers / (np.exp(larger) * -_expm1(smaller - larger))
-
-
-register(
-    Family(
-        mechanism=BLTMechanism,
-        fit=fit_blt,
-        label="BLT",
-        color="#5a1e00",
-        tolerance=1e-8,
-        help={
-            "buffers": "running sums, which is what a round of noise costs",
-            "objective": "what to minimise: mean or max",
-        },
-        choices={"objective": OBJECTIVES},
-    )
-)

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from fedmf.mechanisms.noise_rows import NoisingRows, encoder_blocks, gram_entries, has_encoder_rows
+from fedmf.mechanisms.noising_rows import (
+    NoisingRows,
+    encoder_blocks,
+    gram_entries,
+    has_encoder_rows,
+)
 from fedmf.mechanisms.toeplitz import ToeplitzMechanism
 from tests.mechanisms.registry import every_form
 

@@ -1,0 +1,6 @@
+"""Buffered linear Toeplitz (BLT) mechanisms: the class and its fit."""
+
+from fedmf.mechanisms.blt.fit import fit_blt
+from fedmf.mechanisms.blt.mechanism import BLTMechanism
+
+__all__ = ["BLTMechanism", "fit_blt"]

@@ -1,0 +1,78 @@
+"""Fits of BLT encoders through their poles and zeros."""
+
+import dataclasses
+
+import numpy as np
+
+from fedmf import checks
+from fedmf.mechanisms.blt.fit_problem import BLTProblem, positions
+from fedmf.mechanisms.blt.mechanism import BLTMechanism
+from fedmf.mechanisms.family import Family, register
+from fedmf.mechanisms.fitting.descent import descend
+from fedmf.mechanisms.fitting.progress import Stopping
+from fedmf.mechanisms.toeplitz.fit import OBJECTIVES, certified, toeplitz_inverse
+from fedmf.participation.schema import Participation
+from fedmf.workloads import Workload
+
+
+def fit_blt(
+    workload: Workload,
+    participation: Participation,
+    stopping: Stopping,
+    *,
+    buffers: int = 4,
+    objective: str = "mean",
+) -> BLTMechanism:
+    """Fits the buffered linear Toeplitz encoder with the smallest loss ("mean") or largest error
+    ("max").
+
+    The variables are the poles and zeros of c(x) on the real line, alternating, so that every step
+    is a valid `BLTMechanism` with a known sensitivity under every participation. Sensitivity and
+    error are sums over time of products of exponentials, which a grid of a few hundred rounds
+    approximates for any number of rounds (`time_grid` of `fit_problem`). Single and several
+    participations as in McMahan, Xu and Zhang 2024; the largest error as in Dvijotham et al. 2024.
+
+    `buffers` is d, the cost of a noise vector in model sizes; fewer are used where rounds - 1
+    coefficients need no more. A descent has converged when ten steps together lower the loss by
+    less than the relative tolerance. The problem is not convex: under several participations there
+    are two descents, and the better result is taken. Other arguments and errors as in `fedmf.fit`.
+    """
+    buffers = checks.integer(
+        "buffers", buffers, low=1, high=32, hint="a round of noise costs that many model sizes"
+    )
+    checks.one_of("objective", objective, OBJECTIVES)
+    n = workload.rounds
+    # The n - 1 free coefficients determine no more than n / 2 poles and as many zeros.
+    num_buffers = min(buffers, max(1, n // 2))
+    problem = BLTProblem(toeplitz_inverse(workload), participation, num_buffers, objective)
+    first_start, *other_starts = problem.starts()
+    best = descend(problem.log_loss, first_start, stopping, problem.bounds())
+    for start in other_starts:
+        if best.interrupted or best.iterations >= stopping.max_iterations:
+            break
+        descent = descend(
+            problem.log_loss, start, stopping.after(best.iterations), problem.bounds()
+        )
+        better = min(best, descent, key=lambda descent: descent.loss)
+        best = dataclasses.replace(best.then(descent), point=better.point, loss=better.loss)
+    poles_and_zeros = 1.0 / (1.0 + np.exp(positions(best.point)))
+    mechanism = BLTMechanism(
+        rounds=n, decays=poles_and_zeros[0::2], inverse_decays=poles_and_zeros[1::2]
+    )
+    return certified(mechanism, workload, participation, objective, best, stopping)
+
+
+register(
+    Family(
+        mechanism=BLTMechanism,
+        fit=fit_blt,
+        label="BLT",
+        color="#5a1e00",
+        tolerance=1e-8,
+        help={
+            "buffers": "running sums, which is what a round of noise costs",
+            "objective": "what to minimise: mean or max",
+        },
+        choices={"objective": OBJECTIVES},
+    )
+)
