@@ -146,7 +146,7 @@ class Workload:
 
 
 def identity(n: int) -> Workload:
-    """Returns A = I: every round's own input, as in per-round statistics.
+    """Returns the workload A = I: every round's own input, as in per-round statistics.
 
     Args:
       n: number of rounds, a positive int.
@@ -166,8 +166,8 @@ def identity(n: int) -> Workload:
 
 
 def prefix_sum(n: int) -> Workload:
-    """Returns prefix sums: A[t, j] = 1 for j <= t, SGD at learning rate 1 (Denisov et al. 2022,
-    App. A, Eq. 10).
+    """Returns the workload of prefix sums, SGD at learning rate 1: A[t, j] = 1 for j <= t (Denisov et
+    al. 2022, App. A, Eq. 10).
 
     Args:
       n: number of rounds, a positive int.
@@ -189,8 +189,8 @@ def prefix_sum(n: int) -> Workload:
 
 @with_numpy_defaults
 def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
-    """Returns the iterates of SGD with a learning-rate schedule: A[t, j] = learning_rates[j], j <=
-    t (Denisov et al. 2022, Prop. 4.2, M_eta).
+    """Returns the workload of SGD's iterates under a learning-rate schedule: A[t, j] =
+    learning_rates[j], j <= t (Denisov et al. 2022, Prop. 4.2, M_eta).
 
     Args:
       learning_rates: (n,) positive.
@@ -214,7 +214,7 @@ def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
     return Workload.from_inverse("sgd", _two_bands(1.0 / rates, -1.0 / rates))
 
 
-def named(
+def by_name(
     name: str,
     n: int,
     *,
@@ -254,8 +254,8 @@ def named(
 
 @with_numpy_defaults
 def momentum_buffer(n: int, momentum: float) -> Workload:
-    """Returns the momentum buffers of heavy-ball SGD: A[t, j] = momentum^(t - j), j <= t (Denisov
-    et al. 2022, Prop. 4.2, M_beta).
+    """Returns the workload of heavy-ball SGD's momentum buffers: A[t, j] = momentum^(t - j), j <= t
+    (Denisov et al. 2022, Prop. 4.2, M_beta).
 
     Args:
       n: number of rounds, a positive int.
@@ -281,8 +281,8 @@ def momentum_buffer(n: int, momentum: float) -> Workload:
 def momentum_sgd(
     n: int, momentum: float = 0.95, learning_rates: Sequence[float] | np.ndarray | None = None
 ) -> Workload:
-    """Returns the iterates of heavy-ball momentum SGD with a learning-rate schedule (Denisov et al.
-    2022, Prop. 4.2, Eq. 9).
+    """Returns the workload of heavy-ball momentum SGD's iterates under a learning-rate schedule
+    (Denisov et al. 2022, Prop. 4.2, Eq. 9).
 
     A[t, j] = sum over i in j..t of learning_rates[i] * momentum ** (i - j), `sgd(learning_rates) @
     momentum_buffer(n, momentum)`.

@@ -107,7 +107,7 @@ def fit(
             rates = CustomSchedule(rounds=n, peak=1.0, shares=given).learning_rates()
         elif any(shares.values()):
             rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, **shares).learning_rates()
-        A = workloads.named(workload, n, momentum=momentum, learning_rates=rates)
+        A = workloads.by_name(workload, n, momentum=momentum, learning_rates=rates)
         if matrices is not None:
             refused = " and ".join(
                 f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache")

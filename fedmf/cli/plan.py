@@ -87,7 +87,7 @@ def bands(
     momentum = promise.pop("workload_momentum")
     promise["sampling"] = promise["sampling"] or "poisson"
     with arguments_checked(), status_line() as progress:
-        A = workloads.named(workload, rounds, momentum=momentum)
+        A = workloads.by_name(workload, rounds, momentum=momentum)
         search = BandSearch(workload=A, **promise)
         rows = []
         if dense:  # first: where it is too large that is known at once

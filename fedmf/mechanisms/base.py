@@ -182,11 +182,11 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
 
     @abc.abstractmethod
     def encoder(self) -> np.ndarray:
-        """Returns C, float64 (m, rounds), as a new array."""
+        """Returns the encoder C, float64 (m, rounds), as a new array."""
 
     @abc.abstractmethod
     def noising(self) -> np.ndarray:
-        """Returns N, float64 (rounds, m), with N C = I, as a new array."""
+        """Returns the noising matrix N, float64 (rounds, m), with N C = I, as a new array."""
 
     def stream(self) -> NoiseStream:
         """Returns the recipe that computes the noise vectors (rows of N Z) from independent draws.

@@ -85,7 +85,9 @@ class FFTMechanism(Mechanism):
         return np.ascontiguousarray(factor[::-1, ::-1].T)
 
     def noising(self) -> np.ndarray:
-        """Returns N, float64: plain (rounds, 2 * rounds), optimal (rounds, rounds)."""
+        """Returns the noising matrix N, float64 (rounds, 2 * rounds) with decoder "plain", (rounds,
+        rounds) with "optimal".
+        """
         n = self.rounds
         if self.decoder == "plain":
             _check_plain(n)

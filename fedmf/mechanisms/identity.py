@@ -36,12 +36,12 @@ class IdentityMechanism(Mechanism):
         return 1
 
     def encoder(self) -> np.ndarray:
-        """Returns C = I, float64 (rounds, rounds)."""
+        """Returns the encoder C = I, float64 (rounds, rounds)."""
         checks.fits_in_memory("the encoder of the identity", (self.rounds, self.rounds))
         return np.eye(self.rounds)
 
     def noising(self) -> np.ndarray:
-        """Returns N = I, float64 (rounds, rounds)."""
+        """Returns the noising matrix N = I, float64 (rounds, rounds)."""
         return self.encoder()
 
     def banded_rows(self) -> np.ndarray:

@@ -158,7 +158,7 @@ def _build_mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | N
 
 
 def _pseudo_inverse(C: np.ndarray, workload: Workload | None) -> np.ndarray:
-    """Returns N = pinv(C), or raises ValueError for a singular C; there must be no workload."""
+    """Returns N = pinv(C), or raises ValueError for a singular C, or if there is a workload."""
     if workload is not None:
         raise ValueError("there is no decoder to check against workload: leave workload out")
     singular_values = scipy.linalg.svdvals(C)
@@ -322,11 +322,11 @@ class ExplicitMechanism(Mechanism):
         return int(self.encoder_matrix.shape[1])
 
     def encoder(self) -> np.ndarray:
-        """Returns C, float64 (m, rounds)."""
+        """Returns the encoder C, float64 (m, rounds)."""
         return self.encoder_matrix.copy()
 
     def noising(self) -> np.ndarray:
-        """Returns N, float64 (rounds, m)."""
+        """Returns the noising matrix N, float64 (rounds, m)."""
         return self.noising_matrix.copy()
 
 

@@ -98,7 +98,7 @@ class LowRankMechanism(Mechanism):
         return int(self.left.shape[1])
 
     def encoder(self) -> np.ndarray:
-        """Returns C = B^-1 A = N^-1, float64 (rounds, rounds), lower-triangular.
+        """Returns the encoder C = B^-1 A = N^-1, float64 (rounds, rounds), lower-triangular.
 
         Raises:
           ValueError: float64 has too few digits for C.
@@ -109,7 +109,7 @@ class LowRankMechanism(Mechanism):
         return C
 
     def noising(self) -> np.ndarray:
-        """Returns N = A^-1 B, float64 (rounds, rounds), lower-triangular."""
+        """Returns the noising matrix N = A^-1 B, float64 (rounds, rounds), lower-triangular."""
         n, h = self.diagonals.shape
         checks.fits_in_memory("the noising matrix of this low-rank mechanism", (n, n))
         B = np.tril(self.left @ self.right.T, -h) + banded_matrix(self.diagonals)

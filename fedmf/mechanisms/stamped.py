@@ -112,7 +112,7 @@ class StampedMechanism(Mechanism):
         return self._repeat_block("encoder", self.part.encoder())
 
     def noising(self) -> np.ndarray:
-        """Returns N, float64 (rounds, times * m), of one block for each part."""
+        """Returns the noising matrix N, float64 (rounds, times * m), of one block for each part."""
         return self._repeat_block("noising matrix", self._noising_of_part())
 
     def banded_rows(self) -> np.ndarray | None:

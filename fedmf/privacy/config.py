@@ -272,7 +272,9 @@ class PlanConfig:
         schedule = None if self.workload == "identity" else self.custom_schedule()
         rates = None if schedule is None else schedule.learning_rates()
         momentum = self.workload_momentum
-        return workloads.named(self.workload, self.rounds, momentum=momentum, learning_rates=rates)
+        return workloads.by_name(
+            self.workload, self.rounds, momentum=momentum, learning_rates=rates
+        )
 
     def custom_schedule(self, peak: float = 1.0) -> CustomSchedule | None:
         """Returns the schedule of learning_rate_schedule; None if that is not set."""

@@ -63,12 +63,12 @@ class BandedMechanism(Mechanism):
         return int(self.diagonals.shape[1])
 
     def encoder(self) -> np.ndarray:
-        """Returns C, float64 (rounds, rounds), lower-triangular and banded."""
+        """Returns the encoder C, float64 (rounds, rounds), lower-triangular and banded."""
         checks.fits_in_memory("the encoder", (self.rounds, self.rounds))
         return banded_matrix(self.diagonals)
 
     def noising(self) -> np.ndarray:
-        """Returns N = C^-1, float64 (rounds, rounds), lower-triangular."""
+        """Returns the noising matrix N = C^-1, float64 (rounds, rounds), lower-triangular."""
         checks.fits_in_memory("the noising matrix", (self.rounds, self.rounds))
         return inverse_of_banded(self.diagonals)
 

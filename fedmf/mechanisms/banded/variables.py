@@ -54,7 +54,7 @@ class EncoderVariables:
         return x
 
     def encoder(self, x: np.ndarray) -> np.ndarray:
-        """Returns C by columns, (n, bands)."""
+        """Returns the encoder C by columns, (n, bands)."""
         unit_columns, _ = self._unit_columns(x)
         norms = self._norms(x)
         if norms is None:

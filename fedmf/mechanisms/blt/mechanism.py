@@ -94,11 +94,11 @@ class BLTMechanism(Mechanism):
         return -residues(self.inverse_decays, self.decays)
 
     def encoder(self) -> np.ndarray:
-        """Returns C, float64 (rounds, rounds), lower-triangular."""
+        """Returns the encoder C, float64 (rounds, rounds), lower-triangular."""
         return lower_toeplitz(self.toeplitz_coefficients(), self.rounds)
 
     def noising(self) -> np.ndarray:
-        """Returns N = C^-1, float64 (rounds, rounds), lower-triangular."""
+        """Returns the noising matrix N = C^-1, float64 (rounds, rounds), lower-triangular."""
         return lower_toeplitz(self.noising_coefficients(), self.rounds)
 
     def stream(self) -> NoiseStream:
@@ -116,7 +116,7 @@ class BLTMechanism(Mechanism):
         return NoiseStream(rounds=n, sources=n, buffers=buffers)
 
     def toeplitz_coefficients(self) -> np.ndarray:
-        """Returns c, float64 (rounds,)."""
+        """Returns the coefficients c of C, float64 (rounds,)."""
         return exponentials(self.scales, self.decays, self.rounds)
 
     def noising_coefficients(self) -> np.ndarray:

@@ -58,11 +58,11 @@ class DenseMechanism(Mechanism):
         return int(self.matrix.shape[0])
 
     def encoder(self) -> np.ndarray:
-        """Returns C, float64 (rounds, rounds), lower-triangular."""
+        """Returns the encoder C, float64 (rounds, rounds), lower-triangular."""
         return self.matrix.copy()
 
     def noising(self) -> np.ndarray:
-        """Returns N = C^-1, float64 (rounds, rounds), lower-triangular.
+        """Returns the noising matrix N = C^-1, float64 (rounds, rounds), lower-triangular.
 
         Raises:
           ValueError: float64 has too few digits for N.

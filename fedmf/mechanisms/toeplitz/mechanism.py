@@ -83,11 +83,11 @@ class ToeplitzMechanism(Mechanism):
         return len(self.coefficients)
 
     def encoder(self) -> np.ndarray:
-        """Returns C, float64 (rounds, rounds), lower-triangular."""
+        """Returns the encoder C, float64 (rounds, rounds), lower-triangular."""
         return lower_toeplitz(self.toeplitz_coefficients(), self.rounds)
 
     def noising(self) -> np.ndarray:
-        """Returns N = C^-1, float64 (rounds, rounds), lower-triangular.
+        """Returns the noising matrix N = C^-1, float64 (rounds, rounds), lower-triangular.
 
         Raises:
           ValueError: float64 has too few digits for N.
@@ -120,7 +120,7 @@ class ToeplitzMechanism(Mechanism):
         return _banded_rows(self.coefficients, self.rounds)
 
     def toeplitz_coefficients(self) -> np.ndarray:
-        """Returns c, float64 (bands,)."""
+        """Returns the coefficients c of C, float64 (bands,)."""
         if self.coefficients is not None:
             return self.coefficients
         assert self.noising_window is not None
