@@ -166,8 +166,8 @@ def identity(n: int) -> Workload:
 
 
 def prefix_sum(n: int) -> Workload:
-    """Returns the workload of prefix sums, SGD at learning rate 1: A[t, j] = 1 for j <= t (Denisov et
-    al. 2022, App. A, Eq. 10).
+    """Returns the workload of prefix sums: A[t, j] = 1 for j <= t, the iterates of SGD at learning
+    rate 1 (Denisov et al. 2022, App. A, Eq. 10).
 
     Args:
       n: number of rounds, a positive int.

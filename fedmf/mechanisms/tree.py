@@ -71,7 +71,7 @@ class TreeMechanism(Mechanism):
     completion: str = fields.choice("none", "", lambda: COMPLETIONS)
 
     def encoder(self) -> np.ndarray:
-        """Returns the encoder C, (m, rounds) of zeros and ones, m = 2 * rounds - 1 for 2^h rounds."""
+        """Returns the encoder C, float64 (m, rounds), of zeros and ones."""
         _check_memory(self.rounds, self.completion)
         nodes = _nodes(self.rounds, self.completion)
         C = np.zeros((len(nodes), self.rounds))
@@ -80,8 +80,8 @@ class TreeMechanism(Mechanism):
         return C
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N, float64 (rounds, m): pinv(C) for "full", S^-1 B_online with the
-        prefix sums S for "online".
+        """Returns the noising matrix N, float64 (rounds, m): pinv(C) for "full"; for "online" S^-1
+        B_online with the prefix sums S.
         """
         if self.decoder == "full":
             return _pseudo_inverse(self.rounds, self.completion)
