@@ -196,7 +196,7 @@ def fit_low_rank(
     # Memory of the dense fit that it starts from.
     checks.fits_in_memory("the fit of family='low_rank'", (n, n), copies=11)
     A = workload.matrix
-    # The ascent of `fit_dense`, which warns after a Ctrl-C even if its tolerance is reached.
+    # The ascent of `fit_dense`, which itself would not report a Ctrl-C within its tolerance.
     dual = PairsDual(workload, Classes(n, n))
     optimum = Ascent(dual, A, dataclasses.replace(_OPTIMUM, progress=stopping.progress))
     optimum.run()

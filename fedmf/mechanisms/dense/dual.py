@@ -194,7 +194,7 @@ class PairsDual:
         J^T X J with J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1, D^2 the diagonal of X_c, the closest to 1
         of those that make the class's columns of C D^-1 orthonormal; it is never indefinite.
         """
-        if not np.diagonal(X).min() > 0.0:  # Lost in rounding.
+        if not np.diagonal(X).min() > 0.0:  # Rounding has lost the diagonal.
             return
         class_blocks = self.classes.blocks(X)
         cleared = X.copy()

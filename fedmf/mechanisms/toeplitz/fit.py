@@ -149,7 +149,7 @@ def certified(
     """Returns an optimised Toeplitz mechanism with its certificate against all encoders, or with
     the reason why it has none.
     """
-    # No certificate shows that a descent has not converged: its gap is to the best of all encoders.
+    # The gap of the certificate is to the best of all encoders, and does not show convergence.
     if not descent.converged:
         stopping.warn(
             mechanism.family,

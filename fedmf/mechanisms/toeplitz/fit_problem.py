@@ -117,7 +117,7 @@ class ToeplitzProblem:
         b = self.b
         k = self.k
         if not self.overlapping:
-            # Coefficient t counts in each of the k columns that reach down t rows before the end.
+            # Coefficient t counts in those of the k columns that have a row t below their first.
             num_columns = np.ones(self.bands)
             if k > 1:
                 num_columns = np.minimum(k, -(-(n - np.arange(self.bands)) // b))
@@ -168,11 +168,6 @@ class ToeplitzProblem:
 # Number of descents, each from the end of the previous one: at the kinks of the loss, the gradients
 # that a descent remembers mislead it.
 _NUM_DESCENTS = 3
-
-
-# Descents, each from where the one before ended: the loss has kinks, at which the memory of a
-# descent misleads it.
-_DESCENTS = 3
 
 
 def optimized_inverse(
