@@ -49,33 +49,35 @@ def largest_within(budget, allows):
     """Returns the largest attained vector sensitivity over all sets that `allows` permits."""
     C = budget.mechanism.encoder()
     X = C.T @ C
-    allowed = [s for s in map(list, subsets(len(X))) if allows(s)]
-    maximal = [s for s in allowed if not any(set(s) < set(larger) for larger in allowed)]
-    return max(np.sqrt(vector_sensitivity_bounds(X[np.ix_(s, s)])[0]) for s in maximal)
+    allowed_rounds = [s for s in map(list, subsets(len(X))) if allows(s)]
+    maximal_sets = [
+        s for s in allowed_rounds if not any(set(s) < set(larger) for larger in allowed_rounds)
+    ]
+    return max(np.sqrt(vector_sensitivity_bounds(X[np.ix_(s, s)])[0]) for s in maximal_sets)
 
 
 @given(encoders, st.floats(0.0, 1.0))
 @settings(max_examples=40)
 def test_no_vectors_of_any_allowed_rounds_exceed_the_sensitivity(mechanism, share):
     budget = with_budget(mechanism, share)
-    claimed = sensitivity(budget.mechanism, budget.participation).value
-    assert largest_within(budget, budget.allows) <= claimed * (1 + 1e-9)
-    assert claimed <= budget.participation.budget * (1 + 2e-12)
+    claimed_sensitivity = sensitivity(budget.mechanism, budget.participation).value
+    assert largest_within(budget, budget.allows) <= claimed_sensitivity * (1 + 1e-9)
+    assert claimed_sensitivity <= budget.participation.budget * (1 + 2e-12)
 
 
 def test_a_budget_of_signed_costs_would_be_exceeded():
     # Negative control: with signed costs, opposite contributions cancel in the cost and add up in
     # C x.
     budget = with_budget(DenseMechanism(matrix=np.eye(6) - 0.45 * np.eye(6, k=-1)), 0.2)
-    claimed = sensitivity(budget.mechanism, budget.participation).value
-    assert largest_within(budget, budget.allows) <= claimed * (1 + 1e-9)
+    claimed_sensitivity = sensitivity(budget.mechanism, budget.participation).value
+    assert largest_within(budget, budget.allows) <= claimed_sensitivity * (1 + 1e-9)
     C = budget.mechanism.encoder()
     signed_costs = C.T @ C
     assert (
         largest_within(
             budget, lambda s: budget.participation.affords(signed_costs[np.ix_(s, s)].sum())
         )
-        > 1.2 * claimed
+        > 1.2 * claimed_sensitivity
     )
 
 
@@ -90,8 +92,10 @@ class TestSpecialCases:
 
     def check_same_rounds(self, mechanism, participation, also=lambda rounds: True):
         budget = Budget.of(mechanism, participation)
-        allowed = {tuple(s) for s in subsets(participation.rounds) if budget.allows(s) and also(s)}
-        assert allowed == set(allowed_sets(participation))
+        allowed_rounds = {
+            tuple(s) for s in subsets(participation.rounds) if budget.allows(s) and also(s)
+        }
+        assert allowed_rounds == set(allowed_sets(participation))
 
     def test_a_single_participation(self):
         self.check_same_rounds(
@@ -100,8 +104,8 @@ class TestSpecialCases:
 
     @pytest.mark.parametrize("most", [1, 2, 4])
     def test_a_limited_number_of_participations(self, most):
-        anywhere = separated(8, 1, most)
-        self.check_same_rounds(IdentityMechanism(rounds=8), anywhere)
+        any_rounds = separated(8, 1, most)
+        self.check_same_rounds(IdentityMechanism(rounds=8), any_rounds)
 
     @pytest.mark.parametrize(("b", "k"), [(2, 3), (3, 2), (4, 2)])
     def test_separated_participations_and_epochs(self, b, k):
@@ -134,8 +138,8 @@ def test_nobody_takes_part_more_often_than_the_bound(mechanism, share):
 
 def test_a_large_budget_has_the_sensitivity_of_every_round():
     mechanism = IdentityMechanism(rounds=4)
-    large = Participation(rounds=4, schema="budget", budget=100.0)
-    assert sensitivity(mechanism, large) == sensitivity(mechanism, every_round(4))
+    large_budget = Participation(rounds=4, schema="budget", budget=100.0)
+    assert sensitivity(mechanism, large_budget) == sensitivity(mechanism, every_round(4))
 
 
 def test_the_statement_of_rounds_without_clients_spends_nothing():

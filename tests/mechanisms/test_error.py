@@ -96,17 +96,17 @@ def test_the_recursion_alone_loses_digits(bands):
     wrong errors.
     """
     rows = banded_rows(96, bands, 0)
-    precise = {}
+    precise_by_name = {}
     for name, workload in ILL_CONDITIONED.items():
         with np.errstate(all="ignore"):
             product = checks.banded_product(rows, workload.inverse_diagonals)
             squares = NoiseRecursion(columns_of_rows(product)).squared_errors()
-        precise[name] = is_precise(squares, rows, workload.inverse_diagonals)
-        worst = np.abs(squares / exact_rows(workload, rows) ** 2 - 1.0).max()
-        assert worst < 3e-6 if precise[name] else worst > 1e-6
-    assert precise["restarts"]
-    assert not precise["deep restarts"]
-    assert not precise["deep restarts with momentum"]
+        precise_by_name[name] = is_precise(squares, rows, workload.inverse_diagonals)
+        worst_error = np.abs(squares / exact_rows(workload, rows) ** 2 - 1.0).max()
+        assert worst_error < 3e-6 if precise_by_name[name] else worst_error > 1e-6
+    assert precise_by_name["restarts"]
+    assert not precise_by_name["deep restarts"]
+    assert not precise_by_name["deep restarts with momentum"]
 
 
 def test_noise_that_explodes_is_refused():

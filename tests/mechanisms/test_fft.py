@@ -27,8 +27,8 @@ def complex_factors(n):
     v = np.repeat([1.0, 0.0], n)
     sigma = np.array([(v * np.exp(-2j * np.pi * row * k / (2 * n))).sum() for row in k])
     sigma[np.abs(sigma) < 1e-9] = 0.0
-    root = np.diag(np.sqrt(sigma))
-    return F.conj().T[:n] @ root, root @ F[:, :n], F
+    square_root = np.diag(np.sqrt(sigma))
+    return F.conj().T[:n] @ square_root, square_root @ F[:, :n], F
 
 
 @SIZES
@@ -46,15 +46,17 @@ def test_encoder_and_plain_decoder_are_the_papers(n):
 @SIZES
 def test_optimal_decoder_is_the_pseudoinverse(n):
     """Compares X, which determines privacy, and the covariance of the noise."""
-    optimal, plain = (FFTMechanism(rounds=n, decoder=name) for name in ("optimal", "plain"))
-    C_F = plain.encoder()
+    optimal_mechanism, plain_mechanism = (
+        FFTMechanism(rounds=n, decoder=name) for name in ("optimal", "plain")
+    )
+    C_F = plain_mechanism.encoder()
 
     def factors(N):
         return scipy.linalg.eigh(N @ N.T, np.linalg.inv(C_F.T @ C_F), eigvals_only=True)
 
-    assert_allclose(factors(optimal.noising()), 1.0, rtol=0, atol=PRECISION)
+    assert_allclose(factors(optimal_mechanism.noising()), 1.0, rtol=0, atol=PRECISION)
     if n > 1:  # Negative control: the other decoder has more noise in some direction.
-        assert factors(plain.noising()).max() > 1.1
+        assert factors(plain_mechanism.noising()).max() > 1.1
 
 
 def test_the_plain_decoder_inverts_many_rounds_to_all_digits():
@@ -66,8 +68,8 @@ def test_the_plain_decoder_inverts_many_rounds_to_all_digits():
 def test_fits_take_a_decoder_and_plain_refuses_many_rounds():
     assert fitted(single(6), "fft").decoder == "optimal"
     assert fitted(single(6), "fft", decoder="plain").decoder == "plain"
-    plain = FFTMechanism(rounds=1_000_000, decoder="plain")
-    for form_matrices in (plain.encoder, plain.noising, plain.stream):
+    plain_mechanism = FFTMechanism(rounds=1_000_000, decoder="plain")
+    for form_matrices in (plain_mechanism.encoder, plain_mechanism.noising, plain_mechanism.stream):
         with refusal("rounds=1000000.*plain.*use decoder='optimal'"):
             form_matrices()
     with refusal("GiB"):

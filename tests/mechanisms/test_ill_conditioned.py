@@ -54,8 +54,8 @@ def is_refused(mechanism) -> bool:
 def test_an_inverse_in_float64_can_be_that_of_a_far_more_sensitive_encoder():
     # The inverse of this encoder in float64 is that of another one, many times as sensitive.
     C = np.tril(np.full((80, 80), 1e-9)) + np.eye(80) + 1.9 * np.eye(80, k=-1)
-    claimed = fedmf.sensitivity(C, single(80)).value
-    assert largest_column_of_exact_inverse(triangular_inverse(C)) > 1000.0 * claimed
+    claimed_sensitivity = fedmf.sensitivity(C, single(80)).value
+    assert largest_column_of_exact_inverse(triangular_inverse(C)) > 1000.0 * claimed_sensitivity
     with refusal("ill-conditioned"):
         DenseMechanism(matrix=C).stream()
 
@@ -65,16 +65,16 @@ def test_an_inverse_in_float64_can_be_that_of_a_far_more_sensitive_encoder():
 )
 def test_ill_conditioned_dense_encoders_are_refused_at_any_scale(columns):
     mechanism = DenseMechanism(matrix=random_triangle(100) * columns)
-    for compute in (mechanism.noising, mechanism.stream, stamp(mechanism, 2).noising):
+    for compute_matrix in (mechanism.noising, mechanism.stream, stamp(mechanism, 2).noising):
         with refusal("too ill-conditioned for float64"):
-            compute()
+            compute_matrix()
     well_conditioned = DenseMechanism(matrix=(np.eye(100) + 0.5 * np.eye(100, k=-1)) * columns)
     assert not is_refused(well_conditioned)
 
 
 def test_unstable_recurrences_are_refused_as_matrices():
-    wide = np.where(np.arange(80)[:, None] >= np.arange(2), [1.0, 1.9], 0.0)
-    assert is_refused(BandedMechanism(diagonals=wide))
+    wide_rows = np.where(np.arange(80)[:, None] >= np.arange(2), [1.0, 1.9], 0.0)
+    assert is_refused(BandedMechanism(diagonals=wide_rows))
     coefficients = np.concatenate([[1.0, 1.9], np.zeros(77), [1e-9]])
     assert is_refused(ToeplitzMechanism(rounds=80, coefficients=coefficients))
     assert not is_refused(
@@ -87,9 +87,9 @@ def test_ill_conditioned_noising_matrices_are_refused():
     N = triangular_inverse(random_triangle(100))
     for j in range(100):
         rows[j:, j] = np.diagonal(N, -j)
-    nothing = np.zeros((100, 1))
+    zero_factor = np.zeros((100, 1))
     mechanism = LowRankMechanism(
-        diagonals=rows, left=nothing, right=nothing, inverse_workload=np.ones((100, 1))
+        diagonals=rows, left=zero_factor, right=zero_factor, inverse_workload=np.ones((100, 1))
     )
     with refusal("ill-conditioned"):
         mechanism.encoder()

@@ -64,13 +64,16 @@ def test_every_file_format_gives_the_mechanism(matrix_path):
 def test_the_scale_of_the_file_is_not_trusted(tmp_path):
     # (B / 10, 10 C) multiplies back to A; an encoder trusted to have sensitivity 1 would get
     # a tenth of the noise.
-    honest = load_factorization(folder(tmp_path / "honest", C, B), workload=prefix_sum(4))
-    scaled = load_factorization(
+    honest_mechanism = load_factorization(folder(tmp_path / "honest", C, B), workload=prefix_sum(4))
+    scaled_mechanism = load_factorization(
         folder(tmp_path / "scaled", 10.0 * C, B / 10.0), workload=prefix_sum(4)
     )
-    ratio = fedmf.sensitivity(scaled, SINGLE).value / fedmf.sensitivity(honest, SINGLE).value
+    ratio = (
+        fedmf.sensitivity(scaled_mechanism, SINGLE).value
+        / fedmf.sensitivity(honest_mechanism, SINGLE).value
+    )
     assert_allclose(ratio, 10.0)
-    assert_allclose(scaled.noising(), honest.noising() / 10.0)
+    assert_allclose(scaled_mechanism.noising(), honest_mechanism.noising() / 10.0)
 
 
 def test_a_banded_encoder_becomes_a_banded_mechanism(tmp_path):
@@ -131,10 +134,10 @@ REFUSED = [
 def test_invalid_factorizations_are_refused_with_the_cause(tmp_path, arrays, workload, words):
     path = tmp_path / "m.npz"
     np.savez(path, **arrays)
-    with refusal(f"does not hold a factorization that can be used.*{words}") as caught:
+    with refusal(f"does not hold a factorization that can be used.*{words}") as caught_error:
         load_factorization(path, workload=workload)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught_error.value)
+    assert "\n" not in str(caught_error.value)
 
 
 def test_missing_files_are_reported(tmp_path):
@@ -145,17 +148,17 @@ def test_missing_files_are_reported(tmp_path):
 
 
 def test_damaged_tensors_are_refused(tmp_path):
-    whole = serialized(C)
-    assert_array_equal(parse_tensor(whole), C)
-    for length in range(len(whole)):
+    whole_file = serialized(C)
+    assert_array_equal(parse_tensor(whole_file), C)
+    for length in range(len(whole_file)):
         with refusal("tensor"):
-            parse_tensor(whole[:length])
-    for position in range(len(whole)):
-        damaged = bytearray(whole)
-        damaged[position] ^= 0x41
+            parse_tensor(whole_file[:length])
+    for position in range(len(whole_file)):
+        damaged_file = bytearray(whole_file)
+        damaged_file[position] ^= 0x41
         # No other exception may be raised; a flipped bit in a number goes unnoticed here.
         with contextlib.suppress(ValueError):
-            parse_tensor(bytes(damaged))
+            parse_tensor(bytes(damaged_file))
 
 
 def test_small_entries_that_change_the_noise_are_not_rounded_off(tmp_path):

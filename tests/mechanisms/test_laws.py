@@ -90,12 +90,12 @@ def test_a_mechanism_file_is_read_as_it_was_saved(build, tmp_path):
     mechanism = build(7)
     path = tmp_path / "mechanism"  # Without a suffix: save writes exactly this name.
     mechanism.save(path)
-    loaded = load_mechanism(path)
-    assert type(loaded) is type(mechanism)
-    assert np.array_equal(loaded.encoder(), mechanism.encoder())
-    assert np.array_equal(loaded.noising(), mechanism.noising())
-    assert loaded.certificate == mechanism.certificate
-    assert loaded.certificate_reason == mechanism.certificate_reason
+    loaded_mechanism = load_mechanism(path)
+    assert type(loaded_mechanism) is type(mechanism)
+    assert np.array_equal(loaded_mechanism.encoder(), mechanism.encoder())
+    assert np.array_equal(loaded_mechanism.noising(), mechanism.noising())
+    assert loaded_mechanism.certificate == mechanism.certificate
+    assert loaded_mechanism.certificate_reason == mechanism.certificate_reason
     assert [entry.name for entry in pathlib.Path(tmp_path).iterdir()] == ["mechanism"]
 
 
@@ -129,8 +129,8 @@ def test_arrays_of_a_mechanism_cannot_be_changed(build, duplicate):
     for array in mechanism.state().values():
         if array.ndim == 2:
             assert not array.flags.writeable
-    for holder in (mechanism, getattr(mechanism, "part", mechanism)):
-        for value in vars(holder).values():
+    for mechanism_or_part in (mechanism, getattr(mechanism, "part", mechanism)):
+        for value in vars(mechanism_or_part).values():
             assert not isinstance(value, np.ndarray) or not value.flags.writeable
     assert np.array_equal(mechanism.encoder(), original_encoder)
 
@@ -151,16 +151,16 @@ PARTICIPATIONS = [
 @every_mechanism
 def test_sensitivity_is_never_below_what_contributions_attain(build, participation):
     C = build(9).encoder()
-    claimed = fedmf.sensitivity(build(9), participation)
-    attained = attained_sensitivity(C, participation, np.random.default_rng(0))
-    assert claimed.value >= attained * (1.0 - 1e-9)
-    if claimed.exact:
-        assert_allclose(claimed.value, attained, rtol=1e-6)
+    claimed_sensitivity = fedmf.sensitivity(build(9), participation)
+    attained_value = attained_sensitivity(C, participation, np.random.default_rng(0))
+    assert claimed_sensitivity.value >= attained_value * (1.0 - 1e-9)
+    if claimed_sensitivity.exact:
+        assert_allclose(claimed_sensitivity.value, attained_value, rtol=1e-6)
     if (C.T @ C).min() >= 0.0:
         expected = sensitivity_of_nonnegative(C, participation)
-        assert claimed.value >= expected * (1.0 - 1e-12)
-        if claimed.exact:
-            assert_allclose(claimed.value, expected, rtol=1e-12)
+        assert claimed_sensitivity.value >= expected * (1.0 - 1e-12)
+        if claimed_sensitivity.exact:
+            assert_allclose(claimed_sensitivity.value, expected, rtol=1e-12)
 
 
 @every_mechanism
@@ -168,20 +168,27 @@ def test_loss_is_that_of_simulated_noise(build):
     # The mean of so many squared norms is normal to good accuracy. Its standard error is at most
     # sqrt(2 / samples) of the loss, since tr(M^2) <= tr(M)^2, so that noise of 2/3 or 3/2 of the
     # scale is detected.
-    samples = 4000
-    limit = scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 2)
+    num_samples = 4000
+    score_limit = scipy.stats.norm.isf(FALSE_POSITIVE_RATE / 2)
     for scale in (2 / 3, 3 / 2):
-        shift = abs(scale**2 - 1) / np.sqrt(2 / samples)
-        assert scipy.stats.norm.sf((shift - limit) / scale**2) <= MISS_RATE
+        shift = abs(scale**2 - 1) / np.sqrt(2 / num_samples)
+        assert scipy.stats.norm.sf((shift - score_limit) / scale**2) <= MISS_RATE
     mechanism = build(12)
     workload = fedmf.momentum_sgd(12, momentum=0.5)
     participation = separated(12, 4)
     squared = fedmf.sensitivity(mechanism, participation).value ** 2
-    claimed = fedmf.loss(mechanism, workload, participation)
+    claimed_loss = fedmf.loss(mechanism, workload, participation)
     rng = np.random.default_rng(20)
-    assert abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, samples)) < limit
+    assert (
+        abs(simulated_loss_score(mechanism, workload, squared, claimed_loss, rng, num_samples))
+        < score_limit
+    )
     for scale in (2 / 3, 3 / 2):
         assert (
-            abs(simulated_loss_score(mechanism, workload, squared, claimed, rng, samples, scale))
-            > limit
+            abs(
+                simulated_loss_score(
+                    mechanism, workload, squared, claimed_loss, rng, num_samples, scale
+                )
+            )
+            > score_limit
         )

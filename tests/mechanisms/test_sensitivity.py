@@ -86,28 +86,33 @@ def test_no_vectors_exceed_the_sensitivity_and_exact_ones_attain_it(form, data):
     participation = data.draw(participations(max_rounds=8))
     encoder = random_encoder(data.draw, form, participation.rounds)
     C = encoder.encoder()
-    claimed = sensitivity(encoder, participation)
-    attained = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3)
-    assert claimed.value >= attained * (1.0 - 1e-9)
-    if claimed.exact:
+    claimed_sensitivity = sensitivity(encoder, participation)
+    attained_value = attained_sensitivity(C, participation, np.random.default_rng(0), starts=3)
+    assert claimed_sensitivity.value >= attained_value * (1.0 - 1e-9)
+    if claimed_sensitivity.exact:
         # The ascent is slow where columns are nearly orthogonal.
-        if attained < claimed.value * (1.0 - 1e-5):
-            attained = attained_sensitivity(
+        if attained_value < claimed_sensitivity.value * (1.0 - 1e-5):
+            attained_value = attained_sensitivity(
                 C, participation, np.random.default_rng(0), starts=3, sweeps=20_000
             )
-        assert_allclose(claimed.value, attained, rtol=1e-5)
+        assert_allclose(claimed_sensitivity.value, attained_value, rtol=1e-5)
     if (C >= 0.0).all():
-        assert claimed.value >= sensitivity_of_nonnegative(C, participation) * (1.0 - 1e-12)
+        assert claimed_sensitivity.value >= sensitivity_of_nonnegative(C, participation) * (
+            1.0 - 1e-12
+        )
     by_matrix = sensitivity(C, participation)
     if form == "rows":
-        assert_allclose(claimed.value, by_matrix.value, rtol=1e-12)
-        assert (claimed.exact, claimed.method) == (by_matrix.exact, by_matrix.method)
+        assert_allclose(claimed_sensitivity.value, by_matrix.value, rtol=1e-12)
+        assert (claimed_sensitivity.exact, claimed_sensitivity.method) == (
+            by_matrix.exact,
+            by_matrix.method,
+        )
     if form == "gram" and participation.schema != "min_sep":
-        assert_allclose(claimed.value, by_matrix.value, rtol=1e-12)
+        assert_allclose(claimed_sensitivity.value, by_matrix.value, rtol=1e-12)
     if form in ("coefficients", "decreasing"):  # no worse than what is known of the matrix
-        assert claimed.value <= by_matrix.value * (1.0 + 1e-9)
+        assert claimed_sensitivity.value <= by_matrix.value * (1.0 + 1e-9)
     if form == "decreasing":
-        assert claimed.exact
+        assert claimed_sensitivity.exact
 
 
 @given(st.data())
@@ -119,13 +124,13 @@ def test_nonnegative_encoders_have_an_exact_sensitivity(data):
     participation = data.draw(participations(max_rounds=10))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     C = np.abs(random_matrix(data.draw, participation.rounds, rng))
-    claimed = sensitivity(C, participation)
+    claimed_sensitivity = sensitivity(C, participation)
     expected = sensitivity_of_nonnegative(C, participation)
     if participation.schema != "min_sep" or participation.max_participations <= 2:
-        assert claimed.exact
-        assert_allclose(claimed.value, expected, rtol=1e-12)
+        assert claimed_sensitivity.exact
+        assert_allclose(claimed_sensitivity.value, expected, rtol=1e-12)
     else:
-        assert claimed.value >= expected * (1.0 - 1e-12)
+        assert claimed_sensitivity.value >= expected * (1.0 - 1e-12)
 
 
 @pytest.mark.parametrize("tiny", [1e-9, 1e-200])
@@ -134,9 +139,11 @@ def test_tiny_entries_outside_the_band_are_not_ignored(tiny):
     # read off exact zeros: with one small entry outside it, that no longer applies.
     C = np.eye(8) + 0.5 * np.eye(8, k=-1)
     participation = separated(8, 2)
-    exactly = sensitivity(C, participation)
-    assert exactly.exact
-    assert_allclose(exactly.value, sensitivity_of_nonnegative(C, participation), rtol=1e-12)
+    exact_sensitivity = sensitivity(C, participation)
+    assert exact_sensitivity.exact
+    assert_allclose(
+        exact_sensitivity.value, sensitivity_of_nonnegative(C, participation), rtol=1e-12
+    )
     C[7, 0] = tiny
     bound = sensitivity(C, participation)
     assert not bound.exact
@@ -145,13 +152,13 @@ def test_tiny_entries_outside_the_band_are_not_ignored(tiny):
 
 @pytest.mark.parametrize("schema", ["every_round", "fixed_epoch", "min_sep"])
 def test_vector_contributions_can_exceed_scalar_ones(schema):
-    attained = np.linalg.norm(VECTOR_COUNTEREXAMPLE @ VECTOR_COUNTEREXAMPLE_INPUTS)
-    assert_allclose(attained, np.sqrt(1.1))
+    attained_value = np.linalg.norm(VECTOR_COUNTEREXAMPLE @ VECTOR_COUNTEREXAMPLE_INPUTS)
+    assert_allclose(attained_value, np.sqrt(1.1))
     min_sep = None if schema == "every_round" else 1
     participation = Participation(rounds=3, schema=schema, min_sep=min_sep)
     bound = sensitivity(VECTOR_COUNTEREXAMPLE, participation)
     assert bound.exact
-    assert attained <= bound.value < 1.3
+    assert attained_value <= bound.value < 1.3
     best = attained_sensitivity(VECTOR_COUNTEREXAMPLE, participation, np.random.default_rng(0))
     assert best >= 1.0488
     assert_allclose(bound.value, best, rtol=1e-8)
@@ -159,9 +166,9 @@ def test_vector_contributions_can_exceed_scalar_ones(schema):
 
 def test_sums_of_magnitudes_are_exact_where_signs_attain_them():
     C = np.array([[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [-1.0, 0.5, 1.0]])
-    claimed = sensitivity(C, every_round(3))
-    assert claimed.exact is True  # numpy's would not go into a plan's JSON
-    assert_allclose(claimed.value, np.linalg.norm(C @ [-1.0, 1.0, 1.0]))
+    claimed_sensitivity = sensitivity(C, every_round(3))
+    assert claimed_sensitivity.exact is True  # numpy's would not go into a plan's JSON
+    assert_allclose(claimed_sensitivity.value, np.linalg.norm(C @ [-1.0, 1.0, 1.0]))
 
 
 def test_the_spectral_bound_is_used_where_it_is_smaller():
@@ -229,9 +236,11 @@ def test_min_sep_bounds_are_those_of_alg_4_of_the_banded_paper(b, k, bands, seed
     X = banded_matrix(rows).T @ banded_matrix(rows)
     assert X.min() < 0.0 < X.max()
     participation = separated(8, b, k)
-    allowed = [list(rounds) for rounds in allowed_sets(participation)]
+    allowed_rounds = [list(rounds) for rounds in allowed_sets(participation)]
     lag = np.abs(np.subtract.outer(np.arange(8), np.arange(8)))
     magnitudes = np.where((lag == 0) | (lag >= b), np.abs(X), 0.0)
-    row_sums = np.max([magnitudes[:, rounds].sum(axis=1) for rounds in allowed], axis=0)
-    bound = min(max(row_sums[rounds].sum() for rounds in allowed), k * np.linalg.eigvalsh(X)[-1])
+    row_sums = np.max([magnitudes[:, rounds].sum(axis=1) for rounds in allowed_rounds], axis=0)
+    bound = min(
+        max(row_sums[rounds].sum() for rounds in allowed_rounds), k * np.linalg.eigvalsh(X)[-1]
+    )
     assert_allclose(sensitivity(banded_matrix(rows), participation).value ** 2, bound, rtol=1e-12)

@@ -26,9 +26,9 @@ def test_optimal_decoder_is_the_pseudoinverse_of_the_whole(part):
     assert_allclose(mechanism.noising(), np.linalg.pinv(mechanism.encoder()), atol=1e-10)
     participation = epochs(15, 5)
     for workload in (fedmf.prefix_sum(15), fedmf.momentum_sgd(15)):
-        restarted = stamp(part, 3, decoder="restarted")
+        restarted_mechanism = stamp(part, 3, decoder="restarted")
         assert fedmf.loss(mechanism, workload, participation) < fedmf.loss(
-            restarted, workload, participation
+            restarted_mechanism, workload, participation
         )
 
 

@@ -44,9 +44,9 @@ def saved_path(tmp_path):
 
 def refusal_message(path):
     """Returns the message that load_mechanism refuses the file with, in one line."""
-    with refusal("does not hold a valid fedmf mechanism") as caught:
+    with refusal("does not hold a valid fedmf mechanism") as caught_error:
         load_mechanism(path)
-    message = str(caught.value)
+    message = str(caught_error.value)
     assert str(path) in message
     assert "\n" not in message
     assert message.endswith("fit the mechanism and save it again")
@@ -61,31 +61,31 @@ def test_a_whole_file_that_memory_cannot_hold_names_the_way_out(tmp_path, monkey
     monkeypatch.setattr(checks, "available_memory", lambda: 2**22)
     monkeypatch.setattr(storage, "available_memory", lambda: 2**22)
     for path, needs in ((tree, "this tree would take"), (dense, "its arrays take 0.00745 GiB")):
-        with refusal(f"cannot be used: .*{needs}.*a family that") as caught:
+        with refusal(f"cannot be used: .*{needs}.*a family that") as caught_error:
             load_mechanism(path)
-        assert "save it again" not in str(caught.value)
+        assert "save it again" not in str(caught_error.value)
 
 
 def test_a_file_truncated_at_any_length_is_refused(saved_path):
-    whole = saved_path.read_bytes()
-    for length in range(0, len(whole), 41):
-        saved_path.write_bytes(whole[:length])
+    whole_file = saved_path.read_bytes()
+    for length in range(0, len(whole_file), 41):
+        saved_path.write_bytes(whole_file[:length])
         refusal_message(saved_path)
 
 
 def test_a_flipped_bit_is_refused_or_harmless(saved_path):
-    whole = bytearray(saved_path.read_bytes())
-    for position in range(0, len(whole), 13):
-        damaged = bytearray(whole)
-        damaged[position] ^= 0x10
-        saved_path.write_bytes(bytes(damaged))
+    whole_file = bytearray(saved_path.read_bytes())
+    for position in range(0, len(whole_file), 13):
+        damaged_file = bytearray(whole_file)
+        damaged_file[position] ^= 0x10
+        saved_path.write_bytes(bytes(damaged_file))
         try:
-            loaded = load_mechanism(saved_path)
+            loaded_mechanism = load_mechanism(saved_path)
         except ValueError:
             refusal_message(saved_path)
         else:  # in a field that nothing reads, such as a date
-            assert np.array_equal(loaded.encoder(), BANDED.encoder())
-            assert loaded.certificate == BANDED.certificate
+            assert np.array_equal(loaded_mechanism.encoder(), BANDED.encoder())
+            assert loaded_mechanism.certificate == BANDED.certificate
 
 
 def test_files_of_other_formats_are_refused(tmp_path):

@@ -126,33 +126,33 @@ def test_virtual_completion_is_that_of_the_multi_epoch_paper(rounds):
     # App. D.3: S = (P_j B_Hon Pi) (Pi C_tree E), of a complete tree over all leaves, with its last
     # row as the last sum.
     leaves = 1 << (rounds - 1).bit_length()
-    complete = TreeMechanism(rounds=leaves, decoder="online")
-    B_Hon = np.tri(leaves) @ complete.noising()
-    C_tree = complete.encoder()
-    embedded = C_tree[:, :rounds]
-    has_rounds = embedded.any(axis=1)
+    complete_tree = TreeMechanism(rounds=leaves, decoder="online")
+    B_Hon = np.tri(leaves) @ complete_tree.noising()
+    C_tree = complete_tree.encoder()
+    embedded_encoder = C_tree[:, :rounds]
+    has_rounds = embedded_encoder.any(axis=1)
     B = np.concatenate([B_Hon[: rounds - 1], B_Hon[-1:]])[:, has_rounds]
     mechanism = TreeMechanism(rounds=rounds, decoder="online", completion="virtual")
-    assert np.array_equal(mechanism.encoder(), embedded[has_rounds])
+    assert np.array_equal(mechanism.encoder(), embedded_encoder[has_rounds])
     assert_allclose(np.tri(rounds) @ mechanism.noising(), B, atol=1e-12)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5, 6, 8, 11, 13])
 def test_optimal_completion_is_the_best_that_knows_virtual_rounds_are_zero(rounds):
-    optimal, virtual = (
+    optimal_mechanism, virtual_mechanism = (
         TreeMechanism(rounds=rounds, decoder="online", completion=name)
         for name in ("optimal", "virtual")
     )
-    C = optimal.encoder()
+    C = optimal_mechanism.encoder()
     S = np.tri(rounds)
-    assert np.array_equal(C, virtual.encoder())
-    whole = TreeMechanism(rounds=1 << (rounds - 1).bit_length()).encoder()
-    ends = np.array([np.flatnonzero(row)[-1] for row in whole if row[:rounds].any()])
+    assert np.array_equal(C, virtual_mechanism.encoder())
+    whole_file = TreeMechanism(rounds=1 << (rounds - 1).bit_length()).encoder()
+    ends = np.array([np.flatnonzero(row)[-1] for row in whole_file if row[:rounds].any()])
     ends[ends >= rounds] = rounds - 1  # They are known with the last round.
     B = np.zeros((rounds, len(C)))
     for t in range(rounds):
         B[t, ends <= t] = S[t] @ np.linalg.pinv(C[ends <= t])
-    assert_allclose(S @ optimal.noising(), B, atol=1e-12)
+    assert_allclose(S @ optimal_mechanism.noising(), B, atol=1e-12)
 
 
 @pytest.mark.parametrize(("restarts", "decoder"), [(1, "online"), (2, "full"), (3, "online")])
@@ -183,18 +183,18 @@ def test_the_full_decoder_is_the_default():
 
 
 def test_a_full_decoder_beyond_the_memory_names_the_online_one(monkeypatch):
-    full = TreeMechanism(rounds=64)
-    size = 8 * full.encoder().size
+    full_tree = TreeMechanism(rounds=64)
+    size = 8 * full_tree.encoder().size
     free = [size]
     monkeypatch.setattr(checks, "available_memory", lambda: free[0])
     monkeypatch.setattr(checks, "_SMALL_BYTES", 0)
     words = "full decoder of this tree would take 2 dense .*: take decoder='online'.*, or for so"
     with refusal(words):
-        full.noising()
+        full_tree.noising()
     assert TreeMechanism(rounds=64, decoder="online").noising().shape == (64, 127)
     free[0] = size - 1  # where the online decoder does not fit, it is no way out
     with refusal("would take 2 dense .* are free: for so many rounds"):
-        full.noising()
+        full_tree.noising()
 
 
 @pytest.mark.parametrize("decoder", ["full", "online"])

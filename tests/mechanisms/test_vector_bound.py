@@ -21,8 +21,8 @@ def random_gram(seed, k, rank):
 def test_no_contributions_exceed_the_bound(seed, k, rank):
     X = random_gram(seed, k, rank)
     rng = np.random.default_rng(seed)
-    attained, bound = vector_sensitivity_bounds(X)
-    assert attained <= bound * (1.0 + 1e-12)
+    attained_value, bound = vector_sensitivity_bounds(X)
+    assert attained_value <= bound * (1.0 + 1e-12)
     for signs in itertools.product([-1.0, 1.0], repeat=k):
         assert np.array(signs) @ X @ np.array(signs) <= bound * (1.0 + 1e-12)
     for _ in range(20):
@@ -37,11 +37,11 @@ def test_no_contributions_exceed_the_bound(seed, k, rank):
 @given(seed=st.integers(0, 2**32 - 1), k=st.integers(1, 12))
 @settings(max_examples=40)
 def test_the_bound_is_attained_to_1e_6(seed, k):
-    attained, bound = vector_sensitivity_bounds(random_gram(seed, k, k))
-    np.testing.assert_allclose(attained, bound, rtol=1e-6)
+    attained_value, bound = vector_sensitivity_bounds(random_gram(seed, k, k))
+    np.testing.assert_allclose(attained_value, bound, rtol=1e-6)
 
 
 def test_the_bound_of_a_zero_matrix_is_zero():
-    attained, bound = vector_sensitivity_bounds(np.zeros((3, 3)))
-    assert attained == 0.0
+    attained_value, bound = vector_sensitivity_bounds(np.zeros((3, 3)))
+    assert attained_value == 0.0
     assert 0.0 <= bound < 1e-300

@@ -133,9 +133,9 @@ def test_fits_reach_their_tolerance_at_sensitivity_one(workload, tolerance, equa
     assert certificate.gap <= tolerance
     assert (certificate.participation is None) == equal_norms
     certified_participation = single(N) if equal_norms else certificate.participation
-    claimed = sensitivity(mechanism, certified_participation)
-    assert claimed.exact
-    assert_allclose(claimed.value, 1.0, rtol=1e-12)
+    claimed_sensitivity = sensitivity(mechanism, certified_participation)
+    assert claimed_sensitivity.exact
+    assert_allclose(claimed_sensitivity.value, 1.0, rtol=1e-12)
     assert_allclose(loss(mechanism, workload, certified_participation), certificate.loss, rtol=1e-9)
     loss_by_definition = np.square(workload.matrix @ mechanism.noising()).sum()
     assert_allclose(certificate.loss, loss_by_definition, rtol=1e-6)
@@ -178,9 +178,9 @@ def test_without_equal_norms_the_matrix_is_the_same_for_both_schemas():
 
 
 def test_equal_norms_are_the_optimum_of_a_single_participation():
-    once = separated(20, 5, 1)
-    equal = fit(prefix_sum(20), once, bands=5, equal_norms=True)
-    free = fit(prefix_sum(20), once, bands=5, equal_norms=False)
+    single_participation = separated(20, 5, 1)
+    equal = fit(prefix_sum(20), single_participation, bands=5, equal_norms=True)
+    free = fit(prefix_sum(20), single_participation, bands=5, equal_norms=False)
     assert np.array_equal(equal.diagonals, free.diagonals)
     assert free.certificate.participation is None
 

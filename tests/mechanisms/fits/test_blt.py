@@ -36,9 +36,11 @@ def test_the_time_grid_sums_exponentials_exactly(count, rate):
 
 def test_a_workload_with_a_double_pole_is_fitted():
     workload = prefix_sum(50) @ prefix_sum(50)
-    once = single(50)
-    root = fedmf.fit(workload, once, family="toeplitz", coefficients="sqrt")
-    assert rmse(blt(workload, once), workload, once) < rmse(root, workload, once)
+    single_participation = single(50)
+    square_root = fedmf.fit(workload, single_participation, family="toeplitz", coefficients="sqrt")
+    assert rmse(blt(workload, single_participation), workload, single_participation) < rmse(
+        square_root, workload, single_participation
+    )
 
 
 @pytest.mark.parametrize("make", [prefix_sum, momentum_sgd])

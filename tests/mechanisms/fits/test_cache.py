@@ -44,10 +44,10 @@ def steps_of(folder, workload=None, participation=SINGLE, **options):
 def test_a_repeated_fit_is_read_from_the_cache(tmp_path):
     first, steps = steps_of(tmp_path / "new")
     assert steps > 0
-    again, steps = steps_of(tmp_path / "new")
+    second_fit, steps = steps_of(tmp_path / "new")
     assert steps == 0
-    assert np.array_equal(first.encoder(), again.encoder())
-    assert first.certificate == again.certificate
+    assert np.array_equal(first.encoder(), second_fit.encoder())
+    assert first.certificate == second_fit.certificate
 
 
 def test_every_input_of_a_fit_changes_its_file_name(tmp_path):
@@ -69,8 +69,8 @@ def test_every_input_of_a_fit_changes_its_file_name(tmp_path):
 def test_a_damaged_file_is_fitted_anew(tmp_path):
     steps_of(tmp_path)
     path = tmp_path / files(tmp_path)[0]
-    for damaged in (b"", path.read_bytes()[:-200]):
-        path.write_bytes(damaged)
+    for damaged_file in (b"", path.read_bytes()[:-200]):
+        path.write_bytes(damaged_file)
         assert steps_of(tmp_path)[1] > 0
         assert steps_of(tmp_path)[1] == 0
 
@@ -108,9 +108,9 @@ def test_an_unwritable_cache_folder_warns_and_fits(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.warns(
         RuntimeWarning, match="could not be stored in the folder .* FEDMF_CACHE"
-    ) as caught:
+    ) as caught_error:
         mechanism, steps = steps_of(tmp_path / "file" / "below")
-    assert caught[0].filename == __file__
+    assert caught_error[0].filename == __file__
     assert steps > 0
     assert mechanism.rounds == 24
 
@@ -125,8 +125,8 @@ SCRIPT = (
 @pytest.mark.slow
 def test_parallel_processes_store_one_file(tmp_path):
     command = [sys.executable, "-W", "error", "-c", SCRIPT, tmp_path]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.communicate(timeout=120)[0] for process in running] == ["4\n"] * 3
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate(timeout=120)[0] for process in processes] == ["4\n"] * 3
     assert len(files(tmp_path)) == 1
 
 

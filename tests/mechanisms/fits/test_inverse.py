@@ -46,8 +46,8 @@ def inverse(participation, bands, **options):
 def test_closed_forms_have_known_figures_and_optimised_ones_less_error(
     participation, bands, expected
 ):
-    closed = fitted(participation, "toeplitz", coefficients="inverse_sqrt", bands=bands)
-    assert measures(closed, participation) == pytest.approx(expected, abs=1e-6)
+    closed_form = fitted(participation, "toeplitz", coefficients="inverse_sqrt", bands=bands)
+    assert measures(closed_form, participation) == pytest.approx(expected, abs=1e-6)
     best = inverse(participation, bands)
     assert len(best.noising_window) == bands
     assert measures(best, participation)[1] < 0.9 * expected[1]
@@ -96,12 +96,12 @@ def test_the_sensitivity_of_alternating_coefficients_is_an_upper_bound():
     mechanism = ToeplitzMechanism(rounds=9, noising_window=[1.0, 0.6])
     participation = separated(9, 3)
     C = mechanism.encoder()
-    attained = attained_sensitivity(C, participation, np.random.default_rng(0))
-    claimed = fedmf.sensitivity(mechanism, participation)
-    assert claimed.value >= attained * (1 - 1e-9)
-    assert not claimed.exact
+    attained_value = attained_sensitivity(C, participation, np.random.default_rng(0))
+    claimed_sensitivity = fedmf.sensitivity(mechanism, participation)
+    assert claimed_sensitivity.value >= attained_value * (1 - 1e-9)
+    assert not claimed_sensitivity.exact
     # Negative control: the formula for decreasing coefficients would be too small.
-    assert np.linalg.norm(C[:, [0, 3, 6]].sum(axis=1)) < 0.95 * attained
+    assert np.linalg.norm(C[:, [0, 3, 6]].sum(axis=1)) < 0.95 * attained_value
 
 
 def test_certificates_exist_where_a_bound_is_known():

@@ -179,8 +179,8 @@ class TestInterruptedWork:
             settings.plan()
 
     def test_a_choice_of_bands_raises(self):
-        ask = {"population": 3200, "cohort_size": 20, "epsilon": 1.0, "delta": 1e-6}
-        search = bands.BandSearch(workload=SUMS, **ask)
+        search_options = {"population": 3200, "cohort_size": 20, "epsilon": 1.0, "delta": 1e-6}
+        search = bands.BandSearch(workload=SUMS, **search_options)
         for fit_bands in (lambda: search.banded(8), search.dense):
             with pytest.raises(KeyboardInterrupt):
                 fit_bands()

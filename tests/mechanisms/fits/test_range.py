@@ -38,6 +38,10 @@ def test_longer_and_shorter_mechanisms_have_the_same_coefficients():
     blt = fitted(separated(40, 10), "blt", buffers=2)
     for rounds in (7, 40, 90):
         C = for_rounds(blt, rounds).encoder()
-        shared = min(rounds, 40)
-        np.testing.assert_allclose(C[:shared, :shared], blt.encoder()[:shared, :shared], rtol=1e-12)
+        shared_rounds = min(rounds, 40)
+        np.testing.assert_allclose(
+            C[:shared_rounds, :shared_rounds],
+            blt.encoder()[:shared_rounds, :shared_rounds],
+            rtol=1e-12,
+        )
         assert for_rounds(blt, rounds).rounds == rounds

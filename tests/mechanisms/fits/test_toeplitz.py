@@ -47,52 +47,58 @@ def test_the_optimum_is_that_of_another_solver(make, objective, participation):
 def test_closed_forms_have_their_coefficients_and_no_certificate():
     n = 12
     options = {"participation": single(n), "family": "toeplitz"}
-    root = fit(prefix_sum(n), **options, coefficients="sqrt")
+    square_root = fit(prefix_sum(n), **options, coefficients="sqrt")
     for workload in (prefix_sum(n), momentum_sgd(n)):
         C = fit(workload, **options, coefficients="sqrt").encoder()
         assert_allclose(C @ C, workload.matrix, atol=1e-10)
-    three = fit(prefix_sum(n), **options, coefficients="sqrt", bands=3)
-    assert three.coefficients.tolist() == [1.0, 0.5, 0.375]
+    three_bands = fit(prefix_sum(n), **options, coefficients="sqrt", bands=3)
+    assert three_bands.coefficients.tolist() == [1.0, 0.5, 0.375]
     # (1 - 0.9 x)^(1/2) has the coefficients of (1 - x)^(1/2), damped.
-    damped, undamped = (
+    damped_root, undamped = (
         fit(prefix_sum(n), **options, coefficients="nu", nu=nu) for nu in (0.1, 0.0)
     )
-    assert np.array_equal(undamped.coefficients, root.coefficients)
+    assert np.array_equal(undamped.coefficients, square_root.coefficients)
     assert_allclose(
-        damped.noising_coefficients(), root.noising_coefficients() * 0.9 ** np.arange(n), atol=1e-15
+        damped_root.noising_coefficients(),
+        square_root.noising_coefficients() * 0.9 ** np.arange(n),
+        atol=1e-15,
     )
-    assert root.certificate is None
-    assert "closed form" in root.certificate_reason
+    assert square_root.certificate is None
+    assert "closed form" in square_root.certificate_reason
 
 
 @pytest.mark.parametrize("n", [1, 7, 64])
 def test_the_bound_of_prefix_sums_is_below_the_dense_optimum(n):
-    singular = np.linalg.svd(prefix_sum(n).matrix, compute_uv=False)
-    assert_allclose(prefix_sum_bound(n), singular.sum() ** 2 / n, rtol=1e-12)
+    singular_values = np.linalg.svd(prefix_sum(n).matrix, compute_uv=False)
+    assert_allclose(prefix_sum_bound(n), singular_values.sum() ** 2 / n, rtol=1e-12)
     dense = fitted(single(n), "dense").certificate
     assert prefix_sum_bound(n) <= dense.loss * (1.0 + 1e-12)
 
 
 def test_certificates_exist_where_a_bound_is_known():
-    once = single(64)
-    bounded = toeplitz(prefix_sum(64), once, bands=64)
-    certificate = bounded.certificate
-    assert_allclose(certificate.loss, loss(bounded, prefix_sum(64), once), rtol=1e-12)
+    single_participation = single(64)
+    certified_mechanism = toeplitz(prefix_sum(64), single_participation, bands=64)
+    certificate = certified_mechanism.certificate
+    assert_allclose(
+        certificate.loss,
+        loss(certified_mechanism, prefix_sum(64), single_participation),
+        rtol=1e-12,
+    )
     assert_allclose(certificate.lower_bound, prefix_sum_bound(64), rtol=1e-12)
     assert 0.0 < certificate.gap < 0.15
-    for without, words in (
-        (toeplitz(prefix_sum(64), once, bands=8, objective="max"), "largest error"),
+    for uncertified, words in (
+        (toeplitz(prefix_sum(64), single_participation, bands=8, objective="max"), "largest error"),
         (toeplitz(prefix_sum(64), separated(64, 8), bands=8), "several participations"),
-        (toeplitz(momentum_sgd(64), once, bands=8), "prefix sums only"),
+        (toeplitz(momentum_sgd(64), single_participation, bands=8), "prefix sums only"),
     ):
-        assert without.certificate is None
-        assert words in without.certificate_reason
+        assert uncertified.certificate is None
+        assert words in uncertified.certificate_reason
 
 
 @pytest.mark.parametrize("coefficients", ["optimized", "sqrt", "optimized_inverse"])
 def test_uneven_workloads_are_refused_with_the_way_out(coefficients):
-    uneven = momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8))
-    for workload in (uneven, Workload("dense", np.tri(8))):
+    uneven_workload = momentum_sgd(8, 0.9, np.linspace(1.0, 0.5, 8))
+    for workload in (uneven_workload, Workload("dense", np.tri(8))):
         with refusal("without its learning rates"):
             toeplitz(workload, single(8), coefficients=coefficients)
-    assert toeplitz(uneven, single(8), coefficients="nu", nu=0.1).bands == 8
+    assert toeplitz(uneven_workload, single(8), coefficients="nu", nu=0.1).bands == 8
