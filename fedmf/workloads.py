@@ -84,10 +84,10 @@ class Workload:
                [1., 1., 0.],
                [1., 1., 1.]])
         """
-        diagonals = checks.banded_rows("inverse_diagonals", inverse_diagonals)
-        _check_scale("inverse_diagonals", diagonals, diagonals[:, 0])
+        inverse_rows = checks.banded_rows("inverse_diagonals", inverse_diagonals)
+        _check_scale("inverse_diagonals", inverse_rows, inverse_rows[:, 0])
         workload = cls.__new__(cls)
-        workload._set(name, len(diagonals), checks.frozen_copy(diagonals))
+        workload._set(name, len(inverse_rows), checks.frozen_copy(inverse_rows))
         return workload
 
     def _set(self, name: str, rounds: int, inverse_diagonals: np.ndarray | None) -> None:
@@ -120,12 +120,17 @@ class Workload:
         >>> momentum_sgd(4, momentum=0.5).coefficients
         array([1.   , 1.5  , 1.75 , 1.875])
         """
-        rows = self.inverse_diagonals
-        if rows is None or (rows != np.tril(np.broadcast_to(rows[-1], rows.shape))).any():
+        inverse_rows = self.inverse_diagonals
+        if (
+            inverse_rows is None
+            or (
+                inverse_rows != np.tril(np.broadcast_to(inverse_rows[-1], inverse_rows.shape))
+            ).any()
+        ):
             return None
         import scipy.signal
 
-        return np.asarray(scipy.signal.lfilter([1.0], rows[-1], np.eye(1, self.rounds)[0]))
+        return np.asarray(scipy.signal.lfilter([1.0], inverse_rows[-1], np.eye(1, self.rounds)[0]))
 
     def __matmul__(self, other: "Workload") -> "Workload":
         """Returns the workload A_self A_other, which applies `self` to the outputs of `other`."""
@@ -305,17 +310,18 @@ def momentum_sgd(
            [2., 2., 0.],
            [3., 4., 4.]])
     """
-    buffers = momentum_buffer(n, momentum)
-    n = buffers.rounds
+    buffer_workload = momentum_buffer(n, momentum)
+    n = buffer_workload.rounds
     if learning_rates is None:
-        rates = np.ones(n)
+        rate_array = np.ones(n)
     else:
-        rates = checks.finite_array("learning_rates", learning_rates, ndim=1)
-    if rates.shape != (n,):
+        rate_array = checks.finite_array("learning_rates", learning_rates, ndim=1)
+    if rate_array.shape != (n,):
         raise ValueError(
-            f"learning_rates has shape {rates.shape}: pass one rate for each of the n={n} rounds"
+            f"learning_rates has shape {rate_array.shape}: pass one rate for each of the n={n} "
+            "rounds"
         )
-    inverse_rows = (sgd(rates) @ buffers).inverse_diagonals
+    inverse_rows = (sgd(rate_array) @ buffer_workload).inverse_diagonals
     assert inverse_rows is not None
     return Workload.from_inverse("momentum_sgd", inverse_rows)
 
@@ -330,18 +336,19 @@ def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
     """Raises ValueError unless the largest entry and the smallest on the diagonal, (rounds,), are
     within 1e-75 to 1e75.
     """
-    largest = float(np.abs(matrix).max())
-    smallest = float(np.abs(diagonal).min())
-    if not smallest:
+    largest_entry = float(np.abs(matrix).max())
+    smallest_diagonal = float(np.abs(diagonal).min())
+    if not smallest_diagonal:
         t = int(np.argmin(np.abs(diagonal)))
         raise ValueError(
             f"{name} is singular: the weight of round {t}'s own input is 0, give it another one"
         )
-    if largest > _MAX_MAGNITUDE or smallest < 1.0 / _MAX_MAGNITUDE:
+    if largest_entry > _MAX_MAGNITUDE or smallest_diagonal < 1.0 / _MAX_MAGNITUDE:
         raise ValueError(
-            f"{name} has entries from {smallest:.3g} on its diagonal to {largest:.3g}: float64 "
-            f"holds the squares of those within {1.0 / _MAX_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} "
-            "only, so give the workload, or the learning rates, another unit"
+            f"{name} has entries from {smallest_diagonal:.3g} on its diagonal to "
+            f"{largest_entry:.3g}: float64 holds the squares of those within "
+            f"{1.0 / _MAX_MAGNITUDE:g} to {_MAX_MAGNITUDE:g} only, so give the workload, or the "
+            "learning rates, another unit"
         )
 
 

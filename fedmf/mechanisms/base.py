@@ -194,9 +194,9 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
         By default that is the recurrence over the rows of C where C is banded (banded paper, App.
         J, Alg. 9), and otherwise the product with the rows of N.
         """
-        rows = self.banded_rows()
-        if rows is not None:
-            return NoiseStream(rounds=self.rounds, sources=self.rounds, recurrence=rows)
+        banded_rows = self.banded_rows()
+        if banded_rows is not None:
+            return NoiseStream(rounds=self.rounds, sources=self.rounds, recurrence=banded_rows)
         N = self.noising()
         return NoiseStream(rounds=self.rounds, sources=N.shape[1], contraction=N)
 
@@ -274,10 +274,10 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
           ValueError: the folder of path does not exist.
           OSError: the file cannot be written.
         """
-        target = checked_path("path", path)
-        if not target.parent.is_dir():
+        target_path = checked_path("path", path)
+        if not target_path.parent.is_dir():
             raise ValueError(
-                f"path={str(target)!r} is in a folder that does not exist: create it, "
+                f"path={str(target_path)!r} is in a folder that does not exist: create it, "
                 "or choose another path"
             )
         entries = {
@@ -285,4 +285,4 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
             "version": np.array(FILE_VERSION),
             **self.entries(),
         }
-        write_atomically(target, lambda file: np.savez(file, **entries))
+        write_atomically(target_path, lambda file: np.savez(file, **entries))

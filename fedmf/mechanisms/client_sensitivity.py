@@ -56,24 +56,24 @@ def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
     """
     n = mechanism.rounds
     c = mechanism.toeplitz_coefficients()
-    rows = mechanism.banded_rows()
+    banded_rows = mechanism.banded_rows()
     gram = mechanism.toeplitz_gram()
     bands = mechanism.bands
-    if c is None and rows is None:
+    if c is None and banded_rows is None:
         bands = n
     checks.fits_in_memory("what pairs of rounds cost", (bands, n))
     diagonals = np.zeros((bands, n))
     if c is not None:
         for d in range(bands):
             # X[t, t + d] is the sum of the c_s c_(s + d) that end before row n.
-            sums = np.cumsum(c[: bands - d] * c[d:])
+            cumulative_sums = np.cumsum(c[: bands - d] * c[d:])
             num_terms = np.minimum(np.arange(n - d, 0, -1), bands - d)
-            diagonals[d, : n - d] = sums[num_terms - 1]
+            diagonals[d, : n - d] = cumulative_sums[num_terms - 1]
     elif gram is not None:
         for d in range(n):
             diagonals[d, : n - d] = gram[d]
-    elif rows is not None and n > _MAX_DENSE_ROUNDS:
-        columns = columns_of_rows(rows)
+    elif banded_rows is not None and n > _MAX_DENSE_ROUNDS:
+        columns = columns_of_rows(banded_rows)
         for d in range(bands):
             diagonals[d, : n - d] = np.einsum(
                 "ts,ts->t", columns[: n - d, d:], columns[d:, : bands - d]
@@ -109,8 +109,8 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
     equal_counts = np.split(by_count, first_clients[1:])
     for k, client_indices in zip(distinct_counts.tolist(), equal_counts, strict=True):
         # Rounds of these clients, (k, clients).
-        entries = clients.starts[client_indices] + np.arange(k)[:, None]
-        t = clients.rounds[entries].astype(np.intp)
+        entry_indices = clients.starts[client_indices] + np.arange(k)[:, None]
+        t = clients.rounds[entry_indices].astype(np.intp)
         if n <= _MAX_DENSE_ROUNDS and k * min(k, bands) > _DENSE_PAIRS_FRACTION * n * n:
             spent[client_indices] = _sum_by_products(diagonals, t)
         else:
@@ -147,12 +147,12 @@ def _sum_by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
         rows = np.arange(n - d)
         X[rows, rows + d] = diagonals[d, : n - d]
         X[rows + d, rows] = diagonals[d, : n - d]
-    for begin in range(0, num_clients, _BLOCK_CLIENTS):
-        block = t[:, begin : begin + _BLOCK_CLIENTS]
-        participates = np.zeros((block.shape[1], n))
-        participates[np.arange(block.shape[1]), block] = 1.0
+    for first_client in range(0, num_clients, _BLOCK_CLIENTS):
+        client_rounds = t[:, first_client : first_client + _BLOCK_CLIENTS]
+        participates = np.zeros((client_rounds.shape[1], n))
+        participates[np.arange(client_rounds.shape[1]), client_rounds] = 1.0
         sums = np.einsum("ct,ct->c", participates @ X, participates)
-        spent[begin : begin + _BLOCK_CLIENTS] = sums
+        spent[first_client : first_client + _BLOCK_CLIENTS] = sums
     return spent
 
 

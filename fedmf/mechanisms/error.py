@@ -116,31 +116,33 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
             f"workload {workload.name!r} has rounds={workload.rounds} but the mechanism has "
             f"rounds={mechanism.rounds}: make both for the same number of rounds"
         )
-    squares = sensitivity(mechanism, participation).value ** 2 * squared_rows(mechanism, workload)
-    if not np.isfinite(squares).all():
+    scaled_norms = sensitivity(mechanism, participation).value ** 2 * squared_rows(
+        mechanism, workload
+    )
+    if not np.isfinite(scaled_norms).all():
         raise ValueError(
             "mechanism has noise that grows beyond what float64 holds: N = C^-1 of this "
             f"{mechanism.family} mechanism explodes over its "
             f"{mechanism.rounds} rounds; choose other coefficients, or fit one"
         )
-    return squares
+    return scaled_norms
 
 
 def squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
     """Returns the squared norm of each row of A N, (rounds,), without forming A if it is
     structured.
     """
-    squares = _toeplitz_rows(mechanism, workload)
-    if squares is None:
-        squares = _banded_rows(mechanism, workload)
-    if squares is not None:
-        return squares
+    squared_norms = _toeplitz_rows(mechanism, workload)
+    if squared_norms is None:
+        squared_norms = _banded_rows(mechanism, workload)
+    if squared_norms is not None:
+        return squared_norms
     stream = mechanism.stream()
     if stream.buffers is not None and workload.inverse_diagonals is not None:
-        squares = _toeplitz_gram_rows(mechanism, stream.buffers, workload)
-        if squares is None:
-            squares = _streamed_rows(stream, workload.inverse_diagonals)
-        return squares
+        squared_norms = _toeplitz_gram_rows(mechanism, stream.buffers, workload)
+        if squared_norms is None:
+            squared_norms = _streamed_rows(stream, workload.inverse_diagonals)
+        return squared_norms
     N = stream.contraction  # It is reused, since it took as long as N itself.
     if N is None:
         N = mechanism.noising()
@@ -154,26 +156,26 @@ def _solved_rows(inverse: np.ndarray, N: np.ndarray) -> np.ndarray:
     bands): row t of A N follows from row t of N and the previous rows of A N.
     """
     n, bands = inverse.shape
-    squares = np.empty(n)
+    squared_norms = np.empty(n)
     previous_rows = np.zeros((bands - 1, N.shape[1]))  # Rows of A N, the newest first.
     for t in range(n):
         row = (N[t] - inverse[t, 1:] @ previous_rows) / inverse[t, 0]
-        squares[t] = row @ row
+        squared_norms[t] = row @ row
         if bands > 1:
             previous_rows[1:] = previous_rows[:-1]
             previous_rows[0] = row
-    return squares
+    return squared_norms
 
 
 def _matrix_rows(A: np.ndarray, N: np.ndarray) -> np.ndarray:
     """Returns the squared norm of each row of A N, (rounds,), for a lower-triangular A."""
     n = len(A)
-    squares = []
-    for first in range(0, n, _BLOCK_ROUNDS):
-        end = min(first + _BLOCK_ROUNDS, n)
-        AN = A[first:end, :end] @ N[:end]
-        squares.append(np.einsum("ij,ij->i", AN, AN))
-    return np.concatenate(squares)
+    squared_norms = []
+    for first_round in range(0, n, _BLOCK_ROUNDS):
+        end_round = min(first_round + _BLOCK_ROUNDS, n)
+        AN = A[first_round:end_round, :end_round] @ N[:end_round]
+        squared_norms.append(np.einsum("ij,ij->i", AN, AN))
+    return np.concatenate(squared_norms)
 
 
 def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
@@ -190,8 +192,8 @@ def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
         return None
     import scipy.signal
 
-    column = scipy.signal.lfilter([1.0], workload.inverse_diagonals[-1], noising_column)
-    return np.cumsum(np.square(column))
+    error_column = scipy.signal.lfilter([1.0], workload.inverse_diagonals[-1], noising_column)
+    return np.cumsum(np.square(error_column))
 
 
 def _toeplitz_gram_rows(
@@ -226,19 +228,24 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
 
     It takes O(rounds bands^2), or O(rounds^2 bands) where that loses digits.
     """
-    rows = mechanism.banded_rows()
-    if rows is None or workload.inverse_diagonals is None:
+    encoder_rows = mechanism.banded_rows()
+    if encoder_rows is None or workload.inverse_diagonals is None:
         return None
     inverse = workload.inverse_diagonals
     # A N = (C A^-1)^-1, since a square C has N = C^-1.
     with np.errstate(all="ignore"):
-        columns = columns_of_rows(checks.banded_product(rows, inverse))
-        squares = NoiseRecursion(columns).squared_errors()
-        if is_precise(squares, rows, inverse):
-            return squares
-        num_blocks = -(-len(rows) // _BLOCK_ROUNDS)
-        blocks = np.array_split(np.arange(len(rows)), num_blocks)
-        return np.concatenate([squared_rows_by_solving(rows, inverse, block) for block in blocks])
+        columns = columns_of_rows(checks.banded_product(encoder_rows, inverse))
+        squared_norms = NoiseRecursion(columns).squared_errors()
+        if is_precise(squared_norms, encoder_rows, inverse):
+            return squared_norms
+        num_blocks = -(-len(encoder_rows) // _BLOCK_ROUNDS)
+        round_blocks = np.array_split(np.arange(len(encoder_rows)), num_blocks)
+        return np.concatenate(
+            [
+                squared_rows_by_solving(encoder_rows, inverse, round_block)
+                for round_block in round_blocks
+            ]
+        )
 
 
 def _streamed_rows(stream: NoiseStream, inverse: np.ndarray) -> np.ndarray:
@@ -252,14 +259,14 @@ def _streamed_rows(stream: NoiseStream, inverse: np.ndarray) -> np.ndarray:
     r = stream.width
     # Unit vectors of the draw, the sums, and p - 1 errors, the newest first.
     unknowns = np.eye(r + p)
-    squares = np.empty(n)
+    squared_norms = np.empty(n)
     covariance = np.zeros((r + p - 1, r + p - 1))
     for t in range(n):
         noise_row, sums = stream.step(t, unknowns[0], unknowns[1 : r + 1])
         error = (noise_row - inverse[t, 1:] @ unknowns[r + 1 :]) / inverse[t, 0]
-        squares[t] = error[0] ** 2 + error[1:] @ covariance @ error[1:]
+        squared_norms[t] = error[0] ** 2 + error[1:] @ covariance @ error[1:]
         transition = np.vstack([sums, error, unknowns[r + 1 :]])[: r + p - 1]
         drawn = transition[:, 0]
         carried = transition[:, 1:]
         covariance = carried @ covariance @ carried.T + np.outer(drawn, drawn)
-    return squares
+    return squared_norms

@@ -129,10 +129,10 @@ def _spectrum(n: int) -> np.ndarray:
     In closed form (multi-epoch paper, Eq. 44): the even frequencies are exactly 0, where a computed
     DFT has rounding errors of 1e-16, whose roots would spoil half the digits.
     """
-    odd = np.arange(1, n + 1, 2)
+    odd_frequencies = np.arange(1, n + 1, 2)
     spectrum = np.zeros(n + 1, dtype=np.complex128)
     spectrum[0] = n
-    spectrum[1::2] = 2.0 / (1.0 - np.exp(-1j * np.pi * odd / n))
+    spectrum[1::2] = 2.0 / (1.0 - np.exp(-1j * np.pi * odd_frequencies / n))
     return spectrum
 
 
@@ -158,8 +158,8 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
     (Hale, Higham and Trefethen 2008, Sec. 3). Its error falls by exp(2 pi^2 / log(16 / k^2)) with
     each term; it is measured here, at all frequencies that there are.
     """
-    sines = _squared_sines(n)
-    parameter = 1.0 - sines[0]  # The parameter of sc; k is that of the rounded parameter.
+    squared_sines = _squared_sines(n)
+    parameter = 1.0 - squared_sines[0]  # The parameter of sc; k is that of the rounded parameter.
     k = np.sqrt(1.0 - parameter)
     period = scipy.special.ellipkm1(1.0 - parameter)
     for q in range(1, 100):
@@ -170,8 +170,10 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
         t = np.concatenate([low_t, high_t])
         derivative = np.sqrt((k**2 + t**2) * (1.0 + t**2))  # dt / du
         weights = 2.0 / np.pi * period / q * derivative
-        sums = sum(weight / (square + sines) for square, weight in zip(t**2, weights, strict=True))
-        if np.abs(sums * np.sqrt(sines) - 1.0).max() <= PRECISION:
+        sums = sum(
+            weight / (square + squared_sines) for square, weight in zip(t**2, weights, strict=True)
+        )
+        if np.abs(sums * np.sqrt(squared_sines) - 1.0).max() <= PRECISION:
             return t**2, weights
     raise ArithmeticError(f"rounds={n} are too many for the rational approximation")
 
@@ -204,28 +206,30 @@ def _running_sums(n: int) -> Buffers:
     q = len(squares)
     checks.fits_in_memory("the sums of this FFT mechanism", (n, 2 * q + 1), copies=6)
     rates = 2.0 * np.arcsinh(np.sqrt(squares))
-    falling = np.exp(-rates * np.arange(1, n + 1)[:, None])  # [t, j]: exp(-rates[j] (t + 1))
-    scales = weights / np.sinh(rates) / (1.0 + falling[-1])
-    diagonal = 0.5 + scales @ (1.0 - falling[-1])
+    falling_powers = np.exp(-rates * np.arange(1, n + 1)[:, None])  # [t, j]: exp(-rates[j] (t + 1))
+    scales = weights / np.sinh(rates) / (1.0 + falling_powers[-1])
+    diagonal = 0.5 + scales @ (1.0 - falling_powers[-1])
     decay = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
     # h in reversed order, as the rows of N need it: exp(-rates (n - t)) at t = n - 1 - s.
-    reads = np.concatenate([np.ones((n, q + 1)), falling], axis=1)
-    write = np.empty((n, 2 * q + 1))
+    read_weights = np.concatenate([np.ones((n, q + 1)), falling_powers], axis=1)
+    write_weights = np.empty((n, 2 * q + 1))
     window = np.empty((n, 1))
     P = np.zeros((2 * q + 1, 2 * q + 1))
     constants = np.concatenate([[0.5], scales])
     decay_products = np.outer(decay, decay)
     for s in range(n):
-        h = reads[n - 1 - s]
+        h = read_weights[n - 1 - s]
         Ph = P @ h
         pivot = np.sqrt(diagonal - h @ Ph)
-        rising = falling[s - 1] if s else 1.0
-        g = (np.concatenate([constants, -scales * rising]) - Ph) / pivot
+        rising_powers = falling_powers[s - 1] if s else 1.0
+        g = (np.concatenate([constants, -scales * rising_powers]) - Ph) / pivot
         window[n - 1 - s] = 1.0 / pivot
-        write[n - 1 - s] = -g / pivot
+        write_weights[n - 1 - s] = -g / pivot
         P += g[:, None] * g
         P *= decay_products
-    return Buffers(window=window, read=write, write=decay * reads, decay=decay, feedback=True)
+    return Buffers(
+        window=window, read=write_weights, write=decay * read_weights, decay=decay, feedback=True
+    )
 
 
 def fit_fft(

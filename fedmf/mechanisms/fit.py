@@ -106,8 +106,12 @@ def fit(
             "tolerance": stopping.tolerance,
             "max_iterations": stopping.max_iterations,
         }
-        path = fit_cache.cached_path(cache_folder, workload, participation, family, hashed_options)
-        cached_mechanism = fit_cache.load_fit(path, family=family, rounds=participation.rounds)
+        cache_path = fit_cache.cached_path(
+            cache_folder, workload, participation, family, hashed_options
+        )
+        cached_mechanism = fit_cache.load_fit(
+            cache_path, family=family, rounds=participation.rounds
+        )
         if cached_mechanism is not None:
             return cached_mechanism
         stopped_short.set(False)
@@ -115,7 +119,7 @@ def fit(
         mechanism = fit_family(workload, participation, stopping, **options)
         duration = time.perf_counter() - start_time
         if duration > fit_cache.MIN_SECONDS and not stopped_short.get():
-            disk_cache.store(path, mechanism.save, "the fit")
+            disk_cache.store(cache_path, mechanism.save, "the fit")
         return mechanism
 
 

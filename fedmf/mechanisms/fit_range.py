@@ -79,12 +79,12 @@ def fit_range(
         for j, p in enumerate(participations):
             errors[i, j] = measure_error(for_rounds(candidate, p.rounds), workload(p.rounds), p)
     regrets = errors / errors.min(axis=0) - 1.0
-    best = int(regrets.max(axis=1).argmin())
+    best_index = int(regrets.max(axis=1).argmin())
     max_rounds = max(p.rounds for p in participations)
     return RangeFit(
-        mechanism=for_rounds(candidates[best], max_rounds),
-        fitted_for=participations[best],
-        regrets=tuple(regrets[best].tolist()),
+        mechanism=for_rounds(candidates[best_index], max_rounds),
+        fitted_for=participations[best_index],
+        regrets=tuple(regrets[best_index].tolist()),
     )
 
 

@@ -128,12 +128,12 @@ def _read_matrices(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]
 
 def _archived_matrix(archive: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> np.ndarray | None:
     """Returns the matrix that the archive holds under one of `names`, or None."""
-    present = [name for name in names if name in archive.files]
-    if len(present) > 1:
-        raise ValueError(f"the archive holds {' and '.join(present)}: keep one of them")
-    if not present:
+    present_names = [name for name in names if name in archive.files]
+    if len(present_names) > 1:
+        raise ValueError(f"the archive holds {' and '.join(present_names)}: keep one of them")
+    if not present_names:
         return None
-    return np.asarray(archive[present[0]])
+    return np.asarray(archive[present_names[0]])
 
 
 def _build_mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -> Mechanism:
@@ -189,9 +189,9 @@ def _noising(C: np.ndarray, B: np.ndarray, workload: Workload | None) -> np.ndar
     if workload is not None:
         tolerance = 1e-6 * np.abs(workload.matrix).max()
         if not np.allclose(A, workload.matrix, rtol=1e-6, atol=tolerance):
-            difference = float(np.abs(A - workload.matrix).max())
+            max_difference = float(np.abs(A - workload.matrix).max())
             raise ValueError(
-                f"decoder @ encoder differs from workload {workload.name!r} by {difference:.2g}"
+                f"decoder @ encoder differs from workload {workload.name!r} by {max_difference:.2g}"
             )
     if (np.diagonal(A) == 0.0).any():
         raise ValueError("the product of decoder and encoder is singular")

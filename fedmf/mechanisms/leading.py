@@ -28,14 +28,14 @@ def leading_block(mechanism: Mechanism, rounds: int) -> Mechanism:
         only the guarantee of all rounds is known.
     """
     reason = f"the first {rounds} of {mechanism.rounds} rounds of a {mechanism.family} mechanism"
-    column = mechanism.toeplitz_coefficients()
-    rows = mechanism.banded_rows()
-    if column is not None:
+    first_column = mechanism.toeplitz_coefficients()
+    banded_rows = mechanism.banded_rows()
+    if first_column is not None:
         return ToeplitzMechanism(
-            rounds=rounds, coefficients=column[:rounds], certificate_reason=reason
+            rounds=rounds, coefficients=first_column[:rounds], certificate_reason=reason
         )
-    if rows is not None:
-        return BandedMechanism(diagonals=rows[:rounds, :rounds], certificate_reason=reason)
+    if banded_rows is not None:
+        return BandedMechanism(diagonals=banded_rows[:rounds, :rounds], certificate_reason=reason)
     if mechanism.rounds > _MAX_DENSE_ROUNDS:
         raise ValueError(
             f"family={mechanism.family} has a guarantee for the first of its {mechanism.rounds} "

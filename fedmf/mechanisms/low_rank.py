@@ -204,21 +204,21 @@ def fit_low_rank(
     B = np.tril(decoder(A, optimum.encoder / np.linalg.norm(optimum.encoder, axis=0)))
     approximation = _Approximation(A, B, h, r)
     if optimum.interrupted or h == n:
-        result = _SweepResult(approximation.iterate(), 0, optimum.interrupted)
+        sweep_result = _SweepResult(approximation.iterate(), 0, optimum.interrupted)
     else:
-        result = _run_sweeps(approximation, lower_bound, stopping, optimum.iterations)
-    iterations = optimum.iterations + result.num_sweeps
+        sweep_result = _run_sweeps(approximation, lower_bound, stopping, optimum.iterations)
+    iterations = optimum.iterations + sweep_result.num_sweeps
     duration = time.perf_counter() - start_time
-    certificate = certify(result.best.loss, lower_bound, iterations, duration)
-    if result.interrupted:
+    certificate = certify(sweep_result.best.loss, lower_bound, iterations, duration)
+    if sweep_result.interrupted:
         stopping.warn("low_rank", iterations=iterations, gap=certificate.gap, interrupted=True)
     inverse_workload = workload.inverse_diagonals
     if inverse_workload is None:
         inverse_workload = diagonals_of(triangular_inverse(A), n)
     return LowRankMechanism(
         diagonals=approximation.diagonals,
-        left=result.best.left,
-        right=result.best.right,
+        left=sweep_result.best.left,
+        right=sweep_result.best.right,
         inverse_workload=inverse_workload,
         certificate=certificate,
     )
@@ -296,26 +296,30 @@ def _run_sweeps(
     """Sweeps until the best loss is within tolerance of the bound; progress counts on from
     `num_steps`.
     """
-    best = approximation.iterate()
+    best_iterate = approximation.iterate()
     num_sweeps = 0
     next_check = 1
     max_sweeps = stopping.max_iterations
     interrupted = False
     try:
-        while num_sweeps < max_sweeps and best.loss > lower_bound * (1.0 + stopping.tolerance):
+        while num_sweeps < max_sweeps and best_iterate.loss > lower_bound * (
+            1.0 + stopping.tolerance
+        ):
             approximation.sweep()
             num_sweeps += 1
             gap = None
             if num_sweeps >= next_check or num_sweeps == max_sweeps:
                 next_check = max(num_sweeps + 1, int(num_sweeps * _CHECK_GROWTH))
-                best = min(best, approximation.iterate(), key=lambda iterate: iterate.loss)
-                gap = best.loss / lower_bound - 1.0
+                best_iterate = min(
+                    best_iterate, approximation.iterate(), key=lambda iterate: iterate.loss
+                )
+                gap = best_iterate.loss / lower_bound - 1.0
             if stopping.progress is not None:
-                stopping.progress(num_steps + num_sweeps, best.loss, gap)
+                stopping.progress(num_steps + num_sweeps, best_iterate.loss, gap)
     except KeyboardInterrupt:
         raise_if_interruptible()
         interrupted = True
-    return _SweepResult(best, num_sweeps, interrupted)
+    return _SweepResult(best_iterate, num_sweeps, interrupted)
 
 
 register(

@@ -59,8 +59,10 @@ class NoisingRows:
         """Returns the norm of each row of N, float64 (rounds,): the deviation of the noise of each
         round at stddev 1.
         """
-        ones = np.ones((self._mechanism.rounds, 1))
-        return np.sqrt(squared_rows(self._mechanism, Workload.from_inverse("identity", ones)))
+        identity_rows = np.ones((self._mechanism.rounds, 1))
+        return np.sqrt(
+            squared_rows(self._mechanism, Workload.from_inverse("identity", identity_rows))
+        )
 
     def sum_deviations(self) -> np.ndarray:
         """Returns the norm of each running sum of rows of N, float64 (rounds,)."""
@@ -106,25 +108,25 @@ def _toeplitz_blocks(
     """Yields the blocks of `NoisingRows.blocks` for the Toeplitz matrix with this first column."""
     is_single = bool((ends == starts + 1).all())
     cumulative = np.concatenate([[0.0], np.cumsum(column)])
-    for first in range(0, len(column), _BLOCK_SOURCES):
-        sources = np.arange(first, min(first + _BLOCK_SOURCES, len(column)))
+    for first_source in range(0, len(column), _BLOCK_SOURCES):
+        sources = np.arange(first_source, min(first_source + _BLOCK_SOURCES, len(column)))
         lags = starts[:, None] - sources
         if is_single:
-            yield first, np.where(lags >= 0, column[np.maximum(lags, 0)], 0.0)
+            yield first_source, np.where(lags >= 0, column[np.maximum(lags, 0)], 0.0)
         else:
             # A source after the round has a lag below 0, and reads the leading 0.
             sums_to_start = cumulative[np.maximum(lags, 0)]
-            yield first, cumulative[np.maximum(ends[:, None] - sources, 0)] - sums_to_start
+            yield first_source, cumulative[np.maximum(ends[:, None] - sources, 0)] - sums_to_start
 
 
 def _contracted_blocks(
     N: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yields the blocks of `NoisingRows.blocks` from N itself."""
-    for first in range(0, N.shape[1], _BLOCK_SOURCES):
-        columns = N[:, first : first + _BLOCK_SOURCES]
-        sums = [columns[start:end].sum(axis=0) for start, end in zip(starts, ends, strict=True)]
-        yield first, np.stack(sums)
+    for first_source in range(0, N.shape[1], _BLOCK_SOURCES):
+        columns = N[:, first_source : first_source + _BLOCK_SOURCES]
+        row_sums = [columns[start:end].sum(axis=0) for start, end in zip(starts, ends, strict=True)]
+        yield first_source, np.stack(row_sums)
 
 
 def has_encoder_rows(mechanism: Mechanism) -> bool:
@@ -139,19 +141,19 @@ def encoder_blocks(mechanism: Mechanism, rounds: np.ndarray) -> Iterator[tuple[i
       mechanism: a mechanism that `has_encoder_rows`.
       rounds: the indices of the rows, ints.
     """
-    column = mechanism.toeplitz_coefficients()
-    rows = mechanism.banded_rows()
+    first_column = mechanism.toeplitz_coefficients()
+    banded_rows = mechanism.banded_rows()
     n = mechanism.rounds
-    if column is not None:
-        padded = np.pad(column, (0, n - len(column)))
+    if first_column is not None:
+        padded = np.pad(first_column, (0, n - len(first_column)))
         yield from _toeplitz_blocks(padded, rounds, rounds + 1)
         return
-    assert rows is not None
-    for first in range(0, n, _BLOCK_SOURCES):
-        lags = rounds[:, None] - np.arange(first, min(first + _BLOCK_SOURCES, n))
-        is_inside = (lags >= 0) & (lags < rows.shape[1])
-        entries = rows[rounds[:, None], np.where(is_inside, lags, 0)]
-        yield first, np.where(is_inside, entries, 0.0)
+    assert banded_rows is not None
+    for first_round in range(0, n, _BLOCK_SOURCES):
+        lags = rounds[:, None] - np.arange(first_round, min(first_round + _BLOCK_SOURCES, n))
+        is_inside = (lags >= 0) & (lags < banded_rows.shape[1])
+        entries = banded_rows[rounds[:, None], np.where(is_inside, lags, 0)]
+        yield first_round, np.where(is_inside, entries, 0.0)
 
 
 def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
@@ -167,32 +169,32 @@ def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
     """
     n = mechanism.rounds
     num_rounds = len(rounds)
-    column = mechanism.toeplitz_coefficients()
-    rows = mechanism.banded_rows()
+    first_column = mechanism.toeplitz_coefficients()
+    banded_rows = mechanism.banded_rows()
     lags = np.abs(rounds[:, None] - rounds)
-    if column is not None:
+    if first_column is not None:
         # X[s, t] is the sum of the c_i c_(i + |s - t|) that end before row n.
-        padded = np.pad(column, (0, n - len(column)))
+        padded = np.pad(first_column, (0, n - len(first_column)))
         num_terms = n - np.maximum(rounds[:, None], rounds)
         X = np.zeros((num_rounds, num_rounds))
         for lag in np.unique(lags):
-            sums = np.concatenate([[0.0], np.cumsum(padded[: n - lag] * padded[lag:])])
+            cumulative_sums = np.concatenate([[0.0], np.cumsum(padded[: n - lag] * padded[lag:])])
             has_lag = lags == lag
-            X[has_lag] = sums[num_terms[has_lag]]
+            X[has_lag] = cumulative_sums[num_terms[has_lag]]
         return X
     gram = mechanism.toeplitz_gram()
     if gram is not None:
         return gram[lags]
-    if rows is None:
+    if banded_rows is None:
         columns = mechanism.encoder()[:, rounds]
         return columns.T @ columns
     X = np.zeros((num_rounds, num_rounds))
-    bands = rows.shape[1]
+    bands = banded_rows.shape[1]
     offsets = np.arange(bands)
     for i, j in zip(*np.nonzero(lags < bands), strict=True):
         first_row = max(rounds[i], rounds[j])
         shared_rows = first_row + offsets[: bands - lags[i, j]]
         shared_rows = shared_rows[shared_rows < n]
-        column_i = rows[shared_rows, shared_rows - rounds[i]]
-        X[i, j] = column_i @ rows[shared_rows, shared_rows - rounds[j]]
+        column_i = banded_rows[shared_rows, shared_rows - rounds[i]]
+        X[i, j] = column_i @ banded_rows[shared_rows, shared_rows - rounds[j]]
     return X

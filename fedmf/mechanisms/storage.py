@@ -63,22 +63,24 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
       ValueError: the file is truncated, damaged, of another format or of a later version, or holds
         no valid mechanism; or its mechanism does not fit into memory.
     """
-    target = checked_path("path", path, hint="name a file that mechanism.save wrote")
-    if not target.is_file():
+    file_path = checked_path("path", path, hint="name a file that mechanism.save wrote")
+    if not file_path.is_file():
         raise FileNotFoundError(
-            f"path={str(target)!r} is not a file: name one that mechanism.save wrote"
+            f"path={str(file_path)!r} is not a file: name one that mechanism.save wrote"
         )
     try:
-        mechanism = _read_archive(target)
+        mechanism = _read_archive(file_path)
         _check_inverse(mechanism)
     except checks.TooLargeForMemory as error:
-        raise checks.TooLargeForMemory(f"path={str(target)!r} cannot be used: {error}") from error
+        raise checks.TooLargeForMemory(
+            f"path={str(file_path)!r} cannot be used: {error}"
+        ) from error
     except READ_ERRORS as error:
         cause = f"{type(error).__name__}: {error}"
         if isinstance(error, ValueError):
             cause = str(error)
         raise ValueError(
-            f"path={str(target)!r} does not hold a valid fedmf mechanism ({cause}): fit the "
+            f"path={str(file_path)!r} does not hold a valid fedmf mechanism ({cause}): fit the "
             "mechanism and save it again"
         ) from error
     return mechanism
@@ -151,8 +153,8 @@ def _check_inverse(mechanism: Mechanism) -> None:
     noising_column = mechanism.noising_coefficients()
     if c is not None and noising_column is not None and mechanism.rounds > _MAX_PROBED_ROUNDS:
         num_rounds = _MAX_PROBED_ROUNDS
-        product = np.convolve(noising_column[:num_rounds], c[:num_rounds])[:num_rounds]
-        if not np.allclose(product, np.eye(1, num_rounds), rtol=0.0, atol=1e-6):
+        product_column = np.convolve(noising_column[:num_rounds], c[:num_rounds])[:num_rounds]
+        if not np.allclose(product_column, np.eye(1, num_rounds), rtol=0.0, atol=1e-6):
             raise ValueError(
                 "its noising coefficients are not an inverse of its encoder's to 6 digits"
             )

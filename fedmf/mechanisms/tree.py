@@ -224,8 +224,8 @@ def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
         X[node.first : node.last + 1, node.first : node.last + 1] += 1.0
     # C holds a row for each leaf, so that X >= I: its Cholesky factor is safe, and cheaper than an
     # SVD.
-    lower, _ = scipy.linalg.lapack.dpotri(scipy.linalg.cholesky(X, lower=True), lower=True)
-    inverse = np.tril(lower) + np.tril(lower, -1).T
+    lower_triangle, _ = scipy.linalg.lapack.dpotri(scipy.linalg.cholesky(X, lower=True), lower=True)
+    inverse = np.tril(lower_triangle) + np.tril(lower_triangle, -1).T
     columns = np.empty((len(nodes), rounds))
     for index, node in enumerate(nodes):
         if node.children:
@@ -247,7 +247,7 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
     """
     _check_memory(rounds, completion, "online")
     nodes = _nodes(rounds, completion)
-    estimates = _subtree_estimates(nodes, completion)
+    subtree_estimates = _subtree_estimates(nodes, completion)
     B = np.zeros((rounds, len(nodes)))
     # Index of the largest finished subtree, by the first round of the subtree.
     largest_subtrees: dict[int, int] = {}
@@ -256,11 +256,13 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
         while num_finished < len(nodes) and nodes[num_finished].last <= t:
             largest_subtrees[nodes[num_finished].first] = num_finished
             num_finished += 1
-        first = 0
-        while first <= t:
-            root = largest_subtrees[first]
-            B[t, root + 1 - len(estimates[root]) : root + 1] = estimates[root]
-            first = nodes[root].last + 1
+        first_round = 0
+        while first_round <= t:
+            root_index = largest_subtrees[first_round]
+            B[t, root_index + 1 - len(subtree_estimates[root_index]) : root_index + 1] = (
+                subtree_estimates[root_index]
+            )
+            first_round = nodes[root_index].last + 1
     return B
 
 
@@ -283,8 +285,8 @@ def _subtree_estimates(nodes: list[_Node], completion: str) -> list[np.ndarray]:
                 children_variance = variances[children].sum()
             # The variance of the best estimate is also the weight of the node's own sum.
             variances[index] = children_variance / (1.0 + children_variance)
-        weights = [(1.0 - variances[index]) * estimates[child] for child in children]
-        estimates.append(np.concatenate([*weights, variances[index : index + 1]]))
+        child_weights = [(1.0 - variances[index]) * estimates[child] for child in children]
+        estimates.append(np.concatenate([*child_weights, variances[index : index + 1]]))
     return estimates
 
 

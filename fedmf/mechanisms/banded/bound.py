@@ -71,14 +71,14 @@ class SymmetricBand:
 
     def clear_outside_band(self, matrix: BandBlocks) -> BandBlocks:
         """Zeroes, in place, the entries outside the band, and returns the matrix."""
-        diagonal, below = matrix
-        np.multiply(diagonal, self.is_in_diagonal_band, out=diagonal)
-        np.multiply(below, self.is_in_below_band, out=below)
+        diagonal_blocks, below_blocks = matrix
+        np.multiply(diagonal_blocks, self.is_in_diagonal_band, out=diagonal_blocks)
+        np.multiply(below_blocks, self.is_in_below_band, out=below_blocks)
         last_length = self.n - (self.count - 1) * self.length
-        diagonal[-1, last_length:] = 0.0
-        diagonal[-1, :, last_length:] = 0.0
-        if len(below):
-            below[-1, last_length:] = 0.0
+        diagonal_blocks[-1, last_length:] = 0.0
+        diagonal_blocks[-1, :, last_length:] = 0.0
+        if len(below_blocks):
+            below_blocks[-1, last_length:] = 0.0
         return matrix
 
     def inner_product(self, left: BandBlocks, right: BandBlocks) -> float:
@@ -143,10 +143,10 @@ def banded_bound(
       The bound; -inf where float64 finds none.
     """
     n, bands = columns.shape
-    length = recursion.covariances.shape[1]
-    band = SymmetricBand(n, bands, length)
-    C = BandBlocks(*blocks_of(columns, length))
-    P = BandBlocks(*blocks_of(inverse, length))
+    block_length = recursion.covariances.shape[1]
+    band = SymmetricBand(n, bands, block_length)
+    C = BandBlocks(*blocks_of(columns, block_length))
+    P = BandBlocks(*blocks_of(inverse, block_length))
     M = _negative_gradient(C, P, recursion.gradient(max_offset=4))
     scale = band.main_diagonal(BandBlocks(M[0], M[1]))
     if not (np.isfinite(scale).all() and scale.min() > 0.0):
@@ -194,7 +194,7 @@ def _negative_gradient(
     """Returns the blocks of M up to three below the diagonal, from C M = T, where T is -1/2 of the
     gradient along C, which is the gradient along R times P^T.
     """
-    inverses = np.stack([invert_block(block) for block in C.diagonal])
+    block_inverses = np.stack([invert_block(block) for block in C.diagonal])
     T = []
     for gradient, next_gradient in itertools.pairwise(R_gradient):
         block = -0.5 * (gradient @ P.diagonal[: len(gradient)].transpose(0, 2, 1))
@@ -206,13 +206,13 @@ def _negative_gradient(
         right_side = T[0][t]
         if t:
             right_side = T[0][t] - C.below[t - 1] @ M_below[t - 1].T
-        block = inverses[t] @ right_side
+        block = block_inverses[t] @ right_side
         M[t] = 0.5 * (block + block.T)
         if t + 1 < len(M):
-            M_below[t] = inverses[t + 1] @ (T[1][t] - C.below[t] @ M[t])
+            M_below[t] = block_inverses[t + 1] @ (T[1][t] - C.below[t] @ M[t])
     blocks = [M, M_below]
     for q in (2, 3):
-        blocks.append(inverses[q:] @ (T[q] - C.below[q - 1 :] @ blocks[-1][:-1]))
+        blocks.append(block_inverses[q:] @ (T[q] - C.below[q - 1 :] @ blocks[-1][:-1]))
     return blocks
 
 
@@ -258,9 +258,10 @@ def _solve(
         if direction is None:
             direction = z
         else:
-            ratio = product / previous_product
+            product_ratio = product / previous_product
             direction = BandBlocks(
-                z.diagonal + ratio * direction.diagonal, z.below + ratio * direction.below
+                z.diagonal + product_ratio * direction.diagonal,
+                z.below + product_ratio * direction.below,
             )
         image = apply_operator(direction)
         curvature = band.inner_product(direction, image)
@@ -277,31 +278,31 @@ def _solve(
 
 def _symmetric_part(products: dict[int, np.ndarray]) -> BandBlocks:
     """Returns M D + D M from the blocks of M D."""
-    diagonal = products[0] + products[0].transpose(0, 2, 1)
-    below = products[1][:-1] + products[-1][1:].transpose(0, 2, 1)
-    return BandBlocks(diagonal, below)
+    diagonal_blocks = products[0] + products[0].transpose(0, 2, 1)
+    below_blocks = products[1][:-1] + products[-1][1:].transpose(0, 2, 1)
+    return BandBlocks(diagonal_blocks, below_blocks)
 
 
 def _sandwich(D: BandBlocks, MD: dict[int, np.ndarray]) -> BandBlocks:
     """Returns D M D from the blocks (t + i, t) of M D."""
     diagonal_transposed = D.diagonal.transpose(0, 2, 1)
     below_transposed = D.below.transpose(0, 2, 1)
-    diagonal = diagonal_transposed @ MD[0]
-    diagonal[:-1] += below_transposed @ MD[1][:-1]
-    diagonal[1:] += D.below @ MD[-1][1:]
-    below = D.below @ MD[0][:-1] + diagonal_transposed[1:] @ MD[1][:-1]
-    below[:-1] += below_transposed[1:] @ MD[2][:-2]
-    return BandBlocks(diagonal, below)
+    diagonal_blocks = diagonal_transposed @ MD[0]
+    diagonal_blocks[:-1] += below_transposed @ MD[1][:-1]
+    diagonal_blocks[1:] += D.below @ MD[-1][1:]
+    below_blocks = D.below @ MD[0][:-1] + diagonal_transposed[1:] @ MD[1][:-1]
+    below_blocks[:-1] += below_transposed[1:] @ MD[2][:-2]
+    return BandBlocks(diagonal_blocks, below_blocks)
 
 
 def _unwanted(band: SymmetricBand, target: BandBlocks, classes: np.ndarray) -> BandBlocks:
     """Returns the part of `target`, a matrix inside the band, that D is to remove: all but the mean
     of each class on the main diagonal.
     """
-    means = np.bincount(classes, band.main_diagonal(target)) / np.bincount(classes)
-    diagonal = target.diagonal.copy()
-    band.add_to_main_diagonal(diagonal, -means[classes])
-    return BandBlocks(diagonal, target.below)
+    class_means = np.bincount(classes, band.main_diagonal(target)) / np.bincount(classes)
+    diagonal_blocks = target.diagonal.copy()
+    band.add_to_main_diagonal(diagonal_blocks, -class_means[classes])
+    return BandBlocks(diagonal_blocks, target.below)
 
 
 def _class_maxima(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
@@ -320,21 +321,21 @@ def block_product(S: list[np.ndarray], D: BandBlocks, i: int) -> np.ndarray:
       D: the blocks for q = 0 and 1; those further away are 0.
       i: offset of the blocks.
     """
-    count = len(S[0])
+    num_blocks = len(S[0])
     product = np.zeros(S[0].shape)
     for j in (-1, 0, 1):  # Products with the block row t + j of D.
-        first = max(0, -i, -j)
-        last = min(count, count - i, count - j)
-        if first >= last:
+        first_block = max(0, -i, -j)
+        end_block = min(num_blocks, num_blocks - i, num_blocks - j)
+        if first_block >= end_block:
             continue
         q = i - j
         if q >= 0:
-            left = S[q][first + j : last + j]
+            left_blocks = S[q][first_block + j : end_block + j]
         else:
-            left = S[-q][first + i : last + i].transpose(0, 2, 1)
+            left_blocks = S[-q][first_block + i : end_block + i].transpose(0, 2, 1)
         if j >= 0:
-            right = D[j][first:last]
+            right_blocks = D[j][first_block:end_block]
         else:
-            right = D.below[first - 1 : last - 1].transpose(0, 2, 1)
-        product[first:last] += left @ right
+            right_blocks = D.below[first_block - 1 : end_block - 1].transpose(0, 2, 1)
+        product[first_block:end_block] += left_blocks @ right_blocks
     return product

@@ -328,13 +328,13 @@ def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
     True
     """
     c = power_series(np.array([1.0, -1.0]), -0.5, bands)
-    rows = workload.inverse_diagonals
-    if rows is None or bands == 1:
+    inverse_rows = workload.inverse_diagonals
+    if inverse_rows is None or bands == 1:
         return c
-    n, p = rows.shape
-    typical_row = np.median(rows[p - 1 :] / rows[p - 1 :, :1], axis=0)
-    single = Participation(rounds=n, schema="single")
-    problem = ToeplitzProblem(typical_row, single, bands, "mean", decreasing=False)
+    n, p = inverse_rows.shape
+    typical_row = np.median(inverse_rows[p - 1 :] / inverse_rows[p - 1 :, :1], axis=0)
+    single_participation = Participation(rounds=n, schema="single")
+    problem = ToeplitzProblem(typical_row, single_participation, bands, "mean", decreasing=False)
     if np.isfinite(problem.log_loss(c[1:])[0]):
         previous_value = np.inf
         for step, (coefficients, value) in enumerate(minimise(problem.log_loss, c[1:])):

@@ -55,33 +55,35 @@ def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]
     The last block is padded by the identity.
     """
     n, bands = columns.shape
-    count = -(-n // length)
+    num_blocks = -(-n // length)
     # Row i of slab t is column t * length + i from its block's first row down: D[t] and then E[t].
-    slabs = np.zeros((count, length, 2 * length))
-    padded = np.zeros((count * length, bands))
+    slabs = np.zeros((num_blocks, length, 2 * length))
+    padded = np.zeros((num_blocks * length, bands))
     padded[:n] = columns
     padded[n:, 0] = 1.0
-    _band_view(slabs, bands)[...] = padded.reshape(count, length, bands)
+    _band_view(slabs, bands)[...] = padded.reshape(num_blocks, length, bands)
     return slabs[:, :, :length].transpose(0, 2, 1), slabs[:-1, :, length:].transpose(0, 2, 1)
 
 
 def _band_view(slabs: np.ndarray, bands: int) -> np.ndarray:
     """Returns the view of slabs of blocks whose [t, i, o] is entry (i + o, i) of block t."""
-    count, length, _ = slabs.shape
-    block, row, entry = slabs.strides
+    num_blocks, block_length, _ = slabs.shape
+    block_stride, row_stride, entry_stride = slabs.strides
     return np.lib.stride_tricks.as_strided(
-        slabs, (count, length, bands), (block, row + entry, entry)
+        slabs,
+        (num_blocks, block_length, bands),
+        (block_stride, row_stride + entry_stride, entry_stride),
     )
 
 
 def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarray:
     """Joins the blocks [D, E] of `blocks_of` into columns, (n, bands), 0 below row n."""
     D, E = blocks
-    count, length, _ = D.shape
-    slabs = np.zeros((count, length, 2 * length))
-    slabs[:, :, :length] = D.transpose(0, 2, 1)
-    slabs[:-1, :, length:] = E.transpose(0, 2, 1)
-    columns = _band_view(slabs, bands).reshape(count * length, bands)[:n]
+    num_blocks, block_length, _ = D.shape
+    slabs = np.zeros((num_blocks, block_length, 2 * block_length))
+    slabs[:, :, :block_length] = D.transpose(0, 2, 1)
+    slabs[:-1, :, block_length:] = E.transpose(0, 2, 1)
+    columns = _band_view(slabs, bands).reshape(num_blocks * block_length, bands)[:n]
     for o in range(1, bands):
         columns[n - o :, o] = 0.0
     return columns

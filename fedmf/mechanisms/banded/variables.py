@@ -49,8 +49,10 @@ class EncoderVariables:
         `gradient` is that of the loss along the columns of the start, x = 0.
         """
         x = np.zeros(self.size)
-        shares = -0.5 * np.einsum("ij,ij->i", gradient, self.encoder(x))
-        x[self.num_ratios :] = 0.25 / _NORM_UNIT * np.log(np.maximum(shares, 1e-6 * shares.max()))
+        loss_shares = -0.5 * np.einsum("ij,ij->i", gradient, self.encoder(x))
+        x[self.num_ratios :] = (
+            0.25 / _NORM_UNIT * np.log(np.maximum(loss_shares, 1e-6 * loss_shares.max()))
+        )
         return x
 
     def encoder(self, x: np.ndarray) -> np.ndarray:
@@ -107,7 +109,7 @@ class EncoderVariables:
         """
         width = self.bands - 1
         by_rows = np.zeros((self.n + self.bands, width))
-        step = by_rows.itemsize
+        entry_stride = by_rows.itemsize
         shape = (self.n, width)
-        strides = (width * step, (width + 1) * step)
+        strides = (width * entry_stride, (width + 1) * entry_stride)
         return by_rows, np.lib.stride_tricks.as_strided(by_rows[1:], shape, strides)

@@ -46,20 +46,22 @@ def fit_blt(
     num_buffers = min(buffers, max(1, n // 2))
     problem = BLTProblem(toeplitz_inverse(workload), participation, num_buffers, objective)
     first_start, *other_starts = problem.starts()
-    best = descend(problem.log_loss, first_start, stopping, problem.bounds())
+    best_descent = descend(problem.log_loss, first_start, stopping, problem.bounds())
     for start in other_starts:
-        if best.interrupted or best.iterations >= stopping.max_iterations:
+        if best_descent.interrupted or best_descent.iterations >= stopping.max_iterations:
             break
         descent = descend(
-            problem.log_loss, start, stopping.after(best.iterations), problem.bounds()
+            problem.log_loss, start, stopping.after(best_descent.iterations), problem.bounds()
         )
-        better = min(best, descent, key=lambda descent: descent.loss)
-        best = dataclasses.replace(best.then(descent), point=better.point, loss=better.loss)
-    poles_and_zeros = 1.0 / (1.0 + np.exp(positions(best.point)))
+        better_descent = min(best_descent, descent, key=lambda descent: descent.loss)
+        best_descent = dataclasses.replace(
+            best_descent.then(descent), point=better_descent.point, loss=better_descent.loss
+        )
+    poles_and_zeros = 1.0 / (1.0 + np.exp(positions(best_descent.point)))
     mechanism = BLTMechanism(
         rounds=n, decays=poles_and_zeros[0::2], inverse_decays=poles_and_zeros[1::2]
     )
-    return certified(mechanism, workload, participation, objective, best, stopping)
+    return certified(mechanism, workload, participation, objective, best_descent, stopping)
 
 
 register(

@@ -141,20 +141,20 @@ class BLTProblem:
             import scipy.signal
 
             lags = np.maximum(t - 1.0, 0.0)
-            noise = np.stack(
+            noise_columns = np.stack(
                 [
                     -(weights @ np.exp(lags * log[:, None]))
                     for weights, log in zip(scale, log_decay, strict=True)
                 ]
             )
-            noise[:, 0] = 1.0
-            column = scipy.signal.lfilter([1.0], self.inverse, noise, axis=1)
+            noise_columns[:, 0] = 1.0
+            column = scipy.signal.lfilter([1.0], self.inverse, noise_columns, axis=1)
             return (column * column) @ self.weights
         column = np.zeros((len(log_decay), len(t)), dtype=complex)
         for pole, weight in self.poles:
             log_pole = np.log(pole)
-            buffered = np.einsum("vi,vti->vt", scale, _divided_powers(log_pole, log_decay, t))
-            column += weight * (np.exp(t * log_pole) - buffered)
+            buffer_sums = np.einsum("vi,vti->vt", scale, _divided_powers(log_pole, log_decay, t))
+            column += weight * (np.exp(t * log_pole) - buffer_sums)
         return (column * column) @ self.weights
 
 
@@ -174,27 +174,27 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
     """
     if count == 0:
         return np.zeros(0), np.zeros(0)
-    edges = [0]
-    while edges[-1] < count:
-        edges.append(min(max(_NUM_EXACT_ROUNDS, 2 * edges[-1]), count))
+    panel_edges = [0]
+    while panel_edges[-1] < count:
+        panel_edges.append(min(max(_NUM_EXACT_ROUNDS, 2 * panel_edges[-1]), count))
     times = []
     weights = []
-    for begin, end in itertools.pairwise(edges):
+    for begin, end in itertools.pairwise(panel_edges):
         length = end - begin
         if length <= max(_NUM_NODES, _NUM_EXACT_ROUNDS):
             times.append(np.arange(begin, end, dtype=float))
             weights.append(np.ones(length))
             continue
-        angles = (np.arange(_NUM_NODES) + 0.5) * np.pi / _NUM_NODES
-        center = begin + (length - 1) / 2
+        node_angles = (np.arange(_NUM_NODES) + 0.5) * np.pi / _NUM_NODES
+        panel_center = begin + (length - 1) / 2
         half_length = (length - 1) / 2
-        times.append(center + half_length * np.cos(angles))
+        times.append(panel_center + half_length * np.cos(node_angles))
         # The sums of the Chebyshev polynomials over the panel's rounds are spread over the nodes by
         # their discrete orthogonality.
         round_angles = np.arccos((np.arange(length) - half_length) / half_length)
         sums = np.array([np.cos(degree * round_angles).sum() for degree in range(_NUM_NODES)])
         sums[1:] *= 2.0
-        weights.append(np.cos(np.outer(angles, np.arange(_NUM_NODES))) @ sums / _NUM_NODES)
+        weights.append(np.cos(np.outer(node_angles, np.arange(_NUM_NODES))) @ sums / _NUM_NODES)
     return np.concatenate(times), np.concatenate(weights)
 
 
@@ -205,8 +205,8 @@ def _workload_poles(inverse: np.ndarray) -> list[_WorkloadPole] | None:
     >>> [tuple(term) for term in _workload_poles(np.array([1.0, -1.5, 0.5]))]
     [(1.0, 2.0), (0.5, -1.0)]
     """
-    polynomial = np.trim_zeros(inverse, "b")
-    roots = np.roots(polynomial)
+    inverse_polynomial = np.trim_zeros(inverse, "b")
+    roots = np.roots(inverse_polynomial)
     if not len(roots) or np.imag(roots).any():  # The identity has no poles.
         return None
     poles = np.sort(np.real(roots))[::-1]
@@ -216,7 +216,7 @@ def _workload_poles(inverse: np.ndarray) -> list[_WorkloadPole] | None:
     if len(poles) > 1 and -np.diff(poles).max() < _MIN_POLE_GAP:
         return None
     weights = [
-        np.prod(1.0 / (1.0 - np.delete(poles, j) / pole)) / polynomial[0]
+        np.prod(1.0 / (1.0 - np.delete(poles, j) / pole)) / inverse_polynomial[0]
         for j, pole in enumerate(poles)
     ]
     return [

@@ -260,14 +260,14 @@ class Resolvents:
     def _spectrum(self, H: Blocks, A: np.ndarray) -> tuple[float, float]:
         """Returns bounds on the spectrum of H^-1 P H^-T, from row sums of absolute values."""
         H_magnitudes = [np.abs(block) for block in H]
-        ones = np.ones((len(A), 1))
-        A_sums = np.abs(A) @ self.classes.apply(H_magnitudes, ones)
+        unit_column = np.ones((len(A), 1))
+        A_sums = np.abs(A) @ self.classes.apply(H_magnitudes, unit_column)
         gram_sums = self.classes.apply(transpose_blocks(H_magnitudes), np.abs(A).T @ A_sums)
         inverse_magnitudes = [np.abs(block) for block in invert_blocks(H)]
         K_magnitudes = np.abs(self._K)
-        inverse_sums = np.empty_like(ones)
+        inverse_sums = np.empty_like(unit_column)
         inverse_sums[self.classes.order] = self.classes.apply(
-            transpose_blocks(inverse_magnitudes), ones
+            transpose_blocks(inverse_magnitudes), unit_column
         )
         n, p = K_magnitudes.shape
         K_transposed_sums = np.zeros(n)

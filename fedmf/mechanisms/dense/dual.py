@@ -88,10 +88,10 @@ class PairsDual:
         """
         blocks = []
         for gram in self.classes.blocks(self.gram):
-            scale = 1.0 / np.sqrt(np.einsum("cii->ci", gram))
-            correlations = gram * scale[:, :, None] * scale[:, None, :]
+            inverse_norms = 1.0 / np.sqrt(np.einsum("cii->ci", gram))
+            class_correlations = gram * inverse_norms[:, :, None] * inverse_norms[:, None, :]
             try:
-                blocks.append(np.linalg.cholesky(correlations))
+                blocks.append(np.linalg.cholesky(class_correlations))
             except np.linalg.LinAlgError:
                 # Columns of A are parallel up to rounding: a diagonal U starts instead.
                 blocks.append(np.broadcast_to(np.eye(gram.shape[1]), gram.shape).copy())
@@ -197,14 +197,14 @@ class PairsDual:
         if not np.diagonal(X).min() > 0.0:  # Rounding has lost the diagonal.
             return
         class_blocks = self.classes.blocks(X)
-        cleared = X.copy()
-        self.classes.clear_pairs(cleared)
-        yield self.scale_to_feasible(cleared)
+        cleared_X = X.copy()
+        self.classes.clear_pairs(cleared_X)
+        yield self.scale_to_feasible(cleared_X)
         if self.classes.largest > 1:
             J = [_orthonormalizer(block) for block in class_blocks]
-            orthogonal = self.classes.congruence(J, X)
-            self.classes.clear_pairs(orthogonal)
-            yield self.scale_to_feasible(orthogonal)
+            orthogonal_X = self.classes.congruence(J, X)
+            self.classes.clear_pairs(orthogonal_X)
+            yield self.scale_to_feasible(orthogonal_X)
 
     def _decompose(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the roots and V of S = (H^T A^T A H)^(1/2) = V diag(roots) V^T."""
@@ -342,38 +342,38 @@ class Ascent:
         """
         gradient = self.dual.evaluate(self._current)[1]
         gradient_norm = np.sqrt(sum(np.vdot(g, g) for g in gradient))
-        unit = self.dual.factorize(self._current)[1] / 2.0 * gradient_norm
-        shapes = [block.shape for block in self._current]
-        ends = np.cumsum([block.size for block in self._current])[:-1]
+        step_unit = self.dual.factorize(self._current)[1] / 2.0 * gradient_norm
+        block_shapes = [block.shape for block in self._current]
+        block_ends = np.cumsum([block.size for block in self._current])[:-1]
 
         def to_blocks(x: np.ndarray) -> Blocks:
             return [
-                values.reshape(shape) * unit
-                for values, shape in zip(np.split(x, ends), shapes, strict=True)
+                values.reshape(shape) * step_unit
+                for values, shape in zip(np.split(x, block_ends), block_shapes, strict=True)
             ]
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient, _ = self.dual.evaluate(to_blocks(x))
-            return value, np.concatenate([block.ravel() for block in gradient]) * unit
+            return value, np.concatenate([block.ravel() for block in gradient]) * step_unit
 
-        start = np.concatenate([block.ravel() for block in self._current]) / unit
-        for x, _ in minimise(objective, start):
+        start_point = np.concatenate([block.ravel() for block in self._current]) / step_unit
+        for x, _ in minimise(objective, start_point):
             self._current = to_blocks(x)
             yield
 
     def _end_step(self) -> bool:
         """Counts a step, computes an encoder where that pays, and returns whether to stop."""
         self.iterations += 1
-        rise = 1.0 - self._latest_bound / self.dual.bound
+        bound_rise = 1.0 - self._latest_bound / self.dual.bound
         self._latest_bound = self.dual.bound
         is_last = self.iterations >= self.stopping.max_iterations
         next_check = max(_FIRST_CHECK, _CHECK_GROWTH * self._last_check)
         gap = None
-        if rise <= self._small_rise or self.iterations >= next_check or is_last:
+        if bound_rise <= self._small_rise or self.iterations >= next_check or is_last:
             gap = self._update_encoder()
             # Bound and loss close in at about the same rate.
-            remaining = min(1.0, self.stopping.tolerance / max(gap, 1e-300))
-            self._small_rise = min(self._small_rise, rise) * remaining
+            gap_ratio = min(1.0, self.stopping.tolerance / max(gap, 1e-300))
+            self._small_rise = min(self._small_rise, bound_rise) * gap_ratio
         if self.stopping.progress is not None:
             self.stopping.progress(self.iterations, self.loss, gap)
         return is_last or (gap is not None and gap <= self.stopping.tolerance)
@@ -413,7 +413,7 @@ def lower_factor(X: np.ndarray) -> np.ndarray | None:
     must have. Flipping X, factorising, transposing and flipping back gives the factor on the other
     side (banded paper, Prop. 4.1).
     """
-    factor, info = scipy.linalg.lapack.dpotrf(X[::-1, ::-1], lower=True, clean=True)
+    flipped_factor, info = scipy.linalg.lapack.dpotrf(X[::-1, ::-1], lower=True, clean=True)
     if info != 0:
         return None
-    return np.ascontiguousarray(factor.T[::-1, ::-1])
+    return np.ascontiguousarray(flipped_factor.T[::-1, ::-1])

@@ -54,19 +54,21 @@ def cached_path(
     A workload is identified by its numbers, not by its name.
     """
     is_dense = workload.inverse_diagonals is None
-    content = workload.matrix if workload.inverse_diagonals is None else workload.inverse_diagonals
-    inputs = {
+    workload_content = (
+        workload.matrix if workload.inverse_diagonals is None else workload.inverse_diagonals
+    )
+    hashed_inputs = {
         "code": disk_cache.code_digest(*SOURCES),
         "family": family,
         "options": options,
         "participation": dataclasses.asdict(participation),
         "workload": [
             is_dense,
-            list(content.shape),
-            hashlib.sha256(content.tobytes()).hexdigest(),
+            list(workload_content.shape),
+            hashlib.sha256(workload_content.tobytes()).hexdigest(),
         ],
     }
-    serialized_inputs = json.dumps(inputs, sort_keys=True, default=repr)
+    serialized_inputs = json.dumps(hashed_inputs, sort_keys=True, default=repr)
     digest = hashlib.sha256(serialized_inputs.encode()).hexdigest()[:32]
     return cache / f"{family}-{digest}.npz"
 

@@ -207,10 +207,10 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
             # The next length is the minimum of the parabola through the two values and the slope,
             # within a tenth to half of the last length; infinity and NaN shorten it to a tenth.
             excess = next_value - value - length * slope
-            shortening = 0.1
+            length_factor = 0.1
             if 0.0 < excess < np.inf:
-                shortening = -length * slope / (2.0 * excess)
-            length *= min(max(shortening, 0.1), 0.5)
+                length_factor = -length * slope / (2.0 * excess)
+            length *= min(max(length_factor, 0.1), 0.5)
             if length < _MIN_STEP:
                 break
         if length < _MIN_STEP:

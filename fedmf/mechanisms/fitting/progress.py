@@ -103,17 +103,17 @@ class Stopping(fields.Checked):
         is None for a family without a certified gap.
         """
         stopped_short.set(True)
-        event = "stopped"
+        stop_event = "stopped"
         hint = f"raise max_iterations={self.max_iterations} or tolerance"
         if interrupted:
             interrupted_fit.set(True)
-            event = "was interrupted"
+            stop_event = "was interrupted"
             hint = "the answer is the best so far, and another fit starts anew"
-        state = "before it converged to"
+        stop_state = "before it converged to"
         if gap is not None:
-            state = f"at a gap of {gap:.2g}, above"
+            stop_state = f"at a gap of {gap:.2g}, above"
         warnings.warn(
-            f"the {family} fit {event} after {iterations} steps {state} "
+            f"the {family} fit {stop_event} after {iterations} steps {stop_state} "
             f"tolerance={self.tolerance:g}: {hint}",
             RuntimeWarning,
             stacklevel=_caller_stacklevel(),
@@ -125,13 +125,13 @@ def _caller_stacklevel() -> int:
     into fedmf.mechanisms.
     """
     frame: types.FrameType | None = sys._getframe(1)
-    level = 1
+    frame_level = 1
     caller_level = 1
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith("fedmf.mechanisms."):
-            caller_level = level + 1
+            caller_level = frame_level + 1
         frame = frame.f_back
-        level += 1
+        frame_level += 1
     return caller_level
 
 

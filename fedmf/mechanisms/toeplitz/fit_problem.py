@@ -32,11 +32,11 @@ def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndar
     p = polynomial / polynomial[0]
     if len(p) <= 2:
         lags = np.arange(1, count)
-        slope = 0.0
+        linear_coefficient = 0.0
         if len(p) == 2:
-            slope = p[1]
-        ratios = (exponent - (lags - 1)) / lags * slope
-        return np.concatenate([[1.0], np.cumprod(ratios)])
+            linear_coefficient = p[1]
+        coefficient_ratios = (exponent - (lags - 1)) / lags * linear_coefficient
+        return np.concatenate([[1.0], np.cumprod(coefficient_ratios)])
     f = [1.0]
     p_terms = list(enumerate(p.tolist()))[1:]
     for t in range(1, count):

@@ -147,8 +147,8 @@ def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
     # Row t is a window of the reversed column, which starts t entries further to the left.
     reversed_column = np.zeros(2 * n - 1)
     reversed_column[n - len(column) : n] = column[::-1]
-    windows = np.lib.stride_tricks.sliding_window_view(reversed_column, n)
-    return np.ascontiguousarray(windows[::-1])
+    row_windows = np.lib.stride_tricks.sliding_window_view(reversed_column, n)
+    return np.ascontiguousarray(row_windows[::-1])
 
 
 def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
