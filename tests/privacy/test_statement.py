@@ -187,7 +187,7 @@ class TestObserved:
         ledger = ledger_of([[t % 4, 50 + t] for t in range(8)], 2)
         text = audit_ledger(ledger, plan()).statement(cohort_size=2, population=100)
         assert "Not as planned" not in text
-        assert "keeps to the plan, so that this holds" in point(text, "Formal statement")
+        assert "complies with the plan, so that this holds" in point(text, "Formal statement")
         assert "had to enforce all of this" in point(text, "Assumptions")
         assert "| rounds with fewer than 2 clients | | 0 |" in re.sub(" +", " ", text)
 

@@ -2,8 +2,8 @@
 
 T is a product over rounds of z(e, h), times exp(-a) for each participation
 (`fedmf.privacy.sampling.min_sep_losses`). e, the number of eligible patterns, and h, a sum over the
-other ones, follow from the patterns' ages: the rounds since each last took part, where b stands for
-b or more.
+other ones, follow from the patterns' ages: the rounds since each last took part, where b means b or
+more.
 
 - By ages: the largest log T up to round t is a function of the ages before it, and that of the next
   round is the largest over which patterns take part. This is dynamic programming in b^K states.

@@ -78,8 +78,8 @@ class SamplingRandomness:
         """
         b = min_sep
         p = probability
-        # Uniform over [0, 1 + (b - 1) p): below 1 a client is eligible at once, and each further
-        # stretch of length p stands for one more round.
+        # The point is uniform over [0, 1 + (b - 1) p). Below 1 a client is eligible at once, and
+        # each further interval of length p means one more round.
         point = self.of_run().random(population) * (1 + (b - 1) * p)
         wait = np.minimum(np.floor(np.maximum(point - 1, 0) / p) + 1, b - 1)
         return np.where(point < 1, 0, wait).astype(np.min_scalar_type(b))
