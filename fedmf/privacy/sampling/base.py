@@ -37,7 +37,7 @@ FALSE_POSITIVE_RATE = 1e-6
 # Schemes by their names on the command line and in configs.
 SCHEMES: "dict[str, type[Sampling]]" = {}
 # Names before the current release, which are read for one release more.
-_NAMES_BY_FORMER_NAME = {"reshuffle": "random-allocation"}
+_NAME_BY_FORMER_NAME = {"reshuffle": "random-allocation"}
 # Deltas of a privacy curve, for schemes that compute epsilon from delta and not the reverse.
 _DELTAS = tuple(float(d) for d in 10.0 ** np.arange(-10, 0.01, 0.1)[:-1])
 # The fields of a `PlanConfig` from which schemes are made.
@@ -322,7 +322,7 @@ def scheme_name(argument: str, value: Any) -> str:
     >>> scheme_name("sampling", "reshuffle")
     'random-allocation'
     """
-    current = _NAMES_BY_FORMER_NAME.get(value, value) if isinstance(value, str) else value
+    current = _NAME_BY_FORMER_NAME.get(value, value) if isinstance(value, str) else value
     return checks.one_of(argument, current, tuple(SCHEMES))
 
 
