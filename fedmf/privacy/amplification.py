@@ -279,11 +279,13 @@ def least_noise_multiplier(
                 f"larger {way_out}"
             )
     lower = upper / 2
-    while (risk := risk_of(lower)) <= target:
+    risk = risk_of(lower)
+    while risk <= target:
         if lower < _NEGLIGIBLE_NOISE:
             _check_protection_by_noise(name, target, risk)
         upper = lower
         lower = lower / 2
+        risk = risk_of(lower)
 
     def excess(log_sigma: float) -> float:
         risk = min(max(risk_of(math.exp(log_sigma)), 1e-9), 1e9)

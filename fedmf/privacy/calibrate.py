@@ -139,7 +139,7 @@ def _limit(delta: float, target: Target) -> _Limit:
     return _rate_limit(value)
 
 
-def _advantage_limit(value: Any) -> _Limit:
+def _advantage_limit(value: object) -> _Limit:
     """Returns the limit of an attack's advantage."""
     from scipy import special
 
@@ -150,7 +150,7 @@ def _advantage_limit(value: Any) -> _Limit:
     return _risk_limit(name, limit, mu, lambda risk: risk.advantage)
 
 
-def _rate_limit(value: Any) -> _Limit:
+def _rate_limit(value: object) -> _Limit:
     """Returns the limit of an attack's true-positive rate at a false-positive rate."""
     from scipy import special
 
@@ -170,7 +170,7 @@ def _rate_limit(value: Any) -> _Limit:
     return _risk_limit(name, limit, mu, lambda risk: risk.true_positive_rate(false_positive_rate))
 
 
-def _check_resolvable(name: str, value: Any, limit: float) -> None:
+def _check_resolvable(name: str, value: object, limit: float) -> None:
     """Raises ValueError for a risk that is too small for a curve."""
     if limit < _MIN_RISK:
         raise ValueError(f"{name}={value!r} is below 1e-8, which no curve resolves: raise it")

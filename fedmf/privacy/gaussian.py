@@ -5,7 +5,6 @@ All functions take and return numbers; `fedmf.privacy.plan.Plan` computes those 
 
 import functools
 import math
-from typing import Any
 
 from fedmf import checks
 
@@ -31,14 +30,14 @@ MAX_TARGET_EPSILON = MAX_EPSILON / 2
 MIN_DELTA = 1e-15
 
 
-def check_epsilon(epsilon: Any) -> float:
+def check_epsilon(epsilon: object) -> float:
     """Returns a privacy target that calibration can meet, as a float; raises otherwise."""
     return checks.positive(
         "epsilon", epsilon, "ask for a privacy loss such as epsilon=8.0", below=MAX_TARGET_EPSILON
     )
 
 
-def check_delta(delta: Any) -> float:
+def check_delta(delta: object) -> float:
     """Returns a failure probability that the accountant resolves, as a float; raises otherwise."""
     hint = "use a failure probability such as delta=1e-6"
     number = checks.positive("delta", delta, hint, below=1.0)
@@ -49,7 +48,7 @@ def check_delta(delta: Any) -> float:
     return number
 
 
-def check_noise_multiplier(noise_multiplier: Any) -> float:
+def check_noise_multiplier(noise_multiplier: object) -> float:
     """Returns a noise multiplier, 0 for no noise, as a float; raises otherwise."""
     hint = "use 0 for no noise"
     return checks.positive("noise_multiplier", noise_multiplier, hint, allow_zero=True)

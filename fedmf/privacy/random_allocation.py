@@ -33,7 +33,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -146,7 +145,7 @@ def gaussian_law(noise_multiplier: float, step: float) -> RatioLaw:
     return RatioLaw(step=step, low=-end, mass=mass, zero=2 * _TAIL, infinite=2 * _TAIL)
 
 
-def _interval_probabilities(cdf: Callable[[np.ndarray], Any], z: np.ndarray) -> np.ndarray:
+def _interval_probabilities(cdf: Callable[[np.ndarray], np.ndarray], z: np.ndarray) -> np.ndarray:
     """Computes the probabilities between consecutive points of a symmetric distribution."""
     # Differences in the nearer tail keep their relative accuracy.
     return np.where(z[:-1] > 0, cdf(-z[:-1]) - cdf(-z[1:]), cdf(z[1:]) - cdf(z[:-1]))

@@ -309,7 +309,7 @@ class Sampling(fields.Checked, abc.ABC):
 _add_argument_checks(Sampling)
 
 
-def scheme_name(argument: str, value: Any) -> str:
+def scheme_name(argument: str, value: object) -> str:
     """Returns the name of a registered scheme, of which `value` is the name or a former name.
 
     Args:
