@@ -79,6 +79,24 @@ def finite_float(name: str, value: Any, *, hint: str) -> float:
     return number + 0.0  # The sum of -0.0 and 0.0 is 0.0.
 
 
+def real_number(value: Any) -> float | None:
+    """Returns a real number of any library as a float; None for what is none, such as a text, a
+    complex number, a masked value or an int beyond float64.
+
+    >>> real_number(np.float32(0.5)), real_number(np.array(2)), real_number("2")
+    (0.5, 2.0, None)
+    """
+    if np.ma.isMaskedArray(value):
+        return None
+    try:
+        if isinstance(value, numbers.Real):
+            return float(value)
+        array = np.asarray(value)
+        return float(array) if array.ndim == 0 and array.dtype.kind in "fiu" else None
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
 def boolean(name: str, value: Any) -> bool:
     """Returns `value`, which must be True or False, as a bool."""
     if not isinstance(value, bool | np.bool_):

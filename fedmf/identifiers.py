@@ -201,7 +201,7 @@ def client_array(name: str, ids: Any) -> np.ndarray:
         # Without dtype object, NaN among texts would become the text "nan".
         ids = np.asarray(ids, object)
         check_clients(name, ids.ravel())
-        ids = np.asarray(ids.tolist())
+        ids = _converted(name, ids)
     elif np.ma.isMaskedArray(ids) or np.asarray(ids).dtype == object:
         check_clients(name, ids.ravel() if np.ma.isMaskedArray(ids) else np.ravel(ids))
     array = np.asarray(ids)
@@ -212,6 +212,26 @@ def client_array(name: str, ids: Any) -> np.ndarray:
             f"{name} mixes kinds of ids ({error}): write all of them as texts, or all as numbers"
         ) from error
     check_clients(name, unique_ids, positions.tolist())
+    return array
+
+
+def _converted(name: str, ids: np.ndarray) -> np.ndarray:
+    """Returns ids of a list as numpy's array of texts or numbers.
+
+    Raises:
+      ValueError: two ids would be the same there, such as b"a" and b"a\\0", or whole numbers above
+        2^53 among floats.
+    """
+    values = ids.tolist()
+    array = np.asarray(values)
+    original_by_converted: dict[Any, Any] = {}
+    for original, value in zip(ids.ravel().tolist(), np.ravel(array).tolist(), strict=False):
+        first = original_by_converted.setdefault(value, original)
+        if first != original:
+            raise ValueError(
+                f"{name} has {first!r} and {original!r}, which numpy makes the same {value!r}: "
+                "write all ids as texts"
+            )
     return array
 
 

@@ -118,7 +118,7 @@ class KerasLearner(ModelFunctions, Learner):
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
         """See `Learner.starting_from`."""
         hint = "give all of a model's, as tf.keras.Model.get_weights does"
-        weights = checks.entries("weights", weights, hint=hint)
+        weights = [np.array(weight) for weight in checks.entries("weights", weights, hint=hint)]
         model_shapes = [weight.shape for weight in self.build_model(0).get_weights()]
         shapes = [np.shape(weight) for weight in weights]
         if shapes != model_shapes:

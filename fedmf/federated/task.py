@@ -83,7 +83,8 @@ class Task(training.Task):
         """
         learner = self.learner.starting_from(weights)
         assert isinstance(learner, KerasLearner)
-        return dataclasses.replace(self, build_model=learner.build_model)
+        task = dataclasses.replace(self, build_model=learner.build_model)
+        return task._with_given_weights()
 
     @classmethod
     def from_arrays(  # type: ignore[override]

@@ -11,8 +11,8 @@ _RUN_FINISHED = (
     "its record of participation again"
 )
 _RUN_BEGUN = (
-    "Once the run has its first checkpoint, `fedmf audit run` with its folder audits the record of "
-    "participation."
+    "Once the run has committed its first round, `fedmf audit run` with its folder audits the "
+    "record of participation."
 )
 _CHECK_BY_COMMAND = {
     "fedmf audit run": _RUN_UNDER_WAY,

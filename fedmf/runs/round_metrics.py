@@ -1,12 +1,13 @@
 """`RoundMetric`: a column of metrics.jsonl that a caller adds, with a number for each round."""
 
 import abc
-import numbers
 import reprlib
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+
+from fedmf import checks
 
 # Names of the columns that fedmf writes.
 _COLUMNS = frozenset(
@@ -91,18 +92,28 @@ def check_round_metrics(argument: str, metrics: Any) -> tuple[RoundMetric, ...]:
 def compute_round_metrics(
     metrics: Sequence[RoundMetric], finished: FinishedRound
 ) -> dict[str, float]:
-    """Computes the metrics of a round, and returns them by their names.
+    """Computes the metrics of a round, each of arrays of its own, and returns them by their names.
 
     Raises:
       TypeError: a metric returns no number.
     """
     value_by_name: dict[str, float] = {}
     for metric in metrics:
-        value = metric.compute(finished)
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        value = metric.compute(_copied(finished))
+        number = checks.real_number(value)
+        if isinstance(value, bool) or number is None:
             raise TypeError(
                 f"round metric {metric.name} returned {reprlib.repr(value)} in round "
                 f"{finished.round}: return one number"
             )
-        value_by_name[metric.name] = float(value)
+        value_by_name[metric.name] = number
     return value_by_name
+
+
+def _copied(finished: FinishedRound) -> FinishedRound:
+    """Returns the round with copies of its weights, which a metric may write to."""
+    return finished._replace(
+        weights_before=[np.array(weight) for weight in finished.weights_before],
+        weights_after=[np.array(weight) for weight in finished.weights_after],
+        client_ids=list(finished.client_ids),
+    )

@@ -52,7 +52,7 @@ def statement_arguments(run: Run, planned: Plan) -> dict[str, Any]:
         "cohort_size": run.config.cohort_size,
         "population": run.plan["task"]["clients"] + run.config.canaries,
         "canaries": run.config.canaries,
-        "pretraining": pretraining(run.config),
+        "pretraining": pretraining(run.config, run.plan),
         "commands": _commands(run, folder, planned),
     }
 
@@ -120,19 +120,34 @@ def scaling_values(config: TrainConfig) -> dict[str, str]:
     return {"server_optimizer": config.server_optimizer}
 
 
-def pretraining(config: TrainConfig) -> str:
-    """Returns a statement's sentence on the data that the initial model was trained on."""
+def pretraining(config: TrainConfig, record: Mapping[str, Any]) -> str:
+    """Returns what a statement says of the data that the initial model was trained on: no more than
+    the run knows.
+
+    Args:
+      config: of the run.
+      record: its plan.json.
+    """
+    weights = record.get("initial_weights", {})
+    digest = f" (SHA-256 digest {weights['digest']})" if "digest" in weights else ""
     if config.initial_model is None:
-        return f"none, the initial model is drawn with seed {config.seed}"
+        origin = f"that the task makes with seed {config.seed}"
+        if weights.get("given"):
+            origin = "that the task was given by starting_from"
+        return (
+            f"the initial weights are those {origin}{digest}, and the run does not know whether "
+            "they were trained before; for clients whose data they were trained on as well, the "
+            "losses add up"
+        )
     path = expanded(config.initial_model)
     if path.suffix == ".keras":
         return (
-            f"the initial model is {path.name}, which was trained before this run; for clients "
-            "whose data it was trained on as well, the losses add up"
+            f"the initial model is {path.name}{digest}, which was trained before this run; for "
+            "clients whose data it was trained on as well, the losses add up"
         )
     return (
-        f"the initial model is that of the run {path.name}, which has a statement of its own; for "
-        "clients who took part in both runs the losses add up"
+        f"the initial model is that of the run {path.name}{digest}, which has a statement of its "
+        "own; for clients who took part in both runs the losses add up"
     )
 
 

@@ -7,12 +7,12 @@ They see releases alone, so that the guarantee is the same for every one.
 import abc
 import dataclasses
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
-from fedmf import checks
+from fedmf import checks, nest
 from fedmf.server.update_rules import Optimizer, OptimizerState
 
 
@@ -41,7 +41,9 @@ class ServerOptimizer(abc.ABC):
 
     @abc.abstractmethod
     def init(self, weights: Sequence[np.ndarray]) -> Any:
-        """Returns the state before the first step: a nest of arrays.
+        """Returns the state before the first step: a nest of numbers and arrays.
+
+        It becomes a nest of arrays, whose dtypes and shapes every step must keep.
 
         Args:
           weights: float arrays of the model.
@@ -141,31 +143,159 @@ def server_optimizer_named(name: str, *, momentum: float, epsilon: float) -> Ser
     return _CLASS_BY_NAME[name].from_config(momentum=momentum, epsilon=epsilon)
 
 
-def checked_step(
-    optimizer: ServerOptimizer, stepped: Any, weights: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    """Returns the weights after a step, in the dtypes of those before it.
+def checked_initial_state(optimizer: ServerOptimizer, weights: Sequence[np.ndarray]) -> Any:
+    """Returns the state before the first step, a nest of arrays of its own.
 
     Args:
-      optimizer: of the step.
-      stepped: the weights that it returned.
-      weights: before the step.
+      optimizer: whose state it is.
+      weights: of the model; the optimizer gets copies.
 
     Raises:
-      ValueError: the shapes differ from those before the step.
+      TypeError: an entry of the state is no number or array of numbers, which the journal stores.
     """
-    arrays = [np.asarray(array) for array in stepped]
+    state = optimizer.init([np.array(weight) for weight in weights])
+    return nest.unflatten(state, list(_state_arrays(optimizer, state).values()))
+
+
+def checked_step(
+    optimizer: ServerOptimizer,
+    state: Any,
+    weights: Sequence[np.ndarray],
+    update: Sequence[np.ndarray],
+    learning_rate: float,
+) -> tuple[Any, list[np.ndarray]]:
+    """Returns the state and the weights after one step, as arrays of their own, and the weights in
+    the dtypes of those before it. The optimizer gets copies of all arrays.
+
+    Args:
+      optimizer: that takes the step.
+      state: result of `checked_initial_state` or of the step before.
+      weights, update, learning_rate: as in `ServerOptimizer.step`.
+
+    Raises:
+      TypeError, ValueError: the weights are not real numbers in the shapes of before, or an entry
+        of the state has another dtype or shape than before, with which no resume could go on.
+    """
+    copies_before = _state_arrays(optimizer, state)
+    kinds_before = {entry: _kind_of(array) for entry, array in copies_before.items()}
+    own_state = nest.unflatten(state, list(copies_before.values()))
+    own_weights = [np.array(weight) for weight in weights]
+    own_update = [np.array(part) for part in update]
+    result = optimizer.step(own_state, own_weights, own_update, learning_rate)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            f"step of server_optimizer={optimizer.name} returned {reprlib.repr(result)}: return "
+            "(state, weights)"
+        )
+    arrays = _state_arrays(optimizer, result[0])
+    kinds = {entry: _kind_of(array) for entry, array in arrays.items()}
+    for entry in {**kinds_before, **kinds}:
+        kind = kinds.get(entry, "nothing")
+        kind_before = kinds_before.get(entry, "nothing")
+        if kind != kind_before:
+            raise ValueError(
+                f"server_optimizer={optimizer.name} changed its {entry} from {kind_before} to "
+                f"{kind} in a step, so that no resume could read it: let init return it in the "
+                "dtype and shape that every step keeps"
+            )
+    new_state = nest.unflatten(state, [arrays[entry] for entry in kinds_before])
+    return new_state, _stepped_weights(optimizer, result[1], weights)
+
+
+def check_server_optimizer(optimizer: ServerOptimizer, weights: Sequence[np.ndarray]) -> None:
+    """Takes two steps that nobody sees, to refuse before round 0 what no resume could go on with.
+
+    Args:
+      optimizer: of a run.
+      weights: that it starts from.
+
+    Raises:
+      TypeError, ValueError: as `checked_step` does.
+    """
+    state = checked_initial_state(optimizer, weights)
+    for _ in range(2):
+        update = [np.ones_like(weight) for weight in weights]
+        state, weights = checked_step(optimizer, state, weights, update, 1e-3)
+
+
+def _stepped_weights(
+    optimizer: ServerOptimizer, stepped: Any, weights: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Returns copies of the weights after a step, in the dtypes of those before it.
+
+    Raises:
+      TypeError, ValueError: they are not arrays of real numbers in the shapes of before.
+    """
+    hint = "return an array for each weight, of floats"
+    if not isinstance(stepped, list | tuple):
+        raise TypeError(
+            f"server_optimizer={optimizer.name} returned weights that are a "
+            f"{type(stepped).__name__}: {hint}"
+        )
+    arrays = [np.array(array) for array in stepped]
     shapes = [array.shape for array in arrays]
     expected = [np.shape(weight) for weight in weights]
     if shapes != expected:
         raise ValueError(
             f"server_optimizer={optimizer.name} returned weights of shapes {shapes}, and the model "
-            f"has {expected}: return an array for each weight"
+            f"has {expected}: {hint}"
+        )
+    is_masked = any(map(np.ma.isMaskedArray, stepped))
+    if is_masked or any(array.dtype.kind not in "fiu" for array in arrays):
+        dtypes = "masked arrays" if is_masked else [array.dtype.name for array in arrays]
+        raise TypeError(
+            f"server_optimizer={optimizer.name} returned weights that are {dtypes}: {hint}"
         )
     return [
         array.astype(weight.dtype, copy=False)
         for array, weight in zip(arrays, weights, strict=True)
     ]
+
+
+def _state_arrays(optimizer: ServerOptimizer, state: Any) -> dict[str, np.ndarray]:
+    """Returns copies of the entries of a state, each by a name such as "state['steps']", in the
+    order of `nest.flatten`.
+
+    Raises:
+      TypeError: an entry is no number and no array of numbers, or keys cannot be sorted.
+    """
+    try:
+        leaves = dict(_entries("state", state))
+    except TypeError as error:
+        raise TypeError(
+            f"server_optimizer={optimizer.name} has a state whose keys cannot be sorted ({error}): "
+            "use texts as keys"
+        ) from error
+    arrays = {}
+    for entry, leaf in leaves.items():
+        array = np.array(leaf)
+        if array.dtype.kind not in "biufc" or np.ma.isMaskedArray(leaf):
+            raise TypeError(
+                f"server_optimizer={optimizer.name} has {entry}={reprlib.repr(leaf)}, which is a "
+                f"{type(leaf).__name__}: keep numbers and arrays of numbers in its state, which "
+                "the journal stores for a resume, and what never changes in fields"
+            )
+        arrays[entry] = array
+    return arrays
+
+
+def _entries(name: str, structure: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of a structure in the order of `nest.flatten`, each behind its name."""
+    if isinstance(structure, Mapping):
+        for key in sorted(structure):
+            yield from _entries(f"{name}[{key!r}]", structure[key])
+    elif nest.is_nested(structure):
+        field_names = getattr(structure, "_fields", None)
+        for i, child in enumerate(structure):
+            child_name = f"{name}[{i}]" if field_names is None else f"{name}.{field_names[i]}"
+            yield from _entries(child_name, child)
+    else:
+        yield name, structure
+
+
+def _kind_of(array: np.ndarray) -> str:
+    """Returns dtype and shape of an entry of a state as text."""
+    return f"{array.dtype} {array.shape}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -228,8 +228,11 @@ class Server(ExclusiveCalls):
         return {"clients": total.clients, "clipped": total.clipped, "zeroed": total.zeroed}
 
     def client_params(self) -> ClientParams:
-        """Returns the clip norm, zeroing norm and scales of the round, for clients that clip."""
-        return self._means.client_params(self._state)
+        """Returns the clip norm, zeroing norm and scales of the round, for clients that clip; the
+        scales are a copy.
+        """
+        params = self._means.client_params(self._state)
+        return params._replace(scales=np.array(params.scales))
 
     def to_clients(self) -> ClientParams:
         """Returns `client_params()`, of which this is the old name, for one release."""

@@ -41,9 +41,49 @@ class ClientWork(abc.ABC):
         it.
 
         Args:
-          sent: broadcast of the round.
+          sent: broadcast of the round. Its arrays are copies, and each client begins with their
+            values: the round is refused if they were written to.
           groups: groups of the cohort's clients.
         """
+
+
+def sums_of_copies(
+    work: ClientWork, sent: Broadcast, groups: Iterable[Sequence[ClientData]]
+) -> Iterator[ClippedSum]:
+    """Yields what `ClientWork.sums` yields for a copy of the broadcast, so that client work reaches
+    no array that the server goes on with.
+
+    Raises:
+      ValueError: after the last group, if client work wrote to the copy: clients that trained later
+        began with weights that follow from the data of earlier ones.
+    """
+    copied = _copied(sent)
+    yield from work.sums(copied, groups)
+    for name, arrays, originals in (
+        ("weights", copied.weights, sent.weights),
+        ("scales", copied.params.scales, sent.params.scales),
+    ):
+        if not _has_same_values(arrays, originals):
+            raise ValueError(
+                f"client work wrote to the {name} that it was sent, so that clients began with "
+                "what other clients' examples made of them; the round was not done: let each "
+                "client train a copy (`weight.copy()`, and torch.tensor in place of from_numpy)"
+            )
+
+
+def _copied(sent: Broadcast) -> Broadcast:
+    """Returns a broadcast of arrays of its own."""
+    scales: Sequence[np.ndarray] = [np.array(scale) for scale in sent.params.scales] or ()
+    weights = [np.array(weight) for weight in sent.weights]
+    return Broadcast(weights, sent.params._replace(scales=scales))
+
+
+def _has_same_values(arrays: Sequence[np.ndarray], originals: Sequence[np.ndarray]) -> bool:
+    """Returns whether all arrays are equal; NaN is equal to NaN."""
+    return len(arrays) == len(originals) and all(
+        np.array_equal(array, original) or np.array_equal(array, original, equal_nan=True)
+        for array, original in zip(arrays, originals, strict=True)
+    )
 
 
 def cores() -> int:

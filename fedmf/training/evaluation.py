@@ -1,14 +1,16 @@
 """`Evaluator`: metrics of weights on a split of the data, or on any examples."""
 
 import math
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from fedmf import checks
 from fedmf.runs.config import TrainConfig
 from fedmf.training.examples import Examples
-from fedmf.training.learner import Machine
+from fedmf.training.learner import Evaluation, Machine
 from fedmf.training.task import Task
 
 
@@ -23,6 +25,7 @@ class Evaluator:
     def __init__(self, task: Task, config: TrainConfig) -> None:
         self._task = task
         self._seed = config.seed
+        self._metric_names: set[str] = set()
         self._evaluate = task.learner.evaluator(task.client_settings(config), Machine())
 
     def __call__(self, weights: Sequence[np.ndarray], split: str) -> dict[str, float]:
@@ -31,7 +34,7 @@ class Evaluator:
 
     def on(self, weights: Sequence[np.ndarray], examples: Examples) -> dict[str, float]:
         """Returns the metrics on these examples, at least one."""
-        return dict(self._evaluate(weights, examples).values)
+        return dict(self._evaluation(weights, examples).values)
 
     def on_marked(self, weights: Sequence[np.ndarray], examples: Examples) -> dict[str, float]:
         """Returns the metrics on these examples, marked where they are no finite numbers: NaN for a
@@ -40,16 +43,41 @@ class Evaluator:
 
         Examples define a metric if it is finite with the weights of the untrained model.
         """
-        evaluation = self._evaluate(weights, examples)
+        evaluation = self._evaluation(weights, examples)
         values = {**evaluation.values} | dict.fromkeys(evaluation.undefined, math.nan)
         names = [name for name, value in evaluation.values.items() if not math.isfinite(value)]
         if not names:
             return values
-        untrained = self._evaluate(self._task.initial_weights(self._seed), examples)
+        untrained = self._evaluation(self._task.initial_weights(self._seed), examples)
         for name in names:
             is_defined = name not in untrained.undefined and math.isfinite(untrained.values[name])
             values[name] = math.inf if is_defined else math.nan
         return values
+
+    def _evaluation(self, weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
+        """Returns what the learner evaluates. It gets copies of the weights: what it writes to
+        them, such as moving averages of a client's examples, reaches nobody else.
+        """
+        evaluation = self._evaluate([np.array(weight) for weight in weights], examples)
+        name_of_task = self._task.name
+        values: dict[str, float] = {}
+        for name, value in evaluation.values.items():
+            number = checks.real_number(value)
+            if number is None:
+                raise TypeError(
+                    f"evaluation of task {name_of_task!r} returned {name!r}: "
+                    f"{reprlib.repr(value)}: return one number for each metric"
+                )
+            values[name] = number
+        names = set(values)
+        self._metric_names = self._metric_names or {*names, "loss", self._task.headline}
+        if names != self._metric_names:
+            raise ValueError(
+                f"evaluation of task {name_of_task!r} returned the metrics {sorted(names)} where "
+                f"it has {sorted(self._metric_names)}: return all of them for all examples, NaN "
+                "where they define none"
+            )
+        return Evaluation(values, evaluation.undefined)
 
 
 def mean_and_deciles(values: Any) -> dict[str, Any]:

@@ -5,6 +5,8 @@ counts the examples. If examples have weights in the loss, y is `Weighted`.
 import contextlib
 import dataclasses
 import hashlib
+import numbers
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -53,16 +55,45 @@ def errors_of(source: str, *allowed: type[Exception]) -> Iterator[None]:
         raise ValueError(f"{source} raises {type(error).__name__}: {error}") from error
 
 
-class Weighted(NamedTuple):
+class _LabelsAndWeights(NamedTuple):
+    """The fields of `Weighted`."""
+
+    labels: Any
+    weights: Any
+
+
+class Weighted(_LabelsAndWeights):
     """Labels with the weight of each example in the loss.
+
+    Numpy makes no array of it, so that arithmetic and comparisons with arrays raise a TypeError:
+    take `y.labels` and `y.weights`.
 
     Attributes:
       labels: a structure of arrays.
       weights: float32 (examples,), finite and at least 0.
     """
 
-    labels: Any
-    weights: Any
+    __slots__ = ()
+    __array_ufunc__ = None  # Operators of numpy's arrays then raise.
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        raise TypeError(_NO_ARRAY)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, tuple):
+            raise TypeError(_NO_ARRAY)
+        return tuple.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+
+_NO_ARRAY = (
+    "these labels are fedmf.training.Weighted, a pair: take `y.labels`, and `y.weights` for the "
+    "weight of each example in the loss"
+)
 
 
 def split_weights(y: Any) -> tuple[Any, Any]:
@@ -144,8 +175,28 @@ def digest(*structures: Any) -> str:
         description = nest.map_leaves(lambda array: f"{array.dtype} {array.shape}", structure)
         sha.update(repr(description).encode())
         for array in nest.flatten(structure):
-            sha.update(np.ascontiguousarray(array).tobytes())
+            sha.update(_content(array))
     return sha.hexdigest()[:16]
+
+
+def _content(array: np.ndarray) -> bytes:
+    """Returns the values of an array as bytes.
+
+    Raises:
+      TypeError: it holds objects that are no texts, bytes or numbers, whose memory addresses would
+        be another content in each process.
+    """
+    if not array.dtype.hasobject:
+        return np.ascontiguousarray(array).tobytes()
+    values = array.ravel().tolist()
+    strange = [value for value in values if not isinstance(value, str | bytes | numbers.Number)]
+    if strange:
+        raise TypeError(
+            f"an array holds {reprlib.repr(strange[0])}, of which there is no digest: make an "
+            "array of numbers or texts"
+        )
+    texts = [f"{type(value).__name__} {value!r}" for value in values]
+    return repr(texts).encode()
 
 
 def _as_numpy_texts(array: np.ndarray) -> np.ndarray:
@@ -203,8 +254,13 @@ def _leaf_arrays(examples: Examples, origin: str) -> list[np.ndarray]:
     """Returns the leaves of examples as arrays of numbers or texts.
 
     Raises:
-      TypeError: one cannot be converted.
+      TypeError: one cannot be converted, or is a masked array.
     """
+    if any(map(np.ma.isMaskedArray, nest.flatten(examples))):
+        raise TypeError(
+            f"the examples of {origin} hold a masked array: fill what is masked, or leave these "
+            "examples out"
+        )
     try:
         leaves = [_as_numpy_texts(np.asarray(leaf)) for leaf in nest.flatten(examples)]
         if not all(_is_supported(array.dtype) for array in leaves):

@@ -19,7 +19,7 @@ from fedmf import checks
 from fedmf.runs.config import TrainConfig
 from fedmf.server.messages import ClientParams
 from fedmf.terminal import progress_bar
-from fedmf.training.client_work import Broadcast, ClientWork
+from fedmf.training.client_work import Broadcast, ClientWork, sums_of_copies
 from fedmf.training.evaluation import Evaluator, mean_and_deciles
 from fedmf.training.examples import Examples, NotFinite, count
 from fedmf.training.execution.groups import in_groups
@@ -253,7 +253,7 @@ class _FineTuning:
     ) -> Iterator[list[np.ndarray] | None]:
         """Yields the weights of each client after its epochs, or None if they are not finite."""
         groups = [[client_split.training] for client_split in splits]
-        for group_sum in client_work.sums(self._broadcast, groups):
+        for group_sum in sums_of_copies(client_work, self._broadcast, groups):
             yield None if group_sum.zeroed else _subtract(self._weights, group_sum.values)
 
 

@@ -1,5 +1,6 @@
 """The clients that are fine-tuned, and the random halves of their examples."""
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ def split_in_halves(task: Task, config: TrainConfig, client_id: str) -> SplitExa
     Raises:
       NotFinite: as `Task.examples_of` does.
     """
-    rng = np.random.default_rng([config.seed, _HALVES, *client_id.encode()])
+    rng = np.random.default_rng([config.seed, _HALVES, *_id_bytes(client_id)])
     training_half, evaluation_half = _random_halves(task.examples_of(client_id), rng)
     return _split_examples(task, config, client_id, training_half, evaluation_half, rng)
 
@@ -52,9 +53,9 @@ def split_for_search(task: Task, config: TrainConfig, client_id: str) -> SplitEx
 
     The half on which results are measured is in neither.
     """
-    rng = np.random.default_rng([config.seed, _HALVES, *client_id.encode()])
+    rng = np.random.default_rng([config.seed, _HALVES, *_id_bytes(client_id)])
     training_half, _ = _random_halves(task.examples_of(client_id), rng)
-    rng = np.random.default_rng([config.seed, _QUARTERS, *client_id.encode()])
+    rng = np.random.default_rng([config.seed, _QUARTERS, *_id_bytes(client_id)])
     training_quarter, evaluation_quarter = _random_halves(training_half, rng)
     return _split_examples(task, config, client_id, training_quarter, evaluation_quarter, rng)
 
@@ -69,8 +70,13 @@ def _split_examples(
 ) -> SplitExamples:
     """Returns split examples, with the epochs in an order drawn by `rng`."""
     epochs = shuffled_epochs(training_examples, config, task.batch_size, rng)
-    training = ClientData(epochs, (config.seed, _TRAINING, *client_id.encode()))
+    training = ClientData(epochs, (config.seed, _TRAINING, *_id_bytes(client_id)))
     return SplitExamples(training, evaluation_examples)
+
+
+def _id_bytes(client_id: Hashable) -> bytes:
+    """Returns a client id of any type as text in UTF-8, because seeds are whole numbers."""
+    return str(client_id).encode("utf-8", "surrogatepass")
 
 
 def _random_halves(examples: Examples, rng: np.random.Generator) -> tuple[Examples, Examples]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-import numbers
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -11,12 +11,21 @@ import numpy as np
 from fedmf import checks
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
-from fedmf.server.clipping import UpdateSum
+from fedmf.server.clipping import UpdateSum, clip_update
 from fedmf.server.means import in_shapes
 from fedmf.server.messages import ClippedSum
 from fedmf.terminal import interrupts
 from fedmf.training.client_work import Broadcast, ClientWork, group_sum
-from fedmf.training.examples import ClientData, Epochs, Examples, count, digest, errors_of, take
+from fedmf.training.examples import (
+    ClientData,
+    Epochs,
+    Examples,
+    count,
+    digest,
+    errors_of,
+    split_weights,
+    take,
+)
 from fedmf.training.learner import (
     ClientSettings,
     Evaluate,
@@ -24,7 +33,7 @@ from fedmf.training.learner import (
     Learner,
     Machine,
     TaskData,
-    function_name,
+    function_text,
 )
 
 Weights = list[np.ndarray]
@@ -50,14 +59,15 @@ class FunctionLearner(Learner):
       initial_weights: seed -> a list of float32 or float64 arrays, a function of the seed alone.
       client_update: (weights, epochs, settings) -> (update, loss). It may overwrite `weights`.
         `epochs` are the shuffled examples (x, y) of each pass, and `settings.batches(epochs)`
-        yields the batches. `settings` has the learning rate and the other client options of the
+        yields the batches. In a task with weights of examples y is `Weighted`: use `y.labels` and
+        `y.weights`. `settings` has the learning rate and the other client options of the
         configuration; options that the function does not read have no effect. `update` is the
         weights after training minus those before, and `loss` the loss before each step, summed over
         examples. Random numbers must be drawn with `settings.client_seed`. Fine-tuning calls it for
         each batch, as for a client with one epoch of one batch.
       evaluate: (weights, (x, y)) -> {name: value}, means over at least one example. One name is
         "loss"; reports show the first other metric. A metric is NaN on examples that do not define
-        it. Labels may be `Weighted`, with weights of 1.
+        it. The labels have no weights, because evaluation counts each example once.
 
     Raises:
       TypeError: an argument is no function with this number of arguments.
@@ -102,7 +112,8 @@ class FunctionLearner(Learner):
 
         def evaluate(weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
             with errors_of(f"evaluate of task {settings.task!r}"):
-                metrics = self._evaluate([np.array(weight) for weight in weights], examples)
+                copied_weights = [np.array(weight) for weight in weights]
+                metrics = self._evaluate(copied_weights, _without_weights(examples))
             values = _check_metrics(metrics, settings.task)
             undefined_names = (name for name, value in values.items() if math.isnan(value))
             return Evaluation(values, frozenset(undefined_names))
@@ -114,7 +125,8 @@ class FunctionLearner(Learner):
         with "loss" at the end.
         """
         with errors_of(f"evaluate of task {task.name!r}"):
-            metrics = self._evaluate(self.initial_weights(0), task.split("validation"))
+            validation = _without_weights(task.split("validation"))
+            metrics = self._evaluate(self.initial_weights(0), validation)
         names = list(_check_metrics(metrics, task.name))
         return [*(name for name in names if name != "loss"), "loss"]
 
@@ -164,12 +176,13 @@ class FunctionLearner(Learner):
 
     def fingerprint(self, seed: int) -> dict[str, str]:
         """See `Learner.fingerprint`. It has the names of the functions, so that changes of their
-        code go unnoticed, and a digest of the initial weights.
+        code go unnoticed, with the arguments of a functools.partial and the fields of a dataclass,
+        and a digest of the initial weights.
         """
         return {
-            "initial_weights": function_name(self._initial_weights),
-            "client_update": function_name(self.client_update),
-            "evaluate": function_name(self._evaluate),
+            "initial_weights": function_text(self._initial_weights),
+            "client_update": function_text(self.client_update),
+            "evaluate": function_text(self._evaluate),
             "initial weights": digest(self.initial_weights(seed)),
         }
 
@@ -258,12 +271,11 @@ class _SequentialClients(ClientWork):
         for number, batch in enumerate(settings.batches(client.epochs)):
             batch_client = ClientData([batch], (*client.seed, number))
             step, loss = _client_update(self._learner, settings, current_weights, batch_client)
-            step_norm = math.sqrt(sum(float(np.vdot(array, array)) for array in step))
-            factor = 1.0
-            if step_norm > 0:
-                factor = min(1.0, settings.max_step_norm / step_norm)
+            clipped = clip_update(step, clip_norm=settings.max_step_norm, zeroing_norm=math.inf)
+            if not clipped.is_zeroed:  # A step that is not finite ends in weights that are not.
+                step = clipped.values
             current_weights = [
-                (weight + factor * array).astype(weight.dtype)
+                (weight + array).astype(weight.dtype)
                 for weight, array in zip(current_weights, step, strict=True)
             ]
             loss_sum += loss
@@ -306,19 +318,31 @@ def _client_update(
             f"{origin} returns an update of shapes {shapes} where the weights have "
             f"{weight_shapes}: return the weights after training minus those before"
         )
-    if any(array.dtype.kind not in "fiu" for array in arrays):
-        raise TypeError(f"{origin} returns an update that is not all real numbers: return floats")
-    if not isinstance(loss, numbers.Real | np.ndarray) or np.ndim(loss):
+    is_masked = any(map(np.ma.isMaskedArray, update))
+    if is_masked or any(array.dtype.kind not in "fiu" for array in arrays):
         raise TypeError(
-            f"{origin} returns the loss {loss!r}: return one number, the loss before each step "
-            "summed over examples"
+            f"{origin} returns an update that is not all real numbers: return arrays of floats, "
+            "none of them masked"
+        )
+    loss_sum = checks.real_number(loss)
+    if loss_sum is None:
+        raise TypeError(
+            f"{origin} returns the loss {reprlib.repr(loss)}: return one number, the loss before "
+            "each step summed over examples"
         )
     with np.errstate(over="ignore"):  # An update that overflows is zeroed later.
         converted_update = [
             array.astype(weight.dtype, copy=False)
             for array, weight in zip(arrays, weights, strict=True)
         ]
-    return converted_update, float(loss)
+    return converted_update, loss_sum
+
+
+def _without_weights(examples: Examples) -> Examples:
+    """Returns the examples with plain labels."""
+    x, y = examples
+    labels, _ = split_weights(y)
+    return x, labels
 
 
 def _check_initial_weights(weights: Any) -> Weights:
@@ -330,7 +354,9 @@ def _check_initial_weights(weights: Any) -> Weights:
     hint = "return a list of float32 or float64 arrays"
     if not isinstance(weights, list | tuple):
         raise TypeError(f"initial_weights returns a {type(weights).__name__}: {hint}")
-    arrays = [np.asarray(weight) for weight in weights]
+    if any(map(np.ma.isMaskedArray, weights)):
+        raise TypeError(f"initial_weights returns a masked array: {hint}")
+    arrays = [np.array(weight) for weight in weights]
     dtypes = [array.dtype.name for array in arrays]
     if any(dtype not in _DTYPES for dtype in dtypes):
         raise TypeError(f"initial_weights returns {', '.join(dtypes)}: {hint}")
@@ -354,9 +380,12 @@ def _check_metrics(metrics: Any, task_name: str) -> dict[str, float]:
         )
     values = {}
     for name, value in metrics.items():
-        if not isinstance(name, str) or np.ndim(value) or not np.isreal(value):
-            raise TypeError(f"evaluate of task {task_name!r} returns {name!r}: {value!r}: {hint}")
-        values[name] = float(value)
+        number = checks.real_number(value)
+        if not isinstance(name, str) or number is None:
+            raise TypeError(
+                f"evaluate of task {task_name!r} returns {name!r}: {reprlib.repr(value)}: {hint}"
+            )
+        values[name] = number
     if "loss" not in values:
         raise ValueError(f"evaluate of task {task_name!r} returns no loss: {hint}")
     return values

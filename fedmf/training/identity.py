@@ -5,6 +5,7 @@ The guarantee does not depend on it, because a committed release is never comput
 would mean nothing if half of a run had been computed by another program.
 """
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,8 +41,30 @@ def task_identity(task: Task, program: Mapping[str, str]) -> dict[str, Any]:
         "batch_size": task.batch_size,
         "client_ids": digest(np.array([str(client) for client in task.client_ids])),
         "class_weight": class_weight,
-        "program": dict(program),
+        "program": _checked_program(task, program),
     }
+
+
+def _checked_program(task: Task, program: Any) -> dict[str, str]:
+    """Returns the fingerprint of a learner.
+
+    Raises:
+      TypeError: it is no dict of texts, which the run's folder holds.
+    """
+    learner = type(task.learner).__name__
+    hint = "return a dict of texts, such as a digest of each array"
+    if not isinstance(program, Mapping):
+        raise TypeError(
+            f"fingerprint of {learner}, the learner of task {task.name!r}, returned a "
+            f"{type(program).__name__}: {hint}"
+        )
+    for name, text in program.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TypeError(
+                f"fingerprint of {learner}, the learner of task {task.name!r}, returned "
+                f"{reprlib.repr(name)}: {reprlib.repr(text)}: {hint}"
+            )
+    return dict(program)
 
 
 def identity_difference(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:

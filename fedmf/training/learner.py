@@ -16,7 +16,7 @@ import threadpoolctl
 
 from fedmf.runs.config import TrainConfig
 from fedmf.training.client_work import ClientWork
-from fedmf.training.examples import Epochs, Examples, count, take
+from fedmf.training.examples import Epochs, Examples, count, digest, take
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -264,18 +264,50 @@ class Learner(abc.ABC):
         return self.model(weights, seed)
 
 
-def function_name(function: Any) -> str:
-    """Returns the name of a function, or of the class of a callable object.
+def function_text(function: Any) -> str:
+    """Returns the name of a function, or of the class of what is called like one, with the
+    arguments of a functools.partial and the fields of a dataclass.
 
     >>> import functools
-    >>> function_name(functools.partial(math.sqrt, 2))
-    'math.sqrt'
+    >>> function_text(functools.partial(math.pow, 2, y=np.zeros(2)))
+    'math.pow(2, y=array bc22cf6bfa1baa68)'
     """
-    while isinstance(function, functools.partial):
-        function = function.func
+    if isinstance(function, functools.partial):
+        arguments = [_value_text(value) for value in function.args]
+        named = sorted(function.keywords.items())
+        arguments += [f"{name}={_value_text(value)}" for name, value in named]
+        return f"{function_text(function.func)}({', '.join(arguments)})"
+    owner = getattr(function, "__self__", function)
+    is_object = dataclasses.is_dataclass(owner) and not isinstance(owner, type)
     if not hasattr(function, "__qualname__"):
         function = type(function)
-    return f"{function.__module__}.{function.__qualname__}"
+    name = f"{function.__module__}.{function.__qualname__}"
+    return f"{name}({_fields_text(owner)})" if is_object else name
+
+
+def _value_text(value: Any) -> str:
+    """Returns a text that changes with a value: of an array its digest, of an object that is no
+    dataclass its class alone.
+    """
+    if isinstance(value, str | bytes | int | float | complex | None):
+        return repr(value)
+    if isinstance(value, Mapping):
+        pairs = [f"{_value_text(key)}: {_value_text(entry)}" for key, entry in value.items()]
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value_text, value))}]"
+    if hasattr(value, "__array__"):
+        with contextlib.suppress(TypeError):
+            return f"array {digest(np.asarray(value))}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"{type(value).__qualname__}({_fields_text(value)})"
+    return function_text(value)
+
+
+def _fields_text(owner: Any) -> str:
+    """Returns the fields of a dataclass object as a text."""
+    names = [field.name for field in dataclasses.fields(owner)]
+    return ", ".join(f"{name}={_value_text(getattr(owner, name))}" for name in names)
 
 
 @contextlib.contextmanager

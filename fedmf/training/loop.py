@@ -137,7 +137,7 @@ def train(
         setup = None if resume else new_run(checked, config, folder, noise_seed, plan, machine)
         run_folder = RunFolder.open(folder) if setup is None else setup.folder
         with run_folder.locked():
-            setup = setup or reopen_run(checked, config, run_folder, plan, machine)
+            setup = setup or reopen_run(checked, config, run_folder, plan, machine, noise_seed)
             with build_execution(
                 setup.task,
                 setup.plan,
@@ -201,22 +201,21 @@ def _round(training: Training) -> dict[str, Any]:
     private_values = None
     weights_before: list[np.ndarray] = []
     if metrics is not None or training.options.round_metrics:
-        weights_before = training.weights()
+        weights_before = training.weights_before_round()
     # The caller's code runs before the noise is made or after the commit, and never in between.
     metric_sum = np.zeros(0)
     if metrics is not None:
         metric_sum = metrics.sum_of(weights_before, training.cohort)
     clients = [execution.client(t, client) for client in training.cohort]
     try:
-        release = execution.collect_release(training.state, clients, canaries)
+        release = training.collect_release(clients, canaries)
     except (*task.learner.errors, *execution.errors) as error:
         raise misfit_error(training) or error from error
     if metrics is not None:
         private_values = metrics.release(t, metric_sum)
     committed = training.commit(release, private_values)
     training.not_finite = int(release.row["not_finite"])
-    training.state = execution.step(training.state, release)
-    training.done = t + 1
+    training.take_step(release)
     row = training.add_record(committed, weights_before)
     training.seconds = time.perf_counter() - start_time
     training.folder.add_timing(t, training.seconds)

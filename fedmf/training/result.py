@@ -25,9 +25,7 @@ def write_result(training: Training, seconds: float) -> None:
     folder.write_weights("model", weights)
     folder.write_table()
     if config.canaries:
-        releases = np.array(training.canary_releases)
-        evidence = training.execution.canary_evidence(training.state, releases)
-        folder.write_canaries(evidence)
+        folder.write_canaries(training.canary_evidence())
     has_ended_early = training.done < config.rounds
     plan = training.plan
     if has_ended_early:

@@ -25,6 +25,7 @@ def reopen_run(
     folder: RunFolder,
     plan: Plan | None,
     options: RunOptions,
+    noise_seed: int | str | None = None,
 ) -> RunSetup:
     """Returns the setup with which a run is resumed.
 
@@ -34,6 +35,7 @@ def reopen_run(
       folder: folder of the run.
       plan: plan of the run, or None for the recorded one.
       options: options of the call that resumes.
+      noise_seed: noise seed of that call; None for the recorded one.
 
     Raises:
       ValueError: the run was begun with another config, plan, mechanism, server optimizer or model,
@@ -61,7 +63,12 @@ def reopen_run(
             f"config.json has {config.rounds}; put back the mechanism.npz that the run was begun "
             "with"
         )
-    noise_seed = _read_noise_seed(folder.path / "private" / "noise_seed")
+    recorded_seed = _read_noise_seed(folder.path / "private" / "noise_seed")
+    if noise_seed not in (None, recorded_seed):
+        raise ValueError(
+            f"cannot resume {run.path} with another `noise_seed`: the run keeps its own, in "
+            "private/; leave it out"
+        )
     identity = folder.identity()
     folder.read_rounds()
     # The run keeps its recorded plan, whatever this machine would calibrate today, so that the
@@ -72,7 +79,7 @@ def reopen_run(
         checked=checked,
         config=config,
         plan=stored_plan,
-        noise_seed=noise_seed,
+        noise_seed=recorded_seed,
         folder=folder,
         server_optimizer=server_optimizer,
         is_callers_plan=bool(run.plan.get("is_callers_plan")),

@@ -26,9 +26,10 @@ from fedmf.runs.plan_record import plan_record
 from fedmf.runs.statement import pretraining, scaling_values, subject_of_run
 from fedmf.runs.vocabulary import VOCABULARY
 from fedmf.server.drawing import CohortSettings
-from fedmf.server.optimizers import ServerOptimizer
+from fedmf.server.optimizers import ServerOptimizer, check_server_optimizer
 from fedmf.server.source import check_noise_seed
 from fedmf.training.checked_task import CheckedTask
+from fedmf.training.examples import digest
 from fedmf.training.execution.base import RunOptions
 from fedmf.training.execution.canaries import largest_entry
 from fedmf.training.task import Task
@@ -84,12 +85,15 @@ class RunSetup:
         return rounds_within(self.plan, self.config.stop_at_epsilon, argument="stop_at_epsilon")
 
     def check(self, options: RunOptions) -> None:
-        """Checks the number of rounds, the canaries, and that the noise can be stored.
+        """Checks the number of rounds, the server optimizer, the canaries, and that the noise can
+        be stored.
 
         Raises:
-          ValueError: the run cannot end at its epsilon, it has too many canaries, or there is no
-            space for the noise.
+          TypeError, ValueError: the run cannot end at its epsilon, no resume could read the state
+            of the server optimizer, the run has too many canaries, or there is no space for the
+            noise.
         """
+        check_server_optimizer(self.server_optimizer, self.task.initial_weights(self.config.seed))
         self.rounds()
         self._check_canaries()
         choose_host_strategy(
@@ -140,6 +144,10 @@ class RunSetup:
             "workload": workload.name,
             "rmse": rmse(plan.mechanism, workload, plan.participation),
             "initial_model": folder.initial_model_digest(),
+            "initial_weights": {
+                "digest": digest(self.task.initial_weights(self.config.seed)),
+                "given": self.task.has_given_weights,
+            },
             "server_optimizer": self.server_optimizer.record(),
             "versions": installed_versions(),
             "date": today(),
@@ -148,7 +156,7 @@ class RunSetup:
         values = statement_values(
             plan,
             population=self.checked.num_clients + self.config.canaries,
-            pretraining=pretraining(self.config),
+            pretraining=pretraining(self.config, record),
             canaries=self.config.canaries,
             subject=subject_of_run(self.config, record),
         )

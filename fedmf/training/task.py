@@ -34,6 +34,8 @@ from fedmf.training.learner import ClientSettings, Learner
 from fedmf.training.task_checks import checked_attributes
 
 SPLITS = ("validation", "test")
+# Of numpy's dtypes: booleans, numbers, texts and times.
+_KINDS_OF_IDS = "biufSUMm"
 
 
 class TaskAttributes(TypedDict, total=False):
@@ -197,12 +199,12 @@ class Task:
         return examples
 
     def initial_weights(self, seed: int) -> list[np.ndarray]:
-        """Returns the initial weights of a run with this seed, which are cached."""
+        """Returns copies of the initial weights of a run with this seed, which are cached."""
         seed = checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
         cache: dict[int, list[np.ndarray]] = self.__dict__.setdefault("_initial_weights", {})
         if seed not in cache:
-            cache[seed] = self.learner.initial_weights(seed)
-        return cache[seed]
+            cache[seed] = [np.array(weight) for weight in self.learner.initial_weights(seed)]
+        return [weight.copy() for weight in cache[seed]]
 
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
         """Returns this task with models that start from `weights` for every seed.
@@ -213,7 +215,19 @@ class Task:
         Raises:
           ValueError: the shapes differ from those of the task's model.
         """
-        return dataclasses.replace(self, learner=self.learner.starting_from(weights))
+        own_weights = [np.array(weight) for weight in weights]
+        task = dataclasses.replace(self, learner=self.learner.starting_from(own_weights))
+        return task._with_given_weights()
+
+    @property
+    def has_given_weights(self) -> bool:
+        """Whether `starting_from` made this task."""
+        return bool(self.__dict__.get("_has_given_weights", False))
+
+    def _with_given_weights(self) -> Self:
+        """Notes in a new task that its initial weights were given, which statements say."""
+        self.__dict__["_has_given_weights"] = True
+        return self
 
     @functools.cached_property
     def _id_set(self) -> frozenset[Any]:
@@ -338,6 +352,8 @@ class Task:
                 f"client_ids has the shape {ids.shape} and x and y hold {count(examples)} "
                 "examples: give each example an id"
             )
+        if ids.dtype.kind not in _KINDS_OF_IDS:  # Objects have memory addresses in place of values.
+            ids = np.array([str(client_id) for client_id in ids])
         unique_ids, client_indices = np.unique(ids, return_inverse=True)
         order = np.argsort(client_indices, kind="stable")
         ends = np.searchsorted(client_indices[order], np.arange(len(unique_ids) + 1))

@@ -1,5 +1,6 @@
 """`Training`: the state of a run that the loop and the callbacks share."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,7 @@ class Training:
       task, config, plan, folder: those of the run.
       options: options of `train`.
       recorded: the run as its folder had it when this process started, with the rows of its rounds.
-      done: number of committed rounds; `state` is the execution's state after them.
-      canary_releases: `Release.canaries` of each round, float64 (canaries,).
+      done: number of committed rounds.
       last: number of rounds after which the run is finished.
       seconds: duration of the newest round, with its validation.
       cohort: indices of the newest round's clients, in the task's order.
@@ -62,12 +62,12 @@ class Training:
         self.program = setup.program
         self._first_rounds = [0, *(row["round"] for row in committed.rows if "program" in row)]
         self.folder.note_programs(self._first_rounds)
-        self.canary_releases = [np.array(row.get("canaries", ())) for row in committed.rows]
+        self._canary_releases = [np.array(row.get("canaries", ())) for row in committed.rows]
         self.seconds = 0.0
         self.cohort: list[int] = []
         self.not_finite = 0
         self.stops = False
-        self.state = execution.init()
+        self._state = execution.init()
         if committed.rows:
             self._resume_from(committed)
         self.folder.rounds.forget_committed()
@@ -83,10 +83,28 @@ class Training:
         newest = CommittedRound.of(committed)
         release = Release(arrays=newest.release, row=newest.numbers, canaries=newest.canaries)
         state_before = self.execution.from_before(newest.before)
-        self.state = self.execution.step(state_before, release)
+        self._state = self.execution.step(state_before, release)
         if "record" not in committed.rows[-1]:
             self.add_record(newest, self.execution.weights(state_before))
             self.recorded = Run.load(self.folder.path)
+
+    def collect_release(self, clients: Sequence[Any], canaries: Sequence[int]) -> Release:
+        """Returns the release of the coming round; see `Execution.collect_release`."""
+        return self.execution.collect_release(self._state, clients, canaries)
+
+    def weights_before_round(self) -> list[np.ndarray]:
+        """Returns the weights that the coming round begins with, for functions that copy them."""
+        return self.execution.weights(self._state)
+
+    def take_step(self, release: Release) -> None:
+        """Takes the server's step of the round that was committed."""
+        self._state = self.execution.step(self._state, release)
+        self.done += 1
+
+    def canary_evidence(self) -> dict[str, np.ndarray]:
+        """Returns what the run shows of its canaries; see `Execution.canary_evidence`."""
+        releases = np.array(self._canary_releases)
+        return self.execution.canary_evidence(self._state, releases)
 
     def commit(self, release: Release, private: dict[str, Any] | None) -> CommittedRound:
         """Commits the next round, before anything of it is returned, printed or written.
@@ -105,7 +123,7 @@ class Training:
             private=private,
             canaries=release.canaries,
             release=release.arrays,
-            before=self.execution.before(self.state),
+            before=self.execution.before(self._state),
             program=self.program,
         )
         self.folder.rounds.commit(committed)
@@ -113,7 +131,7 @@ class Training:
             self._first_rounds.append(t)
             self.folder.note_programs(self._first_rounds)
         self.program = None
-        self.canary_releases.append(release.canaries)
+        self._canary_releases.append(release.canaries)
         return committed
 
     def add_record(
@@ -129,7 +147,7 @@ class Training:
         clients = committed.clients.tolist()
         row = committed.record()
         metrics = self.options.round_metrics
-        weights_after = self.execution.weights(self.state)
+        weights_after = self.execution.weights(self._state)
         if metrics:
             num_clients = len(self.task.client_ids)  # The indices of canaries begin here.
             client_ids = [self.task.client_ids[index] for index in clients if index < num_clients]
@@ -141,8 +159,8 @@ class Training:
         return row
 
     def weights(self) -> list[np.ndarray]:
-        """Returns the model's trainable weights after `done` rounds."""
-        return self.execution.weights(self.state)
+        """Returns copies of the model's trainable weights after `done` rounds."""
+        return [np.array(weight) for weight in self.execution.weights(self._state)]
 
     def scalars(self, row: dict[str, Any]) -> dict[str, float]:
         """Returns the numbers of a row under names that tell whether the guarantee covers them,

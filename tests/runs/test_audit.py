@@ -252,7 +252,7 @@ class TestTheFinalStatement:
         assert values["versions"] == VERSIONS
         assert values["commands"][0] == "fedmf audit run run"
         assert values["commands"][1].startswith("fedmf calibrate run/mechanism.npz --rounds 12 ")
-        assert values["pretraining"].startswith("none")
+        assert values["pretraining"].startswith("the initial weights are those that the task makes")
         assert (finished / "final_statement.md").read_text() == as_text(values, ".md")
         RunFolder(finished).write_json("result", fedmf.Run.load(finished).result)
         out = tmp_path / "statement.md"

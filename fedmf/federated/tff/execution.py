@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -152,7 +153,7 @@ def _metrics_row(metrics: Any, num_not_finite: int) -> dict[str, float]:
     num_examples = int(train_metrics["num_examples"])
     row = {
         "examples": num_examples,
-        "train_loss": float(train_metrics["loss"]) if num_examples else 0.0,
+        "train_loss": float(train_metrics["loss"]) if num_examples else math.nan,
         "not_finite": num_not_finite,
     }
     query_metrics = metrics["aggregator"]["dp_query_metrics"]

@@ -4,6 +4,7 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -84,8 +85,9 @@ class Release:
       row: numbers of the round: {"examples", "train_loss", "not_finite", "clip_fraction", "zeroed",
         "noise_stddev"}; with scaled updates {"scale_drift"}, with an adaptive clip norm
         {"clip_norm"}. train_loss is the mean over examples of the loss before each step, without
-        the model's own losses. not_finite counts the clients whose examples are not finite: they
-        count as zeroed, and their examples do not count.
+        the model's own losses; it is NaN in a round without examples. not_finite counts the
+        clients whose examples are not finite: they count as zeroed, and their examples do not
+        count.
       canaries: products of the released sum with the directions of the run's canaries, float64
         (canaries,); empty without canaries.
     """
@@ -217,6 +219,14 @@ class Execution(abc.ABC):
         return {}
 
 
+def _spec_text(spec: tuple[tuple[int, ...], np.dtype] | None) -> str:
+    """Returns dtype and shape of an array as text."""
+    if spec is None:
+        return "nothing"
+    shape, dtype = spec
+    return f"an array of {dtype} {shape}"
+
+
 def packed_like(template: Any, leaves: Sequence[np.ndarray]) -> Any:
     """Returns saved leaves in the structure of a state.
 
@@ -224,9 +234,14 @@ def packed_like(template: Any, leaves: Sequence[np.ndarray]) -> Any:
       ValueError: their number, shapes or dtypes differ from those of the state.
     """
     expected_specs = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in nest.flatten(template)]
-    if expected_specs != [(leaf.shape, leaf.dtype) for leaf in leaves]:
+    recorded_specs = [(leaf.shape, leaf.dtype) for leaf in leaves]
+    if expected_specs != recorded_specs:
+        pairs = itertools.zip_longest(recorded_specs, expected_specs)
+        recorded_spec, expected_spec = next(pair for pair in pairs if pair[0] != pair[1])
         raise ValueError(
-            "the saved state does not fit this model and mechanism: resume with "
-            "the version that wrote it"
+            f"the run has {_spec_text(recorded_spec)} where weights and optimizer state of this "
+            f"task have {_spec_text(expected_spec)}: resume with the model, server optimizer and "
+            "version of fedmf that the run was begun with; `accept_changed_task` takes another "
+            "program with the same shapes and dtypes"
         )
     return nest.unflatten(template, list(leaves))

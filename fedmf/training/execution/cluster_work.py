@@ -18,7 +18,7 @@ from fedmf import nest
 from fedmf.runs.config import TrainConfig
 from fedmf.server.messages import ClippedSum
 from fedmf.training.client_data import ClientRound, client_data
-from fedmf.training.client_work import Broadcast, ClientWork
+from fedmf.training.client_work import Broadcast, ClientWork, sums_of_copies
 from fedmf.training.examples import ClientData
 from fedmf.training.execution.cluster import Cluster
 from fedmf.training.learner import ClientSettings, Learner, Machine
@@ -172,5 +172,5 @@ def train_group(
             assert state.task is not None
             client = client_data(state.task, state.setup.config, client.t, client.client)
         clients.append(client)
-    [group_sum] = state.client_work.sums(sent, [clients])
+    [group_sum] = sums_of_copies(state.client_work, sent, [clients])
     return group_sum._replace(group=number, worker=platform.node())

@@ -5,11 +5,14 @@ identical on one machine and on any number of workers.
 """
 
 import itertools
+import operator
+import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from fedmf import checks
 from fedmf.server.clipping import largest_norm
 from fedmf.server.messages import ClippedSum
 
@@ -58,7 +61,10 @@ def check_group_sums(
     shapes: Sequence[tuple[int, ...]],
     clip_norm: float,
 ) -> Iterator[ClippedSum]:
-    """Yields the sum of each group after a check that it can be a sum of clipped updates.
+    """Yields a copy of each group's sum after a check that it can be a sum of clipped updates.
+
+    The copy is what is checked, and nobody else writes to it. All copies share their memory: add
+    one before the next.
 
     The check detects machines that compute wrongly, and results that are lost, doubled or damaged.
     It does not detect forgery: a wrong sum within the bounds passes.
@@ -72,9 +78,12 @@ def check_group_sums(
     Raises:
       ValueError: a result cannot be the sum of its group.
     """
+    memory = [np.empty(shape) for shape in shapes]
     for number, (size, group_sum) in enumerate(itertools.zip_longest(sizes, group_sums)):
-        fault = _find_fault(group_sum, number, size, shapes, clip_norm)
-        if fault:
+        try:
+            copied_sum = _checked_copy(group_sum, number, size, memory)
+            _check_norm(copied_sum, clip_norm)
+        except ValueError as fault:
             worker = ""
             if getattr(group_sum, "worker", ""):
                 worker = f", of worker {group_sum.worker!r},"
@@ -82,42 +91,92 @@ def check_group_sums(
                 f"group {number} of {len(sizes)}{worker} did not return the sum of its "
                 f"clipped updates: {fault}; the round was not committed: find out what is wrong "
                 "there, then resume the run"
-            )
-        yield group_sum
+            ) from None
+        yield copied_sum
 
 
-def _find_fault(
-    group_sum: Any,
-    number: int,
-    size: int | None,
-    shapes: Sequence[tuple[int, ...]],
-    clip_norm: float,
-) -> str:
-    """Returns a description of the fault in the result of a group; empty if there is none."""
+def _checked_copy(
+    group_sum: Any, number: int, size: int | None, memory: Sequence[np.ndarray]
+) -> ClippedSum:
+    """Returns the result of a group as float64 arrays, ints and a float.
+
+    Args:
+      group_sum: the result.
+      number: of the group in the round.
+      size: clients of the group; None where there is no such group.
+      memory: arrays for the copy, in the shapes of the weights.
+
+    Raises:
+      ValueError: with what is wrong.
+    """
     if size is None:
-        return "there is one result more than there are groups"
-    if group_sum is None:
-        return "the result is missing"
+        raise ValueError("there is one result more than there are groups")
     if not isinstance(group_sum, ClippedSum):
-        return f"the result is {type(group_sum)}"
+        raise ValueError(f"the result is {'missing' if group_sum is None else type(group_sum)}")
     if group_sum.group not in (None, number):
-        return f"the result is that of group {group_sum.group}"
-    if len(group_sum.values) != len(shapes):
-        return f"the result has {len(group_sum.values)} arrays and not {len(shapes)}"
-    values = [np.asarray(array) for array in group_sum.values]
-    for array, shape in zip(values, shapes, strict=True):
-        array_spec = f"{array.dtype} {array.shape}"
-        expected_spec = f"float64 {tuple(shape)}"
-        if array_spec != expected_spec:
-            return f"the result has an array of {array_spec} and not of {expected_spec}"
-    clients = int(group_sum.clients)
-    clipped = int(group_sum.clipped)
-    zeroed = int(group_sum.zeroed)
-    if clients != size or min(clipped, zeroed) < 0 or clipped + zeroed > size:
-        return f"the result counts {clients} clients, {clipped} of them clipped and {zeroed} zeroed"
+        raise ValueError(f"the result is that of group {group_sum.group}")
+    values = list(group_sum.values)
+    if len(values) != len(memory):
+        raise ValueError(f"the result has {len(values)} arrays and not {len(memory)}")
+    for value, copied in zip(values, memory, strict=True):
+        if np.ma.isMaskedArray(value):
+            raise ValueError("the result has a masked array, and no sum leaves entries out")
+        array = np.asarray(value)
+        kind = f"{array.dtype} {array.shape}"
+        expected = f"float64 {copied.shape}"
+        if kind != expected:
+            raise ValueError(f"the result has an array of {kind} and not of {expected}")
+        np.copyto(copied, array)
+    counts = {
+        name: _whole_number(name, getattr(group_sum, name))
+        for name in ("clients", "clipped", "zeroed", "not_finite", "examples")
+    }
+    num_clipped, num_zeroed = counts["clipped"], counts["zeroed"]
+    is_possible = min(num_clipped, num_zeroed) >= 0 and num_clipped + num_zeroed <= size
+    if counts["clients"] != size or not is_possible:
+        raise ValueError(
+            f"the result counts {counts['clients']} clients, {num_clipped} of them clipped and "
+            f"{num_zeroed} zeroed"
+        )
+    if not 0 <= counts["not_finite"] <= num_zeroed or counts["examples"] < 0:
+        raise ValueError(
+            f"the result counts {counts['examples']} examples, and {counts['not_finite']} clients "
+            f"whose examples are not finite among {num_zeroed} zeroed ones"
+        )
+    loss_sum = checks.real_number(group_sum.loss_sum)
+    if loss_sum is None:
+        raise ValueError(
+            f"the result has loss_sum={reprlib.repr(group_sum.loss_sum)}, not one number"
+        )
+    return ClippedSum(
+        values=list(memory),
+        clients=counts["clients"],
+        clipped=num_clipped,
+        zeroed=num_zeroed,
+        not_finite=counts["not_finite"],
+        loss_sum=loss_sum,
+        examples=counts["examples"],
+    )
+
+
+def _whole_number(name: str, value: Any) -> int:
+    """Returns a count as an int.
+
+    Raises:
+      ValueError: it is no whole number.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(
+            f"the result has {name}={reprlib.repr(value)}, which is no whole number"
+        ) from None
+
+
+def _check_norm(group_sum: ClippedSum, clip_norm: float) -> None:
+    """Raises a ValueError if a sum is longer than its clients' clipped updates can be."""
     with np.errstate(over="ignore"):
-        norm = sum(float(np.dot(leaf, leaf)) for leaf in map(np.ravel, values)) ** 0.5
-    max_norm = largest_norm(size, clip_norm, sum(leaf.size for leaf in values))
-    if norm <= max_norm:
-        return ""
-    return f"the norm is {norm:.9g}, and at most {max_norm:.9g} is possible"
+        norm = sum(float(np.dot(leaf, leaf)) for leaf in map(np.ravel, group_sum.values)) ** 0.5
+    most = largest_norm(group_sum.clients, clip_norm, sum(leaf.size for leaf in group_sum.values))
+    if not norm <= most:
+        raise ValueError(f"the norm is {norm:.9g}, and at most {most:.9g} is possible")

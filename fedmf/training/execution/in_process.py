@@ -3,6 +3,7 @@ noise and the server's step are computed in numpy.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -10,9 +11,9 @@ import numpy as np
 
 from fedmf import nest
 from fedmf.server.means import MeansState, NoisyMeans, check_zeroing_norm, in_shapes
-from fedmf.server.optimizers import checked_step
+from fedmf.server.optimizers import checked_initial_state, checked_step
 from fedmf.training.client_data import ClientRound
-from fedmf.training.client_work import Broadcast, ClientWork
+from fedmf.training.client_work import Broadcast, ClientWork, sums_of_copies
 from fedmf.training.examples import ClientData
 from fedmf.training.execution.base import Execution, Release, packed_like
 from fedmf.training.execution.canaries import Canaries
@@ -97,7 +98,7 @@ class FastExecution(Execution):
         """See `Execution.init`."""
         return FastState(
             weights=list(self._initial_weights),
-            optimizer=self._optimizer.init(self._initial_weights),
+            optimizer=checked_initial_state(self._optimizer, self._initial_weights),
             means=self._means.initial(),
         )
 
@@ -115,7 +116,7 @@ class FastExecution(Execution):
         broadcast = Broadcast(state.weights, sent._replace(scales=scales))
         groups = list(in_groups(cohort, self._group_size))
         group_sums = check_group_sums(
-            self._client_work.sums(broadcast, groups),
+            sums_of_copies(self._client_work, broadcast, groups),
             [len(group) for group in groups],
             shapes=self._shapes,
             clip_norm=sent.clip_norm,
@@ -135,7 +136,7 @@ class FastExecution(Execution):
         noisy_mean, means = self._means.release(means, total, self.noise.row(t))
         row = {
             "examples": num_examples,
-            "train_loss": loss_sum / num_examples if num_examples else 0.0,
+            "train_loss": loss_sum / num_examples if num_examples else math.nan,
             "not_finite": not_finite,
         }
         canary_products: np.ndarray = np.zeros(0)
@@ -158,10 +159,9 @@ class FastExecution(Execution):
             for array, weight in zip(mean_arrays, state.weights, strict=True)
         ]
         learning_rate = float(self._learning_rates[int(means.next_round) - 1])
-        optimizer_state, stepped = self._optimizer.step(
-            state.optimizer, state.weights, update, learning_rate
+        optimizer_state, weights = checked_step(
+            self._optimizer, state.optimizer, state.weights, update, learning_rate
         )
-        weights = checked_step(self._optimizer, stepped, state.weights)
         return FastState(weights, optimizer_state, means)
 
     def before(self, state: FastState) -> list[np.ndarray]:
@@ -170,7 +170,7 @@ class FastExecution(Execution):
 
     def from_before(self, arrays: Sequence[np.ndarray]) -> FastState:
         """See `Execution.from_before`."""
-        optimizer_template = self._optimizer.init(self._initial_weights)
+        optimizer_template = checked_initial_state(self._optimizer, self._initial_weights)
         template = (list(self._initial_weights), optimizer_template)
         weights, optimizer_state = packed_like(template, arrays)
         return FastState(weights, optimizer_state, means=None)
