@@ -239,7 +239,7 @@ def optimizer_of(init, step=lambda state: state, stepped=lambda weights: weights
     ("optimizer", "words"),
     [
         (
-            optimizer_of([np.zeros(3, np.float32)], lambda s: [s[0] * np.float64(0.5)]),
+            optimizer_of([np.zeros(3, np.float32)], lambda s: [s[0].astype(np.float64)]),
             "state[0] from float32 (3,) to float64 (3,)",
         ),
         (optimizer_of([], lambda s: [*s, np.ones(1)]), "state[0] from nothing to float64 (1,)"),
