@@ -146,29 +146,30 @@ def trained_by_keras(x, y, build, loss, weights):
 
     Keras receives the weights of examples and classes as fedmf does.
     """
-    # Places instead of inputs: the order of fedmf's batches
+    # Indices instead of inputs show the order of fedmf's batches.
     order = cohort_of(task_of(np.arange(len(OWNERS)), y, build, loss, {}))
     model = task_of(x, y, build, loss, {}).build_model(3)
     model.compile(tf.keras.optimizers.legacy.SGD(RATE), loss(), run_eagerly=True)
-    start = model.get_weights()
-    values = 0.0
-    examples = 0
-    total = [np.zeros_like(w) for w in start]
-    sample = weights.get("sample_weight")
+    initial_weights = model.get_weights()
+    loss_sum = 0.0
+    num_examples = 0
+    total = [np.zeros_like(weight) for weight in initial_weights]
+    sample_weight = weights.get("sample_weight")
     for client in order:
-        model.set_weights(start)
+        model.set_weights(initial_weights)
         for indices, _ in client.epochs:
-            for start in range(0, len(indices), BATCH):
-                rows = indices[start : start + BATCH]
+            for first_row in range(0, len(indices), BATCH):
+                rows = indices[first_row : first_row + BATCH]
                 value = model.train_on_batch(
                     *tf.nest.map_structure(lambda array, rows=rows: array[rows], (x, y)),
-                    sample_weight=None if sample is None else sample[rows],
+                    sample_weight=None if sample_weight is None else sample_weight[rows],
                     class_weight=weights.get("class_weight"),
                 )
-                values = values + np.ravel(value)[0] * len(rows)
-                examples = examples + len(rows)
-        total = [t + s - w for t, s, w in zip(total, start, model.get_weights(), strict=True)]
-    return total, values / examples
+                loss_sum += np.ravel(value)[0] * len(rows)
+                num_examples += len(rows)
+        client_weights = zip(total, initial_weights, model.get_weights(), strict=True)
+        total = [leaf + before - after for leaf, before, after in client_weights]
+    return total, loss_sum / num_examples
 
 
 @pytest.mark.slow

@@ -64,8 +64,8 @@ def test_a_repeated_step_and_the_rounds_after_it_are_identical(changes):
             assert_same_state(execution, resumed, stepped)
             np.testing.assert_equal(execution.weights(resumed), execution.weights(stepped))
             state = resumed
-        for arrays_before, final_weight in zip(start, execution.weights(state), strict=True):
-            assert not np.array_equal(arrays_before, final_weight)
+        for initial_weight, final_weight in zip(start, execution.weights(state), strict=True):
+            assert not np.array_equal(initial_weight, final_weight)
 
 
 def test_arrays_of_another_model_or_optimizer_are_refused():

@@ -43,12 +43,13 @@ class Weights(federated.Callback):
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """An uninterrupted run, and its callback."""
-    kept = Weights()
-    return train(tmp_path_factory.mktemp("whole") / "run", SETTINGS, callbacks=[kept]), kept
+    callback = Weights()
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return train(folder, SETTINGS, callbacks=[callback]), callback
 
 
 def test_private_metrics_are_sums_of_clients_with_noise_of_their_own_stream(whole_run):
-    (run, callback) = whole_run
+    run, callback = whole_run
     task = small_task()
     evaluator = Evaluator(task, SETTINGS)
     metrics = MetricsStream(SETTINGS.plan(), noise_seed=9)
@@ -57,9 +58,9 @@ def test_private_metrics_are_sums_of_clients_with_noise_of_their_own_stream(whol
         for client in callback.cohorts[t]:
             examples = task.examples_of(task.client_ids[client])
             if len(examples[0]):
-                metrics = evaluator.on(callback.before[t], examples)
-                loss = min(metrics["loss"], 4.0) / 2 - 1
-                total += np.array([1, 2 * metrics["accuracy"] - 1, loss]) / np.sqrt(3)
+                client_metrics = evaluator.on(callback.before[t], examples)
+                loss = min(client_metrics["loss"], 4.0) / 2 - 1
+                total += np.array([1, 2 * client_metrics["accuracy"] - 1, loss]) / np.sqrt(3)
         released = metrics.release(t, total)
         expected = metrics.values(range(t, t + 1), released)
         assert row["private"].pop("stddev") == pytest.approx(expected.pop("stddev"), rel=1e-4)
@@ -82,14 +83,14 @@ def test_metrics_of_a_client_whose_loss_is_not_finite_are_the_worst(headline, wo
 
 
 def test_a_resume_releases_identical_private_metrics(whole_run, tmp_path):
-    whole_run, _ = whole_run
+    run, _ = whole_run
     broken_off(tmp_path / "parts", 3, SETTINGS)
-    assert_same_run(whole_run, train(tmp_path / "parts", SETTINGS, resume=True))
-    text = whole_run.statement
+    assert_same_run(run, train(tmp_path / "parts", SETTINGS, resume=True))
+    text = run.statement
     assert "Metrics of each round are released as well" in " ".join(text.split())
     assert "The private metrics are covered." in " ".join(text.split())
-    assert whole_run.plan["epsilon"] == pytest.approx(config().plan().epsilon)
-    assert whole_run.plan["private_metrics"]["share"] == 0.1
+    assert run.plan["epsilon"] == pytest.approx(config().plan().epsilon)
+    assert run.plan["private_metrics"]["share"] == 0.1
 
 
 @pytest.mark.parametrize(
