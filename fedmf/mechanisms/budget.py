@@ -25,7 +25,7 @@ def pair_costs(mechanism: Mechanism) -> np.ndarray:
     """Returns |X|, X = C^T C, float64 (rounds, rounds): the cost of each pair of a client's rounds,
     and on the diagonal of each single round.
     """
-    checks.fits_in_memory("what pairs of rounds cost", (mechanism.rounds, mechanism.rounds))
+    checks.fits_in_memory("the costs of pairs of rounds", (mechanism.rounds, mechanism.rounds))
     C = mechanism.encoder()
     return np.abs(C.T @ C)
 

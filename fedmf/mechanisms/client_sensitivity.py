@@ -61,7 +61,7 @@ def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
     bands = mechanism.bands
     if c is None and banded_rows is None:
         bands = n
-    checks.fits_in_memory("what pairs of rounds cost", (bands, n))
+    checks.fits_in_memory("the costs of pairs of rounds", (bands, n))
     diagonals = np.zeros((bands, n))
     if c is not None:
         for d in range(bands):
