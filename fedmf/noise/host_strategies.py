@@ -149,8 +149,11 @@ def _recurrent(stream: NoiseStream, storage: Storage, compress: bool) -> NoiseSt
         if form is not None and form.width == 0:
             reason = "each noise vector is its own draw"
             return NoiseStrategy(name="recurrent", length=1, cost=1.0, reason=reason, form=form)
-    lengths = [_COMPRESSED_LENGTH] if is_contraction else _BLOCK_LENGTHS
-    max_width = _MAX_COMPRESSED_ROWS if is_contraction else None
+    lengths: tuple[int, ...] = _BLOCK_LENGTHS
+    max_width = None
+    if is_contraction:
+        lengths = (_COMPRESSED_LENGTH,)
+        max_width = _MAX_COMPRESSED_ROWS
     max_length = min(n, longest_block(storage.size))
     candidates = []
     for length in sorted({min(length, max_length) for length in lengths}):
