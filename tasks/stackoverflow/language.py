@@ -1,18 +1,16 @@
-"""The made-up language of the synthetic corpus: a lexicon, clause templates, and topics that decide
+"""Synthetic language of the synthetic corpus: a lexicon, clause templates, and topics that decide
 the content words.
 
-What there is to learn, from easy to hard:
+A model can learn, from easy to hard:
   1. which words are frequent (the unigram guess);
   2. fixed runs of function words inside a clause ("i am trying to", "is there a way to"): a bigram
      model gets them;
-  3. which clause one is in and where ("do i" is followed by a verb, "the" by a noun of the topic, a
-     clause by its
-    joint);
+  3. the clause and the position in it ("do i" is followed by a verb, "the" by a noun of the topic,
+     a clause by its joint);
   4. the topic of the sentence, from any content word so far: it decides the frequent nouns, verbs
-     and the technology's
-    name;
+     and the name of the technology;
   5. collocations (each verb and adjective has a favourite noun, each noun a favourite verb) and
-     nouns that come back.
+     nouns that are repeated.
 
 The language is a pure function of its two sizes: corpora made from different seeds speak the same
 language through different users.
@@ -22,6 +20,8 @@ import dataclasses
 import functools
 
 import numpy as np
+
+from fedmf.tasks.stackoverflow.lexicon import NOTHING, Lexicon
 
 # One weight and one clause a line. Content words: N noun, V verb, A adjective, T technology (the
 # topic's own name). Small words: D determiner, M modal, P preposition, R adverb (mostly left out).
@@ -81,13 +81,14 @@ _COMMON_CLAUSES = """
 2 D N P D N M V D N
 1 <URL>
 """
-_CHOICES = {  # weights fall off as in Zipf's law; every user has a taste of their own
+# The weights of each line fall off as in Zipf's law; every user has weights of their own.
+_CHOICES = {
     "D": "the a this my your that each some",
     "M": "can will should could would might must",
     "P": "in with from on for of into at",
     "R": "just also really simply only actually probably then",
 }
-_ADVERB_SHARE = 0.3
+_ADVERB_PROBABILITY = 0.3
 _JOINTS = (
     (".", 5.0),
     (", but", 2.0),
@@ -104,9 +105,6 @@ _TOPIC_NAMES = (
 _SHARED_NOUNS = (
     "code file data value function list name line error example time string type number user"
 )
-_ONSETS, _VOWELS = "b d f g k l m n p r s t v z st tr pl gr", "aeiou"
-
-_NOTHING = -1
 NOUN, VERB, ADJECTIVE, TECHNOLOGY = -2, -3, -4, -5
 DETERMINER, MODAL, PREPOSITION, ADVERB = -6, -7, -8, -9
 _SLOTS = dict(zip("NVATDMPR", range(NOUN, ADVERB - 1, -1), strict=True))
@@ -115,41 +113,26 @@ MAX_CLAUSES = 3
 
 
 def zipf(size: int, shift: float = 1.5) -> np.ndarray:
-    """Zipf-Mandelbrot probabilities of ranks 0 .. size - 1, float64 (size,)."""
+    """Returns the Zipf-Mandelbrot probabilities of ranks 0 .. size - 1, float64 (size,)."""
     weights = (np.arange(size) + shift) ** -1.1
     return weights / weights.sum()
 
 
-def _parse(text: str) -> tuple[np.ndarray, list[list[str]]]:
+def _parse_clauses(text: str) -> tuple[np.ndarray, list[list[str]]]:
+    """Returns the weights and the words of a table of clauses."""
     lines = [line.split() for line in text.strip().splitlines()]
     return np.array([float(line[0]) for line in lines]), [line[1:] for line in lines]
 
 
-def _content_word(index: int, ending: str) -> str:
-    # Mixed-radix digits become syllables; multiplying by a number prime to the radix keeps
-    # neighbours from looking alike.
-    onsets, vowels = _ONSETS.split(), _VOWELS
-    radix = len(onsets) * len(vowels)
-    count = 2
-    while index >= radix**count:
-        index, count = index - radix**count, count + 1
-    scrambled = index * 7919 % radix**count
-    digits = [scrambled // radix**place % radix for place in range(count)]
-    return (
-        "".join(onsets[digit % len(onsets)] + vowels[digit // len(onsets)] for digit in digits)
-        + ending
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """Words by id and the tables that sentences are drawn from.
+    """Words by id, and the tables that sentences are drawn from.
 
     Attributes:
       words: id -> word; function words first.
       topics: names of the technologies, one a topic.
       clauses: (number of clauses, longest clause) int64, word ids or slot codes, -1 beyond the end.
-      closed: (number of clauses,) bool, whether the clause brings its own punctuation.
+      closed: (number of clauses,) bool, whether the clause ends in punctuation of its own.
       question_weights, answer_weights: float64, probability of each clause in posts of either type.
       joints, ends: int64 (choices, 2), one or two word ids, -1 for none; joint_weights,
         end_weights: their probabilities.
@@ -180,120 +163,118 @@ class Language:
     favourite: np.ndarray
 
 
-def _smallest(topics: int) -> int:
-    function_words = {
-        word
-        for text in (_QUESTION_CLAUSES, _ANSWER_CLAUSES, _COMMON_CLAUSES)
-        for word in text.split()
-    }
-    function_words.update(word for text in _CHOICES.values() for word in text.split())
+def _smallest_vocabulary(topics: int) -> int:
+    """Returns the least number of words that the clauses and topics need."""
+    texts = [_QUESTION_CLAUSES, _ANSWER_CLAUSES, _COMMON_CLAUSES, *_CHOICES.values()]
+    function_words = set(" ".join(texts).split())
     return len(function_words) + len(_SHARED_NOUNS.split()) + 16 * topics
 
 
 @functools.cache
 def make_language(vocabulary_size: int, topics: int) -> Language:
-    """The language with `vocabulary_size` words and `topics` topics; the same sizes give
-    the same language.
+    """Returns the language with `vocabulary_size` words and `topics` topics.
+
+    The same sizes give the same language.
 
     Raises:
       ValueError: too few words for the clauses and topics, or more topics than have names.
     """
     if not 1 <= topics <= MAX_TOPICS:
         raise ValueError(f"topics={topics} must lie between 1 and {MAX_TOPICS}")
-    if vocabulary_size < _smallest(topics):
+    smallest = _smallest_vocabulary(topics)
+    if vocabulary_size < smallest:
         raise ValueError(
-            f"vocabulary_size={vocabulary_size} is too small for {topics} topics: "
-            f"use {_smallest(topics)}+"
+            f"vocabulary_size={vocabulary_size} is too small for {topics} topics: use {smallest}+"
         )
-    words: list[str] = []
-    ids: dict[str, int] = {}
-
-    def intern(word: str) -> int:
-        if word not in ids:
-            ids[word] = len(words)
-            words.append(word)
-        return ids[word]
-
-    q_weights, questions = _parse(_QUESTION_CLAUSES)
-    a_weights, answers = _parse(_ANSWER_CLAUSES)
-    c_weights, common = _parse(_COMMON_CLAUSES)
+    lexicon = Lexicon()
+    # The order in which words are added decides their ids.
+    q_weights, questions = _parse_clauses(_QUESTION_CLAUSES)
+    a_weights, answers = _parse_clauses(_ANSWER_CLAUSES)
+    c_weights, common = _parse_clauses(_COMMON_CLAUSES)
     clauses = questions + answers + common
-    table = np.full((len(clauses), max(map(len, clauses))), _NOTHING, np.int64)
-    for row, clause in zip(table, clauses, strict=True):
-        row[: len(clause)] = [_SLOTS[word] if word in _SLOTS else intern(word) for word in clause]
-    question = np.concatenate([q_weights, 0.05 * a_weights, c_weights])
-    answer = np.concatenate([0.05 * q_weights, a_weights, c_weights])
-
-    small = {
-        _SLOTS[slot]: np.array([intern(word) for word in text.split()])
-        for slot, text in _CHOICES.items()
-    }
-
-    def pieces(choices: tuple[tuple[str, float], ...]) -> tuple[np.ndarray, np.ndarray]:
-        rows = [[intern(word) for word in text.split()] for text, _ in choices]
-        weights = np.array([weight for _, weight in choices])
-        table = np.array([row + [_NOTHING] * (2 - len(row)) for row in rows])
-        return table, weights / weights.sum()
-
-    (joints, joint_weights), (ends, end_weights) = pieces(_JOINTS), pieces(_ENDS)
-    technology = np.array([intern(name) for name in _TOPIC_NAMES.split()[:topics]])
-    shared = np.array([intern(noun) for noun in _SHARED_NOUNS.split()], np.int64)
-
-    left = (vocabulary_size - len(words)) // topics
-    sizes = {"et": left * 5 // 10, "": left * 3 // 10}
-    sizes["ic"] = left - sum(sizes.values())
-    tables = {}
-    coined = 0
-    for ending, size in sizes.items():
-        tables[ending] = np.empty((topics, size), np.int64)
-        for position in np.ndindex(topics, size):
-            word = _content_word(coined, ending)
-            while word in ids:
-                coined += 1
-                word = _content_word(coined, ending)
-            tables[ending][position] = intern(word)
-            coined += 1
-    nouns, verbs, adjectives = tables["et"], tables[""], tables["ic"]
-    # Of the division above: every topic shares these, so that the language has exactly the words
-    # asked for.
-    rest = []
-    while len(words) < vocabulary_size:
-        rest.append(intern(_content_word(coined, "et")))
-        coined += 1
-    shared = np.concatenate([shared, np.array(rest, np.int64)])
-
-    favourite = np.zeros(len(words), np.int64)
-    rng = np.random.Generator(np.random.Philox(key=2023))
-    for topic in range(topics):
-        for leaders, likes in ((verbs, nouns), (adjectives, nouns), (nouns, verbs)):
-            favourite[leaders[topic]] = rng.choice(
-                likes[topic], size=leaders.shape[1], p=zipf(likes.shape[1], 8.0)
-            )
-    favourite[shared] = rng.choice(verbs.ravel(), size=len(shared))
+    question_weights = np.concatenate([q_weights, 0.05 * a_weights, c_weights])
+    answer_weights = np.concatenate([0.05 * q_weights, a_weights, c_weights])
+    clause_table = _clause_table(lexicon, clauses)
+    small_words = {_SLOTS[slot]: lexicon.word_ids(text) for slot, text in _CHOICES.items()}
+    joints, joint_weights = lexicon.weighted_texts(_JOINTS)
+    ends, end_weights = lexicon.weighted_texts(_ENDS)
+    topic_names = _TOPIC_NAMES.split()[:topics]
+    technology = lexicon.word_ids(" ".join(topic_names))
+    shared = lexicon.word_ids(_SHARED_NOUNS)
+    nouns, verbs, adjectives = _topic_words(lexicon, vocabulary_size, topics)
+    # The division of words among topics leaves a remainder. Every topic shares it, so that the
+    # language has exactly the given number of words.
+    num_remaining = vocabulary_size - len(lexicon.words)
+    remainder = [lexicon.coin_word("et") for _ in range(num_remaining)]
+    shared = np.concatenate([shared, np.array(remainder, np.int64)])
     return Language(
-        words=words,
-        topics=_TOPIC_NAMES.split()[:topics],
-        clauses=table,
+        words=lexicon.words,
+        topics=topic_names,
+        clauses=clause_table,
         closed=np.array([clause[-1] in ("?", ":", "<URL>") for clause in clauses]),
-        question_weights=question / question.sum(),
-        answer_weights=answer / answer.sum(),
+        question_weights=question_weights / question_weights.sum(),
+        answer_weights=answer_weights / answer_weights.sum(),
         joints=joints,
         joint_weights=joint_weights,
         ends=ends,
         end_weights=end_weights,
-        small=small,
+        small=small_words,
         technology=technology,
         shared=shared,
         nouns=nouns,
         verbs=verbs,
         adjectives=adjectives,
-        favourite=favourite,
+        favourite=_favourites(nouns, verbs, adjectives, shared, len(lexicon.words)),
     )
+
+
+def _clause_table(lexicon: Lexicon, clauses: list[list[str]]) -> np.ndarray:
+    """Returns the clauses as rows of word ids and slot codes, NOTHING behind their ends."""
+    table = np.full((len(clauses), max(map(len, clauses))), NOTHING, np.int64)
+    for row, clause in zip(table, clauses, strict=True):
+        for position, word in enumerate(clause):
+            row[position] = _SLOTS[word] if word in _SLOTS else lexicon.word_id(word)
+    return table
+
+
+def _topic_words(
+    lexicon: Lexicon, vocabulary_size: int, topics: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns each topic's nouns, verbs and adjectives, (topics, size) ids of new words."""
+    words_per_topic = (vocabulary_size - len(lexicon.words)) // topics
+    num_nouns = words_per_topic * 5 // 10
+    num_verbs = words_per_topic * 3 // 10
+    num_adjectives = words_per_topic - num_nouns - num_verbs
+    tables = []
+    for ending, size in (("et", num_nouns), ("", num_verbs), ("ic", num_adjectives)):
+        word_ids = [lexicon.coin_word(ending) for _ in range(topics * size)]
+        tables.append(np.array(word_ids, np.int64).reshape(topics, size))
+    nouns, verbs, adjectives = tables
+    return nouns, verbs, adjectives
+
+
+def _favourites(
+    nouns: np.ndarray,
+    verbs: np.ndarray,
+    adjectives: np.ndarray,
+    shared: np.ndarray,
+    num_words: int,
+) -> np.ndarray:
+    """Draws the noun that each verb and adjective goes with, and the verb of each noun."""
+    favourite = np.zeros(num_words, np.int64)
+    rng = np.random.Generator(np.random.Philox(key=2023))
+    for topic in range(len(nouns)):
+        for leaders, followers in ((verbs, nouns), (adjectives, nouns), (nouns, verbs)):
+            favourite[leaders[topic]] = rng.choice(
+                followers[topic], size=leaders.shape[1], p=zipf(followers.shape[1], 8.0)
+            )
+    favourite[shared] = rng.choice(verbs.ravel(), size=len(shared))
+    return favourite
 
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """How one user writes.
+    """Style in which one user writes.
 
     Attributes:
       topic_weights: float64 (topics,). question_weights, answer_weights: float64 (clauses,).
@@ -311,38 +292,41 @@ class Style:
 
 
 def draw_style(language: Language, rng: np.random.Generator) -> Style:
-    """A user's style: few topics out of all, own clause habits, own sentence length, a handful of
-    own nouns.
+    """Draws a user's style: few of the topics, weights of clauses, length of sentences, and four
+    nouns that the user likes.
     """
-    topics = len(language.topics)
-    base = zipf(topics, 3.0)
-    topic_weights = rng.dirichlet(np.maximum(0.35 * topics * base, 0.05))
-    taste = rng.gamma(2.0, 0.5, size=len(language.clauses))
-    question, answer = language.question_weights * taste, language.answer_weights * taste
-    main = int(np.argmax(topic_weights))
+    num_topics = len(language.topics)
+    topic_weights = rng.dirichlet(np.maximum(0.35 * num_topics * zipf(num_topics, 3.0), 0.05))
+    clause_taste = rng.gamma(2.0, 0.5, size=len(language.clauses))
+    question_weights = language.question_weights * clause_taste
+    answer_weights = language.answer_weights * clause_taste
+    main_topic = int(np.argmax(topic_weights))
     return Style(
         topic_weights=topic_weights,
-        question_weights=question / question.sum(),
-        answer_weights=answer / answer.sum(),
+        question_weights=question_weights / question_weights.sum(),
+        answer_weights=answer_weights / answer_weights.sum(),
         clause_counts=rng.dirichlet(np.array([6.0, 4.0, 1.0])),
         small={
             slot: rng.dirichlet(8.0 * len(ids) * zipf(len(ids)))
             for slot, ids in language.small.items()
         },
-        own_nouns=rng.choice(language.nouns[main], size=4, p=zipf(language.nouns.shape[1])),
+        own_nouns=rng.choice(language.nouns[main_topic], size=4, p=zipf(language.nouns.shape[1])),
     )
 
 
 def _choose(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """Returns the index that each uniform number selects from the probabilities."""
     return np.searchsorted(np.cumsum(weights)[:-1], uniform)
 
 
 @functools.cache
 def _zipf_borders(size: int) -> np.ndarray:
+    """Returns the cumulative probabilities of ranks, without the last."""
     return np.cumsum(zipf(size))[:-1]
 
 
-def _rank(size: int, uniform: np.ndarray) -> np.ndarray:
+def _zipf_rank(size: int, uniform: np.ndarray) -> np.ndarray:
+    """Returns the rank below `size` that each uniform number selects."""
     return np.searchsorted(_zipf_borders(size), uniform)
 
 
@@ -365,81 +349,105 @@ def draw_sentences(
       (ids, lengths): int64 word ids of all sentences one after the other, and each sentence's
       length >= 1.
     """
-    count = len(topics)
-    uniform = rng.random((count, 2 * MAX_CLAUSES + 1))
-    clause_count = 1 + _choose(style.clause_counts, uniform[:, 0])
-    parts = []
+    uniform = rng.random((len(topics), 2 * MAX_CLAUSES + 1))
+    num_clauses = 1 + _choose(style.clause_counts, uniform[:, 0])
+    pieces = []
     for index in range(MAX_CLAUSES):
-        asked, answered = (
-            _choose(weights, uniform[:, 1 + 2 * index])
-            for weights in (style.question_weights, style.answer_weights)
-        )
-        pick = np.where(questions, asked, answered)
-        parts.append(np.where((index < clause_count)[:, None], language.clauses[pick], _NOTHING))
-        last = np.equal(index + 1, clause_count)[:, None]
-        place = uniform[:, 2 + 2 * index]
-        joint = language.joints[_choose(language.joint_weights, place)]
-        end = language.ends[_choose(language.end_weights, place)]
-        more = np.less(index + 1, clause_count)[:, None]
-        join = np.where(last, end, np.where(more, joint, _NOTHING))
+        clause_uniform = uniform[:, 1 + 2 * index]
+        join_uniform = uniform[:, 2 + 2 * index]
+        question_clause = _choose(style.question_weights, clause_uniform)
+        answer_clause = _choose(style.answer_weights, clause_uniform)
+        clause = np.where(questions, question_clause, answer_clause)
+        is_present = (index < num_clauses)[:, None]
+        pieces.append(np.where(is_present, language.clauses[clause], NOTHING))
+        is_last = np.equal(index + 1, num_clauses)[:, None]
+        is_followed = np.less(index + 1, num_clauses)[:, None]
+        joint = language.joints[_choose(language.joint_weights, join_uniform)]
+        end = language.ends[_choose(language.end_weights, join_uniform)]
+        join = np.where(is_last, end, np.where(is_followed, joint, NOTHING))
         # After its own punctuation a clause needs no end and no joint.
-        parts.append(np.where(language.closed[pick][:, None], _NOTHING, join))
-    codes = np.concatenate(parts, axis=1)
-    present = (codes != _NOTHING) & ((codes != ADVERB) | (rng.random(codes.shape) < _ADVERB_SHARE))
-    lengths = present.sum(axis=1)
-    flat = codes[present]
-    _fill(language, style, topics, flat, lengths, rng)
-    return flat, lengths
+        pieces.append(np.where(language.closed[clause][:, None], NOTHING, join))
+    codes = np.concatenate(pieces, axis=1)
+    has_adverb = rng.random(codes.shape) < _ADVERB_PROBABILITY
+    is_word = (codes != NOTHING) & ((codes != ADVERB) | has_adverb)
+    lengths = is_word.sum(axis=1)
+    word_ids = codes[is_word]
+    _fill_slots(language, style, topics, word_ids, lengths, rng)
+    return word_ids, lengths
 
 
-def _fill(
+def _fill_slots(
     language: Language,
     style: Style,
     topics: np.ndarray,
-    flat: np.ndarray,
+    codes: np.ndarray,
     lengths: np.ndarray,
     rng: np.random.Generator,
 ) -> None:
-    """Replaces the slot codes in `flat` by words: the first slot of every sentence, then every
-    second, and so on.
-    """
-    whose = np.repeat(np.arange(len(lengths)), lengths)
-    for slot, ids in language.small.items():
-        where = np.flatnonzero(flat == slot)
-        flat[where] = ids[_choose(style.small[slot], rng.random(len(where)))]
-        if slot == PREPOSITION:  # half of the time the topic decides
-            fixed = where[rng.random(len(where)) < 0.5]
-            flat[fixed] = ids[topics[whose[fixed]] % len(ids)]
-    slots = np.flatnonzero(flat < _NOTHING)
-    sentence = whose[slots]
-    order = np.arange(len(slots)) - np.searchsorted(sentence, sentence)
-    last_noun = np.full(len(lengths), _NOTHING)
-    last_leader = np.full(len(lengths), _NOTHING)  # the verb or adjective that waits for its noun
-    for step in range(int(order.max(initial=-1)) + 1):
-        at = order == step
-        where, who = slots[at], sentence[at]
-        kind, topic = flat[where], topics[who]
-        coin, rank = rng.random(len(where)), rng.random(len(where))
+    """Replaces the slot codes in `codes` by words.
 
-        topical_noun, topical_verb, adjective = (
-            table[topic, _rank(table.shape[1], rank)]
-            for table in (language.nouns, language.verbs, language.adjectives)
-        )
-        leader, previous = last_leader[who], last_noun[who]
-        shared = language.shared[_rank(len(language.shared), rank)]
-        noun = np.where(coin < 0.10, shared, topical_noun)
-        own = style.own_nouns[(rank * len(style.own_nouns)).astype(np.int64)]
-        noun = np.where(coin > 0.90, own, noun)
-        noun = np.where((previous >= 0) & (coin > 0.60) & (coin <= 0.90), previous, noun)
-        noun = np.where((leader >= 0) & (coin > 0.40), language.favourite[leader], noun)
-        verb = np.where((previous >= 0) & (coin > 0.50), language.favourite[previous], topical_verb)
-        other = language.technology[(rank * len(language.technology)).astype(np.int64)]
-        technology = np.where(coin > 0.15, language.technology[topic], other)
-        word = np.select(
-            [kind == NOUN, kind == VERB, kind == ADJECTIVE], [noun, verb, adjective], technology
-        )
-        flat[where] = word
-        last_noun[who] = np.where(kind == NOUN, word, previous)
-        last_leader[who] = np.where(
-            (kind == VERB) | (kind == ADJECTIVE), word, np.where(kind == NOUN, _NOTHING, leader)
-        )
+    The first slot of every sentence is filled, then every second one, and so on.
+    """
+    sentence_of_code = np.repeat(np.arange(len(lengths)), lengths)
+    for slot, ids in language.small.items():
+        positions = np.flatnonzero(codes == slot)
+        codes[positions] = ids[_choose(style.small[slot], rng.random(len(positions)))]
+        if slot == PREPOSITION:  # half of the time the topic decides
+            by_topic = positions[rng.random(len(positions)) < 0.5]
+            codes[by_topic] = ids[topics[sentence_of_code[by_topic]] % len(ids)]
+    slots = np.flatnonzero(codes < NOTHING)
+    sentence_of_slot = sentence_of_code[slots]
+    slot_order = np.arange(len(slots)) - np.searchsorted(sentence_of_slot, sentence_of_slot)
+    last_noun = np.full(len(lengths), NOTHING)
+    # The verb or adjective whose noun has not come yet.
+    last_leader = np.full(len(lengths), NOTHING)
+    for step in range(int(slot_order.max(initial=-1)) + 1):
+        is_next = slot_order == step
+        positions = slots[is_next]
+        sentences = sentence_of_slot[is_next]
+        kind = codes[positions]
+        leader = last_leader[sentences]
+        previous_noun = last_noun[sentences]
+        word = _content_words(language, style, kind, topics[sentences], leader, previous_noun, rng)
+        codes[positions] = word
+        last_noun[sentences] = np.where(kind == NOUN, word, previous_noun)
+        is_leader = (kind == VERB) | (kind == ADJECTIVE)
+        last_leader[sentences] = np.where(is_leader, word, np.where(kind == NOUN, NOTHING, leader))
+
+
+def _content_words(
+    language: Language,
+    style: Style,
+    kind: np.ndarray,
+    topic: np.ndarray,
+    leader: np.ndarray,
+    previous_noun: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Draws a content word for each slot, from its kind, topic and the words before it."""
+    coin = rng.random(len(kind))
+    rank = rng.random(len(kind))
+
+    def topical(table: np.ndarray) -> np.ndarray:
+        """Returns a word of each slot's topic by its rank."""
+        return table[topic, _zipf_rank(table.shape[1], rank)]
+
+    def uniformly(word_ids: np.ndarray) -> np.ndarray:
+        """Returns one of some words for each slot."""
+        return word_ids[(rank * len(word_ids)).astype(np.int64)]
+
+    shared_noun = language.shared[_zipf_rank(len(language.shared), rank)]
+    has_previous = previous_noun >= 0
+    noun = np.where(coin < 0.10, shared_noun, topical(language.nouns))
+    noun = np.where(coin > 0.90, uniformly(style.own_nouns), noun)
+    noun = np.where(has_previous & (coin > 0.60) & (coin <= 0.90), previous_noun, noun)
+    noun = np.where((leader >= 0) & (coin > 0.40), language.favourite[leader], noun)
+    follows_noun = has_previous & (coin > 0.50)
+    verb = np.where(follows_noun, language.favourite[previous_noun], topical(language.verbs))
+    own_technology = language.technology[topic]
+    technology = np.where(coin > 0.15, own_technology, uniformly(language.technology))
+    return np.select(
+        [kind == NOUN, kind == VERB, kind == ADJECTIVE],
+        [noun, verb, topical(language.adjectives)],
+        technology,
+    )

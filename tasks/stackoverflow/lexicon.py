@@ -1,0 +1,63 @@
+"""Lexicon of the synthetic language: words, their ids, and new words made of syllables."""
+
+import numpy as np
+
+NOTHING = -1  # the id of no word
+_ONSETS = "b d f g k l m n p r s t v z st tr pl gr"
+_VOWELS = "aeiou"
+
+
+def _content_word(index: int, ending: str) -> str:
+    """Returns the synthetic word with a number, of two or more syllables."""
+    # Mixed-radix digits become syllables; multiplying by a number prime to the radix keeps
+    # neighbours from looking alike.
+    onsets = _ONSETS.split()
+    radix = len(onsets) * len(_VOWELS)
+    num_syllables = 2
+    while index >= radix**num_syllables:
+        index -= radix**num_syllables
+        num_syllables += 1
+    scrambled = index * 7919 % radix**num_syllables
+    digits = [scrambled // radix**power % radix for power in range(num_syllables)]
+    syllables = [onsets[digit % len(onsets)] + _VOWELS[digit // len(onsets)] for digit in digits]
+    return "".join(syllables) + ending
+
+
+class Lexicon:
+    """Words and their ids, in the order in which they are added."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self._id_by_word: dict[str, int] = {}
+        self._num_coined = 0
+
+    def word_id(self, word: str) -> int:
+        """Returns the id of a word, and adds the word if it is new."""
+        if word not in self._id_by_word:
+            self._id_by_word[word] = len(self.words)
+            self.words.append(word)
+        return self._id_by_word[word]
+
+    def word_ids(self, text: str) -> np.ndarray:
+        """Returns the ids of the words of a text, int64."""
+        return np.array([self.word_id(word) for word in text.split()], np.int64)
+
+    def coin_word(self, ending: str) -> int:
+        """Adds the next synthetic word that does not exist yet, and returns its id."""
+        word = _content_word(self._num_coined, ending)
+        while word in self._id_by_word:
+            self._num_coined += 1
+            word = _content_word(self._num_coined, ending)
+        self._num_coined += 1
+        return self.word_id(word)
+
+    def weighted_texts(
+        self, weighted: tuple[tuple[str, float], ...]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns texts of at most two words as rows of ids, and their probabilities."""
+        weights = np.array([weight for _, weight in weighted])
+        table = np.full((len(weighted), 2), NOTHING, np.int64)
+        for row, (text, _) in zip(table, weighted, strict=True):
+            word_ids = self.word_ids(text)
+            row[: len(word_ids)] = word_ids
+        return table, weights / weights.sum()
