@@ -1,9 +1,9 @@
-"""Training tasks: data, model and metrics. They know no privacy.
+"""Training tasks: data, model and metrics. They know nothing of privacy.
 
-A task is a function of its own frozen options dataclass, and of `progress` if it shows bars, that
-returns a `training.Task`, of which `federated.Task` is one. Those that ship are a folder here and a
-line of TASKS; those of installed packages are entry points of the group fedmf.tasks; a user's own
-are named package.module:function.
+A task is made by a function that returns a `training.Task`, such as a `federated.Task`. The
+function takes a frozen dataclass of options, and `progress` if it shows progress bars. Each task
+that ships has a folder here and a line in TASKS. Tasks of installed packages are entry points of
+the group fedmf.tasks. A user names a task of their own as package.module:function.
 """
 
 import dataclasses
@@ -41,19 +41,20 @@ ENTRY_POINTS = "fedmf.tasks"
 
 
 def available() -> dict[str, str]:
-    """Name -> package.module:function, of shipped tasks and of those of installed packages."""
-    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    return {point.name: point.value for point in points} | TASKS
+    """Returns name -> package.module:function of all shipped and installed tasks."""
+    entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return {entry_point.name: entry_point.value for entry_point in entry_points} | TASKS
 
 
 def task_function(name: str) -> Callable[..., "Task"]:
-    """The function of a task: of one that is `available`, or package.module:function, also in the
-    working folder.
+    """Returns the function of an available task, or of package.module:function.
+
+    Modules are also looked for in the working folder.
 
     Raises:
-      ValueError: there is none, or it cannot be imported.
+      ValueError: there is no such function, or it cannot be imported.
     """
-    # To read the entry points of all packages takes longer than all else here.
+    # Reading the entry points of all packages takes longer than everything else here.
     target = TASKS.get(name) or available().get(name, name)
     if ":" not in target:
         raise ValueError(
@@ -79,46 +80,46 @@ def task_function(name: str) -> Callable[..., "Task"]:
 
 
 def _import_tensorflow_quietly() -> None:
-    """Imports TensorFlow where it is installed, without the chatter that a user's own import of it
-    would print.
-    """
+    """Imports TensorFlow, if it is installed, without the messages that its import prints."""
     if importlib.util.find_spec("tensorflow"):
         import fedmf.federated  # noqa: F401
 
 
 def options_class(name: str) -> type[Any] | None:
-    """The dataclass of a task's options, which its function's first parameter is annotated with;
-    None for one without.
+    """Returns the dataclass of a task's options, or None if the task has no options.
+
+    The first parameter of the task's function is annotated with it.
 
     Raises:
       ValueError: as `task_function` does.
     """
     function = task_function(name)
     parameters = list(inspect.signature(function).parameters.values())
-    kind = parameters[0].annotation if parameters else None
-    if isinstance(kind, str):  # under `from __future__ import annotations`
-        kind = getattr(function, "__globals__", {}).get(kind)
-    return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None
+    annotation = parameters[0].annotation if parameters else None
+    if isinstance(annotation, str):  # under `from __future__ import annotations`
+        annotation = getattr(function, "__globals__", {}).get(annotation)
+    is_class = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
+    return annotation if is_class else None
 
 
 def completed(config: "TrainConfig") -> "TrainConfig":
-    """The config with its task, and with every option of the task, checked.
+    """Returns the config with its task named and every option of the task filled in.
 
     Raises:
       ValueError: no such task or option, or a value that the option does not take.
     """
     name = config.task or DEFAULT
-    given = _options(name, config)
-    options = dataclasses.asdict(given[0]) if given else {}
-    options.pop("data", None)
-    return dataclasses.replace(config, task=name, task_options=options)
+    options = _task_options(name, config)
+    option_values = {} if options is None else dataclasses.asdict(options)
+    option_values.pop("data", None)
+    return dataclasses.replace(config, task=name, task_options=option_values)
 
 
 def check_separation_is_given(values: Mapping[str, Any]) -> None:
-    """Raises where the fields of a run lack the separation that their schema needs.
+    """Raises an error if a run lacks the separation that its participation schema needs.
 
-    The error says what the clients of the data allow; data that cannot be read leave it to
-    `TrainConfig`.
+    The error says which separation the clients of the data allow. If the data cannot be read,
+    nothing is raised here, and `TrainConfig` raises its own error.
 
     Args:
       values: field of `TrainConfig` -> value.
@@ -135,7 +136,7 @@ def check_separation_is_given(values: Mapping[str, Any]) -> None:
     try:
         config = completed(TrainConfig.from_mapping({**values, "min_sep": 1}, "the run"))
         num_clients = len(task_from_config(config, progress=False).client_ids)
-    except Exception:  # which is told where it is the first thing that is wrong
+    except Exception:  # training raises it again, where it is the first error
         return
     check_separation(
         None,
@@ -146,39 +147,54 @@ def check_separation_is_given(values: Mapping[str, Any]) -> None:
     )
 
 
-def _options(name: str, config: "TrainConfig") -> list[Any]:
-    """What its function takes: the checked options, or nothing."""
-    kind = options_class(name)
-    if kind is None:
-        for option in (*config.task_options, *["data"] * (config.data is not None)):
-            raise ValueError(
-                f"`task_option` {option!r}: the task {name} has no options, leave it out"
-            )
-        return []
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    given = {option.replace("-", "_"): value for option, value in config.task_options.items()}
+def _task_options(name: str, config: "TrainConfig") -> Any:
+    """Returns the checked options of a task, or None if the task has no options."""
+    options_type = options_class(name)
+    if options_type is None:
+        _refuse_options(name, config)
+        return None
+    fields = {field.name: field for field in dataclasses.fields(options_type)}
+    values = {option.replace("-", "_"): value for option, value in config.task_options.items()}
     if config.data is not None:
         if "data" not in fields:
             raise ValueError(f"data={config.data!r}: the task {name} reads no data, leave it out")
-        given["data"] = config.data
-    for option, value in given.items():
+        values["data"] = config.data
+    for option in values:
         if option not in fields:
             hint = did_you_mean(_spelled(option), map(_spelled, fields), "its options are")
             raise ValueError(
                 f"`task_option` {_spelled(option)!r} is none of the task {name}: {hint}"
             )
-        if value == "none":
-            annotation = typing.get_type_hints(kind)[option]
-            given[option] = None if types.NoneType in typing.get_args(annotation) else value
+        if values[option] == "none":
+            annotation = typing.get_type_hints(options_type)[option]
+            if types.NoneType in typing.get_args(annotation):
+                values[option] = None
     try:
-        return [msgspec.convert(given, kind, strict=False)]
+        return msgspec.convert(values, options_type, strict=False)
     except msgspec.ValidationError as error:
-        # msgspec names the field behind the sentence: "Expected `int`, got `str` - at `$.clients`".
-        message, _, place = re.sub(r" - at `\$`$", "", str(error)).partition(" - at `$.")
-        option = place.rstrip("`")
-        message = f"{option}={given[option]!r}: {message}" if option else message
-        message = re.sub(rf"\b({'|'.join(fields)})\b", lambda match: _spelled(match[0]), message)
+        message = _option_message(str(error), values, list(fields))
         raise ValueError(f"`task_option` {message}") from error
+
+
+def _refuse_options(name: str, config: "TrainConfig") -> None:
+    """Raises an error if a config has options for a task that takes none."""
+    options = list(config.task_options)
+    if config.data is not None:
+        options.append("data")
+    if options:
+        raise ValueError(
+            f"`task_option` {options[0]!r}: the task {name} has no options, leave it out"
+        )
+
+
+def _option_message(message: str, values: Mapping[str, Any], options: list[str]) -> str:
+    """Returns msgspec's message with the option and its value in front."""
+    # msgspec names the field behind the sentence: "Expected `int`, got `str` - at `$.clients`".
+    sentence, _, field = re.sub(r" - at `\$`$", "", message).partition(" - at `$.")
+    option = field.rstrip("`")
+    if option:
+        sentence = f"{option}={values[option]!r}: {sentence}"
+    return re.sub(rf"\b({'|'.join(options)})\b", lambda match: _spelled(match[0]), sentence)
 
 
 def task_of_run(
@@ -189,60 +205,58 @@ def task_of_run(
     data: str | None = None,
     progress: bool = True,
 ) -> "Task":
-    """The task that a run was trained on; with `data` the same on another data file.
+    """Returns the task that a run was trained on; with `data` the same on another data file.
 
-    `task` names it, with `task_options`, where the run was trained in Python
-    and its config does not.
+    `task` names it, with `task_options`, if the run was trained in Python and its config does not.
 
-    Words, classes and the like keep the numbers that the model knows them by: where that is more
-    than another file, the task's options have a method `on_data(data)`.
+    Words, classes and the like keep the ids that the model was trained with. A task for which that
+    takes more than another file has options with a method `on_data(data)`.
 
     Raises:
       FileNotFoundError, TypeError, ValueError: as `task_from_config` does; the run's config does
         not name its task and `task` does not either; or `task` is another than the run's.
     """
-    config, recorded = run.config, run.plan["task"]["name"]
+    config = run.config
+    recorded_name = run.plan["task"]["name"]
     if task is None and task_options:
         raise ValueError(
             "`task_options` belong to a task that is named: give task=module:function as well"
         )
     if task is not None:
-        config = dataclasses.replace(
-            config, task=task, task_options={**config.task_options, **(task_options or {})}
-        )
-    elif config.task is None and recorded != DEFAULT:
+        all_options = {**config.task_options, **(task_options or {})}
+        config = dataclasses.replace(config, task=task, task_options=all_options)
+    elif config.task is None and recorded_name != DEFAULT:
         raise ValueError(
-            f"run {run.path} was trained in Python on task {recorded!r}, which its config does not "
-            "name: give task=module:function, whose "
+            f"run {run.path} was trained in Python on task {recorded_name!r}, which its config "
+            "does not name: give task=module:function, whose "
             "function makes it, or load the run there by federated.TrainedRun.of"
         )
-    made = task_from_config(
-        config if data is None else dataclasses.replace(config, data=data), progress=progress
-    )
-    if task is not None and made.name != recorded:
+    data_config = config if data is None else dataclasses.replace(config, data=data)
+    run_task = task_from_config(data_config, progress=progress)
+    if task is not None and run_task.name != recorded_name:
         raise ValueError(
-            f"task={task} makes the task {made.name!r}, and run {run.path} was trained on "
-            f"{recorded!r}: name a function that makes that one"
+            f"task={task} makes the task {run_task.name!r}, and run {run.path} was trained on "
+            f"{recorded_name!r}: name a function that makes that one"
         )
-    if data is None or made.data_version == run.plan["task"]["data_version"]:
-        return made
-    options = _options(config.task or DEFAULT, config)
-    if not options or not hasattr(options[0], "on_data"):
-        return made
-    values = dataclasses.asdict(options[0].on_data(data))
+    if data is None or run_task.data_version == run.plan["task"]["data_version"]:
+        return run_task
+    options = _task_options(config.task or DEFAULT, config)
+    if not hasattr(options, "on_data"):
+        return run_task
+    values = dataclasses.asdict(options.on_data(data))
     config = dataclasses.replace(config, data=values.pop("data"), task_options=values)
     return task_from_config(config, progress=progress)
 
 
 def _spelled(option: str) -> str:
-    """As on the command line, which config files take as well."""
+    """Returns an option as it is spelled on the command line and in config files."""
     return option.replace("_", "-")
 
 
 def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
-    """The task that a config describes; imports what it trains with.
+    """Returns the task that a config describes, and imports the library that trains it.
 
-    Reading shows progress bars where it takes long, or none.
+    Reading of large files shows progress bars, unless `progress` is False.
 
     Raises:
       FileNotFoundError, TypeError, ValueError: no such task, an option out of range, the data file
@@ -253,20 +267,22 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
 
     name = config.task or DEFAULT
     function = task_function(name)
-    options = _options(name, config)
+    options = _task_options(name, config)
+    arguments = [] if options is None else [options]
     signature = inspect.signature(function)
-    shown = {"progress": progress} if "progress" in signature.parameters else {}
+    keywords = {"progress": progress} if "progress" in signature.parameters else {}
     try:
-        signature.bind(*options, **shown)
+        signature.bind(*arguments, **keywords)
     except TypeError as error:
         raise ValueError(
             f"task={name!r} cannot be called ({error}): give its first parameter a frozen "
             "dataclass of options as its type, and no other parameter without a default"
         ) from error
     if name in TASKS:
-        import fedmf.federated  # noqa: F401  (TensorFlow without its chatter, or what is missing)
+        # Imports TensorFlow without its messages, or says what is missing.
+        import fedmf.federated  # noqa: F401
     with errors_of(f"task={name!r}"):
-        task = function(*options, **shown)
+        task = function(*arguments, **keywords)
     if not isinstance(task, Task):
         raise TypeError(
             f"task={name!r} returns a {type(task).__name__}: return a fedmf.federated.Task or a "

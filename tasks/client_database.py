@@ -52,38 +52,36 @@ class ClientDatabase:
                 f"{self.path} cannot be read: {error.strerror or error}; name a file that you may "
                 "read"
             ) from None
-        for table, wanted in _COLUMNS.items():
+        for table, required_columns in _COLUMNS.items():
             columns = {row[1] for row in self.rows(f"PRAGMA table_info({table})")}
-            if missing := [column for column in wanted if column not in columns]:
+            missing = [column for column in required_columns if column not in columns]
+            if missing:
                 raise ValueError(
                     f"{self.path} has no column {missing[0]!r} in a table {table!r}, so it is "
                     f"not TFF's format: {self.hint}"
                 )
 
     def _header(self) -> bytes:
+        """Reads the header of the file."""
         with self.path.open("rb") as file:
             return file.read(_HEADER)
 
     def _check_header(self) -> None:
-        size, header = self.path.stat().st_size, self._header()
+        """Raises an error if the file is no SQLite file, is truncated, or has a write-ahead log."""
+        file_size = self.path.stat().st_size
+        header = self._header()
         if not header.startswith(b"SQLite format 3\0"[: len(header)]):
-            what = (
-                "the packed download; unpack it with `unlzma`"
-                if self.path.suffix == ".lzma"
-                else self.hint
+            is_packed = self.path.suffix == ".lzma"
+            hint = "the packed download; unpack it with `unlzma`" if is_packed else self.hint
+            raise ValueError(f"{self.path} is not a SQLite file: {hint}")
+        least_size = _least_file_size(header)
+        if file_size < least_size:
+            raise ValueError(
+                f"{self.path} is truncated ({file_size} bytes of {least_size}): {self.hint}"
             )
-            raise ValueError(f"{self.path} is not a SQLite file: {what}")
-        whole = _HEADER
-        if len(header) == _HEADER:
-            page_size, changes, pages = struct.unpack(">H6xII", header[16:32])
-            # The page count is in use only where both counters agree; older writers left it unset.
-            current = changes == struct.unpack(">I", header[92:96])[0]
-            whole = (65_536 if page_size == 1 else page_size) * (pages if current else 1)
-        if size < whole:
-            raise ValueError(f"{self.path} is truncated ({size} bytes of {whole}): {self.hint}")
         # Beside the file itself, as SQLite does, not beside a link to it.
         log = self.path.resolve().with_name(f"{self.path.resolve().name}-wal")
-        # What SQLite writes in this mode is not in the file yet, whose digest a resume compares.
+        # In this mode new rows are in the log and not in the file, whose digest a resume compares.
         if 2 in header[18:20] or (log.exists() and log.stat().st_size):
             raise ValueError(
                 f"{self.path} is in SQLite's write-ahead mode, in which changes lie beside it, in "
@@ -92,8 +90,9 @@ class ClientDatabase:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """A read-only connection; SQLite's own errors become a ValueError that names the file and
-        the way out.
+        """Opens a read-only connection.
+
+        SQLite's errors become a ValueError that names the file and the way out.
         """
         try:
             connection = sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)
@@ -103,19 +102,19 @@ class ClientDatabase:
             raise ValueError(f"{self.path} cannot be read ({error}): {self.hint}") from None
 
     def rows(self, query: str, *arguments: object) -> Iterator[Any]:
-        """The rows of a query, by a connection of its own."""
+        """Yields the rows of a query, over a connection of its own."""
         with self.connection() as connection:
             yield from connection.execute(query, arguments)
 
     @property
     def application_id(self) -> int:
-        """`SYNTHETIC` or `IMPORTED` of `fedmf.tasks.data_file`; 0 of TFF's own files."""
+        """`SYNTHETIC` or `IMPORTED` of `fedmf.tasks.data_file`, or 0 for TFF's own files."""
         [(number,)] = self.rows("PRAGMA application_id")
         return int(number)
 
     @property
     def synthetic(self) -> bool:
-        """Whether fedmf wrote the file as a stand-in."""
+        """Whether fedmf wrote the file as a synthetic substitute."""
         return self.application_id == SYNTHETIC
 
     @property
@@ -125,7 +124,7 @@ class ClientDatabase:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
     def client_sizes(self, split: str) -> dict[str, int]:
-        """Client id -> number of examples in a split, in the sorted order of TFF's loader."""
+        """Returns client id -> number of examples in a split, in the order of TFF's loader."""
         query = (
             "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY "
             "client_id"
@@ -133,20 +132,22 @@ class ClientDatabase:
         return dict(self.rows(query, split))
 
     def splits(self) -> list[str]:
-        """The names of the splits, sorted."""
+        """Returns the names of the splits, sorted."""
         query = "SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name"
         return [str(name) for (name,) in self.rows(query)]
 
     def records(self, split: str, client_id: str, limit: int = -1) -> list[bytes]:
-        """A client's serialized examples in file order, at most `limit` (-1 for all)."""
+        """Returns a client's serialized examples in file order, at most `limit` (-1 for all)."""
         query = (
             "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ? "
             "LIMIT ?"
         )
         return [self.blob(record) for (record,) in self.rows(query, client_id, split, limit)]
 
-    def numbered(self, split: str, client_ids: Sequence[str]) -> Iterator[tuple[str, int, bytes]]:
-        """Client, number and serialized example of all examples of these clients, for `at`."""
+    def numbered_records(
+        self, split: str, client_ids: Sequence[str]
+    ) -> Iterator[tuple[str, int, bytes]]:
+        """Yields client id, row number and serialized example of these clients' examples."""
         query = (
             "SELECT rowid, serialized_example_proto FROM examples WHERE client_id = ? AND "
             "split_name = ? ORDER BY rowid"
@@ -155,15 +156,15 @@ class ClientDatabase:
             for number, record in self.rows(query, client_id, split):
                 yield client_id, number, self.blob(record)
 
-    def at(self, numbers: Sequence[int]) -> list[bytes]:
-        """The serialized examples of these numbers."""
+    def records_at(self, numbers: Sequence[int]) -> list[bytes]:
+        """Returns the serialized examples with these row numbers."""
         query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
         with self.connection() as connection:
             rows = (connection.execute(query, (number,)).fetchone() for number in numbers)
             return [self.blob(row and row[0]) for row in rows]
 
     def blob(self, record: object) -> bytes:
-        """A record of the file, which must hold bytes."""
+        """Returns a record as bytes, or raises an error if it is something else."""
         if not isinstance(record, bytes):
             raise ValueError(
                 f"{self.path} holds a {type(record).__name__} where a tf.train.Example belongs: "
@@ -173,6 +174,18 @@ class ClientDatabase:
 
 
 def quantiles(sizes: Sequence[int]) -> dict[str, float]:
-    """The smallest of clients' sizes, the largest, and some between."""
+    """Returns the smallest and the largest of clients' sizes, and three quantiles."""
     levels = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
     return {name: float(np.quantile(sizes, level)) for name, level in levels.items()}
+
+
+def _least_file_size(header: bytes) -> int:
+    """Returns the size that a SQLite header says its file has, or else a lower bound."""
+    if len(header) < _HEADER:
+        return _HEADER
+    page_size, changes, num_pages = struct.unpack(">H6xII", header[16:32])
+    if page_size == 1:
+        page_size = 65_536
+    # The page count is in use only where both counters agree; older writers left it unset.
+    has_page_count = changes == struct.unpack(">I", header[92:96])[0]
+    return int(page_size * num_pages) if has_page_count else int(page_size)

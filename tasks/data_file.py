@@ -12,18 +12,19 @@ from fedmf.files import append_privately, make_folder
 SPLITS = ("train", "heldout", "test")
 # In the SQLite header, which TFF's loader ignores: a report must be able to tell where
 # a file comes from.
-SYNTHETIC, IMPORTED = 0x464D4653, 0x464D4649
+SYNTHETIC = 0x464D4653
+IMPORTED = 0x464D4649
 ORIGINS = {SYNTHETIC: "synthetic corpus", IMPORTED: "imported text"}
 
 
 def check_new(path: pathlib.Path, *, overwrite: bool) -> None:
-    """Refuses a file that is there already, unless it may be replaced; and a folder."""
+    """Raises an error if the path is a folder, or a file that must not be replaced."""
     if path.is_dir() or (path.exists() and not overwrite):
         raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True")
 
 
 def unwritable(path: pathlib.Path, error: OSError) -> ValueError:
-    """What a writer raises for an error of its folder."""
+    """Returns the error to raise where a file cannot be written."""
     return ValueError(
         f"cannot write {path}: {error.strerror or error}; choose a folder that "
         "exists and is writable"
@@ -34,10 +35,10 @@ def unwritable(path: pathlib.Path, error: OSError) -> ValueError:
 def create(
     path: pathlib.Path, application_id: int, *, overwrite: bool
 ) -> Iterator[sqlite3.Connection]:
-    """A new data file for `write_client`, which takes the name `path` only when the block ends
-    without an error.
+    """Opens a new data file for `write_client`.
 
-    Only its owner can read it, for it may hold what people wrote.
+    The file takes the name `path` only when the block ends without an error. Only its owner can
+    read it, since it may hold texts that people wrote.
 
     A killed writer leaves hidden `.<name>.<process id>.partial` files, which the next writer of the
     same name removes.
@@ -54,7 +55,7 @@ def create(
     check_new(path, overwrite=overwrite)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        _remove_left_over(path)
+        _remove_partial_files(path)
         append_privately(partial).close()  # SQLite keeps the mode
     except OSError as error:
         raise unwritable(path, error) from None
@@ -94,8 +95,9 @@ def create(
 
 @contextlib.contextmanager
 def scratch_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder beside `path` for temporary files; inside `create`, whose next call removes what a
-    killed process left.
+    """Makes a folder beside `path` for temporary files, and removes it at the end.
+
+    Use it inside `create`: its next call removes the folders of killed processes.
     """
     folder = path.with_name(f".{path.name}.scratch.{os.getpid()}.partial")
     try:
@@ -108,29 +110,28 @@ def scratch_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def write_client(
     connection: sqlite3.Connection, client_id: str, split: str, records: Iterable[bytes]
 ) -> int:
-    """Appends a client's serialized examples to a split, and returns how many they are; a client
-    without any is left out.
+    """Appends a client's serialized examples to a split, and returns their number.
+
+    A client without examples is left out.
     """
     rows = ((split, client_id, record) for record in records)
-    count = connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows).rowcount
-    if count > 0:  # SQLite counts an empty insertion as -1
+    num_records = connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows).rowcount
+    if num_records > 0:  # SQLite counts an empty insertion as -1
         connection.execute(
-            "INSERT INTO client_metadata VALUES (?, ?, ?)", (client_id, split, count)
+            "INSERT INTO client_metadata VALUES (?, ?, ?)", (client_id, split, num_records)
         )
-    return max(count, 0)
+    return max(num_records, 0)
 
 
-def _remove_left_over(path: pathlib.Path) -> None:
-    """Removes what writers of the same file left that were killed; a writer that is still alive
-    keeps its files.
-    """
-    beginning = f".{path.name}."
+def _remove_partial_files(path: pathlib.Path) -> None:
+    """Removes the partial files of killed writers of the same file, and not of living ones."""
+    prefix = f".{path.name}."
     for partial in path.parent.iterdir():
-        if not (partial.name.startswith(beginning) and partial.name.endswith(".partial")):
+        if not (partial.name.startswith(prefix) and partial.name.endswith(".partial")):
             continue
-        owner = partial.name.split(".")[-2]
+        writer_pid = partial.name.split(".")[-2]
         try:
-            os.kill(int(owner), 0)
+            os.kill(int(writer_pid), 0)
         except ProcessLookupError:
             if partial.is_dir():
                 shutil.rmtree(partial, ignore_errors=True)

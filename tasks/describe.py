@@ -1,4 +1,4 @@
-"""Describes a data file of any task that ships, which is told by its content.
+"""Description of a data file of any task that ships. The file's content decides the task.
 
 Needs no TensorFlow.
 """
@@ -9,11 +9,12 @@ from typing import Any
 from fedmf.files import expanded
 from fedmf.tasks import cifar10, emnist, stackoverflow
 
-_GZIP, _SQLITE = b"\x1f\x8b", b"SQLite format 3\0"
+_GZIP = b"\x1f\x8b"
+_SQLITE = b"SQLite format 3\0"
 
 
 def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Task, origin and sizes of a data file, and what a sample of it holds; JSON-able.
+    """Returns task, origin, sizes and a sample's content of a data file, as values for JSON.
 
     Args:
       path: the file; None for the StackOverflow file in TFF's own cache.
@@ -22,24 +23,24 @@ def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
       FileNotFoundError: there is no such file.
       ValueError: a damaged file, or one of no task that ships.
     """
-    head = b""
+    first_bytes = b""
     path = None if path is None else expanded(path)
     if path is not None and path.is_file():
         try:
             with open(path, "rb") as file:
-                head = file.read(len(_SQLITE))
+                first_bytes = file.read(len(_SQLITE))
         except OSError as error:
             raise ValueError(
                 f"{path} cannot be read: {error.strerror or error}; check its permissions"
             ) from None
-        if head and not head.startswith((_GZIP, _SQLITE)):
+        if first_bytes and not first_bytes.startswith((_GZIP, _SQLITE)):
             raise ValueError(
                 f"{path} is no data file of a task that ships: those are SQLite "
                 "(stackoverflow_nwp, emnist) or .tar.gz (cifar10); text of "
                 "your own becomes one by `fedmf data import`"
             )
-    if path is not None and head.startswith(_GZIP):
+    if path is not None and first_bytes.startswith(_GZIP):
         return {"task": "cifar10", **cifar10.describe(path)}
-    if path is not None and head == _SQLITE and emnist.is_emnist(path):
+    if path is not None and first_bytes == _SQLITE and emnist.is_emnist(path):
         return {"task": "emnist", **emnist.describe(path)}
     return {"task": "stackoverflow_nwp", **stackoverflow.describe_file(path)}

@@ -1,4 +1,4 @@
-"""tf.train.Example by protobuf alone: a data file is written and read without TensorFlow."""
+"""tf.train.Example by protobuf alone, so that data files need no TensorFlow."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,24 +42,24 @@ _Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("fed
 
 
 def encode_example(features: Mapping[str, Feature]) -> bytes:
-    """A serialized tf.train.Example of byte strings, ints and arrays of floats; the same features
-    give the same bytes.
+    """Returns a serialized tf.train.Example of byte strings, ints and arrays of floats.
+
+    The same features give the same bytes.
     """
     example = _Example()
     for name, value in features.items():
         feature = example.features.feature[name]
         if isinstance(value, np.ndarray):
             feature.float_list.value = np.ascontiguousarray(value, "<f4").tobytes()
+        elif isinstance(value, int):
+            feature.int64_list.value.append(value)
         else:
-            (feature.int64_list if isinstance(value, int) else feature.bytes_list).value.append(
-                value
-            )
+            feature.bytes_list.value.append(value)
     return bytes(example.SerializeToString(deterministic=True))
 
 
 def text_of(serialized: bytes, name: str) -> bytes:
-    """The first byte string of one feature of a serialized tf.train.Example; empty where it has
-    none.
+    """Returns the first byte string of a feature of a serialized tf.train.Example, or b"".
 
     Raises:
       ValueError: the bytes are not a tf.train.Example.
@@ -73,8 +73,9 @@ def text_of(serialized: bytes, name: str) -> bytes:
 
 
 def decode_example(serialized: bytes) -> dict[str, Feature]:
-    """The features of a serialized tf.train.Example: all floats as a float32 array, of bytes and
-    ints the first value.
+    """Returns the features of a serialized tf.train.Example.
+
+    Floats come as a float32 array; of byte strings and ints only the first value is returned.
 
     Raises:
       ValueError: the bytes are not a tf.train.Example.
@@ -85,7 +86,9 @@ def decode_example(serialized: bytes) -> dict[str, Feature]:
         for name, feature in features.items():
             if feature.float_list.value:
                 decoded[name] = np.frombuffer(feature.float_list.value, "<f4")
-            elif values := (*feature.bytes_list.value, *feature.int64_list.value):
+                continue
+            values = (*feature.bytes_list.value, *feature.int64_list.value)
+            if values:
                 decoded[name] = values[0]
     except (message.DecodeError, TypeError, ValueError) as error:
         raise ValueError(_broken(serialized, error)) from None
@@ -93,4 +96,5 @@ def decode_example(serialized: bytes) -> dict[str, Feature]:
 
 
 def _broken(serialized: bytes, error: Exception) -> str:
+    """Returns the message for bytes that are no example."""
     return f"a record of {len(serialized)} bytes is not a serialized tf.train.Example: {error}"

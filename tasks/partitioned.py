@@ -1,4 +1,4 @@
-"""Clients that a task makes of pooled examples, in place of the clients that its data have."""
+"""Synthetic clients: a partition of the pooled examples of a task."""
 
 import dataclasses
 import hashlib
@@ -9,23 +9,23 @@ from fedmf import fields, partition
 
 
 @dataclasses.dataclass(frozen=True)
-class Dealt:
-    """Made clients.
+class SyntheticClients:
+    """Clients among whom the pooled examples are partitioned.
 
     Attributes:
-      places: client id -> the places of its examples among all, ascending.
-      version: another text for other clients.
-      made: how they were made, for reports and statements.
+      indices: client id -> indices of its examples among all, ascending.
+      version: digest of the partition.
+      description: the partition, in words for reports and statements.
     """
 
-    places: dict[str, np.ndarray]
+    indices: dict[str, np.ndarray]
     version: str
-    made: str
+    description: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionOptions(fields.Checked):
-    """The options of a task whose clients can be made; commands that train have an option for each.
+    """Options of a task that can partition its examples; commands have an option for each.
 
     Raises:
       TypeError, ValueError: naming the option, its value and what to do instead.
@@ -33,13 +33,14 @@ class PartitionOptions(fields.Checked):
 
     partition: str | None = fields.option(
         None,
-        "Make clients of all training examples: dirichlet:ALPHA, shards:PER_CLIENT or "
-        "quantity:SIGMA. Not the partitions of cyclic sampling, which are of clients.",
+        "Partition all training examples among synthetic clients: dirichlet:ALPHA, "
+        "shards:PER_CLIENT or quantity:SIGMA. Not the partitions of cyclic sampling, which are "
+        "of clients.",
         partition.check_text,
         lambda: [f"{kind}:" for kind in ("dirichlet", "shards", "quantity")],
     )
     clients: int | None = fields.whole_number(
-        None, "With a partition: the number of clients to make."
+        None, "With a partition: the number of synthetic clients."
     )
     partition_seed: int = fields.seed(0, "With a partition: another seed, other clients.")
 
@@ -53,8 +54,8 @@ class PartitionOptions(fields.Checked):
                 f"partition={self.partition!r} needs clients: give their number, such as 60"
             )
 
-    def dealt(self, labels: np.ndarray, pool: str) -> Dealt:
-        """The clients that `partition` makes.
+    def synthetic_clients(self, labels: np.ndarray, pool: str) -> SyntheticClients:
+        """Partitions examples among clients.
 
         Args:
           labels: of the pooled examples.
@@ -67,11 +68,12 @@ class PartitionOptions(fields.Checked):
         assert self.clients is not None
         owners = partition.assign_clients(self.partition, labels, self.clients, self.partition_seed)
         order = np.argsort(owners, kind="stable")
-        parts = np.split(order, np.searchsorted(owners[order], np.arange(1, self.clients)))
-        width = len(str(self.clients - 1))
-        return Dealt(
-            places={f"{i:0{width}d}": part for i, part in enumerate(parts)},
+        starts = np.searchsorted(owners[order], np.arange(1, self.clients))
+        indices_by_client = np.split(order, starts)
+        num_digits = len(str(self.clients - 1))
+        return SyntheticClients(
+            indices={f"{i:0{num_digits}d}": indices for i, indices in enumerate(indices_by_client)},
             version=hashlib.sha256(owners.astype("<i8").tobytes()).hexdigest()[:16],
-            made=f"{self.clients} clients dealt by {self.partition} (seed {self.partition_seed}) "
-            f"from {pool}",
+            description=f"{self.clients} synthetic clients by {self.partition} "
+            f"(seed {self.partition_seed}) of {pool}",
         )

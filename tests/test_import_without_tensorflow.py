@@ -28,7 +28,7 @@ def imported(*names):
 
 
 def test_everything_above_the_line_imports():
-    """So do options of the tasks, and the writers of their stand-ins."""
+    """So do options of the tasks, and the writers of their substitutes."""
     names = [name for name in SOURCES if part_of(name) not in BELOW]
     assert {"fedmf.workloads", "fedmf.mechanisms.banded.fit"} <= set(names)
     result = imported(*names, *(function.partition(":")[0] for function in TASKS.values()))

@@ -52,7 +52,7 @@ class Size:
       rates, rates_banded: learning rates to tune.
       rates_sgd: those of DP-SGD, which has no momentum; None for the same.
       stamps: numbers of parts that are tried, all divisors of the steps.
-      test_images: of the stand-in; None for as many as training images, and at most 1000.
+      test_images: of the substitute; None for as many as training images, and at most 1000.
       repeats: seeds.
     """
 

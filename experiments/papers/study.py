@@ -45,7 +45,7 @@ class Study:
       parts: (line of the figure, field -> value, or all that are tried) of the rest. A line may
         have several parts. `mechanism` has a key of `mechanisms`.
       repeats: seeds that are reported.
-      data: writes a stand-in to a path with this suffix, where no real file is given.
+      data: writes a synthetic substitute to a path with this suffix, where no real file is given.
       reduced: what is smaller than in the paper.
       smoothed_over: rounds at the end whose validations are averaged to tune by.
       mechanisms: name -> what makes the file of family=file.
@@ -246,7 +246,7 @@ def finished(study: Study, request: Request) -> Iterator[tuple[str, TrainConfig,
 def dry_run(study: Study, request: Request) -> Cost:
     """The checks of `run_study`, and what it will cost.
 
-    Trains nothing; fits and a stand-in for the data stay, for the run.
+    Trains nothing; fits and a synthetic substitute for the data stay, for the run.
 
     Raises:
       ValueError: scale "full" without data; or a run that cannot train.
@@ -332,7 +332,7 @@ def check_data(request: Request) -> None:
 
 
 def _data(study: Study, request: Request, out: pathlib.Path) -> pathlib.Path:
-    """The real file, or the stand-in, which is written once."""
+    """The real file, or the substitute, which is written once."""
     check_data(request)
     if request.data is not None:
         return request.data

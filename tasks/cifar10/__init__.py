@@ -1,4 +1,4 @@
-"""CIFAR-10 at example level: the archive, its synthetic stand-in, the networks and the task."""
+"""CIFAR-10 at example level: the archive, its synthetic substitute, the networks and the task."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ __all__ = ["Cifar10Options", "cifar10", "describe", "write_synthetic"]
 
 
 def cifar10(options: Cifar10Options) -> "Task":
-    """See `task.build_task`; imports TensorFlow."""
+    """Returns the task; see `task.build_task`. Imports TensorFlow."""
     from fedmf.tasks.cifar10.task import build_task
 
     return build_task(options)

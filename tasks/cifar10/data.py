@@ -1,8 +1,8 @@
-"""Reads the Python version of CIFAR-10 (Krizhevsky 2009, "Learning multiple layers of features from
-tiny images"), or a stand-in.
+"""Reader of the Python version of CIFAR-10 (Krizhevsky 2009, "Learning multiple layers of features
+from tiny images"), or of a synthetic substitute.
 
-The archive holds pickles, which can run any code. Here they cannot: every name in them is looked up
-in a table of three, none of which does more than keep bytes.
+The archive holds pickles, and pickles can run any code. This reader looks every name in them up in
+a table of three, and none of the three does more than hold bytes.
 """
 
 import dataclasses
@@ -34,7 +34,8 @@ class Cifar10Options(PartitionOptions):
     """
 
     data: str | None = fields.path(
-        None, "cifar-10-python.tar.gz or a stand-in; by default the file in Keras's own cache."
+        None,
+        "cifar-10-python.tar.gz or a substitute; by default the file in Keras's own cache.",
     )
     model: str = fields.choice(
         "vgg", "vgg: the published network, 551,000 parameters; small: 39,000.", lambda: MODELS
@@ -48,7 +49,7 @@ class Cifar10Options(PartitionOptions):
     max_clients: int | None = fields.whole_number(
         None, "Only the first so many images train; by default all."
     )
-    batch_size: int = fields.whole_number(1, "Images in a batch of a client that `partition` made.")
+    batch_size: int = fields.whole_number(1, "Images in a batch of a synthetic client.")
 
 
 LABEL_NAMES = (
@@ -66,11 +67,12 @@ LABEL_NAMES = (
 SIDE = 32
 FOLDER = "cifar-10-batches-py"
 TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
-TEST, META = "test_batch", "batches.meta"
+TEST = "test_batch"
+META = "batches.meta"
 
 _HINT = (
-    "put cifar-10-python.tar.gz there or name it by data=FILE, or, offline, write a stand-in with "
-    "`fedmf data synth --task cifar10 --out FILE`"
+    "put cifar-10-python.tar.gz there or name it by data=FILE, or, offline, write a substitute "
+    "with `fedmf data synth --task cifar10 --out FILE`"
 )
 _PICKLE_ERRORS = (
     pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, MemoryError,
@@ -80,13 +82,13 @@ _PICKLE_ERRORS = (
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """An archive's content.
+    """Content of an archive.
 
     Attributes:
       x: training images, uint8 (m, 32, 32, 3), red, green, blue.
       y: their labels, int32 (m,) in 0..9.
       x_test, y_test: the test batch.
-      label_names: of the ten classes.
+      label_names: names of the ten classes.
     """
 
     x: np.ndarray
@@ -97,12 +99,12 @@ class Images:
 
     @property
     def synthetic(self) -> bool:
-        """Whether these are other classes than CIFAR-10's."""
+        """Whether the classes are others than CIFAR-10's."""
         return self.label_names != LABEL_NAMES
 
     @property
     def version(self) -> str:
-        """Another text for other images or labels."""
+        """Digest of the images and labels."""
         digest = hashlib.sha256()
         for array in (self.x, self.y, self.x_test, self.y_test):
             digest.update(np.ascontiguousarray(array).data)
@@ -110,7 +112,7 @@ class Images:
 
 
 def load_images(path: str | os.PathLike[str] | None = None) -> Images:
-    """The images of an archive; None is where Keras's own load_data keeps it.
+    """Reads the images of an archive; None is the path where Keras's load_data keeps it.
 
     Nothing is downloaded, unpacked or run.
 
@@ -122,11 +124,14 @@ def load_images(path: str | os.PathLike[str] | None = None) -> Images:
     if not archive.exists():
         raise FileNotFoundError(f"there is no file {archive}: {_HINT}")
     members = _members(archive)
-    read = {name: _unpickled(archive, name, content) for name, content in members.items()}
-    names = read[META].get(b"label_names")
+    content_by_name = {
+        name: _unpickled(archive, name, content) for name, content in members.items()
+    }
+    names = content_by_name[META].get(b"label_names")
     if not isinstance(names, list) or [type(name) for name in names] != [bytes] * 10:
         raise ValueError(f"{archive}: {META} has no ten label names: {_HINT}")
-    *train, (x_test, y_test) = (_batch(archive, name, read[name]) for name in (*TRAIN, TEST))
+    train = [_batch(archive, name, content_by_name[name]) for name in TRAIN]
+    x_test, y_test = _batch(archive, TEST, content_by_name[TEST])
     return Images(
         x=np.concatenate([x for x, _ in train]),
         y=np.concatenate([y for _, y in train]),
@@ -137,41 +142,43 @@ def load_images(path: str | os.PathLike[str] | None = None) -> Images:
 
 
 def _members(archive: pathlib.Path) -> dict[str, bytes]:
-    """The files of the archive that hold data, by name."""
-    wanted = {*TRAIN, TEST, META}
-    found: dict[str, bytes] = {}
+    """Returns the content of the archive's data files, by name."""
+    expected_names = {*TRAIN, TEST, META}
+    content_by_name: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r|gz") as stream:
             for member in stream:
                 name = pathlib.PurePosixPath(member.name).name
-                if name in wanted and (content := stream.extractfile(member)) is not None:
-                    found[name] = content.read()
+                file = stream.extractfile(member) if name in expected_names else None
+                if file is not None:
+                    content_by_name[name] = file.read()
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise ValueError(f"{archive} is no whole .tar.gz archive ({error}): {_HINT}") from None
-    if missing := sorted(wanted - set(found)):
+    missing = sorted(expected_names - set(content_by_name))
+    if missing:
         raise ValueError(
             f"{archive} has no {missing[0]}, so it is not the Python version of CIFAR-10: {_HINT}"
         )
-    return found
+    return content_by_name
 
 
 class _PickledType:
-    """A numpy dtype by its name."""
+    """Name of a numpy dtype."""
 
     def __init__(self, name: bytes | str, *_: Any) -> None:
         self.name = name
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like say nothing of single bytes."""
+        """Ignores byte order and the like, which do not matter for single bytes."""
 
 
 class _PickledArray:
-    """A numpy array of bytes."""
+    """Numpy array of bytes."""
 
     array: np.ndarray
 
     def __init__(self, *_: Any) -> None:
-        """What `_reconstruct` is called with is a placeholder; the state follows."""
+        """Ignores the arguments of `_reconstruct`, a placeholder; the state follows."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, content = state
@@ -210,7 +217,7 @@ def _unpickled(archive: pathlib.Path, name: str, content: bytes) -> dict[Any, An
 def _batch(
     archive: pathlib.Path, name: str, content: dict[Any, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Images (m, 32, 32, 3) and labels (m,) of a batch."""
+    """Returns the images (m, 32, 32, 3) and labels (m,) of a batch."""
     data: Any = getattr(content.get(b"data"), "array", None)
     labels = content.get(b"labels")
     if np.shape(data)[1:] != (3 * SIDE**2,) or not isinstance(labels, list):
@@ -218,8 +225,8 @@ def _batch(
             f"{archive}: {name} does not hold b'data' of 3,072 bytes an image "
             f"and b'labels': {_HINT}"
         )
-    known = all(type(label) is int and 0 <= label < 10 for label in labels)
-    if not known or not 0 < len(labels) == len(data):
+    are_classes = all(type(label) is int and 0 <= label < 10 for label in labels)
+    if not are_classes or not 0 < len(labels) == len(data):
         raise ValueError(
             f"{archive}: {name} does not hold one label in 0..9 for each of "
             f"{len(data)} images: {_HINT}"
@@ -228,28 +235,29 @@ def _batch(
 
 
 def scaled(x: np.ndarray) -> np.ndarray:
-    """Images as the network takes them: float32 in [-1, 1], x / 127.5 - 1, as in the code of
-    Kairouz et al. 2021.
+    """Returns images as the network takes them, float32 in [-1, 1].
+
+    x / 127.5 - 1, as in the code of Kairouz et al. 2021.
     """
     return x.astype(np.float32) / np.float32(127.5) - np.float32(1)
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Path, bytes, origin, and the images of each class in both parts; JSON-able.
+    """Returns path, bytes, origin, and numbers of images by split and class, as values for JSON.
 
     Raises:
       FileNotFoundError, ValueError: as `load_images`.
     """
     images = load_images(path)
-    parts = {}
+    splits = {}
     for name, y in (("training", images.y), ("test", images.y_test)):
         counts = np.bincount(y, minlength=10).tolist()
         labels = dict(zip(images.label_names, counts, strict=True))
-        parts[name] = {"images": len(y), "labels": labels}
-    origin = "synthetic stand-in" if images.synthetic else "CIFAR-10"
+        splits[name] = {"images": len(y), "labels": labels}
+    origin = "synthetic substitute" if images.synthetic else "CIFAR-10"
     return {
         "path": str(path),
         "bytes": expanded(path).stat().st_size,
         "origin": origin,
-        "splits": parts,
+        "splits": splits,
     }

@@ -1,7 +1,8 @@
-"""Writes a stand-in in the format of cifar-10-python.tar.gz: offline work goes through the same
-loader, and through other people's.
+"""Writer of a synthetic substitute for CIFAR-10, in the format of cifar-10-python.tar.gz, so that
+offline work uses the same loader.
 
-It has pictures of ten shapes and textures: of any colour, place and size, on any ground, and noisy.
+Its pictures show ten shapes and textures of any colour, position and size, on any ground, with
+noise.
 """
 
 import gzip
@@ -21,7 +22,7 @@ from fedmf.tasks import data_file
 from fedmf.tasks.cifar10.data import FOLDER, META, SIDE, TEST, TRAIN
 from fedmf.terminal import progress_bar
 
-_DRAWN_AT_ONCE = 500  # pictures; more would take memory and no less time
+_PICTURES_PER_DRAW = 500  # more would take memory and no less time
 
 Pickled = bytes | int | np.ndarray | list["Pickled"] | dict[bytes, "Pickled"]
 
@@ -35,7 +36,7 @@ def write_synthetic(
     overwrite: bool = False,
     progress: bool = True,
 ) -> pathlib.Path:
-    """Writes a stand-in for CIFAR-10 and returns its path.
+    """Writes a synthetic substitute for CIFAR-10 and returns its path.
 
     The file appears when it is complete; the same arguments give the same pictures.
 
@@ -57,12 +58,13 @@ def write_synthetic(
         checks.integer(name, value, low=10, hint="use at least one image a class")
     checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
     data_file.check_new(path, overwrite=overwrite)
-    parts = np.array_split(np.arange(examples), len(TRAIN))
-    sizes = {name: len(part) for name, part in zip(TRAIN, parts, strict=True)}
+    train_batches = np.array_split(np.arange(examples), len(TRAIN))
+    sizes = {name: len(batch) for name, batch in zip(TRAIN, train_batches, strict=True)}
     names: list[Pickled] = [name.encode() for name in LABEL_NAMES]
 
     def write(out: BinaryIO) -> None:
-        # Noise cannot be packed; a time in the file would make every archive another.
+        """Writes the archive, batch by batch."""
+        # Noise cannot be compressed. A time in the file would make every archive a different one.
         with (
             gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1, mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w") as archive,
@@ -81,22 +83,7 @@ def write_synthetic(
             )
             for number, (name, size) in enumerate(batches):
                 rng = np.random.default_rng([seed, number])
-                labels = rng.integers(0, 10, size)
-                parts = [
-                    draw_pictures(part, rng)
-                    for part in np.array_split(labels, -(-size // _DRAWN_AT_ONCE))
-                ]
-                pictures = np.concatenate(parts).transpose(0, 3, 1, 2).reshape(size, 3 * SIDE**2)
-                files: list[Pickled] = [
-                    f"{LABEL_NAMES[label]}_{i:06d}.png".encode() for i, label in enumerate(labels)
-                ]
-                content: Pickled = {
-                    b"batch_label": f"synthetic {name}".encode(),
-                    b"labels": labels.tolist(),
-                    b"data": pictures,
-                    b"filenames": files,
-                }
-                _add(archive, name, content)
+                _add(archive, name, _batch_content(name, size, rng))
 
     try:
         write_atomically(path, write)
@@ -105,7 +92,26 @@ def write_synthetic(
     return path
 
 
+def _batch_content(name: str, size: int, rng: np.random.Generator) -> Pickled:
+    """Draws the labels and pictures of a batch."""
+    labels = rng.integers(0, 10, size)
+    num_draws = -(-size // _PICTURES_PER_DRAW)
+    pictures = np.concatenate(
+        [draw_pictures(some_labels, rng) for some_labels in np.array_split(labels, num_draws)]
+    )
+    file_names: list[Pickled] = [
+        f"{LABEL_NAMES[label]}_{i:06d}.png".encode() for i, label in enumerate(labels)
+    ]
+    return {
+        b"batch_label": f"synthetic {name}".encode(),
+        b"labels": labels.tolist(),
+        b"data": pictures.transpose(0, 3, 1, 2).reshape(size, 3 * SIDE**2),
+        b"filenames": file_names,
+    }
+
+
 def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
+    """Adds a file with the pickle of a value."""
     # A pickle of protocol 2 as Python 2 wrote the archive: its strings are bytes or text, whichever
     # a reader asks for.
     content = b"\x80\x02" + _opcodes(value) + b"."
@@ -115,7 +121,7 @@ def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
 
 
 def _opcodes(value: Pickled) -> bytes:
-    """The opcodes (pickletools) that leave `value` on the stack."""
+    """Returns the opcodes (pickletools) that leave `value` on the stack."""
     if isinstance(value, bytes):
         return b"T" + struct.pack("<i", len(value)) + value  # BINSTRING
     if isinstance(value, int):
@@ -125,7 +131,7 @@ def _opcodes(value: Pickled) -> bytes:
     if isinstance(value, dict):
         pairs = (_opcodes(key) + _opcodes(content) for key, content in value.items())
         return b"}(" + b"".join(pairs) + b"u"  # EMPTY_DICT MARK ... SETITEMS
-    # What numpy's own ndarray.__reduce__ says, for an array of bytes in C order; c, R and b are
+    # The result of numpy's ndarray.__reduce__ for an array of bytes in C order; c, R and b are
     # GLOBAL, REDUCE and BUILD.
     empty = (
         b"cnumpy.core.multiarray\n_reconstruct\n"
@@ -153,40 +159,55 @@ LABEL_NAMES = (
     "checks",
 )
 
-# The colour that a class has on average: easy to learn, and not enough.
+# Each class has its own mean colour, which is easy to learn and does not suffice.
 _TINTS = 0.5 + 0.5 * np.cos(2 * np.pi * (np.arange(10)[:, None] * 0.3 + np.arange(3) / 3))
-_TINTED = 0.3  # share of the tint in a picture's colour
+_TINT_WEIGHT = 0.3  # of a class's colour in a picture's colour
 
 
 def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """uint8 (m, 32, 32, 3), red, green, blue, for labels (m,), indices into `LABEL_NAMES`."""
+    """Draws a picture for each label.
+
+    Args:
+      labels: (m,) indices into `LABEL_NAMES`.
+      rng: source of randomness.
+
+    Returns:
+      uint8 (m, 32, 32, 3), red, green, blue.
+    """
     m = len(labels)
 
     def uniform(low: float, high: float) -> np.ndarray:
+        """Draws a number for each picture."""
         return rng.uniform(low, high, (m, 1, 1))
 
     steps = np.arange(SIDE) - (SIDE - 1) / 2
-    angle, size = uniform(-0.3, 0.3), uniform(7, 13)
-    right, down = uniform(-5, 5), uniform(-5, 5)
-    x, y = (steps[None, None, :] - right) / size, (steps[None, :, None] - down) / size
-    x, y = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
-    inside = np.empty((m, SIDE, SIDE), bool)
+    angle = uniform(-0.3, 0.3)
+    size = uniform(7, 13)
+    right = uniform(-5, 5)
+    down = uniform(-5, 5)
+    column = (steps[None, None, :] - right) / size
+    row = (steps[None, :, None] - down) / size
+    x = np.cos(angle) * column + np.sin(angle) * row
+    y = np.cos(angle) * row - np.sin(angle) * column
+    is_shape = np.empty((m, SIDE, SIDE), bool)
     for label in range(10):
-        which = labels == label
-        inside[which] = _inside(label, x[which], y[which])
-    tint = _TINTED * _TINTS[labels][:, None, None] + (1 - _TINTED) * rng.random((m, 1, 1, 3))
+        has_label = labels == label
+        is_shape[has_label] = _shape_mask(label, x[has_label], y[has_label])
+    tint = _TINT_WEIGHT * _TINTS[labels][:, None, None] + (1 - _TINT_WEIGHT) * rng.random(
+        (m, 1, 1, 3)
+    )
     # A ground unlike the shape: otherwise one picture in ten shows nothing.
     ground = (tint + 0.5 + rng.uniform(-0.2, 0.2, (m, 1, 1, 3))) % 1
     waves = steps[None, None, :] * uniform(0, 0.2) + steps[None, :, None] * uniform(0, 0.2)
     shade = 0.15 * np.sin(waves)
     noise = 0.1 * rng.standard_normal((m, SIDE, SIDE, 3), np.float32)
-    picture = np.where(inside[..., None], tint, ground).astype(np.float32)
+    picture = np.where(is_shape[..., None], tint, ground).astype(np.float32)
     picture = picture + shade[..., None].astype(np.float32) + noise
     return np.round(255 * np.clip(picture, 0, 1)).astype(np.uint8)
 
 
-def _inside(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Where a shape of about unit radius is, or the dark of a texture."""
+def _shape_mask(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns whether points lie in a shape of about unit radius, or in the dark of a texture."""
     radius = np.hypot(x, y)
     wave = 4.0
     masks: dict[str, Callable[[], np.ndarray]] = {

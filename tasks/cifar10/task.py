@@ -1,8 +1,10 @@
-"""The CIFAR-10 task: the unit of privacy is one image, so each client holds one; or a client that
-is made.
+"""CIFAR-10 as a task in which each client holds one image, or a synthetic partition of them.
+
+With one image a client, the unit of privacy is one image.
 """
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ _VALIDATION_EXAMPLES = 5_000
 
 
 def build_task(o: Cifar10Options) -> Task:
-    """The CIFAR-10 task.
+    """Returns the CIFAR-10 task.
 
     Raises:
       FileNotFoundError: no archive; the message says what to put where.
@@ -23,44 +25,52 @@ def build_task(o: Cifar10Options) -> Task:
     """
     images = load_images(o.data)
     if o.validation == "train":
-        trained = len(images.x) - min(_VALIDATION_EXAMPLES, len(images.x) // 10)
+        num_train = len(images.x) - min(_VALIDATION_EXAMPLES, len(images.x) // 10)
         splits = {
-            "validation": (images.x[trained:], images.y[trained:]),
+            "validation": (images.x[num_train:], images.y[num_train:]),
             "test": (images.x_test, images.y_test),
         }
     else:
-        trained = len(images.x)
+        num_train = len(images.x)
         splits = {
             "validation": (images.x_test[::2], images.y_test[::2]),
             "test": (images.x_test[1::2], images.y_test[1::2]),
         }
-    trained = min(trained, o.max_clients or trained)
-    pool = f"{trained} training images"
+    num_train = min(num_train, o.max_clients or num_train)
+    pool = f"{num_train} training images"
     if o.partition is None:
-        places: dict[str, Any] = {f"{i:05d}": slice(i, i + 1) for i in range(trained)}
-        version, made, clients = images.version, "", f"{pool}, each a client"
+        indices: dict[str, Any] = {f"{i:05d}": slice(i, i + 1) for i in range(num_train)}
+        version = images.version
+        partition_description = ""
+        client_description = f"{pool}, each a client"
     else:
-        dealt = o.dealt(images.y[:trained], pool)
-        places, made, clients = dealt.places, dealt.made, dealt.made
-        version = f"{images.version}-{dealt.version}"
+        synthetic = o.synthetic_clients(images.y[:num_train], pool)
+        indices = synthetic.indices
+        version = f"{images.version}-{synthetic.version}"
+        partition_description = synthetic.description
+        client_description = synthetic.description
 
     def client_examples(client_id: str) -> tuple[np.ndarray, np.ndarray]:
-        return scaled(images.x[places[client_id]]), images.y[places[client_id]]
+        """Returns a client's images and labels."""
+        client_indices = indices[client_id]
+        return scaled(images.x[client_indices]), images.y[client_indices]
 
     @functools.cache
     def evaluation_examples(split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the images and labels of a split."""
         x, y = splits[split]
         return scaled(x), y
 
+    origin = "a synthetic substitute for CIFAR-10" if images.synthetic else "CIFAR-10"
     return Task(
         name="cifar10",
         description=(
-            f"{'a synthetic substitute for ' if images.synthetic else ''}CIFAR-10: {clients}; "
+            f"{origin}: {client_description}; "
             f"network {o.model!r}; validated on {o.validation} images"
         ),
-        synthetic_clients=made,
+        synthetic_clients=partition_description,
         data_version=version,
-        client_ids=tuple(places),
+        client_ids=tuple(indices),
         client_examples=client_examples,
         evaluation_examples=evaluation_examples,
         build_model=functools.partial(build_model, kind=o.model),
@@ -71,7 +81,9 @@ def build_task(o: Cifar10Options) -> Task:
 
 
 def build_model(seed: int, *, kind: str = "vgg") -> Any:
-    """An untrained tf.keras.Model from float32 (batch, 32, 32, 3) in [-1, 1] to logits (batch, 10).
+    """Builds an untrained tf.keras.Model from images (batch, 32, 32, 3) to logits (batch, 10).
+
+    Images are float32 in [-1, 1].
 
     "vgg" is the network of Kairouz et al. 2021, "Practical and private (deep) learning without
     sampling or shuffling", Table 2(b): pairs of convolutions of 32, 64 and 128 channels, each pair
@@ -84,15 +96,18 @@ def build_model(seed: int, *, kind: str = "vgg") -> Any:
       kind: "vgg" or "small".
     """
     seeds = iter(np.random.SeedSequence(seed).generate_state(8).astype(np.int64).tolist())
-    initializers, layers = tf.keras.initializers, tf.keras.layers
+    initializers = tf.keras.initializers
+    layers = tf.keras.layers
 
     def convolution(channels: int, stride: int = 1) -> Any:
+        """Makes a convolution with the next seed."""
         kernel = initializers.LecunNormal(seed=next(seeds))
         return layers.Conv2D(
             channels, 3, stride, padding="same", activation="tanh", kernel_initializer=kernel
         )
 
     def dense(width: int, activation: str | None = None) -> Any:
+        """Makes a dense layer with the next seed."""
         return layers.Dense(
             width, activation, kernel_initializer=initializers.GlorotNormal(seed=next(seeds))
         )
@@ -101,8 +116,10 @@ def build_model(seed: int, *, kind: str = "vgg") -> Any:
         pairs = [
             (convolution(width), convolution(width), layers.MaxPool2D()) for width in (32, 64, 128)
         ]
-        stack = [layer for pair in pairs for layer in pair]
+        stack = list(itertools.chain.from_iterable(pairs))
+        dense_width = 128
     else:
         stack = [convolution(16, 2), convolution(32, 2), layers.MaxPool2D()]
-    stack += [layers.Flatten(), dense(128 if kind == "vgg" else 64, "tanh"), dense(10)]
+        dense_width = 64
+    stack += [layers.Flatten(), dense(dense_width, "tanh"), dense(10)]
     return tf.keras.Sequential([tf.keras.Input((SIDE, SIDE, 3)), *stack], name=f"cifar10_{kind}")

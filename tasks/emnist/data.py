@@ -1,5 +1,5 @@
-"""Reads TFF's federated EMNIST file: 3,400 writers of the NIST collection, or a stand-in of the
-same format.
+"""Reader of TFF's federated EMNIST file with 3,400 writers of the NIST collection, or of a
+synthetic substitute in the same format.
 
 Images are as TFF gives them, float32 with background 1 and ink 0, and nothing more is done to them,
 as in Reddi et al. 2021, "Adaptive federated optimization" (App. C). The data set is by Caldas et
@@ -35,7 +35,8 @@ class EmnistOptions(PartitionOptions):
     """
 
     data: str | None = fields.path(
-        None, "TFF's emnist_all.sqlite or a stand-in; by default the file in TFF's own cache."
+        None,
+        "TFF's emnist_all.sqlite or a substitute; by default the file in TFF's own cache.",
     )
     only_digits: bool = fields.flag(
         True, "Digits only, 10 classes; otherwise letters too, 62 classes."
@@ -57,8 +58,9 @@ class EmnistOptions(PartitionOptions):
         return 10 if self.only_digits else len(CLASSES)
 
     def split(self, kind: str) -> str:
-        """TFF's name of the "train" or "test" split."""
-        return f"{'digits_only' if self.only_digits else 'all'}_{kind}"
+        """Returns TFF's name of the "train" or "test" split."""
+        classes = "digits_only" if self.only_digits else "all"
+        return f"{classes}_{kind}"
 
 
 FILE_NAME = "emnist_all.sqlite"
@@ -66,13 +68,15 @@ PIXELS = 28
 _SPLITS = ("digits_only_train", "digits_only_test", "all_train", "all_test")
 _SAMPLED_WRITERS = 100
 _HINT = (
-    f"put TFF's unpacked {FILE_NAME} there or name it by data=FILE, or, offline, write a stand-in "
-    "with `fedmf data synth --task emnist --out FILE` (`--letters` gives 62 classes)"
+    f"put TFF's unpacked {FILE_NAME} there or name it by data=FILE, or, offline, write a "
+    "substitute with `fedmf data synth --task emnist --out FILE` (`--letters` gives 62 classes)"
 )
 
 
 def open_file(path: str | os.PathLike[str] | None = None) -> ClientDatabase:
-    """The data file; None is where TFF's own load_data keeps it. Nothing is downloaded.
+    """Opens the data file; None is the path where TFF's load_data keeps it.
+
+    Nothing is downloaded.
 
     Raises:
       FileNotFoundError: no such file; the message says what to put where.
@@ -85,25 +89,22 @@ def open_file(path: str | os.PathLike[str] | None = None) -> ClientDatabase:
 
 
 def client_sizes(file: ClientDatabase, split: str) -> dict[str, int]:
-    """Writer -> number of images in a split, in the sorted order of TFF's loader.
+    """Returns writer -> number of images in a split, in the sorted order of TFF's loader.
 
     Raises:
       ValueError: the file has no such split.
     """
     sizes = file.client_sizes(split)
     if not sizes:
-        raise ValueError(
-            f"{file.path} has no split {split!r} (but {', '.join(file.splits()) or 'none'}): "
-            f"{_HINT}"
-        )
+        splits = ", ".join(file.splits()) or "none"
+        raise ValueError(f"{file.path} has no split {split!r} (but {splits}): {_HINT}")
     return sizes
 
 
 def client_examples(
     file: ClientDatabase, split: str, client_id: str, *, classes: int, limit: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A writer's images in file order: float32 (m, 28, 28, 1) in [0, 1], and labels int32 (m,)
-    below `classes`.
+    """Returns a writer's images and labels in file order.
 
     Args:
       file: the data file.
@@ -111,6 +112,9 @@ def client_examples(
       client_id: the writer.
       classes: 10 or 62.
       limit: most images; None for all.
+
+    Returns:
+      Images float32 (m, 28, 28, 1) in [0, 1], and labels int32 (m,) below `classes`.
 
     Raises:
       ValueError: records that are no such images; names the file and the writer.
@@ -122,15 +126,19 @@ def client_examples(
 def pooled_labels(
     file: ClientDatabase, split: str, writers: Sequence[str], *, classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Labels int32 (m,) of all images of these writers, and their numbers int64 (m,) for
-    `examples_at`. Each image is read once, and none is kept.
+    """Returns the labels of all images of these writers, and the row numbers of the images.
+
+    Each image is read once, and none is held in memory.
+
+    Returns:
+      Labels int32 (m,), and row numbers int64 (m,) for `examples_at`.
 
     Raises:
       ValueError: as `client_examples`.
     """
     rows = [
         (_decoded(file, writer, record, classes)[1], number)
-        for writer, number, record in file.numbered(split, writers)
+        for writer, number, record in file.numbered_records(split, writers)
     ]
     labels, numbers = np.array(rows, np.int64).reshape(-1, 2).T
     return labels.astype(np.int32), numbers
@@ -139,19 +147,21 @@ def pooled_labels(
 def examples_at(
     file: ClientDatabase, numbers: np.ndarray, *, classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The images of these numbers, and labels, as of `client_examples`."""
-    records = file.at(numbers.tolist())
+    """Returns images and labels by row numbers, as `client_examples` returns them."""
+    records = file.records_at(numbers.tolist())
     return _arrays([_decoded(file, "of the pool", record, classes) for record in records])
 
 
 def _decoded(
     file: ClientDatabase, writer: str, record: bytes, classes: int
 ) -> tuple[np.ndarray, int]:
+    """Returns a record's image and label, or raises an error if it has none."""
     try:
         example = decode_example(record)
     except ValueError as error:
         raise ValueError(f"{file.path}, writer {writer!r}: {error}; {_HINT}") from None
-    image, label = example.get("pixels"), example.get("label")
+    image = example.get("pixels")
+    label = example.get("label")
     if not isinstance(image, np.ndarray) or image.size != PIXELS**2:
         raise ValueError(
             f"{file.path}, writer {writer!r}: a record without 28 x 28 float 'pixels'; {_HINT}"
@@ -164,12 +174,13 @@ def _decoded(
 
 
 def _arrays(examples: Sequence[tuple[np.ndarray, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Stacks images and labels."""
     x = np.array([image for image, _ in examples], np.float32).reshape(-1, PIXELS, PIXELS, 1)
     return x, np.array([label for _, label in examples], np.int32)
 
 
 def halves(client_ids: list[str]) -> tuple[list[str], list[str]]:
-    """The writers of the validation split and those of the test split.
+    """Returns the writers of the validation split and those of the test split.
 
     They alternate: neighbours in the sorted order are of one NIST partition, such as census
     employees or pupils, and both halves need both.
@@ -178,7 +189,7 @@ def halves(client_ids: list[str]) -> tuple[list[str], list[str]]:
 
 
 def is_emnist(path: str | os.PathLike[str]) -> bool:
-    """Whether a SQLite file has a split of EMNIST; no, of one that cannot be read."""
+    """Returns whether a SQLite file can be read and has a split of EMNIST."""
     try:
         return bool({*ClientDatabase(expanded(path), _HINT).splits()} & {*_SPLITS})
     except ValueError:
@@ -186,8 +197,9 @@ def is_emnist(path: str | os.PathLike[str]) -> bool:
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Path, bytes, origin, and for each split writers, images, quantiles of a writer's, and labels
-    of a sample of writers; JSON-able.
+    """Returns path, bytes, origin, and for each split its writers, images and labels, for JSON.
+
+    Labels are counted over a sample of writers.
 
     Raises:
       FileNotFoundError, ValueError: as `open_file` and `client_examples` do.
@@ -196,21 +208,22 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     splits = {}
     for split in (name for name in _SPLITS if name in file.splits()):
         sizes = file.client_sizes(split)
-        some = random.Random(0).sample(list(sizes), min(_SAMPLED_WRITERS, len(sizes)))
+        sample = random.Random(0).sample(list(sizes), min(_SAMPLED_WRITERS, len(sizes)))
         labels = np.concatenate(
-            [client_examples(file, split, name, classes=len(CLASSES))[1] for name in some]
+            [client_examples(file, split, name, classes=len(CLASSES))[1] for name in sample]
         )
-        counts = np.bincount(labels, minlength=10 if split.startswith("digits") else len(CLASSES))
+        num_classes = 10 if split.startswith("digits") else len(CLASSES)
+        counts = np.bincount(labels, minlength=num_classes)
         splits[split] = {
             "writers": len(sizes),
             "images": sum(sizes.values()),
             "images_per_writer": quantiles(list(sizes.values())),
             "sample": {
-                "writers": len(some),
+                "writers": len(sample),
                 "labels": {CLASSES[i]: int(count) for i, count in enumerate(counts)},
             },
         }
-    origin = "synthetic stand-in" if file.synthetic else "federated EMNIST"
+    origin = "synthetic substitute" if file.synthetic else "federated EMNIST"
     return {
         "path": str(file.path),
         "bytes": file.path.stat().st_size,

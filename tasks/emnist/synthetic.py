@@ -1,11 +1,11 @@
-"""Writes a stand-in in the format of TFF's emnist_all.sqlite: offline work goes through
-the same loader.
+"""Writer of a synthetic substitute for EMNIST, in the format of TFF's emnist_all.sqlite, so that
+offline work uses the same loader.
 
-It has characters of fonts drawn by hand: each writer has a font, a pen and a slant, and no two
-characters are the same.
+Its images show characters of fonts as if written by hand: each writer has a font, a pen and a
+slant, and no two characters are the same.
 
-A character is kept as its signed distance to the outline. A thicker pen is then another threshold,
-and a slanted, turned or shaky hand another place where the distance is looked up.
+A character is stored as the signed distance to its outline. A thicker pen is then another
+threshold, and a slanted, turned or shaky hand evaluates the distance at other points.
 """
 
 import functools
@@ -22,7 +22,7 @@ from fedmf.tasks.emnist.data import CLASSES, PIXELS
 from fedmf.tasks.example_proto import encode_example
 from fedmf.terminal import progress_bar
 
-_TEST_SHARE = 0.11  # of a writer's images, as in the real file
+_TEST_FRACTION = 0.11  # of a writer's images, as in the real file
 
 
 def write_synthetic(
@@ -35,7 +35,7 @@ def write_synthetic(
     overwrite: bool = False,
     progress: bool = True,
 ) -> pathlib.Path:
-    """Writes a stand-in for federated EMNIST and returns its path.
+    """Writes a synthetic substitute for federated EMNIST and returns its path.
 
     The file appears when it is complete.
 
@@ -81,27 +81,27 @@ def write_synthetic(
                 (label, encode_example({"label": label, "pixels": image}))
                 for label, image in zip(labels.tolist(), images, strict=True)
             ]
-            test = max(1, round(_TEST_SHARE * len(labels)))
-            for kind, part in (("test", examples[:test]), ("train", examples[test:])):
-                client_id = f"f{writer:04d}_{writer % 50:02d}"
-                digits = [record for label, record in part if label < 10]
+            client_id = f"f{writer:04d}_{writer % 50:02d}"
+            num_test = max(1, round(_TEST_FRACTION * len(labels)))
+            splits = {"test": examples[:num_test], "train": examples[num_test:]}
+            for kind, split_examples in splits.items():
+                digits = [record for label, record in split_examples if label < 10]
                 write_client(connection, client_id, f"digits_only_{kind}", digits)
                 if not only_digits:
-                    write_client(
-                        connection, client_id, f"all_{kind}", [record for _, record in part]
-                    )
+                    records = [record for _, record in split_examples]
+                    write_client(connection, client_id, f"all_{kind}", records)
     return path
 
 
 def _draw_labels(mean: int, only_digits: bool, rng: np.random.Generator) -> np.ndarray:
-    """A writer's labels: of uneven number, and unevenly spread over the classes."""
-    count = max(5, round(mean * float(rng.lognormal(-0.045, 0.3))))
+    """Draws a writer's labels: an uneven number, unevenly spread over the classes."""
+    num_images = max(5, round(mean * float(rng.lognormal(-0.045, 0.3))))
     weights = rng.gamma(5.0, size=len(CLASSES))
     weights[10:] *= 0 if only_digits else 10 / 52
-    return rng.choice(len(CLASSES), size=count, p=weights / weights.sum())
+    return rng.choice(len(CLASSES), size=num_images, p=weights / weights.sum())
 
 
-# Of matplotlib's own files. Shapes differ: with and without serifs, upright and italic.
+# Fonts of matplotlib's own files: with and without serifs, upright and italic.
 _FONTS = (
     "DejaVuSans",
     "DejaVuSerif",
@@ -110,15 +110,17 @@ _FONTS = (
     "STIXGeneralItalic",
     "DejaVuSans-Bold",
 )
-_FIELD = 96  # side of a distance field
-_CAPITAL = 56  # height of a capital in it
-_DRAWN = 17.0  # height of a capital in an image, in pixels
+_FIELD_SIDE = 96  # of a distance field, in its pixels
+_CAPITAL_HEIGHT = 56  # in pixels of a distance field
+_IMAGE_CAPITAL_HEIGHT = 17.0  # in pixels of an image
 
 
 @functools.cache
 def _distances(font: int) -> np.ndarray:
-    """Signed distances to the outlines, float32 (characters, side, side), in pixels of the field,
-    negative in the ink.
+    """Returns the signed distances of a font's characters to their outlines.
+
+    Returns:
+      float32 (characters, side, side), in pixels of the field, negative in the ink.
     """
     import matplotlib
     from matplotlib.ft2font import FT2Font
@@ -126,68 +128,77 @@ def _distances(font: int) -> np.ndarray:
     face = FT2Font(
         str(pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{_FONTS[font]}.ttf")
     )
-    face.set_size(_CAPITAL, 72 / 0.72)  # a capital takes 0.72 of the size
-    fields = np.empty((len(CLASSES), _FIELD, _FIELD), np.float32)
+    face.set_size(_CAPITAL_HEIGHT, 72 / 0.72)  # a capital takes 0.72 of the size
+    fields = np.empty((len(CLASSES), _FIELD_SIDE, _FIELD_SIDE), np.float32)
     for i, character in enumerate(CLASSES):
         face.set_text(character, 0.0)
         face.draw_glyphs_to_bitmap(antialiased=True)
         bitmap = np.asarray(face.get_image())
         below = face.get_descent() // 64
         # The middle of a capital, which stands on the base line, is in the middle of the field.
-        bottom = min(_FIELD, (_FIELD + _CAPITAL) // 2 + below)
-        top, left = max(0, bottom - bitmap.shape[0]), max(0, (_FIELD - bitmap.shape[1]) // 2)
-        ink = np.zeros((_FIELD, _FIELD), bool)
-        ink[top:bottom, left : left + bitmap.shape[1]] = (
-            bitmap[: bottom - top, : _FIELD - left] > 127
+        bottom = min(_FIELD_SIDE, (_FIELD_SIDE + _CAPITAL_HEIGHT) // 2 + below)
+        top_row = max(0, bottom - bitmap.shape[0])
+        left_column = max(0, (_FIELD_SIDE - bitmap.shape[1]) // 2)
+        is_ink = np.zeros((_FIELD_SIDE, _FIELD_SIDE), bool)
+        is_ink[top_row:bottom, left_column : left_column + bitmap.shape[1]] = (
+            bitmap[: bottom - top_row, : _FIELD_SIDE - left_column] > 127
         )
-        outside, inside = ndimage.distance_transform_edt(~ink), ndimage.distance_transform_edt(ink)
-        fields[i] = outside - inside
+        distance_outside = ndimage.distance_transform_edt(~is_ink)
+        distance_inside = ndimage.distance_transform_edt(is_ink)
+        fields[i] = distance_outside - distance_inside
     return fields
 
 
 def draw_images(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Images of characters by one writer, float32 (m, 28, 28) with paper 1 and ink 0, in steps of
-    1 / 255.
+    """Draws images of characters by one writer.
 
     Args:
       labels: (m,) indices into `CLASSES`.
-      rng: draws the writer's hand, and what differs between two characters.
+      rng: source of randomness for the writer's hand and for each character.
+
+    Returns:
+      float32 (m, 28, 28) with paper 1 and ink 0, in steps of 1 / 255.
     """
-    # The hand: how far ink goes beyond the font's outline, the shear to the right, and the pen's
-    # displacement on its way, in pixels; the noise is the scanner's.
+    # A hand's pen is the distance of the ink's edge from the font's outline, its slant the shear to
+    # the right, its shake the displacement on the way, in pixels. The noise is the scanner's.
     width, height = np.exp(rng.normal(0, 0.1, 2))
     right, down = rng.normal(0, 0.8, 2)
-    font, pen = int(rng.integers(len(_FONTS))), rng.uniform(-0.3, 0.7)
-    slant, rotation = rng.normal(0.1, 0.2), rng.normal(0, 0.08)
-    shake, noise = rng.uniform(0.2, 0.8), rng.uniform(0, 0.08)
+    font = int(rng.integers(len(_FONTS)))
+    pen = rng.uniform(-0.3, 0.7)
+    slant = rng.normal(0.1, 0.2)
+    rotation = rng.normal(0, 0.08)
+    shake = rng.uniform(0.2, 0.8)
+    noise = rng.uniform(0, 0.08)
     m = len(labels)
 
     def each(spread: float) -> np.ndarray:
+        """Draws a deviation for each character."""
         return rng.normal(0, spread, (m, 1, 1))
 
     centred = np.arange(PIXELS) - (PIXELS - 1) / 2
     x = centred[None, None, :] - right - each(0.4)
     y = centred[None, :, None] - down - each(0.4)
-    x, y = (
-        x + shake * np.sin(y * (0.35 + each(0.08)) + each(3)),
-        y + shake * np.sin(x * (0.35 + each(0.08)) + each(3)),
-    )
-    angle, shear = rotation + each(0.06), slant + each(0.05)
-    x, y = np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
+    shaken_x = x + shake * np.sin(y * (0.35 + each(0.08)) + each(3))
+    shaken_y = y + shake * np.sin(x * (0.35 + each(0.08)) + each(3))
+    angle = rotation + each(0.06)
+    shear = slant + each(0.05)
+    x = np.cos(angle) * shaken_x + np.sin(angle) * shaken_y
+    y = np.cos(angle) * shaken_y - np.sin(angle) * shaken_x
     x = x + shear * y
-    zoom = _CAPITAL / _DRAWN
-    columns = x / (width * np.exp(each(0.04))) * zoom + (_FIELD - 1) / 2
-    rows = y / (height * np.exp(each(0.04))) * zoom + (_FIELD - 1) / 2
-    distance = _looked_up(_distances(font)[labels], rows, columns) / zoom
+    zoom = _CAPITAL_HEIGHT / _IMAGE_CAPITAL_HEIGHT
+    columns = x / (width * np.exp(each(0.04))) * zoom + (_FIELD_SIDE - 1) / 2
+    rows = y / (height * np.exp(each(0.04))) * zoom + (_FIELD_SIDE - 1) / 2
+    distance = _interpolated(_distances(font)[labels], rows, columns) / zoom
     ink = np.clip(0.5 + pen + each(0.1) - distance, 0, 1)
     image = 1 - ink + noise * rng.normal(size=ink.shape) * (ink > 0)
     return (np.round(255 * np.clip(image, 0, 1)) / 255).astype(np.float32)
 
 
-def _looked_up(fields: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Bilinear interpolation of fields (m, side, side) at points (m, h, w); beyond the edge as at
-    the edge.
+def _interpolated(fields: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Interpolates fields (m, side, side) bilinearly at points (m, h, w).
+
+    Beyond the edge a field is as at its edge.
     """
-    which = np.arange(len(fields))[:, None, None]
-    places = np.broadcast_arrays(which, rows, columns)
-    return ndimage.map_coordinates(fields, places, order=1, mode="nearest")
+    field_index = np.arange(len(fields))[:, None, None]
+    coordinates = np.broadcast_arrays(field_index, rows, columns)
+    return ndimage.map_coordinates(fields, coordinates, order=1, mode="nearest")

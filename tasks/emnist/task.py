@@ -1,5 +1,5 @@
-"""The EMNIST task: 28 x 28 images of handwritten characters, a client for each writer; or clients
-that are made.
+"""EMNIST as a task: 28 x 28 images of handwritten characters, with a client for each writer, or a
+synthetic partition of all images.
 """
 
 import functools
@@ -14,7 +14,7 @@ from fedmf.tasks.emnist.data import PIXELS, EmnistOptions
 
 
 def build_task(o: EmnistOptions) -> Task:
-    """The EMNIST task.
+    """Returns the EMNIST task.
 
     Every other writer's test images are the validation split, the others' are the test split.
 
@@ -30,35 +30,43 @@ def build_task(o: EmnistOptions) -> Task:
             f"{file.path} has one writer in {o.split('test')!r}: validation and test "
             "need at least one each"
         )
-    evaluated = dict(zip(("validation", "test"), data.halves(writers), strict=True))
-    read = functools.partial(data.client_examples, file, classes=o.classes)
-    dealt, numbers = None, np.empty(0, np.int64)
+    writers_by_split = dict(zip(("validation", "test"), data.halves(writers), strict=True))
+    read_client = functools.partial(data.client_examples, file, classes=o.classes)
+    synthetic = None
+    row_numbers = np.empty(0, np.int64)
     if o.partition is not None:
-        labels, numbers = data.pooled_labels(file, o.split("train"), train, classes=o.classes)
-        dealt = o.dealt(labels, f"the {len(labels)} images of {len(train)} writers")
+        labels, row_numbers = data.pooled_labels(file, o.split("train"), train, classes=o.classes)
+        synthetic = o.synthetic_clients(labels, f"the {len(labels)} images of {len(train)} writers")
 
     def client_examples(client_id: str) -> tuple[np.ndarray, np.ndarray]:
-        if dealt is None:
-            return read(o.split("train"), client_id, limit=o.max_examples)
-        places = dealt.places[client_id][: o.max_examples]
-        return data.examples_at(file, numbers[places], classes=o.classes)
+        """Reads a client's images and labels."""
+        if synthetic is None:
+            return read_client(o.split("train"), client_id, limit=o.max_examples)
+        indices = synthetic.indices[client_id][: o.max_examples]
+        return data.examples_at(file, row_numbers[indices], classes=o.classes)
 
     @functools.cache
     def evaluation_examples(split: str) -> tuple[np.ndarray, np.ndarray]:
-        parts = [read(o.split("test"), writer) for writer in evaluated[split]]
-        x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return x, y
+        """Reads the images and labels of a split."""
+        examples = [read_client(o.split("test"), writer) for writer in writers_by_split[split]]
+        return np.concatenate([x for x, _ in examples]), np.concatenate([y for _, y in examples])
 
+    data_version = file.version
+    client_ids = train
+    client_description = f"{len(train)} writers"
+    if synthetic is not None:
+        data_version = f"{file.version}-{synthetic.version}"
+        client_ids = tuple(synthetic.indices)
+        client_description = synthetic.description
+    origin = "a synthetic substitute" if file.synthetic else "the federated file"
     return Task(
         name="emnist",
         description=(
-            f"EMNIST on {'a synthetic substitute' if file.synthetic else 'the federated file'}: "
-            f"{dealt.made if dealt else f'{len(train)} writers'}, "
-            f"{o.classes} classes, network {o.model!r}"
+            f"EMNIST on {origin}: {client_description}, {o.classes} classes, network {o.model!r}"
         ),
-        synthetic_clients=dealt.made if dealt else "",
-        data_version=f"{file.version}-{dealt.version}" if dealt else file.version,
-        client_ids=tuple(dealt.places) if dealt else train,
+        synthetic_clients="" if synthetic is None else synthetic.description,
+        data_version=data_version,
+        client_ids=client_ids,
         client_examples=client_examples,
         evaluation_examples=evaluation_examples,
         build_model=functools.partial(build_model, classes=o.classes, kind=o.model),
@@ -69,7 +77,7 @@ def build_task(o: EmnistOptions) -> Task:
 
 
 def build_model(seed: int, *, classes: int, kind: str = "cnn") -> Any:
-    """An untrained tf.keras.Model from float32 (batch, 28, 28, 1) to logits (batch, classes).
+    """Builds an untrained tf.keras.Model from images (batch, 28, 28, 1) to logits (batch, classes).
 
     "cnn" is the network of Reddi et al. 2021, "Adaptive federated optimization" (App. C), without
     its dropout: two convolutions of 3 x 3, one pooling, a dense layer of 128; 1,206,590 parameters
@@ -84,17 +92,20 @@ def build_model(seed: int, *, classes: int, kind: str = "cnn") -> Any:
     seeds = iter(np.random.SeedSequence(seed).generate_state(4).astype(np.int64).tolist())
 
     def kernel() -> Any:
+        """Makes an initializer with the next seed."""
         return tf.keras.initializers.GlorotUniform(seed=next(seeds))
 
     layers = tf.keras.layers
-    wide = kind == "cnn"
-    stack = [
-        layers.Conv2D(32 if wide else 16, 3, activation="relu", kernel_initializer=kernel()),
-        *([] if wide else [layers.MaxPool2D()]),
-        layers.Conv2D(64 if wide else 32, 3, activation="relu", kernel_initializer=kernel()),
+    is_published = kind == "cnn"
+    width = 32 if is_published else 16
+    stack = [layers.Conv2D(width, 3, activation="relu", kernel_initializer=kernel())]
+    if not is_published:
+        stack.append(layers.MaxPool2D())
+    stack += [
+        layers.Conv2D(2 * width, 3, activation="relu", kernel_initializer=kernel()),
         layers.MaxPool2D(),
         layers.Flatten(),
-        layers.Dense(128 if wide else 64, activation="relu", kernel_initializer=kernel()),
+        layers.Dense(4 * width, activation="relu", kernel_initializer=kernel()),
         layers.Dense(classes, kernel_initializer=kernel()),
     ]
     return tf.keras.Sequential([tf.keras.Input((PIXELS, PIXELS, 1)), *stack], name=f"emnist_{kind}")

@@ -11,7 +11,7 @@ __all__ = ["RegressionOptions", "regression"]
 
 
 def regression(options: RegressionOptions) -> "Task":
-    """See `task.build_task`; imports TensorFlow."""
+    """Returns the task; see `task.build_task`. Imports TensorFlow."""
     from fedmf.tasks.regression.task import build_task
 
     return build_task(options)

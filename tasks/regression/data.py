@@ -1,5 +1,5 @@
-"""Linear and logistic regression with a chosen spectrum: clients are generated, in memory, when
-they are asked for.
+"""Linear and logistic regression with a chosen spectrum, on clients that are generated in memory
+when they are read.
 
 The setting is that of Choquette-Choo et al. 2024, "Correlated noise provably beats independent
 noise for differentially private learning": x ~ Normal(0, H) with eigenvalues i^-decay, and a
@@ -18,7 +18,7 @@ KINDS = ("linear", "logistic")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RegressionOptions(fields.Checked):
-    """The generated data of the task.
+    """Options of the generated data.
 
     Raises:
       TypeError, ValueError: naming the option, its value and what to do instead.
@@ -50,26 +50,23 @@ class RegressionOptions(fields.Checked):
 
 
 def eigenvalues(o: RegressionOptions) -> np.ndarray:
-    """Float64 (features,): the variances of the features, of which the first is 1.
-
-    The features are not correlated.
-    """
+    """Returns the variances of the uncorrelated features, float64 (features,); the first is 1."""
     return np.arange(1, o.features + 1, dtype=np.float64) ** -o.decay
 
 
 def effective_dimension(o: RegressionOptions) -> float:
-    """Tr(H) / ||H||, between 1 and the number of features."""
+    """Returns Tr(H) / ||H||, between 1 and the number of features."""
     return float(eigenvalues(o).sum())
 
 
 def true_weights(o: RegressionOptions) -> np.ndarray:
-    """Float64 (features,): the labels' weights; <x, weights> has variance 1."""
+    """Returns the weights of the labels, float64 (features,); <x, weights> has variance 1."""
     direction = np.random.default_rng([o.seed, 0]).normal(size=o.features)
     return direction / np.sqrt(eigenvalues(o) @ direction**2)
 
 
 def client_examples(o: RegressionOptions, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """A client's features float32 (examples, features) and labels float32 (examples, 1).
+    """Draws a client's features float32 (examples, features) and labels float32 (examples, 1).
 
     A client's features have a mean of their own. Over all clients they have mean 0 and covariance
     H. A linear label is <x, weights> + noise * Normal(0, 1); a logistic one is 1 with probability 1
@@ -80,8 +77,10 @@ def client_examples(o: RegressionOptions, client: int) -> tuple[np.ndarray, np.n
       client: its number. Clients do not depend on how many there are.
     """
     rng = np.random.default_rng([o.seed, 1 + client])
-    mean, own = rng.normal(size=o.features), rng.normal(size=(o.examples, o.features))
-    x = np.sqrt(eigenvalues(o)) * (o.shift * mean + np.sqrt(1 - o.shift**2) * own)
+    client_mean = rng.normal(size=o.features)
+    deviation = rng.normal(size=(o.examples, o.features))
+    standard = o.shift * client_mean + np.sqrt(1 - o.shift**2) * deviation
+    x = np.sqrt(eigenvalues(o)) * standard
     signal = x @ true_weights(o)
     if o.kind == "linear":
         y = signal + o.noise * rng.normal(size=o.examples)
@@ -91,16 +90,17 @@ def client_examples(o: RegressionOptions, client: int) -> tuple[np.ndarray, np.n
 
 
 def split_examples(o: RegressionOptions, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """The examples of clients that do not train, as `client_examples` has them,
-    for "validation" or "test".
-    """
-    first = o.clients + (o.evaluation_clients if split == "test" else 0)
-    parts = [client_examples(o, client) for client in range(first, first + o.evaluation_clients)]
-    return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+    """Returns the examples of the clients of "validation" or "test", none of which trains."""
+    first_client = o.clients
+    if split == "test":
+        first_client += o.evaluation_clients
+    clients = range(first_client, first_client + o.evaluation_clients)
+    examples = [client_examples(o, client) for client in clients]
+    return np.concatenate([x for x, _ in examples]), np.concatenate([y for _, y in examples])
 
 
 def version(o: RegressionOptions) -> str:
-    """Another text for other data."""
-    return repr(
-        {name: value for name, value in dataclasses.asdict(o).items() if name != "batch_size"}
-    )
+    """Returns a text that differs between options that generate other data."""
+    data_options = dataclasses.asdict(o)
+    del data_options["batch_size"]
+    return repr(data_options)

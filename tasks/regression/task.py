@@ -1,4 +1,4 @@
-"""The regression task: linear or logistic, on generated clients."""
+"""Regression as a task: linear or logistic, on generated clients."""
 
 import functools
 from typing import Any
@@ -11,9 +11,14 @@ from fedmf.tasks.regression.data import RegressionOptions
 
 
 def build_task(o: RegressionOptions) -> Task:
-    """The regression task. Validation and test are on clients that do not train."""
-    losses, metrics = tf.keras.losses, tf.keras.metrics
-    linear = o.kind == "linear"
+    """Returns the regression task. Validation and test are on clients that do not train."""
+    loss: Any = tf.keras.losses.BinaryCrossentropy(from_logits=True)
+    build_metric: Any = functools.partial(
+        tf.keras.metrics.BinaryAccuracy, "accuracy", threshold=0.0
+    )
+    if o.kind == "linear":
+        loss = tf.keras.losses.MeanSquaredError()
+        build_metric = functools.partial(tf.keras.metrics.MeanSquaredError, "mean_squared_error")
     return Task(
         name="regression",
         description=(
@@ -25,19 +30,16 @@ def build_task(o: RegressionOptions) -> Task:
         client_examples=lambda client_id: data.client_examples(o, int(client_id)),
         evaluation_examples=functools.cache(functools.partial(data.split_examples, o)),
         build_model=functools.partial(build_model, features=o.features),
-        loss=losses.MeanSquaredError() if linear else losses.BinaryCrossentropy(from_logits=True),
-        metrics=lambda: [
-            metrics.MeanSquaredError("mean_squared_error")
-            if linear
-            else metrics.BinaryAccuracy("accuracy", threshold=0.0)
-        ],
+        loss=loss,
+        metrics=lambda: [build_metric()],
         batch_size=o.batch_size,
     )
 
 
 def build_model(seed: int, *, features: int) -> Any:
-    """A tf.keras.Model from float32 (batch, features) to (batch, 1), the prediction or the logit:
-    weights without a bias, all 0.
+    """Builds a tf.keras.Model from float32 (batch, features) to (batch, 1).
+
+    The output is the prediction or the logit. There is no bias, and all weights are 0.
 
     Args:
       seed: not used, since the model starts at 0.

@@ -1,5 +1,5 @@
-"""StackOverflow next-word prediction: the data file, its synthetic stand-in, import of text, the
-model and the task.
+"""StackOverflow next-word prediction: the data file, its synthetic substitute, import of texts,
+the model and the task.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def stackoverflow_nwp(options: StackOverflowOptions, *, progress: bool = True) -> "Task":
-    """See `task.build_task`; imports TensorFlow."""
+    """Returns the task; see `task.build_task`. Imports TensorFlow."""
     from fedmf.tasks.stackoverflow.task import build_task
 
     return build_task(options, progress=progress)

@@ -1,6 +1,4 @@
-"""Opens, checks and describes a StackOverflow data file: TFF's own, a synthetic one or imported
-text in the same format.
-"""
+"""StackOverflow data file: TFF's own, or a synthetic one or imported text in the same format."""
 
 import contextlib
 import dataclasses
@@ -22,8 +20,9 @@ from fedmf.tasks.example_proto import Feature, decode_example, text_of
 FILE_NAME = "stackoverflow.sqlite"
 TFF_FILE = "StackOverflow file"
 
-# Read of a split for words, lengths and dates, and of each of these clients.
-_DESCRIBED_CLIENTS, _DESCRIBED_SENTENCES = 200, 64
+# A description reads so many clients of a split, and so many sentences of each.
+_DESCRIBED_CLIENTS = 200
+_DESCRIBED_SENTENCES = 64
 _HINT = (
     f"put TFF's unpacked {FILE_NAME} there or name it by data=FILE, import text of your own with "
     "`fedmf data import`, or, offline, write a synthetic corpus with `fedmf data synth --clients N "
@@ -33,7 +32,7 @@ _HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class Corpus(ClientDatabase):
-    """A data file with a train split, of records with the feature "tokens".
+    """Data file with a train split, of records with the feature "tokens".
 
     Raises:
       FileNotFoundError, ValueError: as `ClientDatabase`, and for a file without these.
@@ -56,7 +55,7 @@ class Corpus(ClientDatabase):
 
     @property
     def origin(self) -> str:
-        """Where the file comes from: "synthetic corpus", "imported text", or else TFF_FILE."""
+        """Origin of the file: "synthetic corpus", "imported text", or else TFF_FILE."""
         return ORIGINS.get(self.application_id, TFF_FILE)
 
     @property
@@ -65,19 +64,20 @@ class Corpus(ClientDatabase):
         return version_of(self.path)
 
     def sentences(self, split: str, client_id: str, limit: int = -1) -> list[bytes]:
-        """The first `limit` sentences of a client in file order."""
+        """Returns the first `limit` sentences of a client in file order."""
         records = self.records(split, client_id, limit)
         with self._decoding():
             return [text_of(record, "tokens") for record in records]
 
     def features(self, record: object) -> dict[str, Feature]:
-        """What `decode_example` makes of a record."""
+        """Returns the features of a record, see `decode_example`."""
         blob = self.blob(record)
         with self._decoding():
             return decode_example(blob)
 
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:
+        """Adds the file's name and the way out to errors of decoding."""
         try:
             yield
         except ValueError as error:
@@ -85,13 +85,16 @@ class Corpus(ClientDatabase):
 
 
 def _bytes(example: dict[str, Feature], name: str) -> bytes:
+    """Returns a byte string of an example, or b"" if it has none."""
     value = example.get(name, b"")
     return value if isinstance(value, bytes) else b""
 
 
 def version_of(path: pathlib.Path) -> str:
-    """Another text after every change that SQLite made to the file: its header counts them, and has
-    the size. The real file has gigabytes.
+    """Returns a text that differs after every change that SQLite made to the file.
+
+    It is a digest of the header, which counts changes, and of the size: reading all of the real
+    file would take long.
     """
     with path.open("rb") as file:
         header = file.read(100)
@@ -99,12 +102,16 @@ def version_of(path: pathlib.Path) -> str:
 
 
 def open_corpus(path: str | os.PathLike[str] | None = None) -> Corpus:
-    """The data file at `path`; None is where TFF's own load_data keeps it. Nothing is downloaded.
+    """Opens the data file at `path`; None is the path where TFF's load_data keeps it.
+
+    Nothing is downloaded.
 
     Raises:
       FileNotFoundError, ValueError: as `Corpus`.
     """
-    return Corpus(expanded(f"~/.tff/{FILE_NAME}" if path is None else path))
+    if path is None:
+        path = f"~/.tff/{FILE_NAME}"
+    return Corpus(expanded(path))
 
 
 def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -132,6 +139,7 @@ def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
 
 
 def _describe_split(corpus: Corpus, split: str) -> dict[str, Any]:
+    """Returns the sizes of a split and what a sample of its clients holds."""
     sizes = corpus.client_sizes(split)
     if not sizes:
         return {"clients": 0, "examples": 0}
@@ -146,6 +154,7 @@ def _describe_split(corpus: Corpus, split: str) -> dict[str, Any]:
             words.update(tokens)
             lengths.append(len(tokens))
             dates.append(_bytes(example, "creation_date"))
+    mean_length = float(np.mean(lengths)) if lengths else 0.0
     return {
         "clients": len(sizes),
         "examples": sum(sizes.values()),
@@ -153,7 +162,7 @@ def _describe_split(corpus: Corpus, split: str) -> dict[str, Any]:
         "sample": {
             "clients": len(sample),
             "sentences": len(lengths),
-            "mean_sentence_length": float(np.mean(lengths)) if lengths else 0.0,
+            "mean_sentence_length": mean_length,
             "first_date": min(dates, default=b"").decode(errors="replace"),
             "last_date": max(dates, default=b"").decode(errors="replace"),
             "distinct_words": len(words),

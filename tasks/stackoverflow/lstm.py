@@ -1,18 +1,18 @@
-"""An LSTM layer whose backward pass adds up the recurrent gradient in one matrix product.
+"""LSTM layer whose backward pass computes the recurrent kernel's gradient in one matrix product.
 
 Keras's LSTM computes the gradient of the recurrent kernel step by step: `length` products of (units
 x batch) by (batch x 4 units) and as many additions of the whole (units x 4 units) matrix. With the
 small batches of federated clients these additions cost more than the products. Here the steps only
-carry the gradient of the gates; the kernel's gradient is one product over all steps.
+pass on the gradient of the gates, and the kernel's gradient is one product over all steps.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 
 def _recurrence(gates: Any, kernel: Any) -> Any:
-    """The hidden states of an LSTM that starts at zero.
+    """Computes the hidden states of an LSTM that starts at zero.
 
     Args:
       gates: (length, batch, 4 units) float32, each step's input to the gates, in Keras's order:
@@ -23,108 +23,140 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
       (length, batch, units) float32.
     """
 
-    units = kernel.shape[0]
-
     @tf.custom_gradient
     def run(gates: Any, kernel: Any) -> Any:
-        steps = tf.unstack(gates)
-        state = cell = tf.zeros_like(steps[0][:, :units])
-        cells, states = [cell], [state]
-        squashed: list[Any] = []
-        candidates: list[Any] = []
-        openings: list[Any] = []
-        for step in steps:
-            total = step + tf.matmul(state, kernel) if squashed else step
-            # One sigmoid for all four, though the third is not used: at these sizes an operation
-            # costs more than its numbers.
-            opening = tf.sigmoid(total)
-            update, forget, _, output = tf.split(opening, 4, axis=1)
-            candidates.append(tf.tanh(total[:, 2 * units : 3 * units]))
-            cell = forget * cell + update * candidates[-1]
-            squashed.append(tf.tanh(cell))
-            state = output * squashed[-1]
-            openings.append(opening)
-            cells.append(cell)
-            states.append(state)
+        """Returns the states, and the function that computes their gradient."""
+        trace = _forward(gates, kernel)
 
         def gradient(upstream: Any) -> Any:
-            upstream = tf.unstack(upstream)
-            opening = tf.stack(openings)
-            candidate = tf.stack(candidates)
-            squash = tf.stack(squashed)
-            update, forget, _, output = tf.split(opening, 4, axis=2)
-            slope = opening * (1.0 - opening)
-            # How each gate's input moves the cell (first three) and the state (the last), for all
-            # steps at once.
-            to_cell = tf.unstack(output * (1.0 - squash * squash))
-            factors = tf.unstack(
-                tf.concat(
-                    [
-                        candidate * slope[:, :, :units],
-                        tf.stack(cells[:-1]) * slope[:, :, units : 2 * units],
-                        update * (1.0 - candidate * candidate),
-                        squash * slope[:, :, 3 * units :],
-                    ],
-                    axis=2,
-                )
-            )
-            forgets = tf.unstack(forget)
-            # A third of the time of a product with transpose_b; of two halves, because the graph's
-            # optimiser would fold a single transposition back into the products.
-            halves = tf.split(kernel, 2, axis=1)
-            transposed = tf.concat([tf.transpose(half) for half in halves], axis=0)
-            d_gates: list[Any] = []
-            d_state = d_cell = None
-            for step in reversed(range(len(steps))):
-                d_state = upstream[step] if d_state is None else upstream[step] + d_state
-                through = d_state * to_cell[step]
-                d_cell = through if d_cell is None else through + d_cell
-                d_gates.append(tf.concat([d_cell, d_cell, d_cell, d_state], axis=1) * factors[step])
-                if step:
-                    d_cell = d_cell * forgets[step]
-                    d_state = tf.matmul(d_gates[-1], transposed)
-            d_gates.reverse()
-            d_kernel = tf.matmul(tf.concat(states[:-1], 0), tf.concat(d_gates, 0), transpose_a=True)
-            return tf.stack(d_gates), d_kernel
+            """Returns the gradients of the gates and of the kernel."""
+            return _backward(trace, kernel, upstream)
 
-        return tf.stack(states[1:]), gradient
+        return tf.stack(trace.states[1:]), gradient
 
     return run(gates, kernel)
 
 
+class _Trace(NamedTuple):
+    """Values of a forward pass that its backward pass reads: a tensor (batch, ...) for each step.
+
+    states, cells: with the initial zero in front. openings: sigmoids of the four gates.
+    candidates: tanh of the cell gate. squashed: tanh of the cells.
+    """
+
+    states: list[Any]
+    cells: list[Any]
+    openings: list[Any]
+    candidates: list[Any]
+    squashed: list[Any]
+
+
+def _forward(gates: Any, kernel: Any) -> _Trace:
+    """Runs the steps of an LSTM."""
+    units = kernel.shape[0]
+    steps = tf.unstack(gates)
+    state = tf.zeros_like(steps[0][:, :units])
+    cell = state
+    trace = _Trace([state], [cell], [], [], [])
+    for index, step in enumerate(steps):
+        total = step + tf.matmul(state, kernel) if index else step
+        # One sigmoid for all four gates, though the third is not used: at these sizes an operation
+        # costs more than its numbers.
+        opening = tf.sigmoid(total)
+        update, forget, _, output = tf.split(opening, 4, axis=1)
+        candidate = tf.tanh(total[:, 2 * units : 3 * units])
+        cell = forget * cell + update * candidate
+        squashed = tf.tanh(cell)
+        state = output * squashed
+        trace.candidates.append(candidate)
+        trace.squashed.append(squashed)
+        trace.openings.append(opening)
+        trace.cells.append(cell)
+        trace.states.append(state)
+    return trace
+
+
+def _backward(trace: _Trace, kernel: Any, upstream: Any) -> tuple[Any, Any]:
+    """Computes the gradients of gates and kernel from that of the states."""
+    units = kernel.shape[0]
+    d_outputs = tf.unstack(upstream)
+    opening = tf.stack(trace.openings)
+    candidate = tf.stack(trace.candidates)
+    squashed = tf.stack(trace.squashed)
+    update, forget, _, output = tf.split(opening, 4, axis=2)
+    slope = opening * (1.0 - opening)
+    # Derivatives of the cell by the inputs of the first three gates, and of the state by the input
+    # of the last, for all steps at once.
+    state_to_cell = tf.unstack(output * (1.0 - squashed * squashed))
+    factors = tf.unstack(
+        tf.concat(
+            [
+                candidate * slope[:, :, :units],
+                tf.stack(trace.cells[:-1]) * slope[:, :, units : 2 * units],
+                update * (1.0 - candidate * candidate),
+                squashed * slope[:, :, 3 * units :],
+            ],
+            axis=2,
+        )
+    )
+    forgets = tf.unstack(forget)
+    # This takes a third of the time of a product with transpose_b. It has two halves, because the
+    # graph's optimiser would fold a single transposition back into the products.
+    halves = tf.split(kernel, 2, axis=1)
+    transposed = tf.concat([tf.transpose(half) for half in halves], axis=0)
+    d_gates: list[Any] = []
+    d_state = None
+    d_cell = None
+    for step in reversed(range(len(d_outputs))):
+        d_state = d_outputs[step] if d_state is None else d_outputs[step] + d_state
+        through_state = d_state * state_to_cell[step]
+        d_cell = through_state if d_cell is None else through_state + d_cell
+        d_gates.append(tf.concat([d_cell, d_cell, d_cell, d_state], axis=1) * factors[step])
+        if step:
+            d_cell = d_cell * forgets[step]
+            d_state = tf.matmul(d_gates[-1], transposed)
+    d_gates.reverse()
+    states_before = tf.concat(trace.states[:-1], 0)
+    d_kernel = tf.matmul(states_before, tf.concat(d_gates, 0), transpose_a=True)
+    return tf.stack(d_gates), d_kernel
+
+
 def with_keras_lstm(model: Any) -> Any:
-    """The same model, of the same weights, with Keras's own LSTM layer in place of ours."""
+    """Copies a model with Keras's own LSTM layer in place of `UnrolledLSTM`."""
 
-    def own(layer: Any) -> Any:
-        kind = tf.keras.layers.LSTM if isinstance(layer, UnrolledLSTM) else type(layer)
-        return kind.from_config(layer.get_config())
+    def copy_layer(layer: Any) -> Any:
+        """Copies a layer without its weights."""
+        is_unrolled = isinstance(layer, UnrolledLSTM)
+        layer_type = tf.keras.layers.LSTM if is_unrolled else type(layer)
+        return layer_type.from_config(layer.get_config())
 
-    copy = tf.keras.models.clone_model(model, clone_function=own)
+    copy = tf.keras.models.clone_model(model, clone_function=copy_layer)
     copy.set_weights(model.get_weights())
     return copy
 
 
 class UnrolledLSTM(tf.keras.layers.LSTM):
-    """tf.keras.layers.LSTM with the same weights and outputs, for whole sequences of a fixed length
-    whose mask, if there is one, leaves out nothing but their ends.
+    """tf.keras.layers.LSTM with the same weights and outputs, for sequences of a fixed length.
+
+    A mask may leave out only the ends of sequences.
     """
 
     def call(
         self, inputs: Any, mask: Any = None, training: Any = None, initial_state: Any = None
     ) -> Any:
-        """(batch, length, features) float32 to (batch, length, units) float32,
-        starting from a zero state; behind the mask the last output before it, or 0.
+        """Computes outputs (batch, length, units) of inputs (batch, length, features), float32.
+
+        The state starts at zero. Behind the mask the last output before it is repeated, or 0.
         """
         del training, initial_state
-        gates = (
-            tf.tensordot(tf.transpose(inputs, [1, 0, 2]), self.cell.kernel, axes=1) + self.cell.bias
-        )
-        states = tf.transpose(
-            _recurrence(gates, tf.convert_to_tensor(self.cell.recurrent_kernel)), [1, 0, 2]
-        )
+        steps = tf.transpose(inputs, [1, 0, 2])
+        gates = tf.tensordot(steps, self.cell.kernel, axes=1) + self.cell.bias
+        states = _recurrence(gates, tf.convert_to_tensor(self.cell.recurrent_kernel))
+        states = tf.transpose(states, [1, 0, 2])
         if mask is None:
             return states
-        places = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1) - 1
-        last = tf.one_hot(places, states.shape[1], dtype=states.dtype)  # all 0 for no word at all
-        kept = tf.reduce_sum(states * last[:, :, None], axis=1, keepdims=True)
-        return tf.where(mask[:, :, None], states, kept)
+        last_position = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1) - 1
+        # All are 0 where a sequence has no word.
+        is_last = tf.one_hot(last_position, states.shape[1], dtype=states.dtype)
+        last_state = tf.reduce_sum(states * is_last[:, :, None], axis=1, keepdims=True)
+        return tf.where(mask[:, :, None], states, last_state)

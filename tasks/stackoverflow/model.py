@@ -1,4 +1,4 @@
-"""The next-word model of the published StackOverflow experiments, its two losses, and the metrics.
+"""Next-word model of the published StackOverflow experiments, its two losses, and its metrics.
 
 At full size: Embedding(10004, 96), LSTM(670), Dense(96), Dense(10004), with biases and untied,
 4,050,748 parameters in 8 tensors.
@@ -25,14 +25,14 @@ def build_model(
     lstm_size: int = 670,
     form: str = "plain",
 ) -> Any:
-    """An untrained tf.keras.Model from (batch, sequence_length) int32 to logits (batch,
-    sequence_length, V + 4) float32.
+    """Builds an untrained tf.keras.Model from ids of words to logits of the next words.
 
-    The initializers have seeds: the same seed gives the same weights whatever else the process has
-    drawn. The LSTM is Keras's with a cheaper backward pass (`lstm`).
+    Inputs are int32 (batch, sequence_length), outputs float32 (batch, sequence_length, V + 4). The
+    same seed gives the same weights, whatever else the process has drawn. The LSTM is Keras's with
+    a cheaper backward pass (`lstm`).
 
-    form "plain" has Keras's default initializers, and no mask: the state runs over padding, which
-    is behind the words. "published" is the model of google-research/federated
+    The form "plain" has Keras's default initializers, and no mask: the state also passes over the
+    padding behind the words. "published" is the model of google-research/federated
     (utils/models/stackoverflow_models.py), which the papers' code trains: LSTM kernel He-normal,
     dense layers Glorot-normal, and an embedding that masks padding, behind which the LSTM's output
     stays as it is.
@@ -45,46 +45,52 @@ def build_model(
       lstm_size: width of the LSTM layer.
       form: "plain" or "published".
     """
-    published = checks.one_of("form", form, MODELS) == "published"
+    is_published = checks.one_of("form", form, MODELS) == "published"
     classes = SpecialIds(vocabulary_size).classes
     seeds = iter(np.random.SeedSequence(seed).generate_state(5).astype(np.int64).tolist())
-    initializers, layers = tf.keras.initializers, tf.keras.layers
+    initializers = tf.keras.initializers
+    layers = tf.keras.layers
     inputs = tf.keras.Input((sequence_length,), dtype=tf.int32, name="words")
-    gates, dense = initializers.GlorotUniform, initializers.GlorotUniform
-    if published:
-        gates, dense = initializers.HeNormal, initializers.GlorotNormal
+    gate_initializer = initializers.GlorotUniform
+    dense_initializer = initializers.GlorotUniform
+    if is_published:
+        gate_initializer = initializers.HeNormal
+        dense_initializer = initializers.GlorotNormal
     uniform = initializers.RandomUniform(-0.05, 0.05, seed=next(seeds))
     hidden = layers.Embedding(
         classes,
         embedding_size,
         embeddings_initializer=uniform,
-        mask_zero=published,
+        mask_zero=is_published,
         name="embedding",
     )(inputs)
     hidden = UnrolledLSTM(
         lstm_size,
         return_sequences=True,
-        kernel_initializer=gates(seed=next(seeds)),
+        kernel_initializer=gate_initializer(seed=next(seeds)),
         recurrent_initializer=initializers.Orthogonal(seed=next(seeds)),
         name="lstm",
     )(hidden)
     for name, width in (("projection", embedding_size), ("logits", classes)):
-        hidden = layers.Dense(width, kernel_initializer=dense(seed=next(seeds)), name=name)(hidden)
+        kernel_initializer = dense_initializer(seed=next(seeds))
+        hidden = layers.Dense(width, kernel_initializer=kernel_initializer, name=name)(hidden)
     return tf.keras.Model(inputs, hidden, name="next_word")
 
 
 def _loss_weights(kind: str, labels: Any, example_weights: Any) -> Any:
-    """float32 (batch, length): the weight of each position in the mean."""
-    # Not `labels != 0`: in the graphs that TFF builds, that compares two objects, and every
-    # position counts.
+    """Returns the weight of each position in the mean, float32 (batch, length)."""
+    # In the graphs that TFF builds `labels != 0` would compare two objects, and every position
+    # would count.
     words = tf.cast(tf.not_equal(labels, 0), tf.float32)
     positions = tf.ones_like(words) if kind == "published" else words
     return positions * example_weights[:, None]
 
 
 def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
-    """(labels, logits, example_weights) -> the mean cross-entropy that a client minimises, a
-    scalar; 0 for a batch without weight.
+    """Returns the loss that a client minimises, a mean cross-entropy.
+
+    The loss takes labels, logits and example weights, and returns a scalar, 0 for a batch without
+    weight.
 
     Args:
       kind: "published" averages over all positions, padding included, as TFF's Keras wrapper did in
@@ -95,6 +101,7 @@ def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
     checks.one_of("loss", kind, LOSSES)
 
     def loss(labels: Any, logits: Any, example_weights: Any) -> Any:
+        """Computes the weighted mean of the cross-entropy over positions."""
         weights = _loss_weights(kind, labels, example_weights)
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         return tf.math.divide_no_nan(tf.reduce_sum(weights * cross_entropy), tf.reduce_sum(weights))
@@ -103,31 +110,37 @@ def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
 
 
 class _Accuracy(tf.keras.metrics.Mean):
-    """Share of predictions that are right, where the label is none of `left_out`; the largest of
-    all V + 4 logits is the prediction.
+    """Fraction of correct predictions, over positions whose label is not excluded.
+
+    The largest of all V + 4 logits is the prediction.
     """
 
-    def __init__(self, name: str, left_out: tuple[int, ...]) -> None:
+    def __init__(self, name: str, excluded_labels: tuple[int, ...]) -> None:
         super().__init__(name, tf.float64)
-        self._left_out = left_out
+        self._excluded_labels = excluded_labels
 
     def update_state(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
-        """Labels (batch, length), logits (batch, length, V + 4)."""
-        right = tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels)
-        counted = tf.reduce_all([tf.not_equal(labels, label) for label in self._left_out], axis=0)
-        return super().update_state(tf.cast(right, tf.float64), tf.cast(counted, tf.float64))
+        """Adds labels (batch, length) and logits (batch, length, V + 4)."""
+        predictions = tf.argmax(logits, axis=-1, output_type=labels.dtype)
+        is_correct = tf.equal(predictions, labels)
+        is_counted = tf.reduce_all(
+            [tf.not_equal(labels, label) for label in self._excluded_labels], axis=0
+        )
+        return super().update_state(
+            tf.cast(is_correct, tf.float64), tf.cast(is_counted, tf.float64)
+        )
 
 
 class _Loss(tf.keras.metrics.Mean):
-    """The loss over the positions that it counts."""
+    """Mean loss over the positions that the loss counts."""
 
     def __init__(self, kind: str) -> None:
         super().__init__("loss", tf.float64)
         self._kind = kind
 
     def update_state(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
-        """Labels (batch, length), logits (batch, length, V + 4)."""
-        # TensorFlow's cross-entropy would make its gradient too, as large as the logits.
+        """Adds labels (batch, length) and logits (batch, length, V + 4)."""
+        # TensorFlow's cross-entropy would also compute its gradient, which is as large as logits.
         cross_entropy = tf.reduce_logsumexp(logits, axis=-1) - tf.gather(
             logits, labels, batch_dims=2
         )
@@ -137,7 +150,7 @@ class _Loss(tf.keras.metrics.Mean):
 
 
 def make_metrics(kind: str, ids: SpecialIds) -> list[tf.keras.metrics.Metric]:
-    """Keras metrics of labels (batch, length) and logits (batch, length, V + 4).
+    """Returns Keras metrics of labels (batch, length) and logits (batch, length, V + 4).
 
     "accuracy" leaves out padding, out-of-vocabulary and end, as the papers report it; beside it are
     "accuracy_no_pad_no_oov", "accuracy_no_pad" and "loss".

@@ -1,4 +1,4 @@
-"""The options of the StackOverflow task."""
+"""Options of the StackOverflow task."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ MODELS = ("plain", "published")
 class StackOverflowOptions(fields.Checked):
     """Sizes of the task; the defaults are the published experiments'.
 
-    The fields' help says what they are.
+    Each field has its own help text.
 
     Raises:
       TypeError, ValueError: naming the option, its value and what to do instead.
@@ -54,8 +54,8 @@ class StackOverflowOptions(fields.Checked):
     )
 
     def on_data(self, data: str) -> "StackOverflowOptions":
-        """The options for another data file, whose words keep the ids that they have now."""
+        """Returns the options for another data file; words keep the ids that they have now."""
         from fedmf.tasks.stackoverflow.data import open_corpus
 
-        words = self.vocabulary_data or str(open_corpus(self.data).path)
-        return dataclasses.replace(self, data=data, vocabulary_data=words)
+        vocabulary_data = self.vocabulary_data or str(open_corpus(self.data).path)
+        return dataclasses.replace(self, data=data, vocabulary_data=vocabulary_data)

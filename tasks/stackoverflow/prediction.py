@@ -1,4 +1,4 @@
-"""The next words that a run's model expects after a text."""
+"""Prediction of the next words after a text, by a run's model."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def next_words(run: Run, text: str, count: int = 5) -> dict[str, Any]:
       run: a finished next-word run.
       text: words separated by blanks. A word that the model does not know counts as unknown; of a
         long text the last words count.
-      count: so many words are returned at most.
+      count: largest number of words to return.
 
     Returns:
       {"words": word -> probability, the most likely first, "unknown": words of the text that the
@@ -41,21 +41,23 @@ def next_words(run: Run, text: str, count: int = 5) -> dict[str, Any]:
         vocabulary.words, vocabulary.vocabulary_size, vocabulary.sequence_length
     )
     words = text.split()
-    known = set(vocabulary.words)
-    # The beginning of the sentence takes one of the places that the model reads.
+    vocabulary_words = set(vocabulary.words)
+    # The beginning of the sentence takes one of the positions that the model reads.
     read_words = words[-(vocabulary.sequence_length - 1) :]
     if vocabulary.sequence_length == 1:
         read_words = []
     x, _ = preprocessor.encode([" ".join(read_words)])
     logits = _model_of(run, vocabulary)(x).numpy()[0, len(read_words)].astype(np.float64)
-    chances = np.exp(logits - logits.max())
-    chances /= chances.sum()
+    probabilities = np.exp(logits - logits.max())
+    probabilities /= probabilities.sum()
     ids = preprocessor.ids
     names = dict(enumerate(vocabulary.words, 1)) | {ids.end: END_OF_SENTENCE}
-    likely = [index for index in np.argsort(-chances, kind="stable").tolist() if index in names]
+    likely = [
+        index for index in np.argsort(-probabilities, kind="stable").tolist() if index in names
+    ]
     return {
-        "words": {names[index]: float(chances[index]) for index in likely[:count]},
-        "unknown": [word for word in words if word not in known],
+        "words": {names[index]: float(probabilities[index]) for index in likely[:count]},
+        "unknown": [word for word in words if word not in vocabulary_words],
     }
 
 
@@ -66,12 +68,12 @@ def _model_of(run: Run, vocabulary: RunVocabulary) -> Any:
     """
     weights = run.weights
     embedding, kernel = weights[0], weights[2]
-    built = model.build_model(
+    run_model = model.build_model(
         0,
         vocabulary_size=vocabulary.vocabulary_size,
         sequence_length=vocabulary.sequence_length,
         embedding_size=embedding.shape[1],
         lstm_size=kernel.shape[0],
     )
-    built.set_weights(weights)
-    return built
+    run_model.set_weights(weights)
+    return run_model

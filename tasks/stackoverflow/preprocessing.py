@@ -1,4 +1,4 @@
-"""Sentences to sequences of ids, as in the published StackOverflow experiments.
+"""Conversion of sentences to sequences of ids, as in the published StackOverflow experiments.
 
 Ids: padding 0, words 1 .. V in order of frequency, out-of-vocabulary V + 1, beginning of sentence V
 + 2, end of sentence V + 3. A sentence is split on blanks and cut to the first `length` words; the
@@ -16,8 +16,9 @@ PAD = 0
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """Ids that stand for no word, for a vocabulary of `vocabulary_size` words; `classes` is the
-    number of ids in all.
+    """Ids that stand for no word, for a vocabulary of `vocabulary_size` words.
+
+    `classes` is the total number of ids.
     """
 
     vocabulary_size: int
@@ -29,22 +30,23 @@ class SpecialIds:
 
 
 class Preprocessor:
-    """Sentences to (x, y); see the module's text for the recipe.
+    """Converts sentences to (x, y) as the module's docstring says.
 
     Args:
       words: the most frequent words, most frequent first, at most `vocabulary_size` of them.
-      vocabulary_size: V; ids of words that do not exist stay unused: a model's size does not depend
-        on the data.
-      length: words kept of a sentence.
+      vocabulary_size: V; ids of words that do not exist stay unused, so that a model's size does
+        not depend on the data.
+      length: number of words of a sentence that are used.
 
     Raises:
       ValueError: too many words, or a word given twice.
     """
 
     def __init__(self, words: Sequence[str], vocabulary_size: int, length: int = 20) -> None:
-        self.ids, self.length = SpecialIds(vocabulary_size), length
-        self._table = {word.encode(): index for index, word in enumerate(words, start=1)}
-        if len(self._table) != len(words) or len(words) > vocabulary_size:
+        self.ids = SpecialIds(vocabulary_size)
+        self.length = length
+        self._id_by_word = {word.encode(): index for index, word in enumerate(words, start=1)}
+        if len(self._id_by_word) != len(words) or len(words) > vocabulary_size:
             raise ValueError(
                 f"words has {len(words)} entries for vocabulary_size={vocabulary_size}, or one of "
                 "them twice: each needs one id"
@@ -59,12 +61,15 @@ class Preprocessor:
         Returns:
           (x, y), int32, each of shape (number of sentences, length).
         """
-        get, unknown, length = self._table.get, self.ids.out_of_vocabulary, self.length
+        id_of = self._id_by_word.get
+        unknown_id = self.ids.out_of_vocabulary
+        length = self.length
         rows = []
         for sentence in sentences:
-            words = (sentence.encode() if isinstance(sentence, str) else sentence).split()[:length]
+            encoded = sentence.encode() if isinstance(sentence, str) else sentence
+            words = encoded.split()[:length]
             row = [self.ids.begin]
-            row += [get(word, unknown) for word in words]
+            row += [id_of(word, unknown_id) for word in words]
             if len(words) < length:
                 row.append(self.ids.end)
                 row += [PAD] * (length + 1 - len(row))

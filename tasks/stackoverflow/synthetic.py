@@ -1,10 +1,10 @@
-"""Writes a synthetic corpus in the format of TFF's stackoverflow.sqlite: offline work goes through
-the same loader.
+"""Writer of a synthetic corpus in the format of TFF's stackoverflow.sqlite, so that offline work
+uses the same loader.
 
-What is copied from the real file: the two tables, the three splits, tf.train.Example records of six
-features, users as numeric strings with held-out users divisible by ten, test clients that are
-mostly train users at dates after 2018-01-01, posts with several sentences that share date, title,
-tags, score and type. The words are made up (tasks/stackoverflow/language.py).
+The corpus has the two tables and three splits of the real file, and tf.train.Example records of six
+features. Users are numeric strings, held-out users divisible by ten. Test clients are mostly train
+users at dates after 2018-01-01. Posts have several sentences that share date, title, tags, score
+and type. The words are synthetic (tasks/stackoverflow/language.py).
 """
 
 import datetime
@@ -25,8 +25,9 @@ _DAYS_AFTER_2018 = 400
 _SENTENCES_PER_POST = 4.0
 _CLIENTS_PER_TRANSACTION = 200
 _TOPICS = 8
-# For each train user: of the real file. Four in five test users are train users too.
-_HELDOUT_USERS, _TEST_USERS = 0.11, 0.6
+# Users for each train user, as in the real file. Four in five test users are train users too.
+_HELDOUT_USERS = 0.11
+_TEST_USERS = 0.6
 
 
 def write_synthetic_corpus(
@@ -80,11 +81,11 @@ def write_synthetic_corpus(
         ) as bar,
     ):
         for split in data_file.SPLITS:
-            of_split = mean / 2 if split == "test" else mean
+            split_mean = mean / 2 if split == "test" else mean
             for start in range(0, len(users[split]), _CLIENTS_PER_TRANSACTION):
                 block = users[split][start : start + _CLIENTS_PER_TRANSACTION]
                 for number in map(int, block):
-                    records = _records(words, split, number, of_split, seed)
+                    records = _records(words, split, number, split_mean, seed)
                     data_file.write_client(connection, str(number), split, records)
                 connection.commit()
                 bar.update(len(block))
@@ -92,92 +93,105 @@ def write_synthetic_corpus(
 
 
 def _users(clients: int) -> dict[str, np.ndarray]:
-    """split -> user numbers: multiples of ten are held out, a test user is a train user four times
-    in five.
+    """Returns split -> user numbers.
+
+    Multiples of ten are held out. Four in five test users are train users.
     """
     heldout = 10 * (1 + np.arange(round(clients * _HELDOUT_USERS)))
-    test = round(clients * _TEST_USERS)
-    known = min(clients, test * 4 // 5)
-    others = np.arange(clients + test - known)
-    others = 10 * (others // 9) + others % 9 + 1  # the numbers not divisible by ten, in order
-    step = clients / max(known, 1)
+    num_test = round(clients * _TEST_USERS)
+    num_shared = min(clients, num_test * 4 // 5)
+    user_index = np.arange(clients + num_test - num_shared)
+    # The numbers that ten does not divide, in order.
+    numbers = 10 * (user_index // 9) + user_index % 9 + 1
+    step = clients / max(num_shared, 1)
+    shared = numbers[(np.arange(num_shared) * step).astype(np.int64)]
     return {
-        "train": others[:clients],
+        "train": numbers[:clients],
         "heldout": heldout,
-        "test": np.concatenate(
-            [others[(np.arange(known) * step).astype(np.int64)], others[clients:]]
-        ),
+        "test": np.concatenate([shared, numbers[clients:]]),
     }
 
 
 def _generator(seed: int, user: int, stream: int) -> np.random.Generator:
+    """Returns the generator of one of a user's streams of random numbers."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, 4 * user + stream], np.uint64)))
 
 
 def _records(
     words: language.Language, split: str, user: int, mean: float, seed: int
 ) -> list[bytes]:
-    """The serialized examples of one user in one split, oldest post first."""
-    # The same in train and test: the same person
+    """Draws the serialized examples of one user in one split, oldest post first."""
+    # A user writes in the same style in train and test.
     style = language.draw_style(words, _generator(seed, user, 3))
     rng = _generator(seed, user, data_file.SPLITS.index(split))
     spread = 0.7
     count = max(4, round(min(mean * rng.lognormal(-(spread**2) / 2, spread), 50 * mean)))
-    starts = rng.random(count) < 1 / _SENTENCES_PER_POST
-    starts[0] = True
-    post = np.cumsum(starts) - 1
-    posts = int(post[-1]) + 1
-    question = rng.random(posts) < 0.4
-    topic = rng.choice(len(words.topics), size=posts, p=style.topic_weights)
-    # Posts wander: a sentence of another topic now and then keeps a client's vocabulary from being
-    # a single list.
+    is_start = rng.random(count) < 1 / _SENTENCES_PER_POST
+    is_start[0] = True
+    post_index = np.cumsum(is_start) - 1
+    num_posts = int(post_index[-1]) + 1
+    is_question = rng.random(num_posts) < 0.4
+    post_topic = rng.choice(len(words.topics), size=num_posts, p=style.topic_weights)
+    # A tenth of the sentences have another topic than their post, so that a client's vocabulary is
+    # more than one list.
     strays = rng.random(count) < 0.1
-    topics = np.where(strays, rng.choice(len(words.topics), size=count), topic[post])
-    # Sentences and the posts' titles, which read like questions, in one draw:
-    # the cost is the numpy calls.
-    asking = np.concatenate([question[post], np.ones(posts, bool)])
-    drawn = language.draw_sentences(words, style, np.concatenate([topics, topic]), asking, rng)
-    texts = _texts(words, *drawn)
-    sentences, titles = texts[:count], texts[count:]
-    dates = _dates(split, posts, rng)
-    scores = np.floor(rng.exponential(4.0, size=posts)).astype(np.int64) - 2
-    second_tag = rng.choice(words.nouns.shape[1], size=posts, p=language.zipf(words.nouns.shape[1]))
-    posts_features = [
-        {
+    stray_topic = rng.choice(len(words.topics), size=count)
+    topics = np.where(strays, stray_topic, post_topic[post_index])
+    # Sentences and titles, which read like questions, are drawn together: the calls of numpy cost
+    # more than their numbers.
+    ids, lengths = language.draw_sentences(
+        words,
+        style,
+        np.concatenate([topics, post_topic]),
+        np.concatenate([is_question[post_index], np.ones(num_posts, bool)]),
+        rng,
+    )
+    texts = _texts(words, ids, lengths)
+    sentences = texts[:count]
+    titles = texts[count:]
+    dates = _dates(split, num_posts, rng)
+    scores = np.floor(rng.exponential(4.0, size=num_posts)).astype(np.int64) - 2
+    num_nouns = words.nouns.shape[1]
+    second_tag = rng.choice(num_nouns, size=num_posts, p=language.zipf(num_nouns))
+    post_features = []
+    for i, topic in enumerate(post_topic):
+        tags = f"{words.topics[topic]}|{words.words[words.nouns[topic, second_tag[i]]]}"
+        features = {
             "creation_date": dates[i].encode(),
             "score": int(scores[i]),
-            "tags": "|".join(
-                (words.topics[topic[i]], words.words[words.nouns[topic[i], second_tag[i]]])
-            ).encode(),
+            "tags": tags.encode(),
             "title": titles[i].encode(),
-            "type": b"question" if question[i] else b"answer",
+            "type": b"question" if is_question[i] else b"answer",
         }
-        for i in range(posts)
-    ]
+        post_features.append(features)
     return [
-        example_proto.encode_example(posts_features[i] | {"tokens": text.encode()})
-        for i, text in zip(post.tolist(), sentences, strict=True)
+        example_proto.encode_example(post_features[i] | {"tokens": sentence.encode()})
+        for i, sentence in zip(post_index.tolist(), sentences, strict=True)
     ]
 
 
 def _texts(words: language.Language, ids: np.ndarray, lengths: np.ndarray) -> list[str]:
-    flat = [words.words[i] for i in ids.tolist()]
+    """Returns the sentences as texts."""
+    all_words = [words.words[i] for i in ids.tolist()]
     ends = np.cumsum(lengths).tolist()
-    return [" ".join(flat[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    starts = [0, *ends[:-1]]
+    return [" ".join(all_words[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-def _dates(split: str, posts: int, rng: np.random.Generator) -> list[str]:
-    if split == "train":
-        low, high = rng.integers(0, _DAYS_BEFORE_2018 - 400), _DAYS_BEFORE_2018
-    elif split == "heldout":
-        low, high = rng.integers(0, _DAYS_BEFORE_2018 - 400), _DAYS_BEFORE_2018 + _DAYS_AFTER_2018
-    else:
-        low, high = _DAYS_BEFORE_2018, _DAYS_BEFORE_2018 + _DAYS_AFTER_2018
-    tenths = np.sort(rng.integers(int(low) * 864_000, high * 864_000, size=posts)).tolist()
+def _dates(split: str, num_posts: int, rng: np.random.Generator) -> list[str]:
+    """Draws the dates of a user's posts, in order and in the real file's format."""
+    first_day = _DAYS_BEFORE_2018
+    last_day = _DAYS_BEFORE_2018
+    if split != "test":
+        first_day = int(rng.integers(0, _DAYS_BEFORE_2018 - 400))
+    if split != "train":
+        last_day += _DAYS_AFTER_2018
+    tenths = np.sort(rng.integers(first_day * 864_000, last_day * 864_000, size=num_posts)).tolist()
     dates = []
     for tenth in tenths:
         moment = _EPOCH + datetime.timedelta(seconds=tenth // 10)
-        dates.append(
-            moment.strftime("%Y-%m-%d %H:%M:%S") + (f".{tenth % 10} UTC" if tenth % 10 else " UTC")
-        )
+        date = moment.strftime("%Y-%m-%d %H:%M:%S")
+        if tenth % 10:
+            date += f".{tenth % 10}"
+        dates.append(f"{date} UTC")
     return dates

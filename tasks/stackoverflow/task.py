@@ -1,4 +1,4 @@
-"""StackOverflow next-word prediction as a Task."""
+"""StackOverflow next-word prediction as a task."""
 
 import collections
 import functools
@@ -16,36 +16,37 @@ from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
 from fedmf.training.examples import Examples
 
-# 342,477 clients of 256 sentences would be 14 GB; a demo's few hundred clients come back every
-# epoch and fit easily.
+# 342,477 clients of 256 sentences would take 14 GB; a demo's few hundred clients are read again
+# every epoch and fit easily.
 MAX_CACHE_BYTES = 256 << 20
 
 
 class _Cache:
-    """Clients read last, up to MAX_CACHE_BYTES; ids of the smallest integer type that fits."""
+    """Examples of the clients read last, up to MAX_CACHE_BYTES, in a small integer type."""
 
     def __init__(self, read: Callable[[str], Examples], classes: int) -> None:
         self._read = read
         self._dtype = np.int16 if classes <= np.iinfo(np.int16).max else np.int32
         self._size = 0
-        self._held: collections.OrderedDict[str, Examples] = collections.OrderedDict()
+        self._examples_by_client: collections.OrderedDict[str, Examples] = collections.OrderedDict()
 
     def __call__(self, client_id: str) -> Examples:
-        if client_id in self._held:
-            self._held.move_to_end(client_id)
+        if client_id in self._examples_by_client:
+            self._examples_by_client.move_to_end(client_id)
         else:
             x, y = self._read(client_id)
-            self._held[client_id] = x.astype(self._dtype), y.astype(self._dtype)
-            self._size += sum(part.nbytes for part in self._held[client_id])
-            while self._size > MAX_CACHE_BYTES and len(self._held) > 1:
-                _, dropped = self._held.popitem(last=False)
-                self._size -= sum(part.nbytes for part in dropped)
-        x, y = self._held[client_id]
-        return x.astype(np.int32), y.astype(np.int32)  # copies: a caller may write into them
+            self._examples_by_client[client_id] = x.astype(self._dtype), y.astype(self._dtype)
+            self._size += sum(array.nbytes for array in self._examples_by_client[client_id])
+            while self._size > MAX_CACHE_BYTES and len(self._examples_by_client) > 1:
+                _, oldest = self._examples_by_client.popitem(last=False)
+                self._size -= sum(array.nbytes for array in oldest)
+        x, y = self._examples_by_client[client_id]
+        # These are copies, since a caller may write into them.
+        return x.astype(np.int32), y.astype(np.int32)
 
 
 def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
-    """The StackOverflow next-word task.
+    """Returns the StackOverflow next-word task.
 
     Validation is the first `validation_sentences` sentences of the test split, clients in TFF's
     order and all sentences of each; test is the rest. A test split with fewer than twice as many
@@ -63,23 +64,26 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
     loss = model.make_loss(o.loss)
     sizes = {name: getattr(o, name) for name in ("vocabulary_size", "embedding_size", "lstm_size")}
     corpus = data.open_corpus(o.data)
-    counted = corpus if o.vocabulary_data is None else data.open_corpus(o.vocabulary_data)
-    words = vocabulary.load_vocabulary(counted, o.vocabulary_size, progress=progress)
+    word_corpus = corpus if o.vocabulary_data is None else data.open_corpus(o.vocabulary_data)
+    words = vocabulary.load_vocabulary(word_corpus, o.vocabulary_size, progress=progress)
     preprocessor = Preprocessor(words.words, o.vocabulary_size, o.sequence_length)
     client_ids = tuple(corpus.client_sizes("train"))[: o.max_clients]
-    known = frozenset(client_ids)
+    train_clients = frozenset(client_ids)
 
-    total = sum(corpus.client_sizes("test").values())
-    if total < 2:
+    num_sentences = sum(corpus.client_sizes("test").values())
+    if num_sentences < 2:
         raise ValueError(
-            f"{corpus.path} has a test split of {total} sentences: validation and test "
+            f"{corpus.path} has a test split of {num_sentences} sentences: validation and test "
             "need at least one each"
         )
-    first = min(o.validation_sentences, total // 2)
-    last = total if o.test_sentences is None else min(total, first + o.test_sentences)
+    num_validation = min(o.validation_sentences, num_sentences // 2)
+    stop = num_sentences
+    if o.test_sentences is not None:
+        stop = min(num_sentences, num_validation + o.test_sentences)
 
-    def read(client_id: str) -> Examples:
-        if client_id not in known:
+    def read_client(client_id: str) -> Examples:
+        """Reads a client's examples."""
+        if client_id not in train_clients:
             raise ValueError(
                 f"client_id={client_id!r} is not a train client of this task: "
                 "take one of client_ids"
@@ -88,34 +92,30 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
 
     @functools.cache
     def evaluation_examples(split: str) -> Examples:
-        if split not in ("validation", "test"):
-            raise ValueError(f"split={split!r} must be 'validation' or 'test'")
-        start, stop = (0, first) if split == "validation" else (first, last)
-        return _encode_slice(corpus, preprocessor, start, stop, progress)
+        """Reads the examples of "validation" or "test"."""
+        if split == "validation":
+            return _encode_slice(corpus, preprocessor, 0, num_validation, progress)
+        if split == "test":
+            return _encode_slice(corpus, preprocessor, num_validation, stop, progress)
+        raise ValueError(f"split={split!r} must be 'validation' or 'test'")
 
-    halved = (
-        f" (half of the test split: fewer than 2 x {o.validation_sentences})"
-        if first < o.validation_sentences
-        else ""
-    )
-    missing = (
-        f", only {len(words.words)} of them occur" if len(words.words) < o.vocabulary_size else ""
-    )
-    # Without the file's name: a run may be resumed on the same data under another.
+    # The file's name is left out: a run may be resumed on the same data under another name.
     description = (
         f"StackOverflow next-word prediction on the {corpus.origin}: {len(client_ids)} train "
-        f"clients of at most {o.max_sentences} sentences, {o.vocabulary_size} words{missing}, "
-        f"{words.source}; sequences of {o.sequence_length}; embedding {o.embedding_size}, "
-        f"LSTM {o.lstm_size}{', published form' * (o.model == 'published')}; {o.loss} loss; "
-        f"{first} validation sentences{halved}, {last - first} test sentences"
+        f"clients of at most {o.max_sentences} sentences, "
+        + _model_description(o, words)
+        + f"; {num_validation} validation sentences"
     )
+    if num_validation < o.validation_sentences:
+        description += f" (half of the test split: fewer than 2 x {o.validation_sentences})"
+    description += f", {stop - num_validation} test sentences"
     return Task(
         name="stackoverflow_nwp",
         description=description,
         # The words come from a file of their own, which can change while the data file does not.
         data_version=f"{corpus.version}-{words.version}",
         client_ids=client_ids,
-        client_examples=_Cache(read, preprocessor.ids.classes),
+        client_examples=_Cache(read_client, preprocessor.ids.classes),
         evaluation_examples=evaluation_examples,
         build_model=functools.partial(
             model.build_model, sequence_length=o.sequence_length, form=o.model, **sizes
@@ -135,31 +135,61 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
     )
 
 
+def _model_description(o: StackOverflowOptions, words: vocabulary.Vocabulary) -> str:
+    """Returns vocabulary, model and loss in words, for reports."""
+    text = f"{o.vocabulary_size} words"
+    if len(words.words) < o.vocabulary_size:
+        text += f", only {len(words.words)} of them occur"
+    text += f", {words.source}; sequences of {o.sequence_length}; "
+    text += f"embedding {o.embedding_size}, LSTM {o.lstm_size}"
+    if o.model == "published":
+        text += ", published form"
+    return f"{text}; {o.loss} loss"
+
+
 def _encode_slice(
     corpus: data.Corpus, preprocessor: Preprocessor, start: int, stop: int, progress: bool
 ) -> Examples:
-    """Sentences start .. stop - 1 of the test split in TFF's client order, as read-only arrays."""
-    x = np.empty((stop - start, preprocessor.length), np.int32)
+    """Encodes sentences start .. stop - 1 of the test split in TFF's order of clients.
+
+    The arrays that are returned are read-only.
+    """
+    num_sentences = stop - start
+    x = np.empty((num_sentences, preprocessor.length), np.int32)
     y = np.empty_like(x)
-    # Client by client into place: the real test split has 16 million sentences.
-    hidden = not progress or stop - start < 100_000
+    is_short = num_sentences < 100_000
     with progress_bar.bar(
-        total=stop - start, desc="reading the test split", unit="sentence", disable=hidden
+        total=num_sentences,
+        desc="reading the test split",
+        unit="sentence",
+        disable=is_short or not progress,
     ) as bar:
-        seen = 0
+        # The real test split has 16 million sentences, so clients are encoded one by one.
+        client_start = 0
         for client_id, size in corpus.client_sizes("test").items():
-            begin, end = max(seen, start), min(seen + size, stop)
-            if begin < end:
-                sentences = corpus.sentences("test", client_id, size + 1)
-                if len(sentences) != size:
-                    number = "more" if len(sentences) > size else f"only {len(sentences)}"
-                    raise ValueError(
-                        f"{corpus.path}: client_metadata promises {size} test examples of client "
-                        f"{client_id!r}, but there are {number}: fetch or write the file again"
-                    )
-                place = slice(begin - start, end - start)
-                x[place], y[place] = preprocessor.encode(sentences[begin - seen : end - seen])
-                bar.update(end - begin)
-            seen += size
-    x.flags.writeable = y.flags.writeable = False
+            client_stop = client_start + size
+            first = max(client_start, start)
+            end = min(client_stop, stop)
+            if first < end:
+                sentences = _all_sentences(corpus, client_id, size)
+                rows = slice(first - start, end - start)
+                x[rows], y[rows] = preprocessor.encode(
+                    sentences[first - client_start : end - client_start]
+                )
+                bar.update(end - first)
+            client_start = client_stop
+    x.flags.writeable = False
+    y.flags.writeable = False
     return x, y
+
+
+def _all_sentences(corpus: data.Corpus, client_id: str, size: int) -> list[bytes]:
+    """Returns the sentences of a test client, or raises an error if there are not `size`."""
+    sentences = corpus.sentences("test", client_id, size + 1)
+    if len(sentences) != size:
+        number = "more" if len(sentences) > size else f"only {len(sentences)}"
+        raise ValueError(
+            f"{corpus.path}: client_metadata lists {size} test examples of client "
+            f"{client_id!r}, but there are {number}: fetch or write the file again"
+        )
+    return sentences

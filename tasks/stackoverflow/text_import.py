@@ -1,5 +1,5 @@
-"""Text of one's own, a row for each text with its user, as a data file in the format
-of TFF's stackoverflow.sqlite.
+"""Import of a table of texts and their users as a data file in the format of TFF's
+stackoverflow.sqlite.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from fedmf.terminal import progress_bar
 if TYPE_CHECKING:
     import duckdb
 
-_MEMORY_BYTES = 10**9  # of DuckDB's sort; what does not fit goes to a temporary file
+_MEMORY_BYTES = 10**9  # limit of DuckDB's sort, which uses temporary files beyond it
 _FETCHED_ROWS = 1000
 # TFF's parser of the real file asks for all of its features.
 _OTHER_FEATURES: dict[str, bytes | int] = {
@@ -40,14 +40,14 @@ _seed = functools.partial(checks.integer, low=0, high=2**63 - 1, hint="pass a wh
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportOptions(fields.Checked):
-    """Which columns hold what, and how users are split.
+    """Names of the columns, and the split of users.
 
     Attributes:
       user_column: name of the column of users.
       text_column: name of the column of texts.
-      heldout_users: share of the users in the held-out split (StackOverflow: 0.066), which no
+      heldout_users: fraction of the users in the held-out split (StackOverflow: 0.066), which no
         command reads. By default there are none.
-      test_users: share of the users in the test split (StackOverflow: 0.349), on which training
+      test_users: fraction of the users in the test split (StackOverflow: 0.349), on which training
         validates and tests.
       seed: another seed puts other users into the splits.
 
@@ -59,12 +59,12 @@ class ImportOptions(fields.Checked):
     text_column: str = fields.text("text", "Column of texts.")
     heldout_users: float = fields.positive_float(
         0.0,
-        "Share of users for a split that no command reads, for programs of your own.",
+        "Fraction of users for a split that no command reads, for programs of your own.",
         allow_zero=True,
         below=1,
     )
     test_users: float = fields.positive_float(
-        0.35, "Share of users for validation and test.", allow_zero=True, below=1
+        0.35, "Fraction of users for validation and test.", allow_zero=True, below=1
     )
     seed: int = fields.option(0, "Another seed, other users in the splits.", _seed)
 
@@ -82,31 +82,29 @@ class ImportOptions(fields.Checked):
             )
 
     def split_of(self, user: str) -> str:
-        """The split of a user: by a keyed hash, so that it does not depend on the other users."""
+        """Returns the split of a user by a keyed hash, which does not depend on other users."""
         key = self.seed.to_bytes(8, "big")
         digest = hashlib.blake2b(user.encode(), key=key, digest_size=8).digest()
-        place = int.from_bytes(digest, "big") / 2**64
-        return (
-            "test"
-            if place < self.test_users
-            else "heldout"
-            if place < self.test_users + self.heldout_users
-            else "train"
-        )
+        uniform = int.from_bytes(digest, "big") / 2**64
+        if uniform < self.test_users:
+            return "test"
+        if uniform < self.test_users + self.heldout_users:
+            return "heldout"
+        return "train"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportSummary:
-    """What was imported, and what was not.
+    """Numbers of rows, users and sentences that were imported or left out.
 
     Attributes:
       path: the data file.
-      rows: of the table that was read.
-      rows_without_user: left out; their user is missing, or nothing of it is visible.
-      rows_without_text: left out; their text is missing, no text, or without a word or sign.
-      lookalike_users: users whose ids came in several spellings that no reader can tell apart, each
-        counted as one user.
-      users, sentences: their numbers by split.
+      rows: number of rows of the table.
+      rows_without_user: rows left out since their user is missing or has no visible character.
+      rows_without_text: rows left out since their text is missing, or has no word or sign.
+      lookalike_users: users whose ids came in several spellings that look the same, each counted
+        as one user.
+      users, sentences: numbers by split.
     """
 
     path: str
@@ -148,12 +146,12 @@ def import_text(
       FileNotFoundError, TypeError, ValueError: one sentence that names the argument, or the file
         and what is wrong in it.
     """
-    o = options
-    path, out = expanded(path), expanded(out)
+    path = expanded(path)
+    out = expanded(out)
     if not path.is_file():
-        wrong = "is not a file" if path.exists() else "does not exist"
+        fault = "is not a file" if path.exists() else "does not exist"
         raise FileNotFoundError(
-            f"{path} {wrong}: name a CSV, JSON lines or Parquet file of users and texts"
+            f"{path} {fault}: name a CSV, JSON lines or Parquet file of users and texts"
         )
     if out.exists() and out.samefile(path):
         raise ValueError(f"out={str(out)!r} is the file that is read: choose another name")
@@ -163,19 +161,19 @@ def import_text(
         tables.database(scratch, _MEMORY_BYTES) as db,
         progress_bar.bar(desc=f"sorting {path.name}", unit="row", disable=not progress) as bar,
     ):
-        rows, without_user, lookalikes = _load(db, path, o, scratch)
+        rows, without_user, lookalikes = _load(db, path, options, scratch)
         bar.reset(total=rows - without_user)
         bar.set_description(f"importing {path.name}")
-        users, sentences, without_text = _write(db, connection, o, bar)
+        users, sentences, without_text = _write(db, connection, options, bar)
         if not users.total():
             raise ValueError(f"{path} has no row with a user and a text among its {rows} rows")
-        for split, needed in (("train", 1), ("test", 2)):
-            if sentences[split] < needed:
+        for split, least_sentences in (("train", 1), ("test", 2)):
+            if sentences[split] < least_sentences:
                 raise ValueError(
                     f"{path} has {users.total()} users, of whom {users[split]} with "
                     f"{sentences[split]} sentences fall into the {split} "
-                    f"split, but training needs {needed}: bring more users, or change "
-                    f"test_users={o.test_users} or seed={o.seed}"
+                    f"split, but training needs {least_sentences}: bring more users, or change "
+                    f"test_users={options.test_users} or seed={options.seed}"
                 )
     return ImportSummary(
         path=str(out),
@@ -191,39 +189,40 @@ def import_text(
 def _load(
     db: "duckdb.DuckDBPyConnection",
     path: pathlib.Path,
-    o: ImportOptions,
+    options: ImportOptions,
     scratch: str | os.PathLike[str],
 ) -> tuple[int, int, int]:
-    """Fills the table texts.
+    """Reads the file into the table `texts`.
 
     Returns the numbers of rows, of rows without a user, and of users in several spellings.
     """
     import duckdb
 
-    seen = f"trim({tables.visible_text_sql('spelling')})"
-    columns = {"user_column": o.user_column, "text_column": o.text_column}
+    visible = f"trim({tables.visible_text_sql('spelling')})"
+    columns = {"user_column": options.user_column, "text_column": options.text_column}
     try:
-        read = tables.scan_file(db, path, columns, scratch, ids=("user_column",))
-        user, text = read.columns
+        scan = tables.scan_file(db, path, columns, scratch, ids=("user_column",))
+        user, text = scan.columns
         db.execute(
-            f"CREATE TABLE texts AS SELECT nullif({seen}, '') AS client, nullif(spelling, {seen}) "
-            f"AS spelling, text, fault FROM (SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR "
-            f"AS text, {read.fault} AS fault FROM {read.table})"
+            f"CREATE TABLE texts AS SELECT nullif({visible}, '') AS client, "
+            f"nullif(spelling, {visible}) AS spelling, text, fault FROM (SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR "
+            f"AS text, {scan.fault} AS fault FROM {scan.table})"
         )
-        wrong = db.execute(
+        faulty_row = db.execute(
             "SELECT rowid + 1, fault FROM texts WHERE fault IS NOT NULL ORDER BY rowid LIMIT 1"
         ).fetchone()
     except duckdb.OutOfMemoryException as error:
         raise ValueError(
             f"{path} has texts too long to sort in {_MEMORY_BYTES} bytes: cut them"
         ) from error
-    except duckdb.IOException as error:  # of its temporary files
+    except duckdb.IOException as error:  # in a temporary file
         raise OSError(str(error).splitlines()[0]) from error
     except duckdb.Error as error:
         raise ValueError(tables.describe_damage(str(path), error)) from error
-    if wrong is not None:
+    if faulty_row is not None:
+        row_number, fault = faulty_row
         raise ValueError(
-            f"row {wrong[0]} of {path} {wrong[1][:200]}: write each user and text once, a user as "
+            f"row {row_number} of {path} {fault[:200]}: write each user and text once, a user as "
             "a text or a whole number"
         )
     rows, without_user = db.execute(
@@ -240,9 +239,12 @@ def _load(
 
 
 def _write(
-    db: "duckdb.DuckDBPyConnection", connection: sqlite3.Connection, o: ImportOptions, bar: Any
+    db: "duckdb.DuckDBPyConnection",
+    connection: sqlite3.Connection,
+    options: ImportOptions,
+    bar: Any,
 ) -> tuple[Counter[str], Counter[str], int]:
-    """Writes the table texts, user by user.
+    """Writes the table `texts` into the data file, user by user.
 
     Returns the numbers of users and of sentences by split, and of rows without a sentence.
     """
@@ -251,23 +253,25 @@ def _write(
     without_text = 0
 
     def records(rows: Iterator[tuple[str, str | None]]) -> Iterator[bytes]:
+        """Yields the examples of one user's texts."""
         nonlocal without_text
         for _, text in rows:
-            found = split_sentences(text or "")
-            without_text += not found
+            text_sentences = split_sentences(text or "")
+            without_text += not text_sentences
             bar.update()
-            for sentence in found:
+            for sentence in text_sentences:
                 yield example_proto.encode_example(_OTHER_FEATURES | {"tokens": sentence.encode()})
 
     for user, rows in itertools.groupby(_sorted_rows(db), key=operator.itemgetter(0)):
-        split = o.split_of(user)
-        count = data_file.write_client(connection, user, split, records(rows))
-        users[split] += count > 0
-        sentences[split] += count
+        split = options.split_of(user)
+        num_sentences = data_file.write_client(connection, user, split, records(rows))
+        users[split] += num_sentences > 0
+        sentences[split] += num_sentences
     return users, sentences, without_text
 
 
 def _sorted_rows(db: "duckdb.DuckDBPyConnection") -> Iterator[tuple[str, str | None]]:
+    """Yields user and text of each row, users sorted and rows in order."""
     cursor = db.execute(
         "SELECT client, text FROM texts WHERE client IS NOT NULL ORDER BY client, rowid"
     )

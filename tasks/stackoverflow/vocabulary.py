@@ -1,5 +1,5 @@
-"""The most frequent words, counted as in TFF's word counts: by the number of train users who use
-the word.
+"""Vocabulary of the most frequent words, counted as in TFF's word counts: by the number of train
+users who use the word.
 """
 
 import contextlib
@@ -34,19 +34,17 @@ class Vocabulary:
 
     @property
     def version(self) -> str:
-        """Another text for other words, or for the same in another order, by which all examples
-        would have other ids.
-        """
+        """Digest of the words and their order, which decide the ids of all examples."""
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()[:16]
 
 
 def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) -> Vocabulary:
-    """The `size` most frequent words of a data file's train split, fewer if it has fewer.
+    """Returns the `size` most frequent words of a data file's train split, or all if fewer.
 
-    For the real `stackoverflow.sqlite` TFF's own `stackoverflow.word_count` is used if it is in one
-    of the `places_of_counts`. Otherwise the words are counted, over a seeded sample of clients in a
-    huge file, and kept in `<file>.word_count` until the file changes. A sample of the real file
-    warns, as the published experiments have TFF's counts.
+    For the real `stackoverflow.sqlite`, TFF's own `stackoverflow.word_count` is used if it is one
+    of the `count_files`. Otherwise the words are counted, in a huge file over a seeded sample of
+    clients, and the counts are cached in `<file>.word_count` until the file changes. A warning says
+    if the real file's words were sampled, since the published experiments use TFF's counts.
 
     Args:
       corpus: the data file.
@@ -60,10 +58,11 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
       ValueError: `size` is not positive, or TFF's word count file is not in its format.
     """
     path = corpus.path
-    real = path.name == data.FILE_NAME and corpus.origin == data.TFF_FILE
-    for place in places_of_counts(path) if real else ():
-        if place.is_file():
-            return Vocabulary(_read_counts(place, size), f"TFF's {place.name}")
+    is_real = path.name == data.FILE_NAME and corpus.origin == data.TFF_FILE
+    if is_real:
+        for count_file in count_files(path):
+            if count_file.is_file():
+                return Vocabulary(_read_counts(count_file, size), f"TFF's {count_file.name}")
     cache = path.with_name(path.name + ".word_count")
     sizes = corpus.client_sizes("train")
     clients = list(sizes)
@@ -71,11 +70,11 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
     if len(clients) > MAX_COUNTED_CLIENTS:
         clients = sorted(random.Random(_SAMPLE_SEED).sample(clients, MAX_COUNTED_CLIENTS))
         source = f"counted over a sample of {len(clients)} of {len(sizes)} train clients"
-        if real:
+        if is_real:
             warnings.warn(
                 f"the vocabulary is {source}, and not that of the published experiments: "
                 "tff.simulation.datasets.stackoverflow.load_word_counts() fetches theirs, or put "
-                f"it at {places_of_counts(path)[0]}",
+                f"it at {count_files(path)[0]}",
                 stacklevel=2,
             )
     stat = path.stat()
@@ -85,15 +84,15 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
         f"# fedmf word counts of {stat.st_size} bytes at {stat.st_mtime_ns} ns over "
         f"{len(clients)} clients"
     )
-    words = _cached(cache, stamp)
+    words = _read_cache(cache, stamp)
     if words is None:
-        words = _count(corpus, clients, progress)
-        _keep(cache, stamp, words)
+        words = _count_words(corpus, clients, progress)
+        _write_cache(cache, stamp, words)
     return Vocabulary(tuple(word for word, _ in words[:size]), source)
 
 
-def places_of_counts(path: pathlib.Path) -> list[pathlib.Path]:
-    """Where TFF's word counts may be for the data file at `path`.
+def count_files(path: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the paths at which TFF's word counts may be for the data file at `path`.
 
     TFF 0.87 keeps the data file in ~/.tff, or in the cache_dir it is given. The counts it leaves to
     Keras: they are in ~/.keras/datasets, or in the folder datasets of the cache_dir.
@@ -103,6 +102,7 @@ def places_of_counts(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read_counts(path: pathlib.Path, size: int) -> tuple[str, ...]:
+    """Reads the first words of TFF's file of word counts."""
     words = []
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
@@ -117,18 +117,21 @@ def _read_counts(path: pathlib.Path, size: int) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _cached(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None:
+def _read_cache(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None:
+    """Reads cached counts, or returns None if they are of another state of the data file."""
     try:
-        first, *lines = cache.read_text(encoding="utf-8").splitlines()
-        if first != stamp:
+        first_line, *lines = cache.read_text(encoding="utf-8").splitlines()
+        if first_line != stamp:
             return None
         pairs = [line.split() for line in lines]
         return [(word, int(count)) for word, count in pairs]
     except (OSError, ValueError):
-        return None  # absent, unreadable or damaged: it is only a cache
+        # A cache that is absent, unreadable or damaged is written again.
+        return None
 
 
-def _count(corpus: data.Corpus, clients: list[str], progress: bool) -> list[tuple[str, int]]:
+def _count_words(corpus: data.Corpus, clients: list[str], progress: bool) -> list[tuple[str, int]]:
+    """Counts the users of each word, and returns the words by descending count."""
     users: Counter[bytes] = Counter()
     bar = progress_bar.bar(
         total=len(clients), desc="counting words", unit="client", disable=not progress
@@ -143,7 +146,8 @@ def _count(corpus: data.Corpus, clients: list[str], progress: bool) -> list[tupl
     return [(word.decode("utf-8", errors="replace"), count) for word, count in ordered]
 
 
-def _keep(cache: pathlib.Path, stamp: str, words: list[tuple[str, int]]) -> None:
+def _write_cache(cache: pathlib.Path, stamp: str, words: list[tuple[str, int]]) -> None:
+    """Writes the counts beside the data file, unless its folder is read-only."""
     lines = "".join(f"{word} {count}\n" for word, count in words)
-    with contextlib.suppress(OSError):  # a read-only folder: count again next time
+    with contextlib.suppress(OSError):
         write_atomically(cache, f"{stamp}\n{lines}", mode=0o600)

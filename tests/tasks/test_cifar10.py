@@ -1,4 +1,4 @@
-"""CIFAR-10: the stand-in, its way through ours and other people's loaders, pickles that would run
+"""CIFAR-10: the substitute, its way through ours and other people's loaders, pickles that would run
 code, and something to learn.
 """
 

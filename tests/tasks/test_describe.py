@@ -15,7 +15,7 @@ from fedmf.tasks.emnist.data import open_file
 from tests.refusals import refusal
 
 TFF, KERAS = ".tff", ".keras/datasets"
-# Task -> who writes a stand-in and who reads the file, and where.
+# Task -> who writes a synthetic substitute and who reads the file, and where.
 TASKS = {
     "stackoverflow_nwp": (
         functools.partial(stackoverflow.write_synthetic_corpus, clients=3),

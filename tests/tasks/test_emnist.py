@@ -1,4 +1,4 @@
-"""Federated EMNIST: the stand-in, its way through both loaders, refusals, and that there is
+"""Federated EMNIST: the substitute, its way through both loaders, refusals, and that there is
 something to learn.
 """
 

@@ -24,8 +24,8 @@ POOLS = {"emnist": "images of 12 writers", "cifar10": "135 training images"}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A stand-in of each task."""
-    folder = tmp_path_factory.mktemp("stand-ins")
+    """A synthetic substitute of each task."""
+    folder = tmp_path_factory.mktemp("substitutes")
     return {
         "emnist": emnist.write_synthetic(
             folder / "e.sqlite", clients=12, examples_per_client=40, progress=False
@@ -66,7 +66,7 @@ def test_all_examples_are_dealt(made, name):
         np.testing.assert_array_equal(mine[1], y[owners == number])
     assert natural.synthetic_clients == ""
     assert POOLS[name] in task.synthetic_clients
-    assert f"10 clients dealt by dirichlet:0.3 (seed 0) from {'the ' * (name == 'emnist')}" in (
+    assert f"10 synthetic clients by dirichlet:0.3 (seed 0) of {'the ' * (name == 'emnist')}" in (
         task.description
     )
     for split in ("validation", "test"):
@@ -119,7 +119,7 @@ def test_a_run_says_that_its_clients_were_made_and_is_not_resumed_with_others(fi
         refused(f"{resume} {other}", "cannot resume", "with another config", "task_option.")
     for statement in ("statement.md", "final_statement.md"):
         text = " ".join((tmp_path / "run" / statement).read_text().split())
-        assert "10 clients dealt by dirichlet:0.3 (seed 0) from" in text
+        assert "10 synthetic clients by dirichlet:0.3 (seed 0) of" in text
         assert "no guarantee for a person follows" in text
         assert "user-level" not in text
     values = json.loads((tmp_path / "run" / "final_statement.json").read_text())

@@ -107,7 +107,7 @@ def test_tff_s_word_count_is_used_for_the_real_file_only(tiny):
 def test_tff_s_word_count_is_found_where_tff_puts_it(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     real = tiny.rename(tiny.with_name(data.FILE_NAME))
-    beside, of_cache_dir, of_keras = vocabulary.places_of_counts(real)
+    beside, of_cache_dir, of_keras = vocabulary.count_files(real)
     assert of_keras.parts[-3:-1] == (".keras", "datasets")
     for words, place in (("the of", of_keras), ("of to", of_cache_dir), ("to a", beside)):
         place.parent.mkdir(parents=True, exist_ok=True)

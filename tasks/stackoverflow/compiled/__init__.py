@@ -1,8 +1,7 @@
-"""The next-word model's local epoch in C, which the machine's own compiler makes into a library at
-first use. Nothing else knows C.
+"""Local epoch of the next-word model in C, which the machine's compiler builds at first use.
 
-`next_word.c` is the epoch, `matrix.h` the matrix product, PACKING.md explains how
-matrices lie in memory.
+`next_word.c` is the epoch, `matrix.h` the matrix product; PACKING.md explains how matrices lie in
+memory. No other module knows of C.
 """
 
 from fedmf.tasks.stackoverflow.compiled.epoch import compiled_epoch

@@ -1,4 +1,7 @@
-"""Compiles a C file with the machine's own compiler: a speed-up, never a need."""
+"""Libraries of C files, compiled with the machine's own compiler.
+
+They make training faster and are never required.
+"""
 
 import ctypes
 import functools
@@ -19,40 +22,39 @@ COMPILER_VARIABLE = "FEDMF_CC"
 
 
 def compiler() -> str | None:
-    """The C compiler: $FEDMF_CC, or else the first of cc, gcc and clang that there is; None for
-    none, or FEDMF_CC set to nothing.
+    """Returns the path of the C compiler, or None if there is none or FEDMF_CC is empty.
+
+    It is $FEDMF_CC, or else the first of cc, gcc and clang.
     """
     if COMPILER_VARIABLE in os.environ:
-        return (
-            shutil.which(os.environ[COMPILER_VARIABLE]) if os.environ[COMPILER_VARIABLE] else None
-        )
+        name = os.environ[COMPILER_VARIABLE]
+        return shutil.which(name) if name else None
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
 @functools.cache
 def library(source: pathlib.Path) -> ctypes.CDLL | None:
-    """The library of one C file and the headers beside it, for this processor; None where it does
-    not compile.
+    """Returns the library of a C file for this processor, or None if it does not compile.
 
-    It is kept in the cache folder, in a file of its own for each source, compiler and processor.
-    Without a cache folder that can be written, it is compiled into a temporary one. Calls of its
-    functions run without Python's lock.
+    The headers beside the file belong to it. The library is stored in the cache folder, in a file
+    of its own for each source, compiler and processor. If that folder cannot be written, it is
+    compiled into a temporary one. Calls of its functions run without Python's lock.
     """
     cc = compiler()
     if cc is None or os.name != "posix":
         return None
-    parts = [path.read_bytes() for path in [source, *sorted(source.parent.glob("*.h"))]]
+    sources = [path.read_bytes() for path in [source, *sorted(source.parent.glob("*.h"))]]
     version = subprocess.run([cc, "--version"], capture_output=True, check=False).stdout
     digest = hashlib.sha256(
-        b"\0".join([*parts, version, " ".join(_FLAGS).encode(), _processor()])
+        b"\0".join([*sources, version, " ".join(_FLAGS).encode(), _processor()])
     ).hexdigest()[:24]
-    name, folder = f"{source.stem}-{digest}.so", cache_folder()
+    name = f"{source.stem}-{digest}.so"
+    folder = cache_folder()
     if folder is not None:
+        path = folder / name
         try:
             make_folder(folder)
-            return _load(
-                folder / name if (folder / name).exists() else _compile(cc, source, folder / name)
-            )
+            return _load(path if path.exists() else _compile(cc, source, path))
         except OSError:  # a home that is not writable, or not executable
             pass
     with tempfile.TemporaryDirectory() as temporary:
@@ -60,7 +62,7 @@ def library(source: pathlib.Path) -> ctypes.CDLL | None:
 
 
 def _processor() -> bytes:
-    """What `-march=native` depends on: machines may share a home folder."""
+    """Returns what `-march=native` depends on, since machines may share a home folder."""
     cpu = pathlib.Path("/proc/cpuinfo")
     lines = cpu.read_bytes().splitlines() if cpu.exists() else []
     flags = next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
@@ -68,10 +70,9 @@ def _processor() -> bytes:
 
 
 def _compile(cc: str, source: pathlib.Path, path: pathlib.Path) -> pathlib.Path | None:
-    """Writes `path` whole or not at all. None if the compiler fails."""
-    native = (
-        "-mcpu=native" if platform.machine() in ("aarch64", "arm64", "ppc64le") else "-march=native"
-    )
+    """Compiles into `path`, whole or not at all. Returns None if the compiler fails."""
+    has_mcpu = platform.machine() in ("aarch64", "arm64", "ppc64le")
+    native = "-mcpu=native" if has_mcpu else "-march=native"
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         output = pathlib.Path(temporary) / path.name
         for options in ([native], []):
@@ -83,11 +84,12 @@ def _compile(cc: str, source: pathlib.Path, path: pathlib.Path) -> pathlib.Path 
 
 
 def _load(path: pathlib.Path | None) -> ctypes.CDLL | None:
+    """Loads a library."""
     return None if path is None else ctypes.CDLL(str(path))
 
 
 def pointer(array: np.ndarray, dtype: type = np.float32, *, written: bool = False) -> int:
-    """The address of a contiguous array, for C.
+    """Returns the address of a contiguous array, for C.
 
     Raises:
       TypeError, ValueError: another dtype, not contiguous, or not to be written into; C would read
@@ -96,8 +98,6 @@ def pointer(array: np.ndarray, dtype: type = np.float32, *, written: bool = Fals
     if array.dtype != dtype:
         raise TypeError(f"the array is {array.dtype}, the compiled code takes {np.dtype(dtype)}")
     if not array.flags.c_contiguous or (written and not array.flags.writeable):
-        raise ValueError(
-            f"the array {array.shape} must be "
-            f"C-contiguous{' and writeable' * written} for the compiled code"
-        )
+        required = "C-contiguous and writeable" if written else "C-contiguous"
+        raise ValueError(f"the array {array.shape} must be {required} for the compiled code")
     return int(array.ctypes.data)

@@ -14,13 +14,16 @@ from fedmf.federated.task import CompiledEpoch
 from fedmf.tasks.stackoverflow.compiled.c_library import library, pointer
 
 _SOURCE = pathlib.Path(__file__).with_name("next_word.c")
-_LONG, _POINTER = ctypes.c_long, ctypes.c_void_p
-_Sizes, _Tensors = ctypes.c_long * 5, ctypes.c_void_p * 8
+_LONG = ctypes.c_long
+_POINTER = ctypes.c_void_p
+_Sizes = ctypes.c_long * 5
+_Tensors = ctypes.c_void_p * 8
 _thread = threading.local()
 
 
 @functools.cache
 def _functions() -> ctypes.CDLL | None:
+    """Returns the compiled functions with their types, or None without a compiler."""
     functions = library(_SOURCE)
     if functions is not None:
         functions.next_word_arena.restype = _LONG
@@ -41,8 +44,7 @@ def compiled_epoch(
     loss: str,
     batch_size: int,
 ) -> Callable[[], CompiledEpoch | None]:
-    """The `Task.compiled_epoch` of a task with `model.build_model` of these sizes and this form,
-    and `model.make_loss(loss)`.
+    """Returns the `Task.compiled_epoch` of a model of `model.build_model` and its loss.
 
     The sum of the loss and the update agree with the Keras model's to float32 rounding, not to the
     bit. Without a C compiler there is no such epoch.
@@ -51,16 +53,17 @@ def compiled_epoch(
     epoch = _Epoch(
         sizes=sizes, batch_size=batch_size, stays=form == "published", masked=loss == "masked"
     )
-    return functools.partial(_where_it_runs, epoch)
+    return functools.partial(_if_compiled, epoch)
 
 
-def _where_it_runs(epoch: "_Epoch") -> CompiledEpoch | None:
+def _if_compiled(epoch: "_Epoch") -> CompiledEpoch | None:
+    """Returns the epoch if this machine can compile it."""
     return None if _functions() is None else epoch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Epoch:
-    """A `CompiledEpoch` that can be sent to other machines, which compile for themselves."""
+    """`CompiledEpoch` that can be sent to other machines, which compile it themselves."""
 
     sizes: tuple[int, int, int]
     batch_size: int
@@ -76,8 +79,10 @@ class _Epoch:
         update: Sequence[np.ndarray],
         /,
     ) -> float:
-        functions, shapes, classes = _functions(), tensor_shapes(*self.sizes), self.sizes[0]
+        functions = _functions()
         assert functions is not None
+        shapes = tensor_shapes(*self.sizes)
+        num_classes = self.sizes[0]
         for name, arrays in (("weights", weights), ("update", update)):
             if [array.shape for array in arrays] != shapes:
                 raise ValueError(
@@ -87,9 +92,10 @@ class _Epoch:
         if x.shape != y.shape:
             raise ValueError(f"x and y must have one shape: found {x.shape} and {y.shape}")
         for ids in (x, y):
-            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < classes:
+            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < num_classes:
+                id_range = f"{ids.min()} .. {ids.max()}"
                 raise ValueError(
-                    f"ids of words must be in 0 .. {classes - 1}: found {ids.min()} .. {ids.max()}"
+                    f"ids of words must be in 0 .. {num_classes - 1}: found {id_range}"
                 )
         all_sizes = (*self.sizes, x.shape[1], self.batch_size)
         arena = _arena(int(functions.next_word_arena(*all_sizes)))
@@ -110,13 +116,13 @@ class _Epoch:
 
 
 def tensor_shapes(classes: int, width: int, units: int) -> list[tuple[int, ...]]:
-    """Shapes of the trainable weights of `model.build_model`, in its order."""
+    """Returns the shapes of the trainable weights of `model.build_model`, in its order."""
     lstm = [(width, 4 * units), (units, 4 * units), (4 * units,)]
     return [(classes, width), *lstm, (units, width), (width,), (width, classes), (classes,)]
 
 
 def _arena(floats: int) -> np.ndarray:
-    """Memory to work in, one for each thread."""
+    """Returns this thread's working memory."""
     if not hasattr(_thread, "arena") or _thread.arena.size < floats:
         _thread.arena = aligned_buffer(floats)
     arena: np.ndarray = _thread.arena
