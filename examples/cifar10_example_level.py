@@ -1,7 +1,7 @@
 """Example-level privacy on CIFAR-10: every image is a client of its own, and the guarantee is for
 one image.
 
-python examples/cifar10_example_level.py                             a synthetic substitute: coloured shapes
+python examples/cifar10_example_level.py                             a substitute: coloured shapes
 python examples/cifar10_example_level.py ~/cifar-10-python.tar.gz    the real images
 
 The real images need many more rounds to be accurate.

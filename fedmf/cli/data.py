@@ -83,7 +83,7 @@ def synth(
     sizes: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Write a synthetic substitute for a task's data file. It has the real file's format and made-up contents.
+    """Write a synthetic substitute for a task's data file, in the real file's format.
 
     \b
     Example:

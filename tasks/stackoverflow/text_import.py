@@ -205,8 +205,9 @@ def _load(
         user, text = scan.columns
         db.execute(
             f"CREATE TABLE texts AS SELECT nullif({visible}, '') AS client, "
-            f"nullif(spelling, {visible}) AS spelling, text, fault FROM (SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR "
-            f"AS text, {scan.fault} AS fault FROM {scan.table})"
+            f"nullif(spelling, {visible}) AS spelling, text, fault FROM "
+            f"(SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR AS text, "
+            f"{scan.fault} AS fault FROM {scan.table})"
         )
         faulty_row = db.execute(
             "SELECT rowid + 1, fault FROM texts WHERE fault IS NOT NULL ORDER BY rowid LIMIT 1"
