@@ -6,6 +6,7 @@ one mechanism is unfair to another.
 """
 
 import dataclasses
+import itertools
 import pathlib
 import time
 from collections.abc import Sequence
@@ -30,10 +31,12 @@ from fedmf.sweeps.results import validation_of
 # In the papers' order, least noise first.
 FAMILIES = ("none", "banded", "tree", "identity")
 
-# Small enough for minutes, large enough to learn. The population is the cohort times min_sep, as in
-# a busy deployment. Clients hold one batch, and at this client rate every update is clipped: no
-# sensitivity is paid for in vain.
-CLIENTS, SENTENCES_PER_CLIENT, WORDS = 1280, 24.0, 300
+# These sizes train in minutes and still learn. The population is the cohort times min_sep, as in a
+# busy deployment. Clients hold one batch, and at this client rate every update is clipped, so that
+# the clip norm is used in full.
+CLIENTS = 1280
+SENTENCES_PER_CLIENT = 24.0
+WORDS = 300
 TASK_OPTIONS: dict[str, Any] = {
     "vocabulary_size": WORDS,
     "embedding_size": 24,
@@ -50,7 +53,7 @@ SETTINGS: dict[str, Any] = {
     "min_sep": 32,
     "delta": 1e-6,
     "client_learning_rate": 4.0,
-    "server_momentum": 0.9,  # the papers' 0.95 remembers too long for a run of 128 rounds
+    "server_momentum": 0.9,  # the papers' 0.95 averages over too many of 128 rounds
     "evaluate_every": 8,
 }
 
@@ -60,16 +63,16 @@ SETTINGS: dict[str, Any] = {
 # seed 0 for banded. Of three rates tried for the tree the rule's was the best; of five for
 # DP-FedAvg a lower one, 0.15, was a little better (accuracy 0.18 against 0.16). Without noise the
 # rate is bounded by stability.
-RATE_FACTOR, RATE_WITHOUT_NOISE = 3.2, 1.2
+RATE_FACTOR = 3.2
+RATE_WITHOUT_NOISE = 1.2
 
 
 def server_rate(config: TrainConfig) -> float:
-    """The server's learning rate for a mechanism."""
+    """Returns the server's learning rate for a mechanism."""
     if config.family == "none":
         return RATE_WITHOUT_NOISE
-    return round(
-        RATE_FACTOR * rmse(config.fit(), config.fit_workload(), config.participation()) ** SLOPE, 3
-    )
+    error = rmse(config.fit(), config.fit_workload(), config.participation())
+    return round(RATE_FACTOR * error**SLOPE, 3)
 
 
 def check_demo(*, seeds: Sequence[int], epsilon: float) -> None:
@@ -79,7 +82,7 @@ def check_demo(*, seeds: Sequence[int], epsilon: float) -> None:
 
 
 def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[TrainConfig]:
-    """The grid of one seed: the families, everything but the server's rate equal."""
+    """Returns a configuration for each family, equal but for the server's rate."""
     base = tasks.completed(TrainConfig(data=str(corpus), seed=seed, family="none", **SETTINGS))
     configs = [base]
     for family in FAMILIES[1:]:
@@ -90,19 +93,19 @@ def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[Tra
 
 
 def noise_seed(seed: int, config: TrainConfig) -> int:
-    """A seed for each run. A demo's noise must be repeatable; a real run takes --noise-seed os."""
+    """Returns the noise seed of a run, so that a demo repeats; real runs use --noise-seed os."""
     return 1000 * seed + FAMILIES.index(config.family)
 
 
 def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict[str, Any]:
-    """Makes the corpus, trains, and writes out/report/report.html and the picture accuracy.png.
+    """Writes the corpus, trains, and writes out/report/report.html and the picture accuracy.png.
 
-    Finished runs of an earlier call are kept, and unfinished ones are resumed.
+    Finished runs of an earlier call are used again, and unfinished ones are resumed.
 
     Args:
       out: folder; made if needed.
-      seeds: one set of runs for each.
-      epsilon: of the private mechanisms.
+      seeds: seeds of the sets of runs.
+      epsilon: target of the private mechanisms.
 
     Returns:
       {"report": path, "seconds": total, "accuracy": {family: [one for each seed]}}.
@@ -130,51 +133,56 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
     for seed in seeds:
         for config in demo_configs(corpus, seed=seed, epsilon=epsilon):
             folder = out / "runs" / f"{config.family}-seed{seed}"
-            runs.setdefault(config.family, []).append(
-                _run(config, folder, noise_seed(seed, config))
-            )
-    in_order = [run for of_one_seed in zip(*runs.values(), strict=True) for run in of_one_seed]
+            run = _run(config, folder, noise_seed(seed, config))
+            runs.setdefault(config.family, []).append(run)
+    runs_by_seed = list(itertools.chain.from_iterable(zip(*runs.values(), strict=True)))
     report = write_report(
-        in_order, out / "report", title="fedmf demo: private next-word prediction"
+        runs_by_seed, out / "report", title="fedmf demo: private next-word prediction"
     )
-    write_atomically(out / "accuracy.png", demo_picture(in_order), mode=0o600)
+    write_atomically(out / "accuracy.png", demo_picture(runs_by_seed), mode=0o600)
     accuracy = {family: [validation_of(run) for run in members] for family, members in runs.items()}
     seconds = time.perf_counter() - started
-    rows = [["mechanism", "epsilon", "rmse", "rate", "validation accuracy, one column a seed"]]
-    for family, (run, *_) in runs.items():
-        private = [
-            f"{run.plan[name]:.2f}" if family != "none" else "-" for name in ("epsilon", "rmse")
-        ]
-        rate = str(run.config.server_learning_rate)
-        rows.append(
-            [family, *private, rate, "  ".join(f"{value:.4f}" for value in accuracy[family])]
-        )
-    click.echo(
-        "\n".join([*aligned(rows), figures_note(in_order), f"{seconds:.0f} s; open {report}"]),
-        err=True,
-    )
+    lines = [*_table(runs, accuracy), figures_note(runs_by_seed), f"{seconds:.0f} s; open {report}"]
+    click.echo("\n".join(lines), err=True)
     return {"report": str(report), "seconds": round(seconds, 1), "accuracy": accuracy}
 
 
+def _table(runs: dict[str, list[Run]], accuracy: dict[str, list[float]]) -> list[str]:
+    """Returns the lines of the printed table, a line for each family."""
+    rows = [["mechanism", "epsilon", "rmse", "rate", "validation accuracy, one column a seed"]]
+    for family, family_runs in runs.items():
+        run = family_runs[0]
+        row = [family, "-", "-", str(run.config.server_learning_rate)]
+        if family != "none":
+            row[1] = f"{run.plan['epsilon']:.2f}"
+            row[2] = f"{run.plan['rmse']:.2f}"
+        row.append("  ".join(f"{value:.4f}" for value in accuracy[family]))
+        rows.append(row)
+    return aligned(rows)
+
+
 def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
+    """Trains a run, resumes it, or returns it if it is finished."""
     from fedmf import federated
 
-    started = (folder / "config.json").exists()
-    if started:
+    has_begun = (folder / "config.json").exists()
+    if has_begun:
         run = Run.load(folder)
         if dataclasses.replace(run.config, data=config.data) == config and run.result is not None:
             return run
     task = tasks.task_from_config(config)
-    first_seed = None if started else seed
+    first_seed = None if has_begun else seed
     try:
-        return federated.train(task, config, folder=folder, noise_seed=first_seed, resume=started)
+        return federated.train(task, config, folder=folder, noise_seed=first_seed, resume=has_begun)
     except federated.InterruptedRun as stop:
-        done = str(stop).rpartition(":")[0]
-        raise federated.InterruptedRun(f"{done}: give the same command again to go on") from None
+        rounds_done = str(stop).rpartition(":")[0]
+        raise federated.InterruptedRun(
+            f"{rounds_done}: give the same command again to go on"
+        ) from None
 
 
 def demo_picture(runs: Sequence[Run]) -> bytes:
-    """A PNG with a bar for each mechanism, the mean over its runs, and a point for each run."""
+    """Draws a PNG with a bar for each mechanism, its mean, and a point for each run."""
     groups = sorted(
         group_runs(list(runs)), key=lambda group: FAMILIES.index(group.config.family), reverse=True
     )
@@ -182,7 +190,7 @@ def demo_picture(runs: Sequence[Run]) -> bytes:
     with canvas(2.3, "") as (figure, png):
         ax = figure.subplots()
         for row, group in enumerate(groups):
-            _draw(ax, row, group)
+            _draw_bar(ax, row, group)
         ax.set_yticks(range(len(groups)), [group.label for group in groups])
         ax.grid(axis="y", visible=False)
         ax.set(xlabel="validation accuracy in percent (bar: mean, points: seeds)", xlim=(0, None))
@@ -193,7 +201,8 @@ def demo_picture(runs: Sequence[Run]) -> bytes:
     return png.getvalue()
 
 
-def _draw(ax: Axes, row: int, group: RunGroup) -> None:
+def _draw_bar(ax: Axes, row: int, group: RunGroup) -> None:
+    """Draws the bar and the points of a mechanism."""
     values = [100 * validation_of(run) for run in group.runs]
     mean = sum(values) / len(values)
     ax.barh(row, mean, height=0.6, color=group.color)

@@ -1,4 +1,4 @@
-"""One table or figure of a paper: what it claims, how it is made here, and what came out."""
+"""Table or figure of a paper: its claim, how it is reproduced here, and the outcome."""
 
 import dataclasses
 import pathlib
@@ -24,13 +24,13 @@ SOURCES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What an item is asked for.
+    """Settings with which an item is reproduced.
 
     Attributes:
-      folder: of the result; exists. Sweeps of an item go into it.
+      folder: existing folder of the result. Sweeps of an item go into it.
       scale: "small" ends within minutes on 2 cores, "full" is the paper's size.
-      data: the real file, where the item can use one.
-      jobs: runs at a time, of items that train.
+      data: the real file, if the item can use one.
+      jobs: number of runs at a time, for items that train.
       cluster: address of a Ray cluster on which they train, whose machines share `folder`; None for
         processes of this machine.
       test_sentences: limit on the sentences of StackOverflow's test set; None for that of the
@@ -45,22 +45,22 @@ class Request:
     test_sentences: int | None = None
 
     def pick(self, tiny: Any, small: Any, full: Any) -> Any:
-        """The one of this scale."""
+        """Returns the value for this scale."""
         return {"tiny": tiny, "small": small, "full": full}[self.scale]
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What an item came to.
+    """Result of an item.
 
     Attributes:
       figure: panels of lines, or a drawing.
       verdict: one sentence computed from the numbers.
       holds: whether the numbers bear the claim out.
-      columns, rows: of numbers.csv; by default those of the first panel.
-      reduced: what is smaller than in the paper; empty if nothing is.
-      seeds: of what was drawn; empty where nothing was.
-      note: under the figure.
+      columns, rows: columns and rows of numbers.csv; by default those of the first panel.
+      reduced: sizes that are smaller than in the paper; empty if none is.
+      seeds: seeds of random draws; empty if there are none.
+      note: text under the figure.
     """
 
     figure: Sequence[Lines] | Figure
@@ -76,16 +76,16 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Item:
-    """A table or figure.
+    """Table or figure.
 
     Attributes:
-      name: on the command line, "banded-figure-9".
-      number: the paper's caption number, "Figure 9".
+      name: name on the command line, such as "banded-figure-9".
+      number: the paper's caption number, such as "Figure 9".
       claim: the paper's claim in our words, one sentence.
       state: how far it is reproduced.
-      why: one sentence, where the state is not "exact".
-      make: computes it; None where nothing can be computed here.
-      study: scale -> what trains, a `study.Study`; None where nothing does.
+      why: reason of a state other than "exact", one sentence.
+      make: function that computes the outcome; None if nothing can be computed here.
+      study: scale -> the `study.Study` that trains; None if nothing trains.
       seconds: scale -> rough time on 2 cores; `study_check` estimates a study's at scale full.
     """
 
@@ -100,11 +100,12 @@ class Item:
 
     @property
     def source(self) -> str:
-        """One of SOURCES."""
+        """Key of SOURCES."""
         return next(source for source in SOURCES if self.name.startswith(f"{source}-"))
 
 
-def _listed(text: str) -> Item:
+def _parse_item(text: str) -> Item:
+    """Returns the item of one entry of the catalogue."""
     head, _, body = text.partition("\n")
     name, number, state = head.split(" | ")
     claim, _, why = " ".join(body.split()).partition(" Why: ")
@@ -115,14 +116,17 @@ def _listed(text: str) -> Item:
     return Item(name=name, number=number, claim=claim, state=state, why=why, seconds=seconds)
 
 
-ITEMS = {item.name: item for item in map(_listed, re.split(r"\n(?! )", catalogue.ITEMS.strip()))}
+ITEMS = {
+    item.name: item for item in map(_parse_item, re.split(r"\n(?! )", catalogue.ITEMS.strip()))
+}
 Make = TypeVar("Make", bound=Callable[[Request], Outcome])
 
 
 def figure(*names: str) -> Callable[[Make], Make]:
-    """Declares that a function makes these items of the catalogue."""
+    """Returns a decorator for the function that computes these items of the catalogue."""
 
     def declare(make: Make) -> Make:
+        """Registers the function."""
         for name in names:
             ITEMS[name] = dataclasses.replace(ITEMS[name], make=make)
         return make

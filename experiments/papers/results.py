@@ -1,5 +1,4 @@
-"""Makes an item and keeps what came out; and the page on which paper and reproduction stand side by
-side.
+"""Results of items, and the page that shows papers and reproductions beside each other.
 
 A result is numbers.csv, figure.png and result.json in the item's folder.
 """
@@ -24,12 +23,15 @@ from fedmf.files import make_folder, write_atomically
 from fedmf.reports.canvas import as_png, in_style
 from fedmf.reports.text import duration
 
-RESULT, NUMBERS, PICTURE = "result.json", "numbers.csv", "figure.png"
-_WIDTH, _COLORS = 560, 256  # of a thumbnail; fewer colours make lines alike
+RESULT = "result.json"
+NUMBERS = "numbers.csv"
+PICTURE = "figure.png"
+_THUMBNAIL_WIDTH = 560
+_THUMBNAIL_COLORS = 256  # with fewer colours some lines look the same
 
 
 def run(item: Item, request: Request) -> dict[str, Any]:
-    """Makes the item and writes the three files, result.json last; returns what is in that.
+    """Computes an item, writes its three files, result.json last, and returns that one's content.
 
     Raises:
       ValueError: the item cannot be made.
@@ -37,8 +39,8 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     if item.make is None:
         raise ValueError(f"name={item.name!r} cannot be made here: {item.why}")
     make_folder(request.folder)
-    began = time.perf_counter()
-    busy = sum(os.times()[:4])
+    start_time = time.perf_counter()
+    start_cpu = sum(os.times()[:4])
     with in_style():
         outcome = item.make(request)
         table: Outcome | Lines = outcome
@@ -48,6 +50,11 @@ def run(item: Item, request: Request) -> dict[str, Any]:
             picture = draw(outcome.figure, outcome.note)
             if not outcome.columns:
                 table = outcome.figure[0]
+    command = f"fedmf paper run {item.name} --scale {request.scale}"
+    if request.data:
+        command += " --data ..."
+    if request.test_sentences:
+        command += f" --test-sentences {request.test_sentences}"
     fields = ("name", "source", "number", "claim", "state")
     result = {field: getattr(item, field) for field in fields} | {
         "scale": request.scale,
@@ -55,13 +62,11 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         "verdict": outcome.verdict,
         "holds": bool(outcome.holds),
         "seeds": list(outcome.seeds),
-        "seconds": round(time.perf_counter() - began, 1),
-        # Of this process and those it has waited for: what a busy machine does not change.
-        "processor_seconds": round(sum(os.times()[:4]) - busy, 1),
+        "seconds": round(time.perf_counter() - start_time, 1),
+        # Of this process and its children: other load on the machine does not change it.
+        "processor_seconds": round(sum(os.times()[:4]) - start_cpu, 1),
         "fedmf": importlib.metadata.version("fedmf"),
-        "command": f"fedmf paper run {item.name} --scale {request.scale}"
-        + (" --data ..." if request.data else "")
-        + (f" --test-sentences {request.test_sentences}" if request.test_sentences else ""),
+        "command": command,
     }
     for name, content in (
         (NUMBERS, as_csv(table.columns, table.rows)),
@@ -73,7 +78,7 @@ def run(item: Item, request: Request) -> dict[str, Any]:
 
 
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table as text; floats with 8 digits."""
+    """Returns a table as CSV; floats have 8 digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -83,11 +88,12 @@ def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _json(result: Mapping[str, Any]) -> str:
+    """Returns a result as text."""
     return json.dumps(result, indent=1) + "\n"
 
 
 def load(path: pathlib.Path) -> dict[str, Any] | None:
-    """The result in a file; None if there is none."""
+    """Reads a result, or returns None if there is no file."""
     return json.loads(path.read_text()) if path.is_file() else None
 
 
@@ -103,85 +109,96 @@ at reduced scale trains small models on data made up for it; `--scale full` with
 
 
 def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path) -> dict[str, int]:
-    """Writes `page`, and beside it a folder of its name with a thumbnail and the result of each
-    item.
+    """Writes `page`, and beside it a folder with a thumbnail and the result of each item.
 
     Args:
-      items: all there are, by name.
-      results: folder of the results that `fedmf paper run` left; newer ones take the place of those
-        that the page has.
+      items: all items, by name.
+      results: folder of the results of `fedmf paper run`, which replace older ones of the page.
       page: a Markdown file.
 
     Returns:
-      How many items there are, have a result, and have one that holds.
+      The numbers of items, of results, and of results that hold.
     """
-    kept = page.with_suffix("")
-    kept.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, Any]] = {}
+    page_folder = page.with_suffix("")
+    page_folder.mkdir(parents=True, exist_ok=True)
+    result_by_name: dict[str, dict[str, Any]] = {}
     for name in items:
-        if (result := load(results / name / RESULT)) is not None:
-            small = thumbnail((results / name / PICTURE).read_bytes())
-            write_atomically(kept / f"{name}.png", small)
-            write_atomically(kept / f"{name}.json", _json(result))
-        if (result := load(kept / f"{name}.json")) is not None:
-            found[name] = result
-    write_atomically(page, page_text(items, found, kept.name))
+        new_result = load(results / name / RESULT)
+        if new_result is not None:
+            small_picture = thumbnail((results / name / PICTURE).read_bytes())
+            write_atomically(page_folder / f"{name}.png", small_picture)
+            write_atomically(page_folder / f"{name}.json", _json(new_result))
+        result = load(page_folder / f"{name}.json")
+        if result is not None:
+            result_by_name[name] = result
+    write_atomically(page, page_text(items, result_by_name, page_folder.name))
     return {
         "items": len(items),
-        "results": len(found),
-        "hold": sum(result["holds"] for result in found.values()),
+        "results": len(result_by_name),
+        "hold": sum(result["holds"] for result in result_by_name.values()),
     }
 
 
-def page_text(items: Mapping[str, Item], found: Mapping[str, dict[str, Any]], folder: str) -> str:
-    """The page in Markdown.
+def page_text(
+    items: Mapping[str, Item], result_by_name: Mapping[str, dict[str, Any]], folder: str
+) -> str:
+    """Returns the page in Markdown.
 
     Args:
-      items: in the page's order.
-      found: name -> result.
-      folder: of the thumbnails, as the page names it.
+      items: items in the page's order.
+      result_by_name: results of some of the items.
+      folder: folder of the thumbnails, as the page names it.
     """
-    parts = [_HEAD]
+    sections = [_HEAD]
     for source, title in SOURCES.items():
-        rows = [
-            _row(item, found.get(item.name), folder)
-            for item in items.values()
-            if item.source == source
-        ]
+        source_items = [item for item in items.values() if item.source == source]
+        rows = [_row(item, result_by_name.get(item.name), folder) for item in source_items]
         if rows:
-            parts.append(
+            sections.append(
                 f"## {title}\n\n| | the paper's claim, ours, and how it was made |\n|---|---|\n"
                 f"{''.join(rows)}\n"
             )
-    return "".join(parts).rstrip() + "\n"
+    return "".join(sections).rstrip() + "\n"
 
 
 def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
+    """Returns an item's row of the page."""
     picture = ""
     lines = [f"*{item.claim}*"]
-    state = item.state + (f". {item.why}" if item.why and result is None else "")
-    if result is not None:
+    state = item.state
+    if result is None:
+        if item.why:
+            state += f". {item.why}"
+    else:
         picture = f"<br>![{item.number}]({folder}/{item.name}.png)"
-        trained = item.study is not None
-        mark = "Holds" if result["holds"] else "Not shown" if trained else "Does not hold"
-        reduced = f" Reduced: {result['reduced']}." if result["reduced"] else ""
-        lines.append(f"**{mark}.** {result['verdict']}{reduced}")
-        # Of a sweep that was there already this would be the time of drawing; what it trained for
-        # is in `reduced`.
-        state += f"; {result['scale']}" + (
-            "" if trained else f", {duration(result['processor_seconds'])} of processor time"
-        )
+        is_trained = item.study is not None
+        verdict = f"**{_mark(result, is_trained=is_trained)}.** {result['verdict']}"
+        if result["reduced"]:
+            verdict += f" Reduced: {result['reduced']}."
+        lines.append(verdict)
+        state += f"; {result['scale']}"
+        # For an item that trains this may be the time of drawing alone, and `reduced` has the time
+        # of training.
+        if not is_trained:
+            state += f", {duration(result['processor_seconds'])} of processor time"
     lines.append(f"{state[0].upper()}{state[1:].rstrip('.')}.")
     cells = (f"**{item.number}**<br>`{item.name}`{picture}", "<br>".join(lines))
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
 
 
+def _mark(result: Mapping[str, Any], *, is_trained: bool) -> str:
+    """Returns the verdict in a word or two."""
+    if result["holds"]:
+        return "Holds"
+    return "Not shown" if is_trained else "Does not hold"
+
+
 def thumbnail(png: bytes) -> bytes:
-    """The picture at the page's size, in few colours."""
+    """Returns a picture at the page's size, in few colours."""
     image = PIL.Image.open(io.BytesIO(png)).convert("RGB")
-    height = round(image.height * _WIDTH / image.width)
-    small = image.resize((_WIDTH, height), PIL.Image.Resampling.LANCZOS).quantize(
-        _COLORS, dither=PIL.Image.Dither.NONE
+    height = round(image.height * _THUMBNAIL_WIDTH / image.width)
+    small = image.resize((_THUMBNAIL_WIDTH, height), PIL.Image.Resampling.LANCZOS).quantize(
+        _THUMBNAIL_COLORS, dither=PIL.Image.Dither.NONE
     )
     out = io.BytesIO()
     small.save(out, format="PNG", optimize=True)
