@@ -1,5 +1,5 @@
-"""Figures and verdicts over the scores of a study: accuracy with intervals over seeds, and
-differences of the same seeds.
+"""Figures and verdicts of a study's scores: accuracy with intervals over seeds, and differences
+that are paired by seed.
 """
 
 import dataclasses
@@ -23,11 +23,15 @@ LEVEL = 0.95
 
 
 def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """Mean, and the ends of a bootstrap interval for it at `LEVEL`; of one value three times that.
+    """Returns the mean of some values and a bootstrap interval for it at `LEVEL`.
 
-    Percentiles of resampled means, expanded for few values (Hesterberg 2015, "What teachers should
-    know about the bootstrap"): those at which a normal interval would be as wide as Student's. Of 6
-    normal values it lies above the true mean in 3% of cases, of 4 in 7%.
+    The ends are percentiles of resampled means, expanded for few values: those at which a normal
+    interval would be as wide as Student's (Hesterberg 2015, "What teachers should know about the
+    bootstrap"). The interval of 6 normal values lies above the true mean in 3% of cases, that of 4
+    in 7%. Of one value all three numbers are that value.
+
+    Returns:
+      Mean, low end, high end.
     """
     x = np.asarray(values, float)
     n = len(x)
@@ -41,14 +45,13 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
-    """That one line is above another: the mean difference, seed by seed, over the targets that both
-    have.
+class Ordering:
+    """Comparison of two lines: the mean of paired differences over their common targets.
 
     Attributes:
       better, worse: the lines, as the paper orders them.
-      seeds: how many.
-      mean, low, high: of the difference; the ends are the interval's.
+      seeds: number of seeds.
+      mean, low, high: mean difference and the ends of its interval.
     """
 
     better: str
@@ -59,89 +62,108 @@ class Order:
     high: float
 
     @property
-    def shown(self) -> bool:
-        """Whether the interval lies above 0. One seed shows nothing."""
+    def is_reproduced(self) -> bool:
+        """Whether the interval lies above 0; one seed does not suffice."""
         return self.seeds > 1 and self.low > 0
 
     def __str__(self) -> str:
-        reversed_ = self.seeds > 1 and self.high < 0
-        said = "" if self.shown else ", reversed" if reversed_ else ", not resolved"
-        ends = f"{100 * self.low:.1f} to {100 * self.high:.1f}"
-        return f"{self.better} over {self.worse} {100 * self.mean:+.1f} points ({ends}{said})"
+        interval_text = f"{100 * self.low:.1f} to {100 * self.high:.1f}"
+        if not self.is_reproduced:
+            is_contradicted = self.seeds > 1 and self.high < 0
+            interval_text += ", reversed" if is_contradicted else ", not resolved"
+        return f"{self.better} over {self.worse} {100 * self.mean:+.1f} points ({interval_text})"
 
 
-def order(scores: Sequence[Score], better: str, worse: str, *, from_epsilon: float = 0.0) -> Order:
-    """Compares two lines at their common targets; those with an epsilon below `from_epsilon` do not
-    count.
+def compare_lines(
+    scores: Sequence[Score], better: str, worse: str, *, from_epsilon: float = 0.0
+) -> Ordering:
+    """Compares two lines at their common targets, leaving out epsilons below `from_epsilon`.
 
-    Seeds have the same initial model, cohorts and order of examples in both lines, and noise of
-    their own.
+    Each seed has the same initial model, cohorts and order of examples in both lines, and
+    independent noise.
     """
-    first, second = (
-        {s.target: s.test for s in scores if s.line == name and s.epsilon >= from_epsilon}
-        for name in (better, worse)
-    )
-    common = [target for target in first if target in second]
-    if common:
-        differences = np.mean([first[target] - second[target] for target in common], axis=0)
+    better_tests = _tests_by_target(scores, better, from_epsilon)
+    worse_tests = _tests_by_target(scores, worse, from_epsilon)
+    common_targets = [target for target in better_tests if target in worse_tests]
+    if common_targets:
+        differences = np.mean(
+            [better_tests[target] - worse_tests[target] for target in common_targets], axis=0
+        )
     else:  # one of them has a single level, such as no noise
-        differences = np.mean(list(first.values()), axis=0) - np.mean(list(second.values()), axis=0)
-    return Order(better, worse, len(differences), *interval(differences))
+        better_mean = np.mean(list(better_tests.values()), axis=0)
+        worse_mean = np.mean(list(worse_tests.values()), axis=0)
+        differences = better_mean - worse_mean
+    return Ordering(better, worse, len(differences), *interval(differences))
 
 
-def verdict(orders: Sequence[Order]) -> dict[str, Any]:
-    """A sentence, and whether every order shows: `verdict` and `holds` of an `Outcome`."""
-    shown = sum(one.shown for one in orders)
-    seeds = orders[0].seeds
+def _tests_by_target(
+    scores: Sequence[Score], line: str, from_epsilon: float
+) -> dict[float | None, np.ndarray]:
+    """Returns target -> test values of a line."""
+    line_scores = [score for score in scores if score.line == line]
+    return {score.target: score.test for score in line_scores if score.epsilon >= from_epsilon}
+
+
+def verdict(orderings: Sequence[Ordering]) -> dict[str, Any]:
+    """Returns `verdict` and `holds` of an `Outcome`: whether all orderings are reproduced."""
+    num_reproduced = sum(ordering.is_reproduced for ordering in orderings)
+    num_seeds = orderings[0].seeds
+    seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
     text = (
-        f"{shown} of {len(orders)} orders show, over {seeds} seed{'s' * (seeds != 1)}: "
-        f"{'; '.join(map(str, orders))}."
+        f"{num_reproduced} of {len(orderings)} orders show, over {seeds}: "
+        f"{'; '.join(map(str, orderings))}."
     )
-    return {"verdict": text, "holds": shown == len(orders)}
+    return {"verdict": text, "holds": num_reproduced == len(orderings)}
 
 
 def compared(*pairs: tuple[str, str]) -> Judge:
-    """Judges (better, worse) pairs of lines, and draws them over epsilon."""
-    return lambda scores, size: ordered(scores, [order(scores, *pair) for pair in pairs])
+    """Returns a judge of (better, worse) pairs of lines, which draws them over epsilon."""
+    return lambda scores, size: ordered(scores, [compare_lines(scores, *pair) for pair in pairs])
 
 
 def matched(line: str, best: str, worst: str) -> Judge:
-    """Judges that `line` matches `best`: it is above `worst`, and what `best` is ahead of it is at
-    most a quarter of the lead of `best` over `worst`, by the end of the interval.
+    """Returns a judge of whether `line` matches `best`.
+
+    It does if it is above `worst`, and `best` leads it by at most a quarter of the lead of `best`
+    over `worst`, by the end of the interval.
     """
 
     def judge(scores: Sequence[Score], size: Any) -> Outcome:
-        over = order(scores, line, worst)
-        gap = order(scores, best, line)
-        lead = order(scores, best, worst).mean
-        close = gap.high <= lead / 4
+        """Compares the three lines."""
+        over_worst = compare_lines(scores, line, worst)
+        gap = compare_lines(scores, best, line)
+        lead = compare_lines(scores, best, worst).mean
+        is_close = gap.high <= lead / 4
+        relation = "at most" if is_close else "which may be more than"
         text = (
-            f"{over}; {gap}, {'at most' if close else 'which may be more than'} a quarter of the "
+            f"{over_worst}; {gap}, {relation} a quarter of the "
             f"lead of {best} over {worst}, {100 * lead:.1f} points."
         )
-        made = ordered(scores, [over])
-        return dataclasses.replace(made, verdict=text, holds=over.shown and close)
+        holds = over_worst.is_reproduced and is_close
+        return dataclasses.replace(ordered(scores, [over_worst]), verdict=text, holds=holds)
 
     return judge
 
 
-def ordered(scores: Sequence[Score], orders: Sequence[Order]) -> Outcome:
-    """The scores, and whether they are in these orders."""
-    table = [row(score) for score in scores]
+def ordered(scores: Sequence[Score], orderings: Sequence[Ordering]) -> Outcome:
+    """Returns the outcome of scores that some orderings compare."""
+    rows = [row(score) for score in scores]
     return Outcome(
         over_epsilon(scores),
-        columns=list(table[0]),
-        rows=[list(one.values()) for one in table],
-        **verdict(orders),
+        columns=list(rows[0]),
+        rows=[list(values.values()) for values in rows],
+        **verdict(orderings),
     )
 
 
 def row(score: Score) -> dict[str, Any]:
-    """A row of numbers.csv."""
+    """Returns a row of numbers.csv."""
     test = score.test
     config = score.best
-    found = [final_metric(run, "validation") for run in score.runs]
-    validation = [value for value in found if value is not None]
+    final_values = [final_metric(run, "validation") for run in score.runs]
+    validation = [value for value in final_values if value is not None]
+    test_std = test.std(ddof=1) if len(test) > 1 else 0.0
+    validation_mean = np.mean(validation) if validation else math.nan
     mean, low, high = interval(test)
     return {
         "line": score.line,
@@ -156,89 +178,92 @@ def row(score: Score) -> dict[str, Any]:
         "test mean": mean,
         "test low": low,
         "test high": high,
-        "test std": test.std(ddof=1) if len(test) > 1 else 0.0,
+        "test std": test_std,
         "test min": test.min(),
         "test max": test.max(),
-        "validation mean": np.mean(validation) if validation else math.nan,
+        "validation mean": validation_mean,
         "zeroed updates": sum(r["zeroed"] for run in score.runs for r in run.metrics),
         "diverged runs": sum(map(diverged, score.runs)),
     }
 
 
 SETTING = ("line", "epsilon", "server rate")
-_OF_RUNS = ("runs", "mean", "std", "min", "max")
+_STATISTICS = ("runs", "mean", "std", "min", "max")
 SETTING_COLUMNS = (
     *SETTING,
-    *(f"validation {name}" for name in _OF_RUNS),
-    *(f"test {name}" for name in _OF_RUNS),
+    *(f"validation {name}" for name in _STATISTICS),
+    *(f"test {name}" for name in _STATISTICS),
 )
 
 
 def by_setting(study: Study, request: Request) -> list[dict[str, Any]]:
-    """What a study's finished runs reached with each setting: validation, smoothed as for its
-    tuning, and test.
+    """Returns a row for each setting of a study's finished runs.
 
-    Epsilon is infinite without noise; of no run there is no mean.
+    Validation is smoothed as for tuning. Epsilon is infinite without noise, and statistics of no
+    run are NaN.
     """
     return [
-        _reached(line, config.server_learning_rate, runs, study.smoothed_over)
+        _setting_row(line, config.server_learning_rate, runs, study.smoothed_over)
         for line, config, runs in finished(study, request)
     ]
 
 
 def by_rate(scores: Sequence[Score]) -> dict[str, Any]:
-    """What the runs of each server rate reached, tuning and reported: `columns` and `rows` of an
-    `Outcome`.
+    """Returns `columns` and `rows` of an `Outcome`, with a row for each line and server rate.
+
+    The runs that tune count as well as those that are reported.
     """
     rows = []
     for score in scores:
-        of_rate: dict[float, list[Run]] = {}
+        runs_by_rate: dict[float, list[Run]] = {}
         for run in (*score.tried, *score.runs):
-            of_rate.setdefault(run.config.server_learning_rate, []).append(run)
-        rows += [tuple(_reached(score.line, *of).values()) for of in sorted(of_rate.items())]
+            runs_by_rate.setdefault(run.config.server_learning_rate, []).append(run)
+        for rate in sorted(runs_by_rate):
+            rows.append(tuple(_setting_row(score.line, rate, runs_by_rate[rate]).values()))
     return {"columns": SETTING_COLUMNS, "rows": rows}
 
 
-def _reached(line: str, rate: float, runs: Sequence[Run], smoothed_over: int = 0) -> dict[str, Any]:
-    """A row of `SETTING_COLUMNS`."""
+def _setting_row(
+    line: str, rate: float, runs: Sequence[Run], smoothed_over: int = 0
+) -> dict[str, Any]:
+    """Returns a row with `SETTING_COLUMNS`."""
     config = runs[0].config
-    tested = [final_metric(run, "test") for run in runs]
+    test_values = [final_metric(run, "test") for run in runs]
     epsilon = config.epsilon or runs[0].plan["epsilon"] or math.inf
     values = [line, epsilon, rate]
     smoothed = [validation_of(run, smoothed_over) for run in runs]
-    for found in (smoothed, [value for value in tested if value is not None]):
-        x = np.array(found) if found else np.array([math.nan])
+    for metric_values in (smoothed, [value for value in test_values if value is not None]):
+        x = np.array(metric_values or [math.nan])
         spread = x.std(ddof=1) if len(x) > 1 else 0.0
-        values += [len(found), x.mean(), spread, x.min(), x.max()]
+        values += [len(metric_values), x.mean(), spread, x.min(), x.max()]
     return dict(zip(SETTING_COLUMNS, values, strict=True))
 
 
 def diverged(run: Run) -> bool:
-    """Whether the model ends worse than it was seen first: its last loss on the validation set is
-    above the first, or not finite.
-    """
+    """Returns whether the last validation loss is above the first, or not finite."""
     losses = [row["validation"]["loss"] for row in run.metrics if "validation" in row]
     return not losses[-1] <= losses[0]
 
 
 def over_epsilon(scores: Sequence[Score]) -> list[Lines]:
-    """Test accuracy over epsilon, with intervals; a line without noise is a level.
+    """Draws test accuracy over epsilon with intervals; a line without noise is a level.
 
-    At one epsilon it is `levels`.
+    If all scores have the same epsilon, it draws `levels`.
     """
     if len({score.target for score in scores}) == 1:
         return levels(scores)
     series = {}
     for line in dict.fromkeys(s.line for s in scores):
-        own = sorted((s for s in scores if s.line == line), key=lambda s: s.epsilon)
-        ends = np.array([interval(s.test) for s in own]).T
-        series[line] = Line([s.epsilon for s in own], *ends)
+        line_scores = [score for score in scores if score.line == line]
+        line_scores.sort(key=lambda score: score.epsilon)
+        intervals = np.array([interval(score.test) for score in line_scores]).T
+        series[line] = Line([score.epsilon for score in line_scores], *intervals)
     ticks = sorted({round(s.epsilon, 2) for s in scores if math.isfinite(s.epsilon)})
     return [Lines(series, "epsilon", "test accuracy", log="x", ticks=ticks, percent=True)]
 
 
 def levels(scores: Sequence[Score]) -> list[Lines]:
-    """Accuracy of each line as a point with its interval."""
+    """Draws the accuracy of each line as a point with its interval."""
     series = {s.line: Line([i], *np.array([interval(s.test)]).T) for i, s in enumerate(scores)}
     epsilons = dict.fromkeys(f"epsilon {plain(s.epsilon)}" for s in scores if s.epsilon < math.inf)
     return [
@@ -249,38 +274,43 @@ def levels(scores: Sequence[Score]) -> list[Lines]:
 def by_round(
     scores: Sequence[Score], *, first: int = 0, decay: int | None = None
 ) -> dict[str, Any]:
-    """Validation accuracy by round: a panel for each target with the mean over the seeds and its
-    interval, and all values; `figure`, `columns` and `rows` of an `Outcome`.
+    """Returns `figure`, `columns` and `rows` of an `Outcome`: validation accuracy by round.
+
+    The figure has a panel for each target with the mean over seeds and its interval; the rows have
+    all values.
 
     Args:
-      scores: of the lines.
-      first: round from which on it is drawn.
-      decay: round of a vertical line, where the learning rate begins to fall.
+      scores: scores of the lines.
+      first: first round that is drawn.
+      decay: round of a vertical line, at which the learning rate begins to fall.
     """
     panels: dict[float, dict[str, Line]] = {}
-    table = []
+    rows = []
     for score in scores:
         curves = [validation_curve(run) for run in score.runs]
         for seed, curve in enumerate(curves, start=1):
             for t, value in zip(*curve, strict=True):
-                head = (score.line, score.epsilon, score.best.server_learning_rate, seed)
-                table.append((*head, int(t), float(value)))
+                setting = (score.line, score.epsilon, score.best.server_learning_rate, seed)
+                rows.append((*setting, int(t), float(value)))
         rounds = curves[0][0]
-        ends = np.array([interval(values) for values in np.array([v for _, v in curves]).T])
-        line = Line(rounds[rounds >= first], *ends[rounds >= first].T)
+        values_by_round = np.array([values for _, values in curves]).T
+        intervals = np.array([interval(values) for values in values_by_round])
+        line = Line(rounds[rounds >= first], *intervals[rounds >= first].T)
         panels.setdefault(score.epsilon, {})[score.line] = line
-    return {
-        "columns": ("line", "epsilon", "server rate", "seed", "round", "validation accuracy"),
-        "rows": table,
-        "figure": [
+    figure: list[Lines] = []
+    for epsilon, series in panels.items():
+        figure.append(
             Lines(
                 series,
                 "round",
-                "validation accuracy" if i == 0 else "",
+                "" if figure else "validation accuracy",
                 title="no noise" if math.isinf(epsilon) else f"epsilon {plain(epsilon)}",
                 percent=True,
                 at=decay,
             )
-            for i, (epsilon, series) in enumerate(panels.items())
-        ],
+        )
+    return {
+        "columns": ("line", "epsilon", "server rate", "seed", "round", "validation accuracy"),
+        "rows": rows,
+        "figure": figure,
     }

@@ -361,14 +361,14 @@ def best_bands(size: Size, epsilon: float) -> tuple[int, bool]:
     return best.bands, best.amplified
 
 
-def _figure_1_orders(scores: Sequence[Score], size: Size) -> list[accuracy.Order]:
+def _figure_1_orders(scores: Sequence[Score], size: Size) -> list[accuracy.Ordering]:
     honaker, fft, one = (label(kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE))
     pairs = [(size.optimal, one), (size.optimal, fft), (size.optimal, honaker), (fft, honaker)]
-    orders = [accuracy.order(scores, *pair) for pair in pairs]
+    orders = [accuracy.compare_lines(scores, *pair) for pair in pairs]
     # The paper: "as low as epsilon of about 4".
     above = 4.0 if size == SIZES["full"] else size.epsilons[0]
-    orders.append(accuracy.order(scores, size.optimal, SAMPLED, from_epsilon=above))
-    return [*orders, accuracy.order(scores, SAMPLED, SGD)]
+    orders.append(accuracy.compare_lines(scores, size.optimal, SAMPLED, from_epsilon=above))
+    return [*orders, accuracy.compare_lines(scores, SAMPLED, SGD)]
 
 
 @trained(multi_epoch, "multi-epoch-figure-1")
@@ -385,7 +385,7 @@ def figure_9(scores: Sequence[Score], size: Size) -> Outcome:
     orders = _figure_1_orders(scores, size)
     kinds = (FFT, PLAIN_FFT, HONAKER)
     between = itertools.pairwise(label(kind, best_stamps(kind, size)) for kind in kinds)
-    orders += [accuracy.order(scores, *pair) for pair in between]
+    orders += [accuracy.compare_lines(scores, *pair) for pair in between]
     return accuracy.ordered(scores, orders)
 
 
@@ -401,14 +401,16 @@ def figure_7(scores: Sequence[Score], size: Size) -> Outcome:
     """Multi-epoch Fig. 7: accuracies should be in the order of the losses of Honaker's tree."""
     found = losses(HONAKER, size)
     best, *others = (label(HONAKER, s) for s in sorted(found, key=lambda s: found[s]))
-    return accuracy.ordered(scores, [accuracy.order(scores, best, other) for other in others])
+    return accuracy.ordered(
+        scores, [accuracy.compare_lines(scores, best, other) for other in others]
+    )
 
 
 @trained(optima, "multi-epoch-figure-8")
 def figure_8(scores: Sequence[Score], size: Size) -> Outcome:
     """Multi-epoch Fig. 8: optima for all epochs, for some and for one, by their errors."""
     lines = dict.fromkeys(score.line for score in scores)
-    orders = [accuracy.order(scores, *pair) for pair in itertools.pairwise(lines)]
+    orders = [accuracy.compare_lines(scores, *pair) for pair in itertools.pairwise(lines)]
     return accuracy.ordered(scores, orders)
 
 

@@ -114,7 +114,7 @@ def denisov_6(scores: Sequence[Score], size: Size) -> Outcome:
     ):
         ahead = _between(scores, better, first, last) - _between(scores, worse, first, last)
         ends = accuracy.interval(ahead)
-        orders.append(accuracy.Order(f"{when}, {better}", worse, len(ahead), *ends))
+        orders.append(accuracy.Ordering(f"{when}, {better}", worse, len(ahead), *ends))
     first = rounds - round(rounds * 748 / 2048)
     return Outcome(**accuracy.by_round(scores, first=first, decay=fall), **accuracy.verdict(orders))
 
@@ -253,5 +253,5 @@ trained(grids.nu_noise, "slides-nu-dp-ftrl-on-stackoverflow")(
 def banded_12(scores: Sequence[Score], size: Size) -> Outcome:
     """Validation accuracy by round, of the best settings of Figure 5 (a)."""
     others = (grids.TREE, grids.SINGLE, grids.SGD)
-    orders = [accuracy.order(scores, grids.BANDED, other) for other in others]
+    orders = [accuracy.compare_lines(scores, grids.BANDED, other) for other in others]
     return Outcome(**accuracy.by_round(scores), **accuracy.verdict(orders))

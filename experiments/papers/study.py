@@ -1,9 +1,8 @@
-"""A named grid of training runs: lines of a figure, what is tuned, seeds. It trains in a sweep's
-folder.
+"""Study: a named grid of training runs, with the lines of a figure, settings to tune, and seeds.
 
-The settings of a line are tuned on the validation set with seed 0, and the best goes on with seeds
-1, 2, ..., which alone are reported. `fedmf report` reads the folder, and the same command goes on
-in it.
+It trains in the folder of a sweep. The settings of a line are tuned on the validation set with seed
+0. The best setting trains again with seeds 1, 2, ..., and only these runs are reported. `fedmf
+report` reads the folder, and the same command resumes in it.
 """
 
 import dataclasses
@@ -32,23 +31,24 @@ from fedmf.sweeps.results import validation_of
 from fedmf.sweeps.runs import run_folder
 
 Fields = dict[str, Any]
-_SEED_0 = "seed=0"  # how the name of a run that tunes ends
+_SEED_0 = "seed=0"  # end of the name of a run that tunes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-    """A grid.
+    """Grid of runs.
 
     Attributes:
-      name: of its sweep's folder, which figures of the same runs share.
+      name: name of its sweep's folder, which figures of the same runs share.
       fixed: field of `TrainConfig` -> the value of every run.
-      parts: (line of the figure, field -> value, or all that are tried) of the rest. A line may
-        have several parts. `mechanism` has a key of `mechanisms`.
-      repeats: seeds that are reported.
-      data: writes a synthetic substitute to a path with this suffix, where no real file is given.
-      reduced: what is smaller than in the paper.
-      smoothed_over: rounds at the end whose validations are averaged to tune by.
-      mechanisms: name -> what makes the file of family=file.
+      parts: (line of the figure, field -> value or values to try) for the other fields. A line may
+        have several parts. The field `mechanism` has a key of `mechanisms`.
+      repeats: number of seeds that are reported.
+      data: suffix of a path, and function that writes a synthetic substitute there if there is no
+        real file.
+      reduced: sizes that are smaller than in the paper.
+      smoothed_over: number of last rounds whose validations are averaged for tuning.
+      mechanisms: name -> function that makes the mechanism of a file for family=file.
     """
 
     name: str
@@ -63,34 +63,39 @@ class Study:
     def configs(
         self, data: pathlib.Path, folder: pathlib.Path
     ) -> Iterator[tuple[str, str, TrainConfig]]:
-        """(line, name of the run, its configuration), of every run with seed 0; lines may share a
-        run.
-        """
+        """Yields line, name and configuration of every run with seed 0; lines may share a run."""
         fixed = {**self.fixed, "data": str(data)}
-        for line, part in self.parts:
-            fields = {name: v if isinstance(v, list | tuple) else [v] for name, v in part.items()}
+        for line, line_fields in self.parts:
+            fields = {name: _as_list(value) for name, value in line_fields.items()}
             if "mechanism" in fields:
                 fields["mechanism"] = [str(folder / f"{stem}.npz") for stem in fields["mechanism"]]
             families = set(fields.get("family", [fixed.get("family")]))
-            own = {
+            applicable = {
                 name: value
                 for name, value in fixed.items()
                 if name not in fields and families & set(families_taking(name))
             }
-            for name, config in sweep_configs(own, {**fields, "seed": [0]}).items():
+            for name, config in sweep_configs(applicable, {**fields, "seed": [0]}).items():
                 yield line, name, config
 
     def stems(self) -> list[str]:
-        """Names of the mechanisms that the parts use."""
-        return list(dict.fromkeys(p["mechanism"] for _, p in self.parts if "mechanism" in p))
+        """Returns the names of the mechanisms that the lines use."""
+        all_fields = [line_fields for _, line_fields in self.parts]
+        names = [fields["mechanism"] for fields in all_fields if "mechanism" in fields]
+        return list(dict.fromkeys(names))
+
+
+def _as_list(value: Any) -> list[Any] | tuple[Any, ...]:
+    """Returns the values to try of a field that has one value or several."""
+    return value if isinstance(value, list | tuple) else [value]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-    """A study at every scale.
+    """Study at every scale.
 
     Attributes:
-      make: size -> study.
+      make: function from size to study.
       sizes: scale -> size.
     """
 
@@ -98,28 +103,27 @@ class Grid:
     sizes: Mapping[Scale, Any]
 
     def __call__(self, scale: Scale) -> Study:
-        """The study at a scale."""
+        """Returns the study at a scale."""
         return self.make(self.sizes[scale])
 
 
-def sized(sizes: Mapping[Any, Any], **own: Any) -> Callable[[Callable[[Any], Study]], Grid]:
-    """A study at these sizes; `own` is what its scale small has otherwise."""
-    small = dataclasses.replace(sizes["small"], **own)
+def sized(sizes: Mapping[Any, Any], **changes: Any) -> Callable[[Callable[[Any], Study]], Grid]:
+    """Returns a decorator that makes a grid of these sizes; `changes` apply to scale small."""
+    small = dataclasses.replace(sizes["small"], **changes)
     return lambda make: Grid(make, {**sizes, "small": small})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Score:
-    """What one line came to at one privacy target.
+    """Result of one line at one privacy target.
 
     Attributes:
-      line: its name.
-      target: epsilon or, where that is what the study fixes, the noise multiplier; None without
-        noise.
-      epsilon: of the plan; infinite without noise.
+      line: name of the line.
+      target: epsilon, or the noise multiplier if the study fixes that; None without noise.
+      epsilon: the plan's epsilon; infinite without noise.
       best: the tuned configuration.
-      runs: of seeds 1, 2, ..., in order.
-      tried: the runs with seed 0; empty where there was one setting only.
+      runs: runs with seeds 1, 2, ..., in order.
+      tried: runs with seed 0; empty if there was only one setting.
     """
 
     line: str
@@ -131,22 +135,22 @@ class Score:
 
     @property
     def test(self) -> np.ndarray:
-        """The task's metric on the test set, float64 (seeds,); 0 of a model that is no longer
-        finite.
-        """
-        found = [final_metric(run, "test") for run in self.runs]
-        return np.array([0.0 if x is None or not math.isfinite(x) else x for x in found])
+        """Task's metric on the test set, float64 (seeds,); 0 for a model that is not finite."""
+        values = [final_metric(run, "test") for run in self.runs]
+        return np.array([0.0 if x is None or not math.isfinite(x) else x for x in values])
 
 
 Judge = Callable[[Sequence[Score], Any], Outcome]
 
 
 def trained(grid: Grid, *names: str) -> Callable[[Judge], Judge]:
-    """Declares that a function makes these items of the catalogue of the scores of a grid and of
-    its size.
+    """Returns a decorator for the function that judges these items of the catalogue.
+
+    The function takes the scores of the grid and its size.
     """
 
     def declare(judge: Judge) -> Judge:
+        """Registers the function."""
         for name in names:
             ITEMS[name] = dataclasses.replace(
                 ITEMS[name],
@@ -162,29 +166,29 @@ def trained(grid: Grid, *names: str) -> Callable[[Judge], Judge]:
 
 
 def judged(grid: Grid, judge: Judge, request: Request) -> Outcome:
-    """Trains what is not trained yet, and judges it."""
+    """Trains the runs that are missing, and judges the scores."""
     study = grid(request.scale)
     size = grid.sizes[request.scale]
     scores = run_study(study, request)
     limit = request.test_sentences
-    less = []
+    reductions = []
     if limit:
-        less.append(f"the first {limit:,} test sentences")
+        reductions.append(f"the first {limit:,} test sentences")
     if request.scale != "full":
         runs = {run.path: run for score in scores for run in (*score.tried, *score.runs)}
         seconds = sum(float((run.result or {})["seconds"]) for run in runs.values())
         cost = f"{len(runs)} runs, which trained for {duration(seconds)} in all"
-        less = [study.reduced, *less, cost]
+        reductions = [study.reduced, *reductions, cost]
     return dataclasses.replace(
         judge(scores, size),
-        reduced="; ".join(less),
+        reduced="; ".join(reductions),
         seeds=tuple(range(len(scores[0].runs) + 1)),
         note=simulation_note([run for score in scores for run in score.runs]),
     )
 
 
 class Key(NamedTuple):
-    """A line at a privacy target."""
+    """Line at a privacy target."""
 
     line: str
     target: float | None
@@ -194,59 +198,68 @@ Targets = Mapping[Key, Mapping[str, TrainConfig]]
 
 
 def run_study(study: Study, request: Request) -> list[Score]:
-    """Trains what is not trained yet; a score for every line and target, in the study's order.
+    """Trains the runs that are missing, and returns a score for every line and target, in order.
 
     No run begins before all have passed the checks that training makes before its first round. Runs
-    that tune leave out the test split.
+    that tune are not evaluated on the test split.
 
     Raises:
       ValueError: scale "full" without data; a run that cannot train; or a run failed.
     """
     out, targets = _prepared(study, request)
     check = functools.cache(functools.partial(_check, study, out, targets))
-    tuning = _trained(out, _tuned(targets), request, check, test=False)
+    tuning_runs = _trained(out, _tuned(targets), request, check, test=False)
     best: dict[Key, str] = {}
     repeats: dict[Key, dict[str, TrainConfig]] = {}
     for key, settings in targets.items():
-        name = max(
-            settings, key=lambda name: _merit(tuning[name], study) if name in tuning else 0.0
-        )
-        best[key] = name
+        best[key] = next(iter(settings))
+        if len(settings) > 1:
+            best[key] = max(settings, key=lambda name: _tuning_score(tuning_runs[name], study))
+        stem = best[key].removesuffix(_SEED_0)
+        config = settings[best[key]]
         repeats[key] = {
-            f"{name.removesuffix(_SEED_0)}seed={seed}": dataclasses.replace(
-                settings[name], seed=seed
-            )
+            f"{stem}seed={seed}": dataclasses.replace(config, seed=seed)
             for seed in range(1, study.repeats + 1)
         }
-    runs = _trained(out, _all(repeats), request, check, test=True)
+    runs = _trained(out, _all_configs(repeats), request, check, test=True)
     scores = []
     for key, names in repeats.items():
         settings = targets[key]
-        own = tuple(runs[name] for name in names)
+        line_runs = tuple(runs[name] for name in names)
         config = settings[best[key]]
-        # A plan's own is below its target by a rounding error, and another one's by another.
-        epsilon = config.epsilon or own[0].plan["epsilon"] or math.inf
-        tried = tuple(tuning[name] for name in settings if name in tuning)
-        scores.append(Score(**key._asdict(), epsilon=epsilon, best=config, runs=own, tried=tried))
+        # The target, where there is one: a plan's epsilon is below it by a rounding error.
+        epsilon = config.epsilon or line_runs[0].plan["epsilon"] or math.inf
+        tried = tuple(tuning_runs[name] for name in settings if name in tuning_runs)
+        scores.append(
+            Score(
+                line=key.line,
+                target=key.target,
+                epsilon=epsilon,
+                best=config,
+                runs=line_runs,
+                tried=tried,
+            )
+        )
     return scores
 
 
 def finished(study: Study, request: Request) -> Iterator[tuple[str, TrainConfig, list[Run]]]:
-    """(line, setting, its finished runs: of seed 0, and of the seeds that are reported) of the
-    settings that `run_study` has trained; it trains nothing.
+    """Yields line, configuration and finished runs of each setting that has any; trains nothing.
+
+    The runs are those of seed 0 and of the seeds that are reported.
     """
     out = _folder(study, request)
     for line, name, config in study.configs(request.data or pathlib.Path("data"), out):
-        seeds = [f"{name.removesuffix(_SEED_0)}seed={i}" for i in range(study.repeats + 1)]
-        done = [seed for seed in seeds if sweep.state(out, seed) == "finished"]
-        if done:
-            yield line, config, [Run.load(run_folder(out, seed)) for seed in done]
+        names = [f"{name.removesuffix(_SEED_0)}seed={i}" for i in range(study.repeats + 1)]
+        finished_names = [name for name in names if sweep.state(out, name) == "finished"]
+        if finished_names:
+            yield line, config, [Run.load(run_folder(out, name)) for name in finished_names]
 
 
 def dry_run(study: Study, request: Request) -> Cost:
-    """The checks of `run_study`, and what it will cost.
+    """Makes the checks of `run_study`, and returns what training will cost.
 
-    Trains nothing; fits and a synthetic substitute for the data stay, for the run.
+    Nothing is trained. Fits and the substitute for the data are stored for the runs.
 
     Raises:
       ValueError: scale "full" without data; or a run that cannot train.
@@ -257,31 +270,35 @@ def dry_run(study: Study, request: Request) -> Cost:
 
 
 def cost_of(study: Study, request: Request) -> Cost:
-    """What the runs of a study cost; at the speed of those in its folder, if there are any."""
+    """Returns what the runs of a study cost, by the speed of finished ones if there are any."""
     return _cost(study, request, _targets(study, request, request.data or pathlib.Path("data")))
 
 
 def _cost(study: Study, request: Request, targets: Targets) -> Cost:
+    """Returns what the runs of some targets cost."""
+    any_settings = [next(iter(settings.values())) for settings in targets.values()]
     return study_check.cost(
         list(_tuned(targets).values()),
-        [next(iter(settings.values())) for settings in targets.values()] * study.repeats,
+        any_settings * study.repeats,
         folder=_folder(study, request),
         jobs=request.jobs,
     )
 
 
 def _folder(study: Study, request: Request) -> pathlib.Path:
+    """Returns the folder of the study's sweep."""
     return request.folder.absolute().parent / "sweeps" / f"{study.name}-{request.scale}"
 
 
 def _prepared(study: Study, request: Request) -> tuple[pathlib.Path, Targets]:
-    """The sweep's folder, made if needed, and the settings for every line and target."""
+    """Returns the sweep's folder, made if needed, and the settings of every line and target."""
     out = _folder(study, request)
     make_folder(out)
     return out, _targets(study, request, _data(study, request, out))
 
 
 def _targets(study: Study, request: Request, data: pathlib.Path) -> Targets:
+    """Returns the settings of every line and target."""
     if request.test_sentences is not None:
         fixed = {**study.fixed, "task_option.test_sentences": request.test_sentences}
         study = dataclasses.replace(study, fixed=fixed)
@@ -292,38 +309,46 @@ def _targets(study: Study, request: Request, data: pathlib.Path) -> Targets:
     return targets
 
 
-def _all(targets: Targets) -> dict[str, TrainConfig]:
-    return {name: config for named in targets.values() for name, config in named.items()}
+def _all_configs(targets: Targets) -> dict[str, TrainConfig]:
+    """Returns name -> configuration of all targets."""
+    configs: dict[str, TrainConfig] = {}
+    for settings in targets.values():
+        configs.update(settings)
+    return configs
 
 
 def _tuned(targets: Targets) -> dict[str, TrainConfig]:
-    """The runs among which one is chosen."""
-    return _all({key: settings for key, settings in targets.items() if len(settings) > 1})
+    """Returns the runs of the targets that have several settings, among which one is chosen."""
+    return _all_configs({key: settings for key, settings in targets.items() if len(settings) > 1})
 
 
 def _check(study: Study, out: pathlib.Path, targets: Targets) -> None:
-    """Passes all runs through the checks before round 0; writes the mechanisms' files, which these
-    read, after the quick ones.
+    """Makes the checks before round 0 for all runs.
+
+    The quick checks come first. Then the files of the mechanisms are written, which the other
+    checks read.
     """
 
     def write_mechanisms() -> None:
+        """Writes the mechanisms that have no file yet."""
         for stem in study.stems():
-            if not (path := out / f"{stem}.npz").exists():
+            path = out / f"{stem}.npz"
+            if not path.exists():
                 study.mechanisms[stem]().save(path)
 
-    configs = _all(targets)
+    configs = _all_configs(targets)
     sweep.in_folder(out, configs)
     study_check.check_runs(configs, out, write_mechanisms)
 
 
-def _merit(run: Run, study: Study) -> float:
-    """The validation metric that settings are chosen by; a model that diverged is no best one."""
+def _tuning_score(run: Run, study: Study) -> float:
+    """Returns the validation metric that settings are chosen by; -inf if the model diverged."""
     value = validation_of(run, study.smoothed_over)
     return value if math.isfinite(value) else -math.inf
 
 
 def check_data(request: Request) -> None:
-    """Refuses training at the papers' size without the real file: ValueError."""
+    """Raises a ValueError if training at the papers' size has no real file."""
     if request.scale == "full" and request.data is None:
         raise ValueError(
             "data is missing: scale full trains on the real file, name it in --data, or take "
@@ -332,7 +357,7 @@ def check_data(request: Request) -> None:
 
 
 def _data(study: Study, request: Request, out: pathlib.Path) -> pathlib.Path:
-    """The real file, or the substitute, which is written once."""
+    """Returns the path of the real file, or of the substitute, which is written once."""
     check_data(request)
     if request.data is not None:
         return request.data
@@ -358,7 +383,7 @@ def _trained(
     if not configs:
         return {}
     names = dict(zip(configs, sweep.in_folder(out, configs), strict=True))
-    if any(sweep.state(out, there) != "finished" for there in names.values()):
+    if any(sweep.state(out, folder_name) != "finished" for folder_name in names.values()):
         check()
     training = sweep.Training(
         noise_seed="os",
@@ -372,8 +397,8 @@ def _trained(
     # Many runs have the same mechanism, of which a dense one takes 34 MB.
     mechanism_by_digest: dict[str, Mechanism] = {}
     runs: dict[str, Run] = {}
-    for name, there in names.items():
-        run = Run.load(run_folder(out, there))
+    for name, folder_name in names.items():
+        run = Run.load(run_folder(out, folder_name))
         digest = mechanism_digest(run.mechanism)
         shared = mechanism_by_digest.setdefault(digest, run.mechanism)
         runs[name] = dataclasses.replace(run, mechanism=shared)

@@ -1,5 +1,6 @@
-"""The checks of a study's runs before the first one trains: those that `federated.train` makes
-before its first round. And what the runs cost.
+"""Checks of a study's runs before any of them trains, and the cost of the runs.
+
+The checks are those that `federated.train` makes before its first round.
 """
 
 import dataclasses
@@ -7,19 +8,16 @@ import functools
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedmf import tasks
 from fedmf.mechanisms import Mechanism
 from fedmf.reports.text import duration
 from fedmf.runs.config import TrainConfig
 
-if TYPE_CHECKING:
-    pass
-
-# A configuration has checked its own values. No other check looks at these, so that runs which
-# differ in them alone are checked as one.
-_LOOKED_AT_BY_NONE: dict[str, Any] = {
+# A configuration checks its own values, and no other check reads these fields. Runs that differ in
+# them alone are therefore checked as one.
+_UNCHECKED_FIELDS: dict[str, Any] = {
     "server_learning_rate": 1.0,
     "client_learning_rate": 1.0,
     "server_momentum": 0.0,
@@ -35,12 +33,12 @@ def check_runs(
 
     Args:
       configs: name -> configuration.
-      folder: of the sweep, which has to have room.
-      write_mechanisms: writes the files of family=file. It is called once all cohorts can be drawn:
-        fits may take minutes.
+      folder: folder of the sweep, which must have room.
+      write_mechanisms: writes the files of family=file. It is called after the check of all
+        cohorts, since fits may take minutes.
 
     Raises:
-      ValueError: naming the first run that cannot train, and how many cannot.
+      ValueError: names the first run that cannot train, and the number of those that cannot.
     """
     from fedmf.federated.task import Task
     from fedmf.training.checked_task import CheckedTask
@@ -48,19 +46,21 @@ def check_runs(
     from fedmf.training.run_setup import new_run, run_controller
     from fedmf.training.task import SPLITS
 
-    alike: dict[TrainConfig, list[str]] = {}
+    names_by_config: dict[TrainConfig, list[str]] = {}
     for name, config in configs.items():
-        alike.setdefault(dataclasses.replace(config, **_LOOKED_AT_BY_NONE), []).append(name)
-    made: dict[str, CheckedTask] = {}
-    fitted: dict[tuple[Any, ...], Mechanism] = {}
+        checked_config = dataclasses.replace(config, **_UNCHECKED_FIELDS)
+        names_by_config.setdefault(checked_config, []).append(name)
+    task_by_key: dict[str, CheckedTask] = {}
+    mechanism_by_key: dict[tuple[Any, ...], Mechanism] = {}
 
     def task_of(config: TrainConfig) -> CheckedTask:
+        """Returns the checked task of a run, which runs with the same data share."""
         key = json.dumps([config.task, config.data, dict(config.task_options)])
-        if key not in made:
+        if key not in task_by_key:
             task = tasks.task_from_config(config, progress=False)
             assert isinstance(task, Task)
-            # Nothing here trains the model, so that one of each task will do. Runs of one grid look
-            # at the same clients first.
+            # Nothing here trains the model, so that one model of each task suffices. The runs of a
+            # grid read the same clients first.
             task = dataclasses.replace(
                 task,
                 build_model=functools.cache(task.build_model),
@@ -68,15 +68,17 @@ def check_runs(
             )
             # The test split is counted when the task is made; reading StackOverflow's 16 million
             # sentences would take hours.
-            made[key] = CheckedTask.of(task, config, splits=SPLITS[:1])
-        return made[key]
+            task_by_key[key] = CheckedTask.of(task, config, splits=SPLITS[:1])
+        return task_by_key[key]
 
-    def draw(config: TrainConfig) -> None:
+    def check_cohorts(config: TrainConfig) -> None:
+        """Raises an error if the run's cohorts cannot be drawn."""
         checked = task_of(config)
         if config.sampling is None:
             run_controller(checked.num_clients, config)
 
-    def plan(config: TrainConfig) -> None:
+    def check_plan(config: TrainConfig) -> None:
+        """Raises an error if the run cannot begin."""
         key = (
             config.family,
             config.mechanism,
@@ -85,43 +87,45 @@ def check_runs(
             tuple(config.mechanism_options.items()),
             config.participation(),
         )
-        if key not in fitted:
-            fitted[key] = config.fit()
+        if key not in mechanism_by_key:
+            mechanism_by_key[key] = config.fit()
         new_run(
             task_of(config),
             config,
             folder,
             0,
-            config.plan(fitted[key]),
+            config.plan(mechanism_by_key[key]),
             RunOptions(test=False, progress=False),
         )
 
-    _of_all(draw, alike)
+    _check_all(check_cohorts, names_by_config)
     write_mechanisms()
-    _of_all(plan, alike)
+    _check_all(check_plan, names_by_config)
 
 
-def _of_all(
-    check: Callable[[TrainConfig], None], alike: Mapping[TrainConfig, Sequence[str]]
+def _check_all(
+    check: Callable[[TrainConfig], None], names_by_config: Mapping[TrainConfig, Sequence[str]]
 ) -> None:
+    """Makes one check for all configurations, and raises one error for all that fail."""
     failures: dict[str, str] = {}
-    for config, names in alike.items():
+    for config, names in names_by_config.items():
         try:
             check(config)
         except (TypeError, ValueError, OSError) as error:
             failures |= dict.fromkeys(names, str(error))
     if failures:
         name, reason = next(iter(failures.items()))
-        total = sum(map(len, alike.values()))
+        num_settings = sum(map(len, names_by_config.values()))
         raise ValueError(
-            f"{len(failures)} of {total} settings cannot train, the first, {name}: "
+            f"{len(failures)} of {num_settings} settings cannot train, the first, {name}: "
             f"{reason}; none has begun"
         )
 
 
 class Speed(NamedTuple):
-    """Of a task with the published model on two cores: clients trained and examples evaluated in a
-    second; sizes of its splits.
+    """Speed of a task with the published model on two cores, and sizes of its splits.
+
+    clients and examples: clients trained, and examples evaluated, in a second.
     """
 
     clients: float
@@ -130,20 +134,22 @@ class Speed(NamedTuple):
     test: int
 
 
-# StackOverflow's as measured with all of its users' 64 sentences or so, between 7 and 15 clients on
-# different machines. CIFAR-10's from processor time, 3.2 s for the 500 images of a step; its
-# evaluation, 1% of a run, is an estimate. Of the 16,586,035 sentences of StackOverflow's test split
-# 10,000 validate.
+# StackOverflow's speed was measured with all of its users' 64 sentences or so, and lay between 7
+# and 15 clients a second on different machines. CIFAR-10's follows from processor time, 3.2 s for
+# the 500 images of a step; its evaluation, 1% of a run, is an estimate. Of the 16,586,035 sentences
+# of StackOverflow's test split 10,000 validate.
 SPEEDS = {
     "stackoverflow_nwp": Speed(clients=11.0, examples=920.0, validation=10_000, test=16_576_035),
     "cifar10": Speed(clients=300.0, examples=1000.0, validation=5_000, test=5_000),
 }
-_FEWEST_ROUNDS = 10  # that a speed is measured by
+_LEAST_ROUNDS = 10  # for a measured speed
 
 
 class RunCost(NamedTuple):
-    """Of a run: clients that it trains, summed over rounds, and examples that it evaluates, on the
-    validation split in training and of those that are reported on the test split.
+    """Cost of a run.
+
+    clients: clients that it trains, summed over rounds. examples: examples that it evaluates on the
+    validation split, and on the test split if the run is reported.
     """
 
     clients: int
@@ -152,12 +158,13 @@ class RunCost(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of a study.
+    """Cost of a study.
 
     Attributes:
-      tuning, repeats: runs of seed 0, and of the seeds that are reported, at most.
-      clients_per_second, examples_per_second: how fast.
-      measured: whether by runs of the study on this machine, or on two cores elsewhere.
+      tuning, repeats: runs of seed 0, and runs of the seeds that are reported, at most.
+      clients_per_second, examples_per_second: speed of training and of evaluation.
+      measured: whether the speed was measured by runs of the study on this machine, or on two cores
+        elsewhere.
     """
 
     tuning: tuple[RunCost, ...]
@@ -168,43 +175,45 @@ class Cost:
 
     @property
     def clients(self) -> int:
-        """Trained in all runs, summed over rounds."""
+        """Clients trained in all runs, summed over rounds."""
         return sum(run.clients for run in (*self.tuning, *self.repeats))
 
     @property
     def examples(self) -> int:
-        """Evaluated in all runs."""
+        """Examples evaluated in all runs."""
         return sum(run.examples for run in (*self.tuning, *self.repeats))
 
     @property
     def seconds(self) -> float:
-        """How long all runs take, one after the other."""
+        """Time of all runs, one after the other."""
         return self.seconds_on(1)
 
     def seconds_on(self, workers: int) -> float:
-        """How long all runs take on so many machines like this one, each run on one of them: those
-        that are reported begin when those that tune are done, and none is shorter than its longest.
+        """Returns the time of all runs on some machines like this one, each run on one of them.
+
+        Runs that are reported begin when all runs that tune are finished. Either phase takes at
+        least as long as its longest run.
         """
         seconds = 0.0
         for runs in (self.tuning, self.repeats):
-            each = [
+            run_seconds = [
                 run.clients / self.clients_per_second + run.examples / self.examples_per_second
                 for run in runs
             ]
-            seconds += max(sum(each) / workers, max(each, default=0.0))
+            seconds += max(sum(run_seconds) / workers, max(run_seconds, default=0.0))
         return seconds
 
     def __str__(self) -> str:
         days = self.seconds / 86_400
         time = f"{days:,.0f} days" if days >= 2 else duration(self.seconds)
-        where = (
-            "measured by the runs there are" if self.measured else "not measured here: of two cores"
-        )
+        origin = "not measured here: of two cores"
+        if self.measured:
+            origin = "measured by the runs there are"
         return (
             f"{len(self.tuning)} runs to tune and {len(self.repeats)} to report train "
             f"{self.clients:,} clients and evaluate {self.examples:,} "
             f"examples: about {time} at {round(self.clients_per_second, 1):g} and "
-            f"{round(self.examples_per_second):,} a second ({where})"
+            f"{round(self.examples_per_second):,} a second ({origin})"
         )
 
 
@@ -215,21 +224,22 @@ def cost(
     folder: pathlib.Path,
     jobs: int = 1,
 ) -> Cost:
-    """What these runs cost with the published models.
+    """Returns what some runs cost with the published models.
 
     Args:
-      tuning: of the runs that leave out the test split.
-      repeats: of the others.
-      folder: of the sweep, whose runs are timed.
-      jobs: runs at a time.
+      tuning: configurations of the runs that are not evaluated on the test split.
+      repeats: configurations of the other runs.
+      folder: folder of the sweep, whose finished runs give the speed.
+      jobs: number of runs at a time.
     """
     speed = SPEEDS[str((*tuning, *repeats)[0].task)]
     measured = clients_per_second(folder)
     # A machine that trains clients faster evaluates faster.
     factor = 1.0 if measured is None else measured * jobs / speed.clients
 
-    def of_run(config: TrainConfig, *, test: bool) -> RunCost:
-        # Every so many rounds, after the last, and for the result
+    def run_cost(config: TrainConfig, *, test: bool) -> RunCost:
+        """Returns the cost of one run."""
+        # A run is validated every so many rounds, after the last, and for the result.
         validations = -(-config.rounds // config.evaluate_every) + 1
         examples = validations * int(
             config.task_options.get("validation_sentences", speed.validation)
@@ -239,8 +249,8 @@ def cost(
         return RunCost(config.rounds * config.cohort_size, examples)
 
     return Cost(
-        tuning=tuple(of_run(config, test=False) for config in tuning),
-        repeats=tuple(of_run(config, test=True) for config in repeats),
+        tuning=tuple(run_cost(config, test=False) for config in tuning),
+        repeats=tuple(run_cost(config, test=True) for config in repeats),
         clients_per_second=speed.clients * factor,
         examples_per_second=speed.examples * factor,
         measured=measured is not None,
@@ -248,25 +258,24 @@ def cost(
 
 
 def clients_per_second(folder: pathlib.Path) -> float | None:
-    """Clients that one run of a sweep trains in a second, of the rounds without validation; None
-    where few are done.
+    """Returns the clients that a run of a sweep trains in a second, or None after few rounds.
+
+    Rounds with a validation do not count.
     """
     clients = 0.0
     seconds = 0.0
     rounds = 0
     for timings in (folder / "runs").glob("*/timings.jsonl"):
         rows = zip(_rows(timings.with_name("metrics.jsonl")), _rows(timings), strict=False)
-        for row, timing in list(rows)[1:]:  # TensorFlow traces its graphs in the first
+        for row, timing in list(rows)[1:]:  # in the first TensorFlow traces its graphs
             if "validation" not in row:
                 clients += row["clients"]
                 seconds += timing["seconds"]
                 rounds += 1
-    return clients / seconds if rounds >= _FEWEST_ROUNDS and seconds else None
+    return clients / seconds if rounds >= _LEAST_ROUNDS and seconds else None
 
 
 def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for line in path.read_text().splitlines(keepends=True)
-        if line.endswith("\n")
-    ]
+    """Reads the complete rows of a file."""
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]

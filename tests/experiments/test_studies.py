@@ -246,12 +246,12 @@ def test_an_order_is_of_the_same_seeds_at_the_targets_that_both_have():
         score("b", 4.0, 0.9, 0.9),
         score("none", None, 0.9, 0.9, epsilon=math.inf),
     ]
-    assert accuracy.order(scores, "a", "b").mean == pytest.approx((0.4 + 0.2) / 4 + 0.1 / 2)
-    assert accuracy.order(scores, "a", "b", from_epsilon=2.0).mean == pytest.approx(0.1)
-    assert accuracy.order(scores, "none", "a").mean == pytest.approx(0.25)
+    assert accuracy.compare_lines(scores, "a", "b").mean == pytest.approx((0.4 + 0.2) / 4 + 0.1 / 2)
+    assert accuracy.compare_lines(scores, "a", "b", from_epsilon=2.0).mean == pytest.approx(0.1)
+    assert accuracy.compare_lines(scores, "none", "a").mean == pytest.approx(0.25)
     one_seed = [score("a", 1.0, 0.9), score("b", 1.0, 0.1)]
-    assert not accuracy.order(one_seed, "a", "b").shown
-    orders = [accuracy.Order("a", "b", 6, 0.1, *ends) for ends in ((0.05, 0.2), (-0.2, -0.01))]
+    assert not accuracy.compare_lines(one_seed, "a", "b").is_reproduced
+    orders = [accuracy.Ordering("a", "b", 6, 0.1, *ends) for ends in ((0.05, 0.2), (-0.2, -0.01))]
     found = accuracy.verdict(orders)
     assert not found["holds"]
     assert found["verdict"].startswith(

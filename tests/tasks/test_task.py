@@ -100,7 +100,7 @@ def test_examples_that_are_gone(corpus_copy):
     task = changed("DELETE FROM examples WHERE client_id = '2' AND split_name = 'train'")
     assert [part.shape for part in task.client_examples("2")] == [(0, 20)] * 2
     task = changed("DELETE FROM examples WHERE split_name = 'test' AND rowid % 2")
-    with refusal("client_metadata promises"):
+    with refusal("client_metadata lists"):
         task.evaluation_examples("validation")
     with refusal("test split of 0 sentences"):
         changed("DELETE FROM client_metadata WHERE split_name = 'test'")
