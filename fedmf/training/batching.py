@@ -30,22 +30,18 @@ class Batches(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Batches in the order in which vectorised clients train on them. The batches of a step have
-    equally many rows, and each is of another client.
+    """Steps of vectorised clients. The batches of a step have equally many rows, and each is of
+    another client.
 
     Attributes:
-      client, start: int32 (batches,), as in `Batches`.
-      end: int32 (steps,), number of batches up to the end of each step.
+      start: int32 (steps, clients), first row of each client's batch; 0 without a batch.
+      has_batch: bool (steps, clients), whether the client has a batch in the step.
       size: int32 (steps,), number of rows of each batch of the step.
-      first: int32 (), number of the leading steps, in which clients train on their first batch;
-        all other batches of a client come later.
     """
 
-    client: np.ndarray
     start: np.ndarray
-    end: np.ndarray
+    has_batch: np.ndarray
     size: np.ndarray
-    first: np.ndarray
 
 
 def concatenated_epochs(clients: Sequence[Epochs]) -> list[np.ndarray]:
@@ -83,14 +79,16 @@ def list_batches(clients: Sequence[Epochs], batch_size: int) -> Batches:
     )
 
 
-def order_steps(batches: Batches) -> Steps:
-    """Returns the batches in few steps: first batches of all clients, then the full batches of each
-    epoch by their number, each followed by the epoch's smaller batches by their size.
+def order_steps(batches: Batches, num_clients: int) -> Steps:
+    """Returns the batches in few steps: the full batches of each epoch by their number, followed by
+    the epoch's smaller batches by their size.
 
     >>> three_examples, one_example = ((np.zeros(n), np.zeros(n)) for n in (3, 1))
-    >>> steps = order_steps(list_batches([[three_examples, three_examples], [one_example]], 2))
-    >>> steps.client.tolist(), steps.end.tolist(), steps.size.tolist(), int(steps.first)
-    ([1, 0, 0, 0, 0], [1, 2, 3, 4, 5], [1, 2, 1, 2, 1], 2)
+    >>> steps = order_steps(list_batches([[three_examples, three_examples], [one_example]], 2), 2)
+    >>> steps.start.tolist(), steps.size.tolist()
+    ([[0, 0], [2, 6], [3, 0], [5, 0]], [2, 1, 2, 1])
+    >>> steps.has_batch.tolist()
+    [[True, False], [True, True], [True, False], [True, False]]
     """
     client, epoch, number, start, size = (column.astype(np.int64) for column in batches)
     is_full = size == size.max(initial=0)
@@ -98,15 +96,12 @@ def order_steps(batches: Batches) -> Steps:
     stride = 1 + max(number.max(initial=0), size.max(initial=0))
     full_key = 2 * epoch * stride + number
     small_key = (2 * epoch + 1) * stride + size
-    is_first = np.diff(client, prepend=-1) != 0
-    step_key = np.where(is_first, size, stride + np.where(is_full, full_key, small_key))
-    order = np.argsort(step_key, kind="stable")
-    _, step_starts, step_lengths = np.unique(step_key[order], return_index=True, return_counts=True)
-    num_first_steps = np.count_nonzero(is_first[order][step_starts])
-    return Steps(
-        client=client[order].astype(np.int32),
-        start=start[order].astype(np.int32),
-        end=np.cumsum(step_lengths).astype(np.int32),
-        size=size[order][step_starts].astype(np.int32),
-        first=np.array(num_first_steps).astype(np.int32),
-    )
+    step_key = np.where(is_full, full_key, small_key)
+    keys, step = np.unique(step_key, return_inverse=True)
+    step_start = np.zeros((len(keys), num_clients), np.int32)
+    has_batch = np.zeros((len(keys), num_clients), bool)
+    step_size = np.zeros(len(keys), np.int32)
+    step_start[step, client] = start
+    has_batch[step, client] = True
+    step_size[step] = size
+    return Steps(start=step_start, has_batch=has_batch, size=step_size)

@@ -2,6 +2,14 @@
 
 Two kinds of clients are faster so: those of small models, whose steps cost their dispatch and not
 their arithmetic, and those of one gradient each (privacy of single examples).
+
+A client's update must have the same bits whatever the other clients of its call are: training can
+amplify a difference in the last bit of a step to more than the clip norm, and then the data of one
+client would move the updates of others. Kernels round by the shapes of their arguments and, at the
+end of an array, by the position in it. Therefore each call has the same number of slots for
+clients, a multiple of what a processor computes at once, and a step computes all of them, whichever
+have a batch in it. A check before round 0 moves clients to other slots and beside others; a model
+whose updates change by that is not vectorised.
 """
 
 import contextlib
@@ -33,11 +41,16 @@ from fedmf.terminal import interrupts
 from fedmf.training.batching import Steps, concatenated_epochs, list_batches, order_steps
 from fedmf.training.client_work import Broadcast, ClientWork, group_sum, with_finite_examples
 from fedmf.training.examples import ClientData, Epochs, Examples, count
+from fedmf.training.execution.groups import group_size
 from fedmf.training.learner import ClientSettings
 
 # Most examples times parameters of the clients in one call, which bounds their weights and inputs:
 # 128 MiB.
 MAX_PRODUCTS = 2**25
+# Number of clients that each call has a multiple of. No array then ends within a vector register,
+# whose last entries are computed by other instructions.
+SLOT_MULTIPLE = 16
+MAX_SLOTS = 64  # More would save little, and leave more slots empty.
 # Most parameters of a model whose step costs its dispatch and not its arithmetic. Larger models are
 # slower with filters and kernels for each client.
 SMALL_MODEL = 10_000
@@ -85,6 +98,7 @@ class VectorisedClients(ClientWork):
         self._learning_rate = settings.learning_rate
         self._batch_specs = tensor_specs(settings.spec)
         self._is_small = is_small(records)
+        self._num_slots = slots_per_call(settings, records.size)
         self._fallback = functools.cache(make_fallback)
         self._stateless = stateless_model(functions, settings.seed)
 
@@ -93,7 +107,7 @@ class VectorisedClients(ClientWork):
             self._loss_and_gradients, input_signature=[sent_spec.weights, *self._batch_specs]
         )
         check_clients_stay_separate(loss_and_gradients)
-        x, y = self._random_batch()
+        x, y = self._random_batch(np.random.default_rng(0), min(2, self._batch_size))
         model = functions.build_model(settings.seed)
         weights = [variable.read_value() for variable in model.trainable_variables]
         self._check_same(model, loss_and_gradients, x, y)
@@ -101,39 +115,62 @@ class VectorisedClients(ClientWork):
         params = tf.nest.map_structure(
             lambda spec: tf.ones(spec.shape, spec.dtype), sent_spec.params
         )
-        self._try_training(TensorBroadcast(weights, params), (x, y))
+        # An operation without a kernel here fails when it runs, and not before: a grouped
+        # convolution's gradient, say, on processors for which TensorFlow does not use oneDNN.
+        self._check_independent(TensorBroadcast(weights, params))
 
     def _traced_training(self, sent_spec: TensorBroadcast) -> Any:
         """Returns the tf.function that trains clients and adds their updates to a sum."""
         signature = [sent_spec, specs_of(self._records.zero())]
+        num_clients = tf.TensorSpec([], tf.int32)
         if self._is_small:
-            numbers = tf.TensorSpec([None], tf.int32)
-            number = tf.TensorSpec([], tf.int32)
-            order = Steps(client=numbers, start=numbers, end=numbers, size=numbers, first=number)
-            signature += [*self._batch_specs, order, number]
+            steps = Steps(
+                start=tf.TensorSpec([None, self._num_slots], tf.int32),
+                has_batch=tf.TensorSpec([None, self._num_slots], tf.bool),
+                size=tf.TensorSpec([None], tf.int32),
+            )
+            signature += [*self._batch_specs, num_clients, steps]
             return tf.function(self._train_in_steps, input_signature=signature)
         signature += tf.nest.map_structure(
-            lambda spec: tf.TensorSpec([None, 1, *spec.shape[1:]], spec.dtype), self._batch_specs
+            lambda spec: tf.TensorSpec([self._num_slots, 1, *spec.shape[1:]], spec.dtype),
+            self._batch_specs,
         )
-        return tf.function(self._train_one_step, input_signature=signature)
+        return tf.function(self._train_one_step, input_signature=[*signature, num_clients])
 
-    def _try_training(self, sent: TensorBroadcast, batch: Examples) -> None:
-        """Trains two clients on a batch.
+    def _check_independent(self, sent: TensorBroadcast) -> None:
+        """Checks that an update has the same bits in each slot and beside other clients.
 
-        An operation without a kernel here fails when it runs, and not before: a grouped
-        convolution's gradient, say, on processors for which TensorFlow does not use oneDNN.
+        Raises:
+          ValueError: it has not.
         """
-        epochs = [tf.nest.map_structure(np.asarray, batch)]
-        if self._is_small:
-            epochs *= 2
-        self._sum_updates(sent, [epochs, epochs])
+        rng = np.random.default_rng(2)
+        for size in self._batch_sizes():
+            clients = [self._random_client(rng, size) for _ in range(self._num_slots)]
+            _, _, stacked = self._train_chunk(sent, self._records.zero(), clients)
+            for shift in (1, self._num_slots // 2 + 1):
+                rotated = clients[shift:] + clients[:shift]
+                _, _, rotated_stacked = self._train_chunk(sent, self._records.zero(), rotated)
+                expected = [np.roll(leaf, -shift, axis=0) for leaf in stacked]
+                _check_equal_bits(rotated_stacked, expected)
+            _, _, stacked_alone = self._train_chunk(sent, self._records.zero(), clients[:1])
+            _check_equal_bits([leaf[:1] for leaf in stacked_alone], [leaf[:1] for leaf in stacked])
 
-    def _random_batch(self) -> Examples:
-        """Returns random examples, two or, for batches of one, one."""
-        rng = np.random.default_rng(0)
+    def _batch_sizes(self) -> list[int]:
+        """Returns the batch sizes of the check: all up to 32, and of larger ones the largest."""
+        if not self._is_small:
+            return [1]
+        return [*range(1, min(self._batch_size, 32) + 1), self._batch_size]
+
+    def _random_client(self, rng: np.random.Generator, size: int) -> Epochs:
+        """Returns a client that takes two steps, or one if the model is not small."""
+        batch = tf.nest.map_structure(np.asarray, self._random_batch(rng, size))
+        return [batch, batch] if self._is_small else [batch]
+
+    def _random_batch(self, rng: np.random.Generator, size: int) -> Examples:
+        """Returns random examples."""
 
         def random_leaf(integer: int, spec: tf.TensorSpec) -> tf.Tensor:
-            values = rng.normal(size=(min(2, self._batch_size), *spec.shape[1:]))
+            values = rng.normal(size=(size, *spec.shape[1:]))
             if not spec.dtype.is_floating:
                 values = np.full_like(values, integer)
             return tf.cast(values, spec.dtype)
@@ -208,19 +245,35 @@ class VectorisedClients(ClientWork):
         """Returns the sum of the clients' clipped updates, and their loss."""
         total = self._records.zero()
         loss_sum = 0.0
-        for chunk in _chunks(clients, self._records.size):
+        for start in range(0, len(clients), self._num_slots):
             interrupts.check()
-            leaves = concatenated_epochs(chunk)
-            step_arguments: list[Any] = []
-            if self._is_small:
-                order = order_steps(list_batches(chunk, self._batch_size))
-                step_arguments = [order, np.int32(len(chunk))]
-            else:
-                leaves = [leaf[:, np.newaxis] for leaf in leaves]
-            examples = tf.nest.pack_sequence_as(self._batch_specs, leaves)
-            total, chunk_loss = self._train(sent, total, *examples, *step_arguments)
+            chunk = clients[start : start + self._num_slots]
+            total, chunk_loss, _ = self._train_chunk(sent, total, chunk)
             loss_sum += float(chunk_loss)
         return total, loss_sum
+
+    def _train_chunk(
+        self, sent: TensorBroadcast, total: QuerySample, chunk: Sequence[Epochs]
+    ) -> tuple[QuerySample, tf.Tensor, list[tf.Tensor]]:
+        """Trains the clients of one call, at most as many as it has slots.
+
+        Returns:
+          The sum with their updates, their loss, and a stack of what each slot has computed.
+        """
+        leaves = concatenated_epochs(chunk)
+        arguments: list[Any] = [np.int32(len(chunk))]
+        if self._is_small:
+            arguments.append(order_steps(list_batches(chunk, self._batch_size), self._num_slots))
+        else:
+            # The first example stands in the slots that are empty.
+            slot_rows = np.arange(self._num_slots)
+            slot_rows[len(chunk) :] = 0
+            leaves = [leaf[slot_rows, np.newaxis] for leaf in leaves]
+        examples = tf.nest.pack_sequence_as(self._batch_specs, leaves)
+        result: tuple[QuerySample, tf.Tensor, list[tf.Tensor]] = self._train(
+            sent, total, *examples, *arguments
+        )
+        return result
 
     def _loss_and_gradients(
         self, weights: Sequence[tf.Tensor], x: Any, y: Any
@@ -237,16 +290,17 @@ class VectorisedClients(ClientWork):
         return loss, gradients(tape, total_loss, weights)
 
     def _train_one_step(
-        self, sent: TensorBroadcast, total: QuerySample, xs: Any, ys: Any
-    ) -> tuple[QuerySample, tf.Tensor]:
+        self, sent: TensorBroadcast, total: QuerySample, xs: Any, ys: Any, num_clients: tf.Tensor
+    ) -> tuple[QuerySample, tf.Tensor, list[tf.Tensor]]:
         """Adds the updates of clients of one gradient each; client c has the batch xs[c], ys[c].
 
         Args:
           sent, total: see `TensorBroadcast` and `QuerySample`.
-          xs, ys: inputs and labels of all clients.
+          xs, ys: inputs and labels of all slots.
+          num_clients: number of clients, which are in the first slots.
 
         Returns:
-          The sum, and the loss before each step summed over examples.
+          The sum, the loss before each step summed over examples, and the gradients of all slots.
         """
         weights, params = sent
 
@@ -256,14 +310,14 @@ class VectorisedClients(ClientWork):
 
         losses, stacked_gradients = tf.vectorized_map(client_gradients, (xs, ys))
         state = self._optimizer.initial(list(weights))
-        for c in tf.range(tf.shape(losses)[0]):
+        for c in tf.range(num_clients):
             gradient_list = [gradient[c] for gradient in stacked_gradients]
             _, new_weights = self._optimizer.next(
                 state, list(weights), gradient_list, self._learning_rate
             )
             update = [old - new for new, old in zip(new_weights, weights, strict=True)]
             total = self._records.added(params, total, update)
-        return total, tf.reduce_sum(losses)
+        return total, tf.reduce_sum(losses[:num_clients]), stacked_gradients
 
     def _train_in_steps(
         self,
@@ -271,12 +325,13 @@ class VectorisedClients(ClientWork):
         total: QuerySample,
         xs: Any,
         ys: Any,
-        order: Steps,
         num_clients: tf.Tensor,
-    ) -> tuple[QuerySample, tf.Tensor]:
-        """Adds the updates of clients of many steps, which they take in this order.
+        steps: Steps,
+    ) -> tuple[QuerySample, tf.Tensor, list[tf.Tensor]]:
+        """Adds the updates of clients of many steps.
 
-        Arguments and result are otherwise those of `_train_one_step`.
+        Arguments and result are otherwise those of `_train_one_step`; of each slot the weights are
+        returned.
         """
         global_weights, params = sent
 
@@ -292,56 +347,52 @@ class VectorisedClients(ClientWork):
             _ClientsState(self._optimizer.initial(list(global_weights)), list(global_weights)),
         )
         state = tf.nest.map_structure(
-            lambda leaf: tf.repeat(leaf[tf.newaxis], num_clients, axis=0), initial
+            lambda leaf: tf.repeat(leaf[tf.newaxis], self._num_slots, axis=0), initial
         )
         loss_sum = tf.constant(0.0)
-        for s in tf.range(order.first):  # All members have the same weights, which is faster.
-            members, batch = _batches_of_step(order, s, (xs, ys))
+        for s in tf.range(tf.shape(steps.size)[0]):
+            rows = steps.start[s][:, tf.newaxis] + tf.range(steps.size[s])
+            batch = tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), (xs, ys))
             losses, gradient_list = tf.vectorized_map(
-                lambda xy: client_gradients(initial.weights, *xy), batch
+                lambda client: client_gradients(client[0], *client[1]), (state.weights, batch)
             )
-            state = self._take_step(state, members, gradient_list)
-            loss_sum += _loss_of_step(losses, order.size[s])
-        for s in tf.range(order.first, tf.shape(order.end)[0]):
-            members, batch = _batches_of_step(order, s, (xs, ys))
-            weights = [tf.gather_nd(leaf, members) for leaf in state.weights]
-            losses, gradient_list = tf.vectorized_map(
-                lambda client: client_gradients(client[0], *client[1]), (weights, batch)
-            )
-            state = self._take_step(state, members, gradient_list)
-            loss_sum += _loss_of_step(losses, order.size[s])
+            state = self._take_step(state, steps.has_batch[s], gradient_list)
+            loss_sum += _loss_of_step(losses, steps.has_batch[s], steps.size[s])
         for c in tf.range(num_clients):
             pairs = zip(global_weights, state.weights, strict=True)
             update = [old - client_weights[c] for old, client_weights in pairs]
             total = self._records.added(params, total, update)
-        return total, loss_sum
+        return total, loss_sum, state.weights
 
     def _take_step(
-        self, state: _ClientsState, members: tf.Tensor, gradient_list: list[tf.Tensor]
+        self, state: _ClientsState, has_batch: tf.Tensor, gradient_list: list[tf.Tensor]
     ) -> _ClientsState:
-        """Returns the state after these clients have taken a step."""
-        before = tf.nest.map_structure(lambda leaf: tf.gather_nd(leaf, members), state)
+        """Returns the state after the clients that have a batch have taken a step."""
         after = self._optimizer.next(
-            before.optimizer, before.weights, gradient_list, self._learning_rate
+            state.optimizer, state.weights, gradient_list, self._learning_rate
         )
-        new_state: _ClientsState = tf.nest.map_structure(
-            lambda leaf, value: tf.tensor_scatter_nd_update(leaf, members, value),
-            state,
-            _ClientsState(*after),
-        )
+
+        def select(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+            """Returns the new values of the clients that have a batch."""
+            is_new = tf.reshape(has_batch, [self._num_slots] + [1] * (old.shape.rank - 1))
+            return tf.where(is_new, new, old)
+
+        new_state: _ClientsState = tf.nest.map_structure(select, state, _ClientsState(*after))
         return new_state
 
 
-def _batches_of_step(order: Steps, s: tf.Tensor, examples: Any) -> tuple[tf.Tensor, Any]:
-    """Returns the clients of step s, and their batches."""
-    members = slice(tf.where(s > 0, order.end[s - 1], 0), order.end[s])
-    rows = order.start[members][:, tf.newaxis] + tf.range(order.size[s])
-    batch = tf.nest.map_structure(lambda array: tf.gather(array, rows), examples)
-    return order.client[members][:, tf.newaxis], batch
+def _check_equal_bits(stacked: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Raises ValueError if arrays differ in a bit."""
+    for actual, leaf in zip(stacked, expected, strict=True):
+        if np.asarray(actual).tobytes() != np.asarray(leaf).tobytes():
+            raise ValueError(
+                "a client's update is rounded by its place in the call, and so by other clients"
+            )
 
 
-def _loss_of_step(losses: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
-    """Returns the clients' mean losses of a step, summed over its examples."""
+def _loss_of_step(losses: tf.Tensor, has_batch: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
+    """Returns the mean losses of the clients that have a batch, summed over its examples."""
+    losses = tf.where(has_batch, losses, tf.zeros_like(losses))
     return tf.reduce_sum(losses) * tf.cast(batch_size, tf.float32)
 
 
@@ -364,24 +415,14 @@ def _quiet_tensorflow() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _chunks(cohort: Sequence[Epochs], num_parameters: int) -> Iterator[list[Epochs]]:
-    """Yields the cohort in chunks whose clients fit into one call, at least one client each.
-
-    All clients of a chunk take as much room as the largest.
-    """
-    max_examples = MAX_PRODUCTS // num_parameters
-    chunk: list[Epochs] = []
-    largest_size = 0
-    for epochs in cohort:
-        size = sum(map(count, epochs))
-        if chunk and (len(chunk) + 1) * max(largest_size, size) > max_examples:
-            yield chunk
-            chunk = []
-            largest_size = 0
-        chunk.append(epochs)
-        largest_size = max(largest_size, size)
-    if chunk:
-        yield chunk
+def slots_per_call(settings: ClientSettings, num_parameters: int) -> int:
+    """Returns the number of clients that each call computes, which the run's settings decide."""
+    group = group_size(settings.cohort_size, settings.batch_size, num_parameters)
+    num_clients = min(group, settings.cohort_size)
+    max_slots = min(MAX_SLOTS, MAX_PRODUCTS // (settings.batch_size * num_parameters))
+    max_slots = max(SLOT_MULTIPLE, max_slots // SLOT_MULTIPLE * SLOT_MULTIPLE)
+    num_calls = -(-num_clients // max_slots)
+    return -(-num_clients // (num_calls * SLOT_MULTIPLE)) * SLOT_MULTIPLE
 
 
 def is_small(records: Records) -> bool:
@@ -403,6 +444,11 @@ def vectorised_work(
         return make_fallback(
             f"the model has {records.size} parameters, and vectorised steps are slower from "
             f"{SMALL_MODEL} on"
+        )
+    if records.size * SLOT_MULTIPLE > MAX_PRODUCTS:
+        return make_fallback(
+            f"the model has {records.size} parameters, and {SLOT_MULTIPLE} clients of it in one "
+            "call would need too much memory"
         )
     # A cohort may mix clients of several examples with clients of one each.
     fallback_for_many = functools.partial(make_fallback, "they have several examples each")

@@ -271,4 +271,4 @@ def test_weights_and_structures_that_keras_cannot_use_are_refused(model, loss, m
 def test_clients_of_equal_epochs_need_few_steps():
     """Full batches are trained together, and so are last batches of equal size."""
     cohort = [[(np.zeros(n), np.zeros(n))] * 2 for n in (4, 5, 9, 13)]
-    assert order_steps(list_batches(cohort, 4)).size.tolist() == [4, 4, 4, 1, 4, 4, 4, 1]
+    assert order_steps(list_batches(cohort, 4), 4).size.tolist() == [4, 4, 4, 1, 4, 4, 4, 1]
