@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from fedmf.federated.execution import vectorised
 from fedmf.federated.execution.stateless_model import dense_rows
+from tests.federated.execution.conftest import work_of
 from tests.federated.run_small import config
 from tests.federated.small_task import task_of_arrays
 
@@ -153,3 +154,62 @@ def test_rows_with_an_index_out_of_range_are_dropped():
 
     index = tf.constant([[0, 1, 1], [-1, 2, 0], [0, 0, 0]])
     np.testing.assert_array_equal(tf.vectorized_map(dense, index), [[1, 2], [1, 0], [3, 0]])
+
+
+def chaotic_task():
+    """A task whose local training amplifies a difference in the last bit."""
+
+    def model():
+        hidden = [layers.Dense(60, "relu"), layers.Dense(30, "relu")]
+        return tf.keras.Sequential([tf.keras.Input((5,)), *hidden, layers.Dense(5)])
+
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(8, 5)).astype(np.float32)
+    return task_of_arrays(x, rng.integers(0, 5, 8), model, batch_size=4)
+
+
+def random_client(seed, num_examples, num_epochs):
+    rng = np.random.default_rng(seed)
+    examples = (
+        rng.normal(size=(num_examples, 5)).astype(np.float32),
+        rng.integers(0, 5, num_examples),
+    )
+    return [examples] * num_epochs
+
+
+def flat(clipped_sum):
+    return np.concatenate([np.ravel(leaf) for leaf in clipped_sum.values])
+
+
+@pytest.mark.parametrize("num_examples", [2, 4, 30])
+def test_a_client_moves_no_update_of_others(num_examples, sums_of, vectorized_map_calls):
+    """Others have the same bits with the client and without it, and in other slots."""
+    settings = config(client_learning_rate=0.7, cohort_size=8)
+    sums = sums_of(chaotic_task(), settings, 10_000)
+    others = [random_client(100 + i, 12 + i, 20) for i in range(7)]
+    client = random_client(7, num_examples, 20)
+    without = flat(sums(others))
+    alone = flat(sums([client]))
+    for position in (0, 3, 7):
+        cohort = [*others[:position], client, *others[position:]]
+        # Sums in float64 differ by the order of their terms.
+        np.testing.assert_allclose(flat(sums(cohort)) - without, alone, rtol=0, atol=1e-14)
+    assert vectorized_map_calls
+
+
+def test_a_model_that_rounds_by_the_place_in_a_call_trains_one_by_one(
+    monkeypatch,
+):
+    train_chunk = vectorised.VectorisedClients._train_chunk
+
+    def train_with_other_last_slot(self, sent, total, chunk):
+        total, loss_sum, stacked = train_chunk(self, sent, total, chunk)
+        last_slot = [np.nextafter(leaf[-1], np.float32(9)) for leaf in stacked]
+        stacked = [
+            np.concatenate([leaf[:-1], last[None]])
+            for leaf, last in zip(stacked, last_slot, strict=True)
+        ]
+        return total, loss_sum, stacked
+
+    monkeypatch.setattr(vectorised.VectorisedClients, "_train_chunk", train_with_other_last_slot)
+    assert "rounded by its place" in work_of(chaotic_task(), config()).explain()
