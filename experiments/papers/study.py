@@ -385,7 +385,7 @@ def _trained(
     names = dict(zip(configs, sweep.in_folder(out, configs), strict=True))
     if any(sweep.state(out, folder_name) != "finished" for folder_name in names.values()):
         check()
-    training = sweep.Training(
+    training = sweep.SweepOptions(
         noise_seed="os",
         jobs=request.jobs,
         cluster=request.cluster,

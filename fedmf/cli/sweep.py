@@ -149,12 +149,12 @@ def sweep(
             out, space.corners() if space else grid.sweep_configs(fixed, lists)
         )
     if dry_run:
-        names = searching.asked(out, space) if space else configs
+        names = searching.trials_in(out, space) if space else configs
         states = {name: driver.state(out, name) for name in names}
         left = {"trials to ask for": max(0, trials - len(names))} if space else {}
         show(states | left, as_json)
         return
-    training = driver.Training(**how)
+    training = driver.SweepOptions(**how)
     if space is not None:
         result = searching.run_search(out, space, trials, training, smoothed_over=smoothed_over)
     else:

@@ -1,8 +1,9 @@
-"""The figures of a sweep: validation over the tuned number, and the best settings over
-the compared one.
+"""Figures of a sweep: validation over the tuned number, and the best settings over the compared
+number.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,11 +33,11 @@ def validation_figure(
     *,
     stopped: Sequence[Run] = (),
 ) -> bytes | None:
-    """A PNG: the validation metric over the first number that varies, a line for each thing
-    compared. None where no number varies.
+    """Draws the validation metric over the first number that varies, as a PNG.
 
-    Crosses below a line mark values whose runs were `stopped` or whose models diverged. Of a search
-    it has a point for each run instead, over each of the numbers that were searched.
+    There is a line for each combination of compared values, or None if no number varies. Crosses
+    below a line mark values whose runs were `stopped` or whose models diverged. For a search it
+    draws a point for each run, over each of the numbers that were searched.
     """
     tried = [*runs, *stopped]
     names = varying(tried)
@@ -47,8 +48,8 @@ def validation_figure(
         return None
     lines: dict[TrainConfig, tuple[Run, _Points]] = {}
     for run in runs:
-        one = _off_axis(tried, run, axis, {})
-        points = lines.setdefault(one.config, (one, {}))[1]
+        line_run = _off_axis(tried, run, axis, {})
+        _, points = lines.setdefault(line_run.config, (line_run, {}))
         points.setdefault(getattr(run.config, axis), []).append(validation_of(run, smoothed_over))
     for run in stopped:
         config = _off_axis(tried, run, axis, {}).config
@@ -56,24 +57,23 @@ def validation_figure(
             lines[config][1].setdefault(getattr(run.config, axis), []).append(math.nan)
     groups = group_runs([run for run, _ in lines.values()])
     title = _validation_title(smoothed_over)
-    return _drawn(axis, title, groups, [points for _, points in lines.values()], runs)
+    return _draw_lines(axis, title, groups, [points for _, points in lines.values()], runs)
 
 
 def _validation_title(smoothed_over: int) -> str:
+    """Returns the title of a figure of validation, with a place for the metric's name."""
     if smoothed_over:
         return f"Validation {{}}, mean over the last {smoothed_over} rounds"
     return "Final validation {}"
 
 
 def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int) -> bytes | None:
-    places: dict[str, list[Any]] = {
-        name: [run.config.flat().get(name) for run in runs] for name in names
-    }
-    numbers = {
-        name: values
-        for name, values in places.items()
-        if all(type(value) in (int, float) for value in values)
-    }
+    """Draws a point for each run, over each number that was searched."""
+    numbers: dict[str, list[Any]] = {}
+    for name in names:
+        values = [run.config.flat().get(name) for run in runs]
+        if all(type(value) in (int, float) for value in values):
+            numbers[name] = values
     if not numbers:
         return None
     metric = runs[0].plan["task"]["headline_metric"]
@@ -100,11 +100,11 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
     return out.getvalue()
 
 
-def _draw_crosses(ax: Any, places: Sequence[float], heights: Sequence[float], color: str) -> bool:
-    """Marks the places without a finite height at the foot of the axes, and says whether there are
-    any.
-    """
-    lost = [x for x, height in zip(places, heights, strict=True) if not math.isfinite(height)]
+def _draw_crosses(
+    ax: Any, positions: Sequence[float], heights: Sequence[float], color: str
+) -> bool:
+    """Marks points without a finite height at the foot of the axes; returns if there are any."""
+    lost = [x for x, height in zip(positions, heights, strict=True) if not math.isfinite(height)]
     if not lost:
         return False
     cross = {"marker": "x", "linestyle": "", "markersize": 5, "color": color}
@@ -119,9 +119,9 @@ def best_figure(
     *,
     stopped: Sequence[Run] = (),
 ) -> bytes | None:
-    """A PNG: the test metric of the best settings over the first number compared.
+    """Draws the test metric of the best settings over the first compared number, as a PNG.
 
-    None where nothing is tuned, no number compared, or settings were searched.
+    Returns None if no field is tuned, no number is compared, or settings were searched.
     """
     tried = [*runs, *stopped]
     names = varying(tried)
@@ -133,42 +133,42 @@ def best_figure(
         return None
     lines: dict[tuple[Any, ...], list[Best]] = {}
     for best in best_settings(runs, smoothed_over, stopped=stopped):
-        lines.setdefault(
-            tuple((name, x) for name, x in best.compared.items() if name != axis), []
-        ).append(best)
-    firsts = []
+        line_key = tuple((name, x) for name, x in best.compared.items() if name != axis)
+        lines.setdefault(line_key, []).append(best)
+    first_runs = []
     for group in lines.values():
-        run = next(
-            run
-            for run in runs
-            if all(
-                config_as_run(run).flat().get(name) == x for name, x in group[0].compared.items()
-            )
-        )
+        run = next(run for run in runs if _has_values(run, group[0].compared))
         # The tuned fields differ along a line. Its label names none of them but the bands.
         tuned = {name: getattr(runs[0].config, name) for name in fields if name != "bands"}
-        firsts.append(_off_axis(runs, run, axis, tuned))
+        first_runs.append(_off_axis(runs, run, axis, tuned))
     groups = [
         _of_all_bands(line, group)
-        for line, group in zip(group_runs(firsts), lines.values(), strict=True)
+        for line, group in zip(group_runs(first_runs), lines.values(), strict=True)
     ]
     points = [{best.compared[axis]: best.test for best in group} for group in lines.values()]
-    return _drawn(axis, "Test {} of the best settings", groups, points, runs)
+    return _draw_lines(axis, "Test {} of the best settings", groups, points, runs)
+
+
+def _has_values(run: Run, values: Mapping[str, Any]) -> bool:
+    """Returns whether a run has these values of fields."""
+    fields = config_as_run(run).flat()
+    return all(fields.get(name) == value for name, value in values.items())
 
 
 def _off_axis(runs: Sequence[Run], run: Run, axis: str, fields: Mapping[str, Any]) -> Run:
-    """The run without what does not tell lines apart: seed, data and its value on the axis, unless
-    it has none.
+    """Returns the run with the same seed, data and value on the axis as others of its line.
+
+    A run without a value on the axis has its own line.
     """
     if getattr(run.config, axis) is not None:
-        here = (getattr(other.config, axis) for other in runs)
-        fields = {**fields, axis: next(value for value in here if value is not None)}
+        axis_values = (getattr(any_run.config, axis) for any_run in runs)
+        fields = {**fields, axis: next(value for value in axis_values if value is not None)}
     config = dataclasses.replace(config_as_run(run), seed=0, data=None, **fields)
     return dataclasses.replace(run, config=config)
 
 
 def _of_all_bands(line: RunGroup, group: Sequence[Best]) -> RunGroup:
-    """The line of best settings, labelled with the bands of all of them."""
+    """Returns the line of best settings, labelled with the bands of all of them."""
     bands = sorted({best.tuned["bands"] for best in group if best.tuned.get("bands") is not None})
     if len(bands) < 2:
         return line
@@ -176,11 +176,12 @@ def _of_all_bands(line: RunGroup, group: Sequence[Best]) -> RunGroup:
     return dataclasses.replace(line, label=line.label.replace(line.mechanism, name), mechanism=name)
 
 
-def _drawn(
+def _draw_lines(
     axis: str, title: str, lines: Sequence[RunGroup], points: Sequence[_Points], runs: Sequence[Run]
 ) -> bytes:
-    """Lines of means over the seeds, with bars from the least to the largest, and a cross below
-    where there is no mean; a line without a place on the axis is a level.
+    """Draws lines of means over the seeds, with bars from the smallest to the largest value.
+
+    A cross below marks a value without a mean. A line without a value on the axis is a level.
     """
     metric = runs[0].plan["task"]["headline_metric"]
     has_crosses = False
@@ -195,17 +196,19 @@ def _drawn(
             if None in values:  # such as no noise over epsilon
                 ax.axhline(float(np.mean(values[None])), linewidth=1.4, **style)
                 continue
-            places = sorted(x for x in values if x is not None)
-            means = [float(np.mean(values[x])) for x in places]
-            ax.plot(places, means, marker="o", markersize=4, linewidth=1.6, **style)
-            has_crosses |= _draw_crosses(ax, places, means, line.color)
+            positions = sorted(x for x in values if x is not None)
+            means = [float(np.mean(values[x])) for x in positions]
+            ax.plot(positions, means, marker="o", markersize=4, linewidth=1.6, **style)
+            has_crosses |= _draw_crosses(ax, positions, means, line.color)
             ax.vlines(
-                places,
-                *zip(*((min(values[x]), max(values[x])) for x in places), strict=True),
+                positions,
+                [min(values[x]) for x in positions],
+                [max(values[x]) for x in positions],
                 color=line.color,
                 linewidth=1,
             )
-        ticks = sorted({x for values in points for x in values if x is not None})
+        all_positions = set(itertools.chain.from_iterable(points))
+        ticks = sorted(x for x in all_positions if x is not None)
         if ticks[0] > 0 and ticks[-1] / ticks[0] >= _LOGARITHMIC_FROM:
             ax.set_xscale("log")
             ax.minorticks_off()

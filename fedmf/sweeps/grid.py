@@ -1,6 +1,4 @@
-"""The runs of a sweep: the product of the varied values, without the combinations that would train
-the same run twice.
-"""
+"""Grid of a sweep: all combinations of the varied values, each run once."""
 
 import dataclasses
 import json
@@ -31,7 +29,7 @@ MAX_NAME_CHARACTERS = 200  # file systems allow 255
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """All values of a number from `low` to `high`, whole ones if both ends are an int.
+    """Range of a number from `low` to `high`, of whole numbers if both ends are an int.
 
     Raises:
       ValueError: it has fewer than two values, or ends that are not finite.
@@ -54,8 +52,9 @@ class Range:
 
 
 def varied_values(text: str) -> tuple[str, list[Any] | Range]:
-    """The field and the values in a text such as "server-learning-rate=0.1,0.2" or, of a number,
-    "server-learning-rate=0.1:2".
+    """Returns the field and the values in a text such as "server-learning-rate=0.1,0.2".
+
+    The values of a number may be a range, as in "server-learning-rate=0.1:2".
 
     Raises:
       ValueError: no such field, no value, one that is not of the field's type, or no range.
@@ -97,6 +96,7 @@ def _checked_value(name: str, text: str) -> Any:
 
 
 def _kinds(name: str) -> tuple[type, ...]:
+    """Returns the types of a field."""
     option = None if name in _FIELDS else families_option(name)
     if option is not None:
         return (option,)
@@ -104,7 +104,7 @@ def _kinds(name: str) -> tuple[type, ...]:
 
 
 def typed_value(name: str, text: str) -> Any:
-    """The value of a field that a text says; "none" where a field may have none.
+    """Returns the value of a field in a text; "none" is None if the field may be None.
 
     Raises:
       ValueError: it is no number, and the field is one.
@@ -126,7 +126,7 @@ def typed_value(name: str, text: str) -> Any:
 
 
 def families_option(name: str) -> type | None:
-    """The kind of an option of the families; None for a name that no family has."""
+    """Returns the type of an option of the families, or None if no family has it."""
     for record in fitted_families().values():
         if name in record.options:
             return record.options[name].kind
@@ -136,7 +136,7 @@ def families_option(name: str) -> type | None:
 def sweep_configs(
     fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]
 ) -> dict[str, TrainConfig]:
-    """Name -> configuration, for every combination.
+    """Returns name -> configuration, for every combination.
 
     A family gets only what it takes of epsilon, noise_multiplier, mechanism and the options of
     families: family=none with two epsilons is one run.
@@ -146,8 +146,8 @@ def sweep_configs(
       varied: the same -> its values; the last one changes fastest.
 
     Returns:
-      In the order of the product. A name says the varied values, as in "family=tree,epsilon=8", and
-      is that of the run's folder.
+      Configurations in the order of the product. A name lists the varied values, as in
+      "family=tree,epsilon=8", and is that of the run's folder.
 
     Raises:
       ValueError: nothing is varied, a field is fixed and varied, has a value twice, or belongs to
@@ -168,18 +168,18 @@ def sweep_configs(
         if not values or len({json.dumps(value) for value in values}) < len(values):
             raise ValueError(f"vary {name}={list(values)} must be different values, at least one")
     configs: dict[str, TrainConfig] = {}
-    taken: set[str] = set()
-    made: set[TrainConfig] = set()
+    taken_fields: set[str] = set()
+    seen_configs: set[TrainConfig] = set()
     for values in product(*varied.values()):
         chosen = dict(zip(varied, values, strict=True))
-        taken |= set(applying(fixed, chosen))
+        taken_fields |= set(applying(fixed, chosen))
         name, config = sweep_config(fixed, chosen)
         if name in configs and configs[name] != config:
             raise ValueError(f"two runs would be named {name}: vary values whose names differ")
-        if config not in made:
+        if config not in seen_configs:
             configs[name] = config
-            made.add(config)
-    for name in sorted((set(fixed) | set(varied)) - taken):
+            seen_configs.add(config)
+    for name in sorted((set(fixed) | set(varied)) - taken_fields):
         raise ValueError(
             f"{name} belongs to no family of this sweep: leave it out, or add one that takes it"
         )
@@ -187,13 +187,13 @@ def sweep_configs(
 
 
 def applying(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the fields of a run, the varied ones last, those that its family takes."""
+    """Returns the fields of a run that its family takes, the varied ones last."""
     family = chosen.get("family", fixed.get("family", _FIELDS["family"].default))
     return {k: v for k, v in {**fixed, **chosen}.items() if family in families_taking(k)}
 
 
 def sweep_config(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[str, TrainConfig]:
-    """Name and configuration of one run of a sweep.
+    """Returns the name and the configuration of one run of a sweep.
 
     Args:
       fixed: see `sweep_configs`.
@@ -202,40 +202,40 @@ def sweep_config(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[s
     Raises:
       ValueError: they are no configuration.
     """
-    here = applying(fixed, chosen)
-    name = run_name({k: v for k, v in chosen.items() if k in here})
+    fields = applying(fixed, chosen)
+    name = run_name({k: v for k, v in chosen.items() if k in fields})
     try:
-        tasks.check_separation_is_given(here)
-        return name, tasks.completed(TrainConfig.from_mapping(here, "the sweep"))
+        tasks.check_separation_is_given(fields)
+        return name, tasks.completed(TrainConfig.from_mapping(fields, "the sweep"))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"run {name or here.get('family')}: {error}") from error
+        raise ValueError(f"run {name or fields.get('family')}: {error}") from error
 
 
-def named(run: str) -> set[str]:
-    """The fields that the name of a run says.
+def fields_in_name(run: str) -> set[str]:
+    """Returns the fields that the name of a run lists.
 
-    >>> sorted(named("family=tree,epsilon=2"))
+    >>> sorted(fields_in_name("family=tree,epsilon=2"))
     ['epsilon', 'family']
     """
-    return {part.partition("=")[0] for part in run.split(",")}
+    return {entry.partition("=")[0] for entry in run.split(",")}
 
 
-def taken(field: str, *configs: TrainConfig) -> bool:
-    """Whether the families of all these runs take the field."""
+def is_taken_by_all(field: str, *configs: TrainConfig) -> bool:
+    """Returns whether the families of all these runs take the field."""
     return all(config.family in families_taking(field) for config in configs)
 
 
 def run_name(chosen: Mapping[str, Any]) -> str:
-    """The name of the run with these values of the varied fields, in their order."""
-    parts = []
+    """Returns the name of the run with these values of the varied fields, in their order."""
+    entries = []
     for name, value in chosen.items():
         text = str(value).lower() if value is None else str(value)
         if isinstance(value, float):
             text = repr(value).removesuffix(".0")
         elif name in ("mechanism", "data") and value is not None:
             text = pathlib.PurePath(value).stem
-        parts.append(f"{name}={re.sub(r'[^A-Za-z0-9.+_-]+', '-', text)}")
-    joined = ",".join(parts)
+        entries.append(f"{name}={re.sub(r'[^A-Za-z0-9.+_-]+', '-', text)}")
+    joined = ",".join(entries)
     if len(joined) > MAX_NAME_CHARACTERS:
         raise ValueError(
             "vary has so many fields that a folder would be named "

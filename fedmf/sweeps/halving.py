@@ -50,15 +50,16 @@ class _Setting:
 
 
 def rungs(config: TrainConfig) -> list[int]:
-    """Returns the rounds after which settings are compared, each after a validation and before the
-    last round.
+    """Returns the rounds after which settings are compared.
+
+    Each is after a validation and before the last round.
 
     >>> rungs(TrainConfig(rounds=100, min_sep=10, epsilon=8.0, evaluate_every=20))
     [40, 60]
     """
-    every = config.evaluate_every
-    found = {math.ceil(share * config.rounds / every) * every for share in _SHARES}
-    return sorted(rung for rung in found if rung < config.rounds)
+    interval = config.evaluate_every
+    all_rungs = {math.ceil(share * config.rounds / interval) * interval for share in _SHARES}
+    return sorted(rung for rung in all_rungs if rung < config.rounds)
 
 
 def expected_rounds(configs: Mapping[str, TrainConfig], after: int = 0) -> int:
@@ -110,6 +111,7 @@ def runs_going_on(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: i
 
 
 def _half(settings: Sequence[object]) -> int:
+    """Returns half the number of settings, rounded up."""
     return -(-len(settings) // 2)
 
 
@@ -141,7 +143,8 @@ def _standing(out: pathlib.Path, names: Sequence[str], rung: int) -> _Setting:
     measure = _LOSSES[1]
     for name in names:
         by_round: dict[int, float] = {}
-        if (run := _run(out, name)) is not None:
+        run = _run(out, name)
+        if run is not None:
             by_round, measure = _curve(run)
         validated = validated or rung in by_round
         scores.append(by_round.get(rung, math.nan))

@@ -1,4 +1,4 @@
-"""A process of a sweep, which trains run after run: what TensorFlow needs to start is paid once.
+"""Process of a sweep that trains run after run, so that TensorFlow starts once.
 
 The parent writes a line of JSON for each run, {"arguments": those of the command, "log": path}, and
 reads a line with its exit status.
@@ -11,7 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-# What begins a process: serve around the command line, which this floor cannot import.
+# The command that begins a process. It calls `serve` with the command line, which this layer cannot
+# import.
 PROGRAM = (
     sys.executable,
     "-c",
@@ -23,7 +24,7 @@ _STOPPED = 128  # and above: exit status of a run that a signal stopped
 
 
 class Job:
-    """The parent's end of a process that trains one run at a time."""
+    """Process that trains one run at a time, as its parent sees it."""
 
     def __init__(self, program: Sequence[str]) -> None:
         # A session of its own keeps a terminal's Ctrl-C from the run, which gets it once,
@@ -45,23 +46,24 @@ class Job:
         self.process.stdin.flush()
 
     def status(self) -> int | None:
-        """The exit status of the run, None while it trains; negative if the process died
-        of that signal.
+        """Returns the exit status of the run, or None while it trains.
+
+        The status is negative if the process died of that signal.
         """
         assert self.process.stdout is not None
         answer = self.process.stdout.read()
         return int(answer) if answer else self.process.poll()
 
     def end(self) -> None:
-        """Ends the process, at once."""
+        """Ends the process at once."""
         self.process.kill()
         self.process.communicate()
 
 
 def serve(main: Callable[[list[str]], None]) -> None:
-    """The child: runs the command for each line of standard input.
+    """Runs the command for each line of standard input, in the child process.
 
-    After one that a signal stopped, it ends.
+    It returns after a command that a signal stopped.
     """
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

@@ -1,13 +1,11 @@
-"""The results of a sweep: a row for every run, the best settings, and what all
-runs reveal together.
-"""
+"""Results of a sweep: a row for every run, the best settings, and the guarantee of all runs."""
 
 import csv
 import dataclasses
 import io
 import math
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,16 +27,15 @@ from fedmf.runs.notes import figures_note, smaller_is_better
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Best:
-    """The best setting of the tuned fields for one thing compared.
+    """Best setting of the tuned fields for one combination of the compared fields.
 
     Attributes:
-      compared: field -> value, of the fields that vary and are not tuned.
-      tuned: field -> value, of those that are.
-      validation, test: the headline metric, a value for each seed; validation is what the setting
-        was chosen by.
-      settings: how many were tried, those that were stopped among them.
-      at_edge: the tuned fields whose best value is the smallest or largest of three or more that
-        were tried; none where every model diverged.
+      compared: field -> value, for the fields that vary and are not tuned.
+      tuned: field -> value, for the tuned fields.
+      validation, test: headline metric, a value for each seed; validation has chosen the setting.
+      settings: number of settings that were tried, stopped ones included.
+      at_edge: tuned fields whose best value is the smallest or largest of three or more that were
+        tried; none if every model diverged.
     """
 
     compared: dict[str, Any]
@@ -50,25 +47,21 @@ class Best:
 
 
 def varying(runs: Sequence[Run]) -> list[str]:
-    """The fields in which the runs differ; where the data lies is none."""
-    return [
-        name for name in differing_fields([config_as_run(run) for run in runs]) if name != "data"
-    ]
+    """Returns the fields in which the runs differ, but for the path of the data."""
+    names = differing_fields([config_as_run(run) for run in runs])
+    return [name for name in names if name != "data"]
 
 
 def stopped_by_data(runs: Iterable[Run]) -> list[Run]:
-    """Returns the unfinished runs that were stopped because of their results, as by halving: their
-    settings were tried.
-    """
+    """Returns the unfinished runs that were stopped because of their results, as by halving."""
     return [run for run in runs if run.result is None and RunFolder(run.path).was_stopped_by_data()]
 
 
 def results_csv(runs: Sequence[Run], smoothed_over: int = 0, *, stopped: Sequence[Run] = ()) -> str:
-    """A line for every finished run: its folder, the fields that vary, the guarantee,
-    and its metrics.
+    """Returns a CSV with a row for every finished run: fields that vary, guarantee and metrics.
 
     Fields that vary among the finished and the `stopped` runs have a column. The smoothed column is
-    `validation_of`, where that is a mean. The guarantee of a simulation is that of the cohort in
+    `validation_of`, if that is a mean. The guarantee of a simulation is that of the cohort in
     simulated_for_cohort, and its achieved_epsilon is empty.
     """
     names = varying([*runs, *stopped])
@@ -81,81 +74,79 @@ def results_csv(runs: Sequence[Run], smoothed_over: int = 0, *, stopped: Sequenc
 
 
 def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
+    """Returns a run's row of the CSV."""
     assert run.result is not None
     plan = run.plan
     metric = run.plan["task"]["headline_metric"]
-    private = run.config.family != "none"
     values = config_as_run(run).flat()
-    claimed = run.config.claimed_cohort
-    smoothed = (
-        {f"smoothed_validation_{metric}": validation_of(run, smoothed_over)}
-        if smoothed_over
-        else {}
-    )
-    return {
+    row = {
         "run": run.path.name,
         **{name: values.get(name) for name in names},
         "plan_epsilon": plan["epsilon"],
         "plan_delta": plan["delta"],
-        "plan_noise_multiplier": plan["noise_multiplier"] if private else None,
-        "prefix_sum_rmse": plan["rmse"] if private else None,
-        "achieved_epsilon": run.result["achieved"]["epsilon"] if claimed is None else None,
-        "simulated_for_cohort": claimed,
+        "plan_noise_multiplier": None,
+        "prefix_sum_rmse": None,
+        "achieved_epsilon": None,
+        "simulated_for_cohort": run.config.claimed_cohort,
         f"validation_{metric}": run.result["validation"][metric],
-        **smoothed,
-        f"test_{metric}": run.result["test"].get(metric),
-        "seconds": run.result["seconds"],
     }
+    if run.config.family != "none":
+        row["plan_noise_multiplier"] = plan["noise_multiplier"]
+        row["prefix_sum_rmse"] = plan["rmse"]
+    if run.config.claimed_cohort is None:
+        row["achieved_epsilon"] = run.result["achieved"]["epsilon"]
+    if smoothed_over:
+        row[f"smoothed_validation_{metric}"] = validation_of(run, smoothed_over)
+    row[f"test_{metric}"] = run.result["test"].get(metric)
+    row["seconds"] = run.result["seconds"]
+    return row
 
 
 def validation_of(run: Run, smoothed_over: int = 0) -> float:
-    """The headline metric on the validation set: the last value, or the mean of those after the
-    last `smoothed_over` rounds.
+    """Returns the headline metric on the validation set.
+
+    It is the last value, or the mean of those after the last `smoothed_over` rounds.
     """
-    last = _metric(run, "validation")
+    last_value = _metric(run, "validation")
     rounds, values = validation_curve(run)
-    kept = list(values[rounds > run.config.rounds - smoothed_over])
+    last_values = list(values[rounds > run.config.rounds - smoothed_over])
     if not len(rounds) or rounds[-1] < run.config.rounds:
-        # The end of the run is always validated, and is no row of metrics unless it was due
-        kept.append(last)
-    return float(np.mean(kept)) if smoothed_over else last
+        # The end of the run is always validated, and is no row of metrics unless it was due.
+        last_values.append(last_value)
+    return float(np.mean(last_values)) if smoothed_over else last_value
 
 
 def score_of(run: Run, smoothed_over: int = 0) -> float:
-    """What a search maximises, of a finished run: the headline metric, with a minus where smaller
-    is better. It is the private one where the run has it, else `validation_of`.
+    """Returns the score of a finished run, which a search maximises.
 
-    NaN of a model that diverged.
+    It is the headline metric, negative if smaller is better: the private one if the run has it,
+    else `validation_of`. The score of a model that diverged is NaN.
     """
     if _has_diverged(run):
         return math.nan
+    value = validation_of(run, smoothed_over)
     if run.config.private_metrics:
         value = next(iter(private_curve(run, "accuracy").means[::-1]), math.nan)
-    else:
-        value = validation_of(run, smoothed_over)
-    return _larger_is_better(run, value)
+    if not math.isfinite(value):
+        return math.nan
+    is_error = smaller_is_better(run.plan["task"]["headline_metric"])
+    return float(-value) if is_error else float(value)
 
 
 def _has_diverged(run: Run) -> bool:
     """Returns whether the last validation loss is not finite.
 
-    The headline metric does not show that: of outputs that are NaN the first class is the largest,
-    and an accuracy is the share of that class.
+    The headline metric does not show that: the largest of outputs that are NaN is the first class,
+    and an accuracy is then the fraction of that class.
     """
     loss = run.result["validation"].get("loss", 0.0) if run.result else 0.0
     return not math.isfinite(loss)
 
 
-def _larger_is_better(run: Run, value: float) -> float:
-    """NaN for what is not finite."""
-    if not math.isfinite(value):
-        return math.nan
-    return float(-value if smaller_is_better(run.plan["task"]["headline_metric"]) else value)
-
-
 def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Fields that are chosen by the validation; where cohorts are sampled bands are, whose best
-    number depends on epsilon.
+    """Returns the fields that are chosen by validation.
+
+    If all runs sample their cohorts, the bands are, since their best number depends on epsilon.
     """
     return (*TUNED, "bands") if all(run.config.sampling for run in runs) else TUNED
 
@@ -167,11 +158,11 @@ def best_settings(
     *,
     stopped: Sequence[Run] = (),
 ) -> list[Best]:
-    """For everything compared the tuned fields with the best mean of `validation_of` over the
-    seeds: the smallest of an error or loss.
+    """Returns the best setting of the tuned fields for each combination of the compared fields.
 
-    Fields that were searched are tuned as well; none of their values is at an edge. Of `stopped`
-    runs the settings count as tried, and none is the best.
+    The best setting has the best mean of `validation_of` over the seeds, for an error or a loss the
+    smallest. Fields that were searched are tuned as well, and none of their values is at an edge.
+    The settings of `stopped` runs count as tried, and none of them is the best.
     """
     tried = [*runs, *stopped]
     names = varying(tried)
@@ -198,6 +189,7 @@ def _best(
     smoothed_over: int,
     searched: Collection[str],
 ) -> Best:
+    """Returns the best of the settings that were tried for one combination."""
     metrics = {
         setting: [validation_of(run, smoothed_over) for run in runs]
         for setting, runs in tried.items()
@@ -205,14 +197,12 @@ def _best(
     }
     (metric,) = {run.plan["task"]["headline_metric"] for runs in tried.values() for run in runs}
     sign = -1 if smaller_is_better(metric) else 1
-    means = {
-        setting: -math.inf if any(map(_has_diverged, tried[setting])) else sign * np.mean(values)
-        for setting, values in metrics.items()
-    }
-    # A model that diverged is no best one.
-    best = max(
-        means, key=lambda setting: means[setting] if math.isfinite(means[setting]) else -math.inf
-    )
+    means = {setting: float(sign * np.mean(values)) for setting, values in metrics.items()}
+    for setting, mean in means.items():
+        # A setting whose model diverged is never the best.
+        if not math.isfinite(mean) or any(map(_has_diverged, tried[setting])):
+            means[setting] = -math.inf
+    best = max(means, key=means.__getitem__)
     edges = {
         name: (min(values), max(values))
         for name, *values in zip(tuned, *tried, strict=True)
@@ -226,11 +216,12 @@ def _best(
         validation=metrics[best],
         test=[_metric(run, "test") for run in tried[best]],
         settings=len(tried),
-        at_edge=at_edge if math.isfinite(means[best]) else [],
+        at_edge=[] if math.isinf(means[best]) else at_edge,
     )
 
 
 def _metric(run: Run, split: str) -> float:
+    """Returns the final headline metric on a split, or NaN."""
     value = final_metric(run, split)
     return math.nan if value is None else value
 
@@ -242,7 +233,7 @@ def best_table(
     *,
     stopped: Sequence[Run] = (),
 ) -> str:
-    """`best_settings` as text."""
+    """Returns `best_settings` as text."""
     best = best_settings(runs, smoothed_over, searched, stopped=stopped)
     metric = metric_name(runs[0].plan["task"]["headline_metric"])
     rows = [
@@ -255,80 +246,81 @@ def best_table(
             "settings tried",
         ]
     ]
-    for one in best:
-        tuned = [_shown(value) + "*" * (name in one.at_edge) for name, value in one.tuned.items()]
-        metrics = [_mean_and_range(values) for values in (one.validation, one.test)]
-        rows.append(
-            [
-                *map(_shown, one.compared.values()),
-                *tuned,
-                *metrics,
-                str(len(one.validation)),
-                str(one.settings),
-            ]
-        )
+    for setting in best:
+        row = list(map(_value_text, setting.compared.values()))
+        for name, value in setting.tuned.items():
+            text = _value_text(value)
+            row.append(f"{text}*" if name in setting.at_edge else text)
+        row += [_mean_and_range(values) for values in (setting.validation, setting.test)]
+        row += [str(len(setting.validation)), str(setting.settings)]
+        rows.append(row)
     lines = aligned(rows)
-    if any(one.at_edge for one in best):
+    if any(setting.at_edge for setting in best):
         lines.append("* the smallest or largest that was tried: a better one may lie beyond")
     if smoothed_over:
         lines.append(f"validation: the mean over the last {smoothed_over} rounds")
-    if note := figures_note(runs):
+    note = figures_note(runs)
+    if note:
         lines.append(note)
     return "\n".join([*lines, *textwrap.wrap(simulation_note(runs), 110)])
 
 
-def _shown(value: Any) -> str:
-    return "-" if value is None else plain(value) if isinstance(value, float) else str(value)
+def _value_text(value: Any) -> str:
+    """Returns a value as text for the table."""
+    if value is None:
+        return "-"
+    return plain(value) if isinstance(value, float) else str(value)
 
 
 def _mean_and_range(values: Sequence[float]) -> str:
+    """Returns the mean of some values and, if there are several, their range."""
     mean = f"{sum(values) / len(values):.4f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.4f} to {max(values):.4f})"
 
 
 def together(runs: Sequence[Run]) -> str:
-    """The guarantee of all runs together, finished or not.
+    """Returns the guarantee of all runs together, finished or not, in words.
 
-    They train on the same data, and choosing one looks at all.
-
-    Runs that rest on the Gaussian mechanism alone compose exactly: noise multipliers s_i are as one
-    with 1/s^2 = sum of 1/s_i^2 (Dong, Roth and Su, Gaussian Differential Privacy, on composition).
-    With amplified ones among them, or different deltas, epsilons and deltas are added up, which is
-    an upper bound. Simulated ones fail with a chance, which is the sum of theirs.
+    All train on the same data, and all results are used when one run is chosen.
     """
-    private = [run.plan for run in runs if run.plan["epsilon"] is not None]
-    bare = len(runs) - len(private)
-    others = (
-        f" The other {'one promises' if bare == 1 else f'{bare} promise'} no privacy."
-        if bare
-        else ""
-    )
-    if not private:
+    plans = [run.plan for run in runs if run.plan["epsilon"] is not None]
+    if not plans:
         return "None of these runs promises any privacy."
-    if len({plan["delta"] for plan in private}) == 1 and not any(
-        plan["sampling"] for plan in private
-    ):
-        delta = private[0]["delta"]
-        epsilon = gaussian_epsilon(
-            sum(plan["noise_multiplier"] ** -2 for plan in private) ** -0.5, delta
-        )
-    else:
-        epsilon = sum(plan["epsilon"] for plan in private)
-        delta = sum(plan["delta"] for plan in private)
-    # Never fewer than the bound
-    shown = math.ceil(epsilon * 100) / 100 if math.isfinite(epsilon) else epsilon
-    claimed = ", of the claimed cohorts" if any(plan["claimed_cohort"] for plan in private) else ""
-    simulated = sum(
-        scheme_class(plan["config"]["sampling"]).simulated for plan in private if plan["sampling"]
-    )
-    chance = (
-        f" (simulated: wrong with probability at most {plain(simulated * FAILURE_OF_CALIBRATION)})"
-        * (simulated > 0)
-    )
-    which = "The private run" if len(private) == 1 else f"The {len(private)} private runs together"
-    choice = (
-        " That, and not one run's, is the guarantee of a model chosen by looking at all."
-        if len(private) > 1
-        else ""
-    )
-    return f"{which}: epsilon {shown:.2f} at delta {plain(delta)}{claimed}{chance}.{choice}{others}"
+    epsilon, delta = _composed(plans)
+    if math.isfinite(epsilon):
+        # Rounded up, since epsilon is an upper bound.
+        epsilon = math.ceil(epsilon * 100) / 100
+    subject = "The private run" if len(plans) == 1 else f"The {len(plans)} private runs together"
+    text = f"{subject}: epsilon {epsilon:.2f} at delta {plain(delta)}"
+    if any(plan["claimed_cohort"] for plan in plans):
+        text += ", of the claimed cohorts"
+    schemes = [scheme_class(plan["config"]["sampling"]) for plan in plans if plan["sampling"]]
+    num_simulated = sum(scheme.simulated for scheme in schemes)
+    if num_simulated:
+        failure = plain(num_simulated * FAILURE_OF_CALIBRATION)
+        text += f" (simulated: wrong with probability at most {failure})"
+    text += "."
+    if len(plans) > 1:
+        text += " That, and not one run's, is the guarantee of a model chosen by looking at all."
+    num_without = len(runs) - len(plans)
+    if num_without == 1:
+        text += " The other one promises no privacy."
+    elif num_without:
+        text += f" The other {num_without} promise no privacy."
+    return text
+
+
+def _composed(plans: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Returns epsilon and delta of several runs on the same data.
+
+    Runs that use the Gaussian mechanism without sampling compose exactly: noise multipliers s_i are
+    as one with 1/s^2 = sum of 1/s_i^2 (Dong, Roth and Su, Gaussian Differential Privacy, on
+    composition). With amplified runs among them, or different deltas, epsilons and deltas are added
+    up, which is an upper bound.
+    """
+    has_sampling = any(plan["sampling"] for plan in plans)
+    if has_sampling or len({plan["delta"] for plan in plans}) > 1:
+        return sum(plan["epsilon"] for plan in plans), sum(plan["delta"] for plan in plans)
+    delta = plans[0]["delta"]
+    noise_multiplier = sum(plan["noise_multiplier"] ** -2 for plan in plans) ** -0.5
+    return gaussian_epsilon(noise_multiplier, delta), delta

@@ -1,11 +1,10 @@
-"""`fedmf sweep`: the runs of a grid, each a `fedmf train`, several at a time; then a table, a
-figure and a report of all.
+"""Sweep: the runs of a grid, several at a time, and a table, a figure and a report of all runs.
 
-A run that dies takes no other run with it, and one that is finished is never trained again. The
-sweep's folder, for its owner alone:
+A run that dies ends no other run, and a finished run is never trained again. Only its owner can
+read the sweep's folder:
 
-  runs/NAME/     a run folder each
-  logs/NAME.txt  what the run said on standard error
+  runs/NAME/     the folder of each run
+  logs/NAME.txt  standard error of the run
   private/       noise seeds of the runs
   results.csv    a row for every finished run
   figure.png     validation over a rate or a privacy target
@@ -43,12 +42,13 @@ BAD_ARGUMENTS = 2  # exit status of `fedmf train` for inputs that no run can beg
 
 
 class StoppedSweep(interrupts.Interrupted):
-    """Ctrl-C has ended a sweep; its runs have saved what they had."""
+    """Ctrl-C has ended a sweep; its runs have saved their rounds."""
 
 
 class Failure(NamedTuple):
-    """Why a run could not be finished: its last words, and the exit status for `fedmf sweep`, which
-    is 2 for inputs that no run takes.
+    """Failure of a run: the last line of its log, and the exit status for `fedmf sweep`.
+
+    The exit status is 2 for inputs that no run can begin with.
     """
 
     status: int
@@ -56,28 +56,30 @@ class Failure(NamedTuple):
 
 
 def state(out: pathlib.Path, name: str) -> str:
-    """ "finished", "not begun", or how many rounds are done."""
+    """Returns "finished", "not begun", or the number of rounds that are done."""
     folder = run_folder(out, name)
     if (folder / "result.json").exists():
         return "finished"
     if not (folder / "config.json").exists():
         return "not begun"
-    done = _num_rounds(folder)
-    return f"{done} round{'' if done == 1 else 's'} done"
+    num_rounds = _num_rounds(folder)
+    return "1 round done" if num_rounds == 1 else f"{num_rounds} rounds done"
 
 
 def _num_rounds(folder: pathlib.Path) -> int:
+    """Returns the number of rounds that are recorded in a run's folder."""
     metrics = folder / "metrics.jsonl"
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
 def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
-    """The runs of a sweep, by the names that they have in its folder; where the data lies may have
-    changed.
+    """Returns the runs of a sweep by the names that they have in its folder.
+
+    The path of the data may have changed.
 
     Raises:
-      ValueError: the folder holds a run that differs in what neither name says, or whose mechanism
-        was another in a file of the same name.
+      ValueError: the folder holds a run that differs in a field that neither name contains, or
+        whose mechanism file of the same name had other content.
     """
     present = {
         path.parent.name: TrainConfig.from_mapping(read_config_file(path), str(path))
@@ -85,40 +87,47 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
     }
     names = {}
     for name, config in configs.items():
-        same = [
-            other
-            for other, there in present.items()
-            if dataclasses.replace(there, data=config.data) == config
+        same_runs = [
+            present_name
+            for present_name, present_config in present.items()
+            if dataclasses.replace(present_config, data=config.data) == config
         ]
-        for other, there in present.items():
-            if name not in same or other == name:
-                _check_beside(name, config, run_folder(out, other), there)
+        for present_name, present_config in present.items():
+            if name not in same_runs or present_name == name:
+                _check_beside(name, config, run_folder(out, present_name), present_config)
         # A run that an earlier command named otherwise, such as seed 0 before seeds varied, is not
         # trained twice.
-        names[name if name in same or not same else same[0]] = config
+        folder_name = name
+        if same_runs and name not in same_runs:
+            folder_name = same_runs[0]
+        names[folder_name] = config
     return names
 
 
-def _check_beside(name: str, config: TrainConfig, folder: pathlib.Path, there: TrainConfig) -> None:
-    """Refuses a run beside another one of the folder that is not of the same sweep."""
-    may_differ = (
-        {"data"} if name == folder.name else {"data"} | grid.named(name) | grid.named(folder.name)
-    )
-    for field in field_names([config, there]):
-        mine = config.flat().get(field)
-        theirs = there.flat().get(field)
-        if field not in may_differ and mine != theirs and grid.taken(field, config, there):
+def _check_beside(
+    name: str, config: TrainConfig, folder: pathlib.Path, present_config: TrainConfig
+) -> None:
+    """Raises an error if a run does not belong to the sweep of another run of the folder."""
+    may_differ = {"data"}
+    if name != folder.name:
+        may_differ |= grid.fields_in_name(name) | grid.fields_in_name(folder.name)
+    for field in field_names([config, present_config]):
+        new_value = config.flat().get(field)
+        present_value = present_config.flat().get(field)
+        is_taken = grid.is_taken_by_all(field, config, present_config)
+        if field not in may_differ and new_value != present_value and is_taken:
             raise ValueError(
-                f"{folder} holds a run with {field}={theirs}, and this sweep has {field}={mine}: "
-                "name another folder, "
+                f"{folder} holds a run with {field}={present_value}, and this sweep has "
+                f"{field}={new_value}: name another folder, "
                 f"or give the options of the sweep that is there, or vary {field}"
             )
-    files = (
-        [] if config.mechanism is None else [folder / "mechanism.npz", expanded(config.mechanism)]
-    )
-    if files and config.mechanism == there.mechanism and all(file.exists() for file in files):
-        trained, current = (_digest_of(file, file.stat().st_mtime_ns) for file in files)
-        if trained != current:
+    if config.mechanism is None or config.mechanism != present_config.mechanism:
+        return
+    trained_file = folder / "mechanism.npz"
+    current_file = expanded(config.mechanism)
+    if trained_file.exists() and current_file.exists():
+        trained_digest = _digest_of(trained_file, trained_file.stat().st_mtime_ns)
+        if trained_digest != _digest_of(current_file, current_file.stat().st_mtime_ns):
             raise ValueError(
                 f"mechanism={config.mechanism} is not the one that {folder} was trained with: give "
                 "the new one another name"
@@ -127,22 +136,24 @@ def _check_beside(name: str, config: TrainConfig, folder: pathlib.Path, there: T
 
 @functools.lru_cache(maxsize=1024)
 def _digest_of(path: pathlib.Path, modified: int) -> str:
-    del modified  # tells a file from another one that was there before
+    """Returns the digest of the mechanism in a file, which was modified at a time."""
+    del modified  # distinguishes a file from an earlier one of the same name
     return mechanism_digest(load_mechanism(path))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
-    """How the runs of a sweep train.
+class SweepOptions:
+    """Options with which the runs of a sweep train.
 
     Attributes:
-      noise_seed: "os" draws one for every new run; from a number every configuration gets another
-        one, the same in every sweep.
+      noise_seed: "os" draws a seed for every new run; from a number every configuration gets
+        another seed, the same in every sweep.
       halving: stop the worse half of the settings at some rounds; see `fedmf.sweeps.halving`.
-      progress: draw a bar of all rounds, and say what each run reached, on standard error.
-      jobs: runs at a time.
-      threads: most threads of one run; by default the processors are divided among the jobs, and on
-        a cluster those of a job.
+      progress: draw a bar of all rounds, and print the state of each finished run, on standard
+        error.
+      jobs: number of runs at a time.
+      threads: largest number of threads of a run; by default the processors are divided among the
+        jobs, and on a cluster those of a job.
       cluster: address of a Ray cluster; None for processes of this machine.
       cpus_per_job: processors of a cluster that one run takes.
       test: evaluate on the test split at the end of a run.
@@ -158,7 +169,9 @@ class Training:
     test: bool = True
 
     def seed_of(self, config: TrainConfig) -> int | str:
-        """A noise seed, never the same for two configurations: runs on the same data must not share
+        """Returns a run's noise seed.
+
+        Two configurations never have the same seed, since runs on the same data must not share
         noise.
         """
         if self.noise_seed == "os":
@@ -167,49 +180,56 @@ class Training:
         return int.from_bytes(hashlib.sha256(identity.encode()).digest()[:16], "big")
 
     @contextlib.contextmanager
-    def runs(self, out: pathlib.Path, more: Sequence[str]) -> Iterator[Runs]:
-        """The runs of a sweep, with more options of `fedmf train`."""
-        more = [*more, *([] if self.test else ["--no-test"])]
+    def runs(self, out: pathlib.Path, options: Sequence[str]) -> Iterator[Runs]:
+        """Opens the runs of a sweep, with additional options of `fedmf train`."""
+        all_options = list(options)
+        if not self.test:
+            all_options.append("--no-test")
         if self.cluster is None:
             affinity = getattr(os, "sched_getaffinity", None)
             processors = len(affinity(0)) if affinity else os.cpu_count() or 1
             threads = self.threads or max(1, processors // self.jobs)
-            yield LocalRuns(out, ["--threads", str(threads), *more])
+            yield LocalRuns(out, ["--threads", str(threads), *all_options])
             return
         from fedmf.training.execution.cluster import check_address, connected
 
         check_address(self.cluster, "fast")
-        options = ["--threads", str(self.threads or self.cpus_per_job), *more]
+        threads = self.threads or self.cpus_per_job
+        all_options = ["--threads", str(threads), *all_options]
         with connected(self.cluster, None) as cluster:
-            yield ClusterRuns(cluster, out, options, self.cpus_per_job)
+            yield ClusterRuns(cluster, out, all_options, self.cpus_per_job)
 
 
 def run_sweep(
     out: pathlib.Path,
     configs: Mapping[str, TrainConfig],
-    training: Training,
+    options: SweepOptions,
     *,
     smoothed_over: int = 0,
 ) -> dict[str, Any]:
-    """`train_all`, and results.csv, the figures and report/ of the finished runs in the folder,
-    those of earlier commands too.
+    """Trains all runs, and writes results.csv, the figures and report/ of the finished ones.
 
-    Args and Raises: those of `train_all`. `smoothed_over` is that of `results.validation_of`, by
-    which the best settings are chosen.
+    Finished runs of earlier commands in the folder count as well. Arguments and errors are those of
+    `train_all`; `smoothed_over` is that of `results.validation_of`, by which the best settings are
+    chosen.
 
     Returns:
-      {"report": path, "results": path, "best": a row for everything compared, "together": what all
-      begun runs promise as one, "text": both for people, "failed": run -> `Failure`}; None and
-      empty where no run is finished.
+      {"report": path, "results": path, "best": a row for each compared value, "together": the
+      guarantee of all begun runs together, "text": both for people, "failed": run -> `Failure`};
+      None and empty if no run is finished.
     """
     configs = in_folder(out, configs)
-    failures = train_all(out, configs, training)
-    return summary(
-        out, configs, failures, smoothed_over=smoothed_over, chosen_by="Halving" * training.halving
+    failures = train_all(out, configs, options)
+    return write_results(
+        out,
+        configs,
+        failures,
+        smoothed_over=smoothed_over,
+        chosen_by="Halving" if options.halving else "",
     )
 
 
-def summary(
+def write_results(
     out: pathlib.Path,
     names: Iterable[str],
     failures: Mapping[str, Failure],
@@ -218,31 +238,32 @@ def summary(
     searched: Sequence[str] = (),
     chosen_by: str = "",
 ) -> dict[str, Any]:
-    """What `run_sweep` leaves and returns.
+    """Writes the files of `run_sweep`, and returns its result.
 
     Args:
       out: the sweep's folder.
       names: the runs that come first.
-      failures: of `train_all`.
+      failures: failures from `train_all`.
       smoothed_over: see `run_sweep`.
-      searched: the fields that a search chose the values of.
-      chosen_by: what looked at results while runs were trained, such as "Halving".
+      searched: fields whose values a search chose.
+      chosen_by: the method that used results while runs were trained, such as "Halving".
     """
     failed = {name: failure._asdict() for name, failure in failures.items()}
     names = list(names)
-    # Those of earlier commands count as well.
-    others = sorted(path.name for path in (out / "runs").iterdir() if path.name not in names)
-    begun = begun_runs(run_folder(out, name) for name in (*names, *others))
+    # Runs of earlier commands count as well.
+    folder_names = sorted(path.name for path in (out / "runs").iterdir())
+    names += [name for name in folder_names if name not in names]
+    begun = begun_runs(run_folder(out, name) for name in names)
     runs = [run for run in begun if run.result is not None]
     if not runs:
-        nothing: dict[str, Any] = {
+        empty: dict[str, Any] = {
             "report": None,
             "results": None,
             "best": [],
             "together": "",
             "text": "",
         }
-        return nothing | {"failed": failed}
+        return empty | {"failed": failed}
     stopped = results.stopped_by_data(begun)
     for name, content in (
         ("results.csv", results.results_csv(runs, smoothed_over, stopped=stopped)),
@@ -252,24 +273,25 @@ def summary(
         if content is not None:
             write_atomically(out / name, content, mode=0o600)
     report = write_report(runs, out / "report", title=f"fedmf sweep {out.name}")
-    together = results.together(begun)
+    guarantee = results.together(begun)
     if chosen_by:
-        together += halving.uncovered_note(begun, chosen_by)
-    best = results.best_settings(runs, smoothed_over, searched, stopped=stopped)
+        guarantee += halving.uncovered_note(begun, chosen_by)
+    best_settings = results.best_settings(runs, smoothed_over, searched, stopped=stopped)
     table = results.best_table(runs, smoothed_over, searched, stopped=stopped)
     return {
         "report": str(report),
         "results": str(out / "results.csv"),
-        "best": [dataclasses.asdict(one) for one in best],
-        "together": together,
-        "text": f"{table}\n{together}\nopen {report}",
+        "best": [dataclasses.asdict(setting) for setting in best_settings],
+        "together": guarantee,
+        "text": f"{table}\n{guarantee}\nopen {report}",
         "failed": failed,
     }
 
 
 def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
-    """The runs that have released a round: finished, stopped, or cut by a crash, they have all
-    trained on the clients.
+    """Returns the runs that have released a round: finished, stopped, or ended by a crash.
+
+    All of them have trained on the clients.
     """
     return [
         Run.load(folder)
@@ -279,18 +301,18 @@ def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
 
 
 def train_all(
-    out: pathlib.Path, configs: Mapping[str, TrainConfig], training: Training
+    out: pathlib.Path, configs: Mapping[str, TrainConfig], options: SweepOptions
 ) -> dict[str, Failure]:
-    """Trains what is not finished, and goes on with what was interrupted.
+    """Trains the runs that are not finished, and resumes those that were interrupted.
 
     Args:
       out: the sweep's folder; made if needed.
       configs: name -> configuration.
-      training: how, and where.
+      options: options of the sweep.
 
     Returns:
-      Run -> why it failed; the others are finished, or stopped by halving. After one that could not
-      begin, none is begun.
+      Run -> its failure; the other runs are finished, or stopped by halving. After a run that could
+      not begin, no other begins.
 
     Raises:
       ValueError: see `in_folder`; or the folder cannot be written to.
@@ -299,62 +321,67 @@ def train_all(
     configs = in_folder(out, configs)
     with writing(out):
         for name, config in configs.items():
-            prepare(out, name, config, training.seed_of(config))
+            prepare(out, name, config, options.seed_of(config))
 
-    def done(*names: str) -> int:
+    def rounds_done(*names: str) -> int:
+        """Returns the number of rounds of these runs, by default of all."""
         return sum(_num_rounds(run_folder(out, name)) for name in names or configs)
 
     total = sum(config.rounds for config in configs.values())
-    if training.halving:
+    if options.halving:
         total = halving.expected_rounds(configs)
     failures: dict[str, Failure] = {}
     with bar(
-        total=max(total, done()),
-        initial=done(),
+        total=max(total, rounds_done()),
+        initial=rounds_done(),
         unit="round",
         desc="sweep",
-        disable=not training.progress,
-    ) as shown:
+        disable=not options.progress,
+    ) as progress:
 
-        def train(names: Iterable[str], *options: str) -> None:
-            able = _until_one_cannot_begin(names, failures)
-            for name in trained(out, able, training, failures, options):
-                shown.update(done() - shown.n)
-                if name and training.progress:
-                    shown.write(f"{name}: {outcome(out, name, failures)}", file=sys.stderr)
+        def train(names: Iterable[str], *arguments: str) -> None:
+            """Trains some runs, with additional arguments of `fedmf train`."""
+            can_begin = _until_one_cannot_begin(names, failures)
+            for name in iter_finished_runs(out, can_begin, options, failures, arguments):
+                progress.update(rounds_done() - progress.n)
+                if name and options.progress:
+                    progress.write(f"{name}: {outcome(out, name, failures)}", file=sys.stderr)
 
-        going_on = dict(configs)
-        if training.halving:
-            rungs_of = {name: halving.rungs(config) for name, config in configs.items()}
-            for rung in sorted(set().union(*rungs_of.values())):
-                compared = [name for name in going_on if rung in rungs_of[name]]
-                train([name for name in compared if done(name) < rung], "--stop-after", str(rung))
-                names = halving.runs_going_on(out, going_on, rung)
-                for name in going_on.keys() - set(names):
-                    if done(name) and state(out, name) != "finished":
+        remaining = dict(configs)
+        if options.halving:
+            rungs_by_run = {name: halving.rungs(config) for name, config in configs.items()}
+            for rung in sorted(set().union(*rungs_by_run.values())):
+                compared = [name for name in remaining if rung in rungs_by_run[name]]
+                behind = [name for name in compared if rounds_done(name) < rung]
+                train(behind, "--stop-after", str(rung))
+                names = halving.runs_going_on(out, remaining, rung)
+                for name in remaining.keys() - set(names):
+                    if rounds_done(name) and state(out, name) != "finished":
                         # Validations decided on its end, which is not that of a shorter plan.
-                        RunFolder(run_folder(out, name)).mark_stopped_by_data(done(name))
-                going_on = {name: configs[name] for name in names}
-                rounds_stopped = sum(done(name) for name in configs if name not in going_on)
-                rounds_expected = halving.expected_rounds(going_on, after=rung)
-                shown.total = max(done(), rounds_stopped + rounds_expected)
-                shown.refresh()
-        train(name for name in going_on if state(out, name) != "finished" and name not in failures)
+                        RunFolder(run_folder(out, name)).mark_stopped_by_data(rounds_done(name))
+                remaining = {name: configs[name] for name in names}
+                stopped_names = [name for name in configs if name not in remaining]
+                rounds_stopped = sum(rounds_done(name) for name in stopped_names)
+                rounds_expected = halving.expected_rounds(remaining, after=rung)
+                progress.total = max(rounds_done(), rounds_stopped + rounds_expected)
+                progress.refresh()
+        unfinished = (name for name in remaining if state(out, name) != "finished")
+        train(name for name in unfinished if name not in failures)
     return failures
 
 
 def outcome(out: pathlib.Path, name: str, failures: Mapping[str, Failure]) -> str:
-    """What became of a run that is over."""
+    """Returns the outcome of a run that has ended."""
     failure = failures.get(name)
     return f"failed: {failure.reason}" if failure else state(out, name)
 
 
 @contextlib.contextmanager
 def writing(out: pathlib.Path) -> Iterator[None]:
-    """Makes the folder of a sweep, and says what to do where that or the block cannot write."""
+    """Makes the folder of a sweep; errors of writing there or in the block name the way out."""
     try:
-        for part in ("runs", "logs"):
-            make_folder(out / part)
+        for name in ("runs", "logs"):
+            make_folder(out / name)
         yield
     except OSError as error:
         raise ValueError(
@@ -363,41 +390,45 @@ def writing(out: pathlib.Path) -> Iterator[None]:
 
 
 def _until_one_cannot_begin(names: Iterable[str], failures: Mapping[str, Failure]) -> Iterator[str]:
+    """Yields names until a run could not begin, as then most likely the others cannot either."""
     for name in names:
         if any(failure.status == BAD_ARGUMENTS for failure in failures.values()):
-            return  # most likely the others cannot either
+            return
         yield name
 
 
-def trained(
+def iter_finished_runs(
     out: pathlib.Path,
     names: Iterator[str],
-    training: Training,
+    options: SweepOptions,
     failures: dict[str, Failure],
-    options: Sequence[str] = (),
+    arguments: Sequence[str] = (),
 ) -> Iterator[str]:
     """Trains prepared runs, some at a time, and enters those that fail in `failures`.
 
-    The next name is asked for when there is room for its run.
+    The next name is taken when its run can begin.
 
-    Yields the name of each run that is over, and "" while they train.
+    Yields the name of each run that has ended, and "" while runs train.
     """
-    first = next(names, None)
-    if first is None:
+    first_name = next(names, None)
+    if first_name is None:
         return
-    names = itertools.chain([first], names)
-    with training.runs(out, options) as runs, _stopped_together(runs):
+    names = itertools.chain([first_name], names)
+    with options.runs(out, arguments) as runs, _stopped_together(runs):
         while True:
-            while runs.under_way() < training.jobs and (name := next(names, None)) is not None:
-                runs.begin(name)
+            while runs.under_way() < options.jobs:
+                next_name = next(names, None)
+                if next_name is None:
+                    break
+                runs.begin(next_name)
             if not runs.under_way():
                 return
             time.sleep(_POLL_SECONDS)
             yield ""
             for name, status in runs.finished():
                 if status:
-                    bad = status == BAD_ARGUMENTS
-                    failures[name] = Failure(status if bad else 1, _reason(out, name, status))
+                    exit_status = BAD_ARGUMENTS if status == BAD_ARGUMENTS else 1
+                    failures[name] = Failure(exit_status, _reason(out, name, status))
                 yield name
 
 
@@ -409,17 +440,18 @@ def _stopped_together(runs: Runs) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        stopped = runs.under_way()
+        num_stopped = runs.under_way()
         runs.stop()
-        stopped_runs = f"{stopped} run{' is' if stopped == 1 else 's are'} stopped and saved"
+        stopped_runs = "1 run is" if num_stopped == 1 else f"{num_stopped} runs are"
         raise StoppedSweep(
-            f"interrupted: {stopped_runs}: give the same command again to go on"
+            f"interrupted: {stopped_runs} stopped and saved: give the same command again to resume"
         ) from None
     finally:
         runs.end()
 
 
 def _reason(out: pathlib.Path, name: str, status: int) -> str:
+    """Returns why a run failed, from its log or the signal that ended it."""
     log = log_file(out, name)
     if status < 0:
         memory = " (was there enough memory?)" if -status == signal.SIGKILL else ""

@@ -1,5 +1,5 @@
-"""Where the runs of a sweep train: in processes of this machine, or on the machines of a Ray
-cluster that share the sweep's folder.
+"""Runs of a sweep in processes of this machine, or on the machines of a Ray cluster that share the
+sweep's folder.
 """
 
 import os
@@ -19,19 +19,19 @@ _POLL_SECONDS = 0.5
 
 
 def run_folder(out: pathlib.Path, name: str) -> pathlib.Path:
-    """The folder of the run of this name."""
+    """Returns the folder of a run."""
     return out / "runs" / name
 
 
 def log_file(out: pathlib.Path, name: str) -> pathlib.Path:
-    """What the run says on standard error."""
+    """Returns the file with a run's standard error."""
     return out / "logs" / f"{name}.txt"
 
 
 def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int | str) -> None:
-    """Writes what `begin` needs: also the noise seed, in a private file.
+    """Writes the files that `begin` reads: the configuration, and the noise seed in a private file.
 
-    It travels to no other machine but by the shared folder.
+    The seed reaches another machine only through the shared folder.
     """
     private = out / "private"
     make_folder(private)
@@ -40,15 +40,15 @@ def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int |
 
 
 def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
-    """The command that begins a prepared run or goes on with it, and its log, as
-    `job.Job.begin` takes them.
-    """
+    """Returns the arguments of `job.Job.begin` for a run that begins or resumes."""
     folder = run_folder(out, name)
     file = out / "logs" / f"{name}.json"
     arguments = ["train", "--quiet", "--out", str(folder), *options]
     if (folder / "config.json").exists():
         data = TrainConfig.from_mapping(read_config_file(file), str(file)).data
-        arguments += ["--resume", *([] if data is None else ["--data", data])]
+        arguments.append("--resume")
+        if data is not None:
+            arguments += ["--data", data]
     else:
         arguments += [
             "--config",
@@ -64,7 +64,7 @@ class LocalRuns:
 
     Args:
       out: the sweep's folder.
-      options: more arguments of `fedmf train`.
+      options: additional arguments of `fedmf train`.
     """
 
     def __init__(self, out: pathlib.Path, options: list[str]) -> None:
@@ -74,52 +74,50 @@ class LocalRuns:
         self._idle: list[job.Job] = []
 
     def begin(self, name: str) -> None:
-        """Begins a `prepared` run, or goes on with it."""
+        """Begins or resumes a prepared run."""
         self._running[name] = self._idle.pop() if self._idle else job.Job(job.PROGRAM)
         self._running[name].begin(**request(self._out, name, self._options))
 
     def finished(self) -> list[tuple[str, int]]:
-        """Runs that are over since the last call, with the exit status of each; negative if its
-        process died of that signal.
+        """Returns the runs that have ended since the last call, with their exit statuses.
+
+        A status is negative if the process died of that signal.
         """
-        statuses = [
-            (name, status)
-            for name, running in self._running.items()
-            if (status := running.status()) is not None
-        ]
-        for name, _ in statuses:
-            over = self._running.pop(name)
-            if over.process.poll() is None:
-                self._idle.append(over)
-        return statuses
+        statuses = {name: running.status() for name, running in self._running.items()}
+        ended = [(name, status) for name, status in statuses.items() if status is not None]
+        for name, _ in ended:
+            idle_job = self._running.pop(name)
+            if idle_job.process.poll() is None:
+                self._idle.append(idle_job)
+        return ended
 
     def under_way(self) -> int:
-        """How many are not over."""
+        """Returns the number of runs that have not ended."""
         return len(self._running)
 
     def stop(self) -> None:
-        """Asks all to save what they have, and waits for it."""
+        """Asks all runs to save their rounds, and waits until they have."""
         for running in self._running.values():
             running.process.send_signal(signal.SIGINT)
         for running in self._running.values():
             running.process.wait()
 
     def end(self) -> None:
-        """Ends all, at once."""
-        for begun in (*self._running.values(), *self._idle):
-            begun.end()
+        """Ends all processes at once."""
+        for process_job in (*self._running.values(), *self._idle):
+            process_job.end()
 
 
 class ClusterRuns:
     """Runs on a cluster's machines.
 
-    A run whose machine is lost goes on elsewhere, from its journal in the shared folder.
+    A run whose machine is lost resumes elsewhere, from its journal in the shared folder.
 
     Args:
-      cluster: connected.
+      cluster: a connected cluster.
       out: the sweep's folder, at the same path on all machines.
-      options: more arguments of `fedmf train`.
-      cpus: processors of one run.
+      options: additional arguments of `fedmf train`.
+      cpus: number of processors of a run.
 
     Raises:
       ValueError: no machine has so many processors.
@@ -145,10 +143,11 @@ class ClusterRuns:
 
     def finished(self) -> list[tuple[str, int]]:
         """See `LocalRuns.finished`."""
-        over = [name for name, call in self._running.items() if self._cluster.finished(call)]
-        return [(name, self._status(name, self._running.pop(name))) for name in over]
+        ended = [name for name, call in self._running.items() if self._cluster.finished(call)]
+        return [(name, self._status(name, self._running.pop(name))) for name in ended]
 
     def _status(self, name: str, call: Any) -> int:
+        """Returns the exit status of a run that has ended; its log gets a lost worker's error."""
         try:
             return int(self._cluster.value(call))
         except Exception as error:
@@ -178,21 +177,21 @@ Runs = LocalRuns | ClusterRuns
 
 
 def train_there(out: str, name: str, options: list[str]) -> int:
-    """On a cluster's machine: trains a run in a process of its own, and returns its exit status."""
+    """Trains a run on a cluster's machine, in a process of its own, and returns its exit status."""
     folder = pathlib.Path(out)
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{os.uname().nodename} has no folder {out}: the machines of a sweep share its folder, "
             "at the same path"
         )
-    begun = job.Job(job.PROGRAM)
+    run_job = job.Job(job.PROGRAM)
     try:
-        begun.begin(**request(folder, name, options))
-        while (status := begun.status()) is None:
+        run_job.begin(**request(folder, name, options))
+        while (status := run_job.status()) is None:
             time.sleep(_POLL_SECONDS)
         return status
     except KeyboardInterrupt:  # the sweep stops
-        begun.process.send_signal(signal.SIGINT)
-        return begun.process.wait()
+        run_job.process.send_signal(signal.SIGINT)
+        return run_job.process.wait()
     finally:
-        begun.end()
+        run_job.end()

@@ -1,8 +1,8 @@
-"""The search of a sweep: trial after trial, each asked of Optuna's TPE sampler (Bergstra et al.
-2011) by what the trials before came to.
+"""Search of a sweep: trial after trial by Optuna's TPE sampler (Bergstra et al. 2011), which uses
+the scores of the earlier trials.
 
-The runs' folders are all that is kept. The next trial follows from them alone, so that a search
-that was stopped goes on as if it had not been.
+The search stores nothing but the runs' folders. The next trial follows from them alone, so that a
+search that was stopped resumes as if it had not been.
 """
 
 import dataclasses
@@ -25,25 +25,25 @@ from fedmf.sweeps.runs import prepare, run_folder
 from fedmf.terminal.progress_bar import bar
 
 _DIGITS = 4  # of a float from a range
-_ASKED_AGAIN = 100  # times for a setting that was not tried and can be trained
+_MAX_SUGGESTIONS = 100  # for one new setting that can be trained
 _NOT_SEARCHED = {
-    **dict.fromkeys((*TARGETS, "delta"), "the weakest promise would be the best"),
+    **dict.fromkeys((*TARGETS, "delta"), "the weakest guarantee would be the best"),
     "seed": "the best one would be luck",
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Space:
-    """What a search chooses from.
+    """Space of settings that a search chooses from.
 
     Attributes:
-      fixed: as of `grid.sweep_configs`.
-      varied: the same names -> values, or a range. From a range numbers are drawn log-uniformly
-        where its low end is positive, else uniformly.
+      fixed: fixed fields as in `grid.sweep_configs`.
+      varied: field -> values, or a range. Numbers are drawn from a range log-uniformly if its low
+        end is positive, else uniformly.
 
     Raises:
-      ValueError: what `sweep_configs` refuses of the values and the ends of the ranges; a field
-        that no search may choose.
+      ValueError: `sweep_configs` refuses the values or the ends of the ranges; or a field that no
+        search may choose.
     """
 
     fixed: Mapping[str, Any]
@@ -59,7 +59,7 @@ class Space:
         self.corners()
 
     def corners(self) -> dict[str, TrainConfig]:
-        """The runs of the grid of all values and of the ends of the ranges."""
+        """Returns the runs of the grid of all values and of the ends of the ranges."""
         ends = {
             name: [values.low, values.high] if isinstance(values, Range) else values
             for name, values in self.varied.items()
@@ -67,18 +67,16 @@ class Space:
         return grid.sweep_configs(self.fixed, ends)
 
     def chosen_in(self, run: str, config: TrainConfig) -> dict[str, Any] | None:
-        """The varied fields that a run has, with its values; None for a run that the search could
-        not have asked for.
-        """
-        said = dict(part.split("=", 1) for part in run.split(",") if "=" in part)
+        """Returns a run's values of the varied fields, or None if the search cannot choose it."""
+        named_values = dict(entry.split("=", 1) for entry in run.split(",") if "=" in entry)
         chosen: dict[str, Any] = {}
         for name, values in self.varied.items():
             value = config.flat().get(name)
-            texts = {grid.run_name({name: value}), f"{name}={said.get(name)}"}
+            texts = {grid.run_name({name: value}), f"{name}={named_values.get(name)}"}
             if isinstance(values, list):
                 chosen.update((name, v) for v in values if grid.run_name({name: v}) in texts)
-            elif value is None and name in said:  # an option at its family's default
-                value = grid.typed_value(name, said[name])
+            elif value is None and name in named_values:  # an option at its family's default
+                value = grid.typed_value(name, named_values[name])
             if isinstance(values, Range) and value in values:
                 chosen[name] = value
         if "family" in self.varied and "family" not in chosen:
@@ -88,20 +86,21 @@ class Space:
         if set(chosen) != set(needed) & set(self.varied):
             return None
         try:
-            made = grid.sweep_config(self.fixed, chosen)[1]
+            _, chosen_config = grid.sweep_config(self.fixed, chosen)
         except ValueError:  # with what is fixed now, the values do not go together
             return None
-        return chosen if dataclasses.replace(made, data=config.data) == config else None
+        is_same = dataclasses.replace(chosen_config, data=config.data) == config
+        return chosen if is_same else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run that was asked for.
+    """Run that a search has chosen.
 
     Attributes:
       chosen: varied field -> value.
-      config: of the run.
-      score: `results.score_of` the finished run, NaN where its model diverged; None before.
+      config: configuration of the run.
+      score: `results.score_of` the finished run, NaN if its model diverged; None before.
       failed: whether it could not be finished.
     """
 
@@ -111,8 +110,8 @@ class Trial:
     failed: bool = False
 
 
-def asked(out: pathlib.Path, space: Space) -> dict[str, Trial]:
-    """The runs of a folder that the search asked for, or could have, by name; without scores."""
+def trials_in(out: pathlib.Path, space: Space) -> dict[str, Trial]:
+    """Returns the runs of a folder that the search has chosen or can choose, without scores."""
     files = {path.parent.name: path for path in (out / "runs").glob("*/config.json")}
     files |= {path.stem: path for path in map(_settings, (out / "logs").glob("*.txt"))}
     trials = {}
@@ -120,29 +119,31 @@ def asked(out: pathlib.Path, space: Space) -> dict[str, Trial]:
         if path.exists():
             config = TrainConfig.from_mapping(read_config_file(path), str(path))
             config = dataclasses.replace(config, data=space.fixed.get("data"))
-            if (chosen := space.chosen_in(name, config)) is not None:
+            chosen = space.chosen_in(name, config)
+            if chosen is not None:
                 trials[name] = Trial(chosen=chosen, config=config)
     return trials
 
 
 def _settings(log: pathlib.Path) -> pathlib.Path:
+    """Returns the file of a run's configuration beside its log."""
     return log.parent / f"{log.name.removesuffix('.txt')}.json"
 
 
 def next_trial(space: Space, trials: Mapping[str, Trial]) -> tuple[str, Trial] | None:
-    """The name of another run, and its trial: the same for the same trials, in any order.
+    """Returns the name and the trial of the next run, the same for the same trials in any order.
 
     Trials under way count as bad ones, so that the next is not beside them, and so do models that
-    diverged. Failed trials count as none.
+    diverged. Failed trials do not count.
 
     Returns:
-      None where no setting was found that is new and can be trained.
+      None if no setting was found that is new and can be trained.
 
     Raises:
       ImportError: Optuna is not installed.
     """
     study, pruned = _study(space, trials)
-    for _ in range(_ASKED_AGAIN):
+    for _ in range(_MAX_SUGGESTIONS):
         suggested = study.ask()
         chosen = _suggested(space, suggested)
         try:
@@ -156,7 +157,7 @@ def next_trial(space: Space, trials: Mapping[str, Trial]) -> tuple[str, Trial] |
 
 
 def _study(space: Space, trials: Mapping[str, Trial]) -> tuple[Any, Any]:
-    """A study in memory that was told of the trials; and the state of its worst ones."""
+    """Returns an Optuna study in memory with the trials, and the state of its worst ones."""
     try:
         import optuna
     except ImportError:
@@ -165,7 +166,7 @@ def _study(space: Space, trials: Mapping[str, Trial]) -> tuple[Any, Any]:
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     states = optuna.trial.TrialState
-    # Made anew for each trial, the sampler needs another seed each time.
+    # The sampler is made anew for each trial, and needs another seed each time.
     sampler = optuna.samplers.TPESampler(seed=len(trials), constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     distributions = {name: _distribution(name, values) for name, values in space.varied.items()}
@@ -175,17 +176,20 @@ def _study(space: Space, trials: Mapping[str, Trial]) -> tuple[Any, Any]:
         if trial.failed:
             continue
         diverged = trial.score is not None and math.isnan(trial.score)
-        told = states.RUNNING if trial.score is None else states.COMPLETE
+        trial_state = states.RUNNING if trial.score is None else states.COMPLETE
+        trial_score = trial.score
+        if diverged:
+            trial_state = states.PRUNED
+            trial_score = None
+        params = dict(trial.chosen)
+        for field, value in trial.chosen.items():
+            if isinstance(space.varied[field], list):
+                params[field] = grid.run_name({field: value})
         study.add_trial(
             optuna.trial.create_trial(
-                state=states.PRUNED if diverged else told,
-                value=None if diverged else trial.score,
-                params={
-                    field: grid.run_name({field: value})
-                    if isinstance(space.varied[field], list)
-                    else value
-                    for field, value in trial.chosen.items()
-                },
+                state=trial_state,
+                value=trial_score,
+                params=params,
                 distributions={field: distributions[field] for field in trial.chosen},
             )
         )
@@ -193,6 +197,7 @@ def _study(space: Space, trials: Mapping[str, Trial]) -> tuple[Any, Any]:
 
 
 def _distribution(name: str, values: list[Any] | Range) -> Any:
+    """Returns Optuna's distribution of a field."""
     from optuna import distributions
 
     if isinstance(values, list):
@@ -203,20 +208,22 @@ def _distribution(name: str, values: list[Any] | Range) -> Any:
 
 
 def _texts(name: str, values: list[Any]) -> list[str]:
-    """Values in a form that Optuna takes: as the names of runs say them."""
+    """Returns values in a form that Optuna takes, as in the names of runs."""
     return [grid.run_name({name: value}) for value in values]
 
 
 def _suggested(space: Space, trial: Any) -> dict[str, Any]:
-    """Values of the fields that the suggested family takes, in the order of the space."""
+    """Returns values of the fields that the suggested family takes, in the order of the space."""
     chosen: dict[str, Any] = {}
-    for name in sorted(space.varied, key=lambda name: name != "family"):  # it decides on others
+    # The family comes first, since it decides which fields there are.
+    for name in sorted(space.varied, key=lambda name: name != "family"):
         if name == "family" or name in grid.applying(space.fixed, {name: None} | chosen):
-            chosen[name] = _drawn(name, space.varied[name], trial)
+            chosen[name] = _suggested_value(name, space.varied[name], trial)
     return {name: chosen[name] for name in space.varied if name in chosen}
 
 
-def _drawn(name: str, values: list[Any] | Range, trial: Any) -> Any:
+def _suggested_value(name: str, values: list[Any] | Range, trial: Any) -> Any:
+    """Returns the value that Optuna suggests for a field."""
     if isinstance(values, list):
         texts = _texts(name, values)
         return values[texts.index(trial.suggest_categorical(name, texts))]
@@ -231,19 +238,19 @@ def run_search(
     out: pathlib.Path,
     space: Space,
     trials: int,
-    training: driver.Training,
+    options: driver.SweepOptions,
     *,
     smoothed_over: int = 0,
 ) -> dict[str, Any]:
-    """`train_trials`, and what `run_sweep` leaves of a grid.
+    """Trains trials, and writes the files of `run_sweep`.
 
     Returns:
-      What `run_sweep` does, with "search" beside it: {"trials": how many there are, "by": what they
-      were compared by, "best": name of the run, "value": of it}; None where no run is finished.
+      The result of `run_sweep`, with "search" added: {"trials": number of trials, "by": metric that
+      compares them, "best": name of the best run, "value": its metric}; None if no run is finished.
     """
-    failures = train_trials(out, space, trials, training, smoothed_over=smoothed_over)
-    names = list(asked(out, space))
-    answer = driver.summary(
+    failures = train_trials(out, space, trials, options, smoothed_over=smoothed_over)
+    names = list(trials_in(out, space))
+    answer = driver.write_results(
         out,
         names,
         failures,
@@ -251,7 +258,7 @@ def run_search(
         searched=list(space.varied),
         chosen_by="The search",
     )
-    found: dict[str, Any] = {"trials": len(names), "by": None, "best": None, "value": None}
+    search: dict[str, Any] = {"trials": len(names), "by": None, "best": None, "value": None}
     runs = [Run.load(run_folder(out, name)) for name in names if _finished(out, name)]
     scores = {run.path.name: results.score_of(run, smoothed_over) for run in runs}
     sound = {name: score for name, score in scores.items() if not math.isnan(score)}
@@ -260,38 +267,40 @@ def run_search(
         kind = "private" if runs[0].config.private_metrics else "validation"
         best = max(sound, key=lambda name: sound[name])
         value = -sound[best] if smaller_is_better(headline) else sound[best]
-        found |= {"by": f"{kind} {metric_name(headline)}", "best": best, "value": value}
-        failed = sum(name in failures for name in names)
-        without = f" ({failed} failed)" if failed else ""
-        said = f"best of {len(names)} trials{without} by {found['by']}: {best} ({value:.4f})"
-        answer["text"] = f"{said}\n{answer['text']}"
+        search |= {"by": f"{kind} {metric_name(headline)}", "best": best, "value": value}
+        num_failed = sum(name in failures for name in names)
+        trial_text = f"{len(names)} trials"
+        if num_failed:
+            trial_text += f" ({num_failed} failed)"
+        best_text = f"best of {trial_text} by {search['by']}: {best} ({value:.4f})"
+        answer["text"] = f"{best_text}\n{answer['text']}"
     if len(names) < trials and not failures:
         answer["text"] += f"\n{len(names)} trials and not {trials}: no other setting was found"
-    return answer | {"search": found}
+    return answer | {"search": search}
 
 
 def train_trials(
     out: pathlib.Path,
     space: Space,
     trials: int,
-    training: driver.Training,
+    options: driver.SweepOptions,
     *,
     smoothed_over: int = 0,
 ) -> dict[str, driver.Failure]:
-    """Asks for trials until the folder has so many, and trains them.
+    """Chooses trials until the folder has so many, and trains them.
 
-    Those that are not finished are trained first, failed ones too. A run of the folder that the
-    search could have asked for, such as one of a grid, is a trial.
+    Unfinished trials are trained first, failed ones too. A run of the folder that the search can
+    choose, such as one of a grid, is a trial.
 
     Args:
       out: the sweep's folder; made if needed.
-      space: what trials are chosen from.
-      trials: how many there are at the end, those of earlier commands among them.
-      training: how, and where.
-      smoothed_over: of `results.score_of`.
+      space: settings that trials are chosen from.
+      trials: number of trials at the end, those of earlier commands included.
+      options: options of the sweep.
+      smoothed_over: see `results.score_of`.
 
     Returns:
-      Run -> why it failed. The search goes on after it, unless inputs fit no run and none has
+      Run -> its failure. The search continues after it, unless inputs fit no run and none has
       begun.
 
     Raises:
@@ -299,47 +308,59 @@ def train_trials(
       ImportError: Optuna is not installed.
     """
     driver.in_folder(out, space.corners())
-    known = asked(out, space)
+    trial_by_name = trials_in(out, space)
     failures: dict[str, driver.Failure] = {}
 
-    def ready(name: str) -> str:
-        config = known[name].config
+    def prepare_trial(name: str) -> str:
+        """Writes the files that a trial begins with, and returns its name."""
+        config = trial_by_name[name].config
         with driver.writing(out):
-            prepare(out, name, config, training.seed_of(config))
+            prepare(out, name, config, options.seed_of(config))
         return name
 
-    def look() -> None:
-        """Enters what became of trials since."""
-        for name, trial in known.items():
+    def update_trials() -> None:
+        """Enters the scores and failures of trials that have ended since the last call."""
+        for name, trial in trial_by_name.items():
             if name in failures:
-                known[name] = dataclasses.replace(trial, failed=True)
+                trial_by_name[name] = dataclasses.replace(trial, failed=True)
             elif trial.score is None and _finished(out, name):
                 score = results.score_of(Run.load(run_folder(out, name)), smoothed_over)
-                known[name] = dataclasses.replace(trial, score=score)
+                trial_by_name[name] = dataclasses.replace(trial, score=score)
 
     def names() -> Iterator[str]:
-        yield from [ready(name) for name in known if not _finished(out, name)]
-        while len(known) < trials:
-            look()
-            bad = any(failure.status == driver.BAD_ARGUMENTS for failure in failures.values())
-            if bad and all(driver.state(out, name) == "not begun" for name in known):
+        """Yields the unfinished trials, and then new ones."""
+        unfinished = [name for name in trial_by_name if not _finished(out, name)]
+        yield from map(prepare_trial, unfinished)
+        while len(trial_by_name) < trials:
+            update_trials()
+            statuses = [failure.status for failure in failures.values()]
+            states = [driver.state(out, name) for name in trial_by_name]
+            if driver.BAD_ARGUMENTS in statuses and set(states) == {"not begun"}:
                 return  # most likely the others cannot begin either
-            if (found := next_trial(space, known)) is None:
+            new_trial = next_trial(space, trial_by_name)
+            if new_trial is None:
                 return
-            known[found[0]] = found[1]
-            yield ready(found[0])
+            name, trial = new_trial
+            trial_by_name[name] = trial
+            yield prepare_trial(name)
 
     with driver.writing(out):
-        done = sum(_finished(out, name) for name in known)
-    total = max(trials, len(known))
-    hidden = not training.progress
-    with bar(total=total, initial=done, unit="trial", desc="search", disable=hidden) as shown:
-        for name in filter(None, driver.trained(out, names(), training, failures)):
-            shown.update()
-            if training.progress:
-                shown.write(f"{name}: {driver.outcome(out, name, failures)}", file=sys.stderr)
+        num_finished = sum(_finished(out, name) for name in trial_by_name)
+    with bar(
+        total=max(trials, len(trial_by_name)),
+        initial=num_finished,
+        unit="trial",
+        desc="search",
+        disable=not options.progress,
+    ) as progress:
+        ended_names = driver.iter_finished_runs(out, names(), options, failures)
+        for name in filter(None, ended_names):
+            progress.update()
+            if options.progress:
+                progress.write(f"{name}: {driver.outcome(out, name, failures)}", file=sys.stderr)
     return failures
 
 
 def _finished(out: pathlib.Path, name: str) -> bool:
+    """Returns whether a run is finished."""
     return driver.state(out, name) == "finished"

@@ -1,1 +1,1 @@
-"""What a person at a terminal meets: progress bars and Ctrl-C."""
+"""Progress bars, output and Ctrl-C at a terminal."""

@@ -13,7 +13,7 @@ import fedmf
 from fedmf.sweeps import job
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
-from fedmf.sweeps.run import Training
+from fedmf.sweeps.run import SweepOptions
 from tests.cli.program import printed_by
 from tests.federated.execution.test_cluster import assert_same_files
 from tests.refusals import refusal
@@ -51,7 +51,7 @@ def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path, monkeypa
             sweep.train_all,
             tmp_path / "on",
             configs,
-            Training(noise_seed=5, jobs=2, cluster="auto"),
+            SweepOptions(noise_seed=5, jobs=2, cluster="auto"),
         )
         while (
             done := max(num_rounds(tmp_path / "on", name) for name in configs)
@@ -62,7 +62,7 @@ def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path, monkeypa
         assert training.result() == {}
     assert 12 <= done < 200, "the first run was over before its machine was lost"
     monkeypatch.setattr(job, "Job", Here)
-    assert sweep.train_all(tmp_path / "here", configs, Training(noise_seed=5)) == {}
+    assert sweep.train_all(tmp_path / "here", configs, SweepOptions(noise_seed=5)) == {}
     for name in configs:
         assert_same_files(
             *(fedmf.Run.load(sweep.run_folder(tmp_path / place, name)) for place in ("on", "here"))
@@ -82,7 +82,7 @@ def test_more_processors_than_a_machine_has_are_refused(tmp_path):
     configs = sweep_configs(FIXED | {"rounds": 10}, {"seed": [0]})
     with refusal("cpus_per_job=3: the largest machine of cluster auto has 2 processors"):
         sweep.train_all(
-            tmp_path, configs, Training(noise_seed="os", cluster="auto", cpus_per_job=3)
+            tmp_path, configs, SweepOptions(noise_seed="os", cluster="auto", cpus_per_job=3)
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 from fedmf.sweeps import halving
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
-from fedmf.sweeps.run import Training
+from fedmf.sweeps.run import SweepOptions
 
 FIXED = {"rounds": 8, "min_sep": 2, "cohort_size": 2, "evaluate_every": 2}
 
@@ -189,6 +189,6 @@ def test_the_bar_counts_the_rounds_that_halving_will_train(monkeypatch, tmp_path
     monkeypatch.setattr(
         halving, "runs_going_on", lambda out, names, rung: [*names][:6] if rung == 2 else best
     )
-    sweep.train_all(tmp_path, configs, Training(noise_seed="os", halving=True))
+    sweep.train_all(tmp_path, configs, SweepOptions(noise_seed="os", halving=True))
     assert totals == [10 * 2 + 6 * 2 + 4 * 4, 48, 4 * 2 + 4 * 4 + 2 * 8, 40]
     assert halving.expected_rounds(configs) == 48

@@ -15,7 +15,7 @@ import fedmf
 from fedmf.sweeps import job
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
-from fedmf.sweeps.run import Training
+from fedmf.sweeps.run import SweepOptions
 from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by
 from tests.refusals import refusal
@@ -77,7 +77,7 @@ def grid(**varied):
 
 
 def train(out, configs, *, noise_seed="os", **training):
-    return sweep.train_all(out, configs, Training(noise_seed=noise_seed, **training))
+    return sweep.train_all(out, configs, SweepOptions(noise_seed=noise_seed, **training))
 
 
 def said(out, name, file="began"):
@@ -260,7 +260,9 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     kept = (last.path / "result.json").read_bytes()
     (last.path / "result.json").unlink()
     first = {run.path.name: run.config for run in runs[:1]}
-    assert sweep.run_sweep(out, first, Training(noise_seed="os"))["together"] == result["together"]
+    assert (
+        sweep.run_sweep(out, first, SweepOptions(noise_seed="os"))["together"] == result["together"]
+    )
     assert (out / "results.csv").read_text().count("\n") == 4
     (last.path / "result.json").write_bytes(kept)
     # The bar has the rounds of the runs that were asked for.

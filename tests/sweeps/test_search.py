@@ -18,7 +18,7 @@ from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.sweeps import grid, results, search
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import Range, sweep_configs
-from fedmf.sweeps.run import Training
+from fedmf.sweeps.run import SweepOptions
 from fedmf.sweeps.search import Space
 from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by, refused
@@ -90,7 +90,7 @@ def trains(monkeypatch, tmp_path):
     def runs(self, out, more):
         yield Instant(out, names)
 
-    monkeypatch.setattr(Training, "runs", runs)
+    monkeypatch.setattr(SweepOptions, "runs", runs)
     monkeypatch.setattr(sweep, "_POLL_SECONDS", 0)
 
     def begun():
@@ -113,7 +113,7 @@ def space(varied=RATES, **changes):
 
 def found(out, trials, varied=RATES, *, jobs=1, **changes):
     return search.train_trials(
-        out, space(varied, **changes), trials, Training(noise_seed="os", jobs=jobs)
+        out, space(varied, **changes), trials, SweepOptions(noise_seed="os", jobs=jobs)
     )
 
 
@@ -175,7 +175,7 @@ def test_lists_ranges_and_what_only_some_families_take(trains, out):
         "task_option.lstm_size": ["8", "16"],
     }
     assert found(out, 14, varied, jobs=2) == {}
-    configs = {name: trial.config for name, trial in search.asked(out, space(varied)).items()}
+    configs = {name: trial.config for name, trial in search.trials_in(out, space(varied)).items()}
     assert len(configs) == len(set(configs.values())) == 14
     assert {config.family for config in configs.values()} == {"none", "banded", "tree"}
     assert {config.zeroing_norm for config in configs.values()} == {None, 100.0}
@@ -201,15 +201,15 @@ def test_numbers_are_short_inside_their_range_and_logarithmic_where_it_is_positi
 
 def test_runs_that_are_there_are_trials(trains, out):
     varied = {"server_learning_rate": [0.5, 2.0], "clip_norm": [1.0, 0.1]}
-    sweep.train_all(out, sweep_configs(FIXED, varied), Training(noise_seed="os"))
+    sweep.train_all(out, sweep_configs(FIXED, varied), SweepOptions(noise_seed="os"))
     trains()
     # Two of the four have the clip of the search; the others are none of it.
     found(out, 3, clip_norm=0.1)
     assert len(trains()) == 1
-    assert len(search.asked(out, space(clip_norm=0.1))) == 3
+    assert len(search.trials_in(out, space(clip_norm=0.1))) == 3
     # Another range leaves out what it does not have.
     narrow = {"server_learning_rate": Range(1.0, 10.0)}
-    assert "server_learning_rate=0.5,clip_norm=0.1" not in search.asked(
+    assert "server_learning_rate=0.5,clip_norm=0.1" not in search.trials_in(
         out, space(narrow, clip_norm=0.1)
     )
     # Where no other setting is found the search ends.

@@ -26,7 +26,7 @@ def test_they_are_their_owner_s(tmp_path):
             small_task(), settings, folder=folder, noise_seed="os", progress=False,
             callbacks=[federated.TensorBoard()],
         )  # fmt: skip
-        sweep.run_sweep(folder.parents[1], {"first": settings}, sweep.Training(noise_seed="os"))
+        sweep.run_sweep(folder.parents[1], {"first": settings}, sweep.SweepOptions(noise_seed="os"))
     finally:
         os.umask(before)
     left = {

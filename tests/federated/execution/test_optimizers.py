@@ -67,23 +67,23 @@ def one_each(batch_size):
 
 
 @pytest.mark.slow
-def test_vectorised_gradients_in_groups_of_two_equal_those_one_by_one(
+def test_vectorised_gradients_in_several_calls_equal_those_one_by_one(
     monkeypatch, sums_of, vectorized_map_calls
 ):
-    products = 2 * sum(map(np.size, start_of(small_task())))  # examples times parameters
-    monkeypatch.setattr(vectorised, "MAX_PRODUCTS", products)
+    num_parameters = sum(map(np.size, start_of(small_task())))
+    monkeypatch.setattr(vectorised, "MAX_PRODUCTS", 16 * num_parameters)
     settings = config(proximal_strength=0.1, clip_norm=0.05)
     sums = []
     for batch_size in (1, 4):  # of a model that is not small; a batch of 4 has no single example
         task = one_each(batch_size)
-        cohort = [client_data(task, settings, 0, client) for client in range(5)]
+        cohort = [client_data(task, settings, 0, client) for client in range(40)]
         sums.append(sums_of(task, settings, 0)(cohort))
         assert len(vectorized_map_calls) == 1
     vectorised_sum, one_by_one = sums
     assert_close(vectorised_sum.values, one_by_one.values, rtol=1e-5, atol=1e-7)
     assert int(vectorised_sum.clipped) == int(one_by_one.clipped) > 0
     assert vectorised_sum.loss_sum == pytest.approx(one_by_one.loss_sum, rel=1e-6)
-    assert vectorised_sum.examples == one_by_one.examples == 5
+    assert vectorised_sum.examples == one_by_one.examples == 40
 
 
 @pytest.mark.slow
