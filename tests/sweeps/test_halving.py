@@ -160,9 +160,9 @@ def test_the_bar_counts_the_rounds_that_halving_will_train(monkeypatch, tmp_path
     best = list(configs)[:2]
     totals = []
 
-    def trained(out, names, training, failures, options=()):
+    def iter_finished_runs(out, names, options, failures, arguments=()):
         for name in names:
-            done[name] = int(options[1]) if options else 8
+            done[name] = int(arguments[1]) if arguments else 8
             yield name
 
     class Bar:
@@ -183,7 +183,7 @@ def test_the_bar_counts_the_rounds_that_halving_will_train(monkeypatch, tmp_path
             totals.append(self.total)
 
     monkeypatch.setattr(sweep, "bar", Bar)
-    monkeypatch.setattr(sweep, "trained", trained)
+    monkeypatch.setattr(sweep, "iter_finished_runs", iter_finished_runs)
     monkeypatch.setattr(sweep, "_num_rounds", lambda folder: done[folder.name])
     monkeypatch.setattr(sweep.RunFolder, "mark_stopped_by_data", lambda folder, rounds: None)
     monkeypatch.setattr(
