@@ -289,6 +289,8 @@ def _value_text(value: Any) -> str:
     """Returns a text that changes with a value: of an array its digest, of an object that is no
     dataclass its class alone.
     """
+    if isinstance(value, np.generic):  # Their repr depends on the version of numpy.
+        value = value.item()
     if isinstance(value, str | bytes | int | float | complex | None):
         return repr(value)
     if isinstance(value, Mapping):
