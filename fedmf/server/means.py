@@ -234,7 +234,7 @@ def leaves_of(name: str, update: Any, shapes: Sequence[tuple[int, ...]]) -> list
       shapes: that its arrays must have.
 
     Raises:
-      TypeError: no list of arrays of floats.
+      TypeError: no list of arrays of floats, or a masked array among them.
       ValueError: other shapes.
     """
     way_out = f"give a list of float arrays of shapes={list(shapes)}"
@@ -242,6 +242,8 @@ def leaves_of(name: str, update: Any, shapes: Sequence[tuple[int, ...]]) -> list
         raise TypeError(f"`{name}` is a {type(update).__name__}: {way_out}")
     leaves = []
     for i, leaf in enumerate(update):
+        if np.ma.isMaskedArray(leaf):
+            raise TypeError(f"{name}[{i}] is a masked array: fill what is masked, and {way_out}")
         try:
             leaves.append(np.asarray(leaf))
         except (TypeError, ValueError, RuntimeError):

@@ -12,6 +12,7 @@ import pytest
 from fedmf import training
 from fedmf.identifiers import client_array
 from fedmf.runs.round_metrics import FinishedRound, RoundMetric, compute_round_metrics
+from fedmf.server.means import leaves_of
 from fedmf.training.evaluation import Evaluator
 from fedmf.training.examples import ClientData, Weighted, check_examples, digest
 from fedmf.training.learner import Machine, function_text
@@ -177,6 +178,7 @@ def test_metrics_have_the_same_names_on_all_examples(tmp_path):
 def test_masked_arrays_are_refused():
     masked = np.ma.masked_less(X, 0)
     assert "a masked array" in message_of(linear_task, x=masked)
+    assert "update[0] is a masked array" in message_of(leaves_of, "update", [masked], [X.shape])
     assert "a masked array" in message_of(check_examples, (X, np.ma.array(Y)), "client 1")
     weights = message_of(learner(initial_weights=lambda seed: [np.ma.ones(3)]).initial_weights, 0)
     assert "a masked array" in weights
