@@ -4,7 +4,7 @@ import functools
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -226,6 +226,8 @@ def _converted(name: str, ids: np.ndarray) -> np.ndarray:
     array = np.asarray(values)
     original_by_converted: dict[Any, Any] = {}
     for original, value in zip(ids.ravel().tolist(), np.ravel(array).tolist(), strict=False):
+        if not isinstance(original, Hashable):
+            break  # It is no id, and is refused as one.
         first = original_by_converted.setdefault(value, original)
         if first != original:
             raise ValueError(

@@ -215,7 +215,8 @@ class Task:
         Raises:
           ValueError: the shapes differ from those of the task's model.
         """
-        own_weights = [np.array(weight) for weight in weights]
+        hint = "give the arrays of a model as a list"
+        own_weights = [np.array(array) for array in checks.entries("weights", weights, hint=hint)]
         task = dataclasses.replace(self, learner=self.learner.starting_from(own_weights))
         return task._with_given_weights()
 
