@@ -52,7 +52,7 @@ def noise_in_a_map():
     """Rows that memory has no room for: the strategy looks at the folder's disk first."""
     plan = plan_of(MECHANISMS["banded"](12))
     HostNoise(plan, 100, noise_seed=1, folder="~/map")
-    rows._array((2, 100), mapped=True, folder="~/map")
+    rows._zeros((2, 100), is_mapped=True, folder="~/map")
 
 
 # Function and argument -> a call with a path in the home folder, and what it leaves there.
