@@ -1,4 +1,4 @@
-"""What figures share: panels of lines, told apart by colour, dashes and marks, and heat maps."""
+"""Panels of lines, distinguished by colour, dashes and marks, and heat maps."""
 
 import dataclasses
 import math
@@ -27,11 +27,11 @@ from fedmf.reports.text import plain
 COLORS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #222222 #8c6bb1 #7f7f7f".split()
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), "-", (0, (3, 3)), "-")
 MARKS = "osD^vPX*<"
-_FEW = 20  # points that get marks
+_MAX_MARKED_POINTS = 20  # a line of more points has no marks
 
 
 class Line(NamedTuple):
-    """A line, or a level where its one x is infinite; with the ends of an interval around it."""
+    """Line, or a level if its one x is infinite, with the ends of an interval around it."""
 
     x: Any
     y: Any
@@ -41,19 +41,19 @@ class Line(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """A panel.
+    """Panel of lines.
 
     Attributes:
       series: label -> values.
       xlabel, ylabel, title: texts. A panel without ylabel has the scale of the one to its left.
-      x: of the series that are not of type `Line`.
-      beside: more lines, which no column of `rows` has.
-      column: of x in numbers.csv, if `xlabel` is not what it is called.
+      x: x of the series that are not of type `Line`.
+      beside: more lines, which are no columns of `rows`.
+      column: name of x in numbers.csv, if it is not `xlabel`.
       log: axes with a logarithmic scale, "", "x", "y" or "xy".
-      ticks: on the x axis; by default matplotlib's.
+      ticks: ticks of the x axis; by default matplotlib's.
       ylim: ends of the y axis; None for matplotlib's.
       points: the series are points without lines.
-      percent: y is a share.
+      percent: y is a fraction, drawn in percent.
       at: x of a vertical line.
     """
 
@@ -74,16 +74,16 @@ class Lines:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Of a table of the series over x."""
+        """Columns of a table of the series over x."""
         return (self.column or self.xlabel, *self.series)
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:
-        """Of that table."""
+        """Rows of a table of the series over x."""
         return list(zip(self.x, *self.series.values(), strict=True))
 
     def draw(self, ax: Axes, order: Sequence[str]) -> None:
-        """Draws it; colours are in the order of these labels."""
+        """Draws the panel; colours are in the order of these labels."""
         for label, line in {**self.series, **self.beside}.items():
             x, y, low, high = line if isinstance(line, Line) else Line(self.x, line)
             i = order.index(label)
@@ -95,7 +95,7 @@ class Lines:
                     ax.axhspan(low[0], high[0], color=color, alpha=0.15, linewidth=0)
                 continue
             points = self.points and label in self.series
-            mark = MARKS[i % len(MARKS)] if points or len(x) <= _FEW else ""
+            mark = MARKS[i % len(MARKS)] if points or len(x) <= _MAX_MARKED_POINTS else ""
             style: dict[str, Any] = {
                 "color": color,
                 "marker": mark,

@@ -30,44 +30,60 @@ _SAME_EPSILON = 6e-4
 def _accuracies(
     grid: Grid, rows: Sequence[printed.NoiseRow] | Sequence[printed.TunedRow]
 ) -> Trained:
-    """The accuracies of a grid's runs beside the printed ones: on the validation set for each rate
-    of Tables 6 and 7, on the test set for the best one of 4 and 5.
+    """Returns the function that compares accuracies of a grid's runs with the printed ones.
+
+    Those of Tables 6 and 7 are on the validation set for each rate, those of Tables 4 and 5 on the
+    test set for the best rate.
     """
-    theirs: dict[tuple[str, float, str], str] = {}
-    for row in rows:
-        if isinstance(row, printed.NoiseRow):
-            if row.bands == ROUNDS:  # as many as rounds: it is the row of the dense optimum
-                continue
-            theirs[row.mechanism, row.epsilon, row.learning_rate] = row.test
-        else:
-            # A second number of bands at an epsilon is a line of its own.
-            taken = any(key[:2] == (row.mechanism, row.epsilon) for key in theirs)
-            line = f"{row.mechanism}, {row.bands} bands" if taken else row.mechanism
-            theirs |= {(line, row.epsilon, rate): x for rate, x in row.accuracies.items()}
-    unnoised = printed.BANDED_TABLE_6_UNNOISED if rows is printed.BANDED_TABLE_6 else {}
-    theirs |= {(stackoverflow.UNNOISED, math.inf, rate): x for rate, x in unnoised.items()}
+    printed_accuracies = _printed_accuracies(rows)
     column = "test" if isinstance(rows[0], printed.NoiseRow) else "validation"
 
     def trained(request: Request) -> list[tuple[str, str, str, float, str]]:
-        found = []
-        for made in by_setting(grid(request.scale), request):
-            line, epsilon, rate = (made[name] for name in SETTING)
-            runs = int(made[f"{column} runs"])
-            if runs:
-                ends = " to ".join(f"{100 * made[f'{column} {end}']:.2f}" for end in ("min", "max"))
-                at_epsilon = "without noise" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
-                found.append(
-                    (
-                        f"{line}, {at_epsilon}, rate {rate:.4f}",
-                        f"{column} accuracy, %",
-                        theirs.get((line, epsilon, f"{rate:.4f}"), ""),
-                        100 * made[f"{column} mean"],
-                        f"trained: {runs} run{'s' * (runs != 1)}, {ends}",
-                    )
+        """Returns a row for each setting with finished runs."""
+        table_rows = []
+        for values in by_setting(grid(request.scale), request):
+            line, epsilon, rate = (values[name] for name in SETTING)
+            num_runs = int(values[f"{column} runs"])
+            if not num_runs:
+                continue
+            runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
+            lowest = 100 * values[f"{column} min"]
+            highest = 100 * values[f"{column} max"]
+            at_epsilon = "without noise" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
+            table_rows.append(
+                (
+                    f"{line}, {at_epsilon}, rate {rate:.4f}",
+                    f"{column} accuracy, %",
+                    printed_accuracies.get((line, epsilon, f"{rate:.4f}"), ""),
+                    100 * values[f"{column} mean"],
+                    f"trained: {runs}, {lowest:.2f} to {highest:.2f}",
                 )
-        return found
+            )
+        return table_rows
 
     return trained
+
+
+def _printed_accuracies(
+    rows: Sequence[printed.NoiseRow] | Sequence[printed.TunedRow],
+) -> dict[tuple[str, float, str], str]:
+    """Returns (line, epsilon, learning rate) -> printed accuracy."""
+    accuracies: dict[tuple[str, float, str], str] = {}
+    for row in rows:
+        if isinstance(row, printed.NoiseRow):
+            # As many bands as rounds are the row of the dense optimum.
+            if row.bands != ROUNDS:
+                accuracies[row.mechanism, row.epsilon, row.learning_rate] = row.test
+            continue
+        # A second number of bands at an epsilon is a line of its own.
+        has_line = any(key[:2] == (row.mechanism, row.epsilon) for key in accuracies)
+        line = f"{row.mechanism}, {row.bands} bands" if has_line else row.mechanism
+        for rate, accuracy in row.accuracies.items():
+            accuracies[line, row.epsilon, rate] = accuracy
+    if rows is printed.BANDED_TABLE_6:
+        for rate, accuracy in printed.BANDED_TABLE_6_UNNOISED.items():
+            accuracies[stackoverflow.UNNOISED, math.inf, rate] = accuracy
+    return accuracies
 
 
 def _bands(row: str, column: str, theirs: int, ours: int, ratio: float) -> Cell:

@@ -7,7 +7,7 @@ A citation is a paper and a number, as in "banded paper, Thm. 2" or "Alg. 4 of t
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import fedmf
@@ -122,57 +122,74 @@ class Statement(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As `fedmf paper list` names it, such as banded-thm-2."""
+        """Name in `fedmf paper list`, such as banded-thm-2."""
         return f"{self.source}-{re.sub(r'[. ]+', '-', self.number.lower())}"
 
 
 STATEMENTS = tuple(
-    Statement(*(part.strip() for part in line.split("|", 2)))
+    Statement(*(field.strip() for field in line.split("|", 2)))
     for line in _STATEMENTS.strip().splitlines()
 )
 
 
 def cited_in(text: str) -> Iterator[tuple[str, str, int]]:
-    """(source, number, line) of each citation in the text of a file.
+    """Yields source, number and line of each citation in the text of a file.
 
     >>> list(cited_in("# banded paper, Prop. E.1, and Thm. 2; Alg. 1 of Denisov et al."))
     [('banded', 'Prop. E.1', 1), ('banded', 'Thm. 2', 1), ('denisov', 'Alg. 1', 1)]
     >>> list(cited_in("# banded paper; Wang and Balle 2019, Theorem 27"))
     []
     """
-    # As one line of the same length: citations go on in the next line.
-    flat = re.sub(r"\n *#? *", lambda gap: " " * len(gap[0]), text)
-    papers = sorted(
-        (match.start(), source)
-        for pattern, source in _PAPERS
-        for match in re.finditer(pattern, flat)
-    )
-    for match in _NUMBER.finditer(flat):
-        before = [p for p in papers if 0 <= match.start() - p[0] <= _REACH]
-        after = [p for p in papers if match["paper"] and match.end("number") <= p[0] < match.end()]
-        source = (after or before or [(0, "")])[0 if after else -1][1]
+    # One line of the same length, since a citation may continue in the next line.
+    flat_text = re.sub(r"\n *#? *", lambda gap: "".ljust(len(gap[0])), text)
+    papers: list[tuple[int, str]] = []
+    for pattern, source in _PAPERS:
+        papers += [(match.start(), source) for match in re.finditer(pattern, flat_text)]
+    papers.sort()
+    for match in _NUMBER.finditer(flat_text):
+        source = _source_of(match, papers)
         if source:
             kind = _KINDS.get(match["kind"], match["kind"])
             line = text.count("\n", 0, match.start()) + 1
             yield source, f"{kind} {match['number']}", line
 
 
+def _source_of(match: re.Match[str], papers: Sequence[tuple[int, str]]) -> str:
+    """Returns the source of a cited number: the paper named behind it, or else close before it.
+
+    Args:
+      match: match of the number.
+      papers: position and source of each paper that is named, in order.
+    """
+    if match["paper"]:
+        for position, source in papers:
+            if match.end("number") <= position < match.end():
+                return source
+    for position, source in reversed(papers):
+        if 0 <= match.start() - position <= _REACH:
+            return source
+    return ""
+
+
 def citations(folder: pathlib.Path) -> dict[tuple[str, str], list[str]]:
-    """(source, number) -> "file:line" of each citation in the Python files of this folder."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for place, _, names in os.walk(folder, followlinks=True):  # in a checkout tasks/ is a link
-        for path in (pathlib.Path(place, name) for name in names if name.endswith(".py")):
-            if path.name in _OF_CITATIONS:
+    """Returns (source, number) -> "file:line" of each citation in a folder's Python files."""
+    positions: dict[tuple[str, str], list[str]] = {}
+    # In a checkout tasks/ is a link.
+    for parent, _, names in os.walk(folder, followlinks=True):
+        for name in names:
+            if not name.endswith(".py") or name in _OF_CITATIONS:
                 continue
+            path = pathlib.Path(parent, name)
             for source, number, line in cited_in(path.read_text(encoding="utf-8")):
-                where = f"{path.relative_to(folder.parent)}:{line}"
-                found.setdefault((source, number), []).append(where)
-    return {key: sorted(places) for key, places in found.items()}
+                position = f"{path.relative_to(folder.parent)}:{line}"
+                positions.setdefault((source, number), []).append(position)
+    return {key: sorted(cited_at) for key, cited_at in positions.items()}
 
 
 def cited_statements() -> Iterator[tuple[Statement, list[str], list[str]]]:
-    """Each statement with the lines of the code that cite it, and those of the tests, which are
-    there in a checkout.
+    """Yields each statement with the lines of the code, and of the tests, that cite it.
+
+    Only a checkout has tests.
     """
     package = pathlib.Path(fedmf.__file__).parent
     code = citations(package)
@@ -183,10 +200,11 @@ def cited_statements() -> Iterator[tuple[Statement, list[str], list[str]]]:
 
 
 def table() -> str:
-    """The statements as a table in Markdown: what each says, where the code and tests cite it."""
+    """Returns the statements and the files that cite them, as a table in Markdown."""
 
-    def files(places: list[str]) -> str:
-        names = dict.fromkeys(place.partition(":")[0] for place in places)
+    def files(positions: list[str]) -> str:
+        """Returns the names of the files."""
+        names = dict.fromkeys(position.partition(":")[0] for position in positions)
         return ", ".join(f"`{name}`" for name in names)
 
     lines = ["| | says | in the code | checked by |", "|---|---|---|---|"]
