@@ -92,7 +92,7 @@ def check_round_metrics(argument: str, metrics: Any) -> tuple[RoundMetric, ...]:
 def compute_round_metrics(
     metrics: Sequence[RoundMetric], finished: FinishedRound
 ) -> dict[str, float]:
-    """Computes the metrics of a round, each of arrays of its own, and returns them by their names.
+    """Computes the metrics of a round from copies of its arrays, and returns them by their names.
 
     Raises:
       TypeError: a metric returns no number.

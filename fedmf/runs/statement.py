@@ -121,12 +121,13 @@ def scaling_values(config: TrainConfig) -> dict[str, str]:
 
 
 def pretraining(config: TrainConfig, record: Mapping[str, Any]) -> str:
-    """Returns what a statement says of the data that the initial model was trained on: no more than
-    the run knows.
+    """Returns a statement's sentence on the data that the initial model was trained on.
+
+    It claims no more than the run can know.
 
     Args:
-      config: of the run.
-      record: its plan.json.
+      config: config of the run.
+      record: contents of plan.json.
     """
     weights = record.get("initial_weights", {})
     digest = f" (SHA-256 digest {weights['digest']})" if "digest" in weights else ""

@@ -50,12 +50,12 @@ class ClientWork(abc.ABC):
 def sums_of_copies(
     work: ClientWork, sent: Broadcast, groups: Iterable[Sequence[ClientData]]
 ) -> Iterator[ClippedSum]:
-    """Yields what `ClientWork.sums` yields for a copy of the broadcast, so that client work reaches
-    no array that the server goes on with.
+    """Yields the sums of `ClientWork.sums` for a copy of the broadcast, so that client work cannot
+    write to the arrays of the server.
 
     Raises:
-      ValueError: after the last group, if client work wrote to the copy: clients that trained later
-        began with weights that follow from the data of earlier ones.
+      ValueError: after the last group, if client work wrote to the copy. Then clients began with
+        weights that depend on the examples of clients that trained before.
     """
     copied = _copied(sent)
     yield from work.sums(copied, groups)
@@ -66,13 +66,13 @@ def sums_of_copies(
         if not _has_same_values(arrays, originals):
             raise ValueError(
                 f"client work wrote to the {name} that it was sent, so that clients began with "
-                "what other clients' examples made of them; the round was not done: let each "
+                "what other clients' examples made of them; the round was not committed: let each "
                 "client train a copy (`weight.copy()`, and torch.tensor in place of from_numpy)"
             )
 
 
 def _copied(sent: Broadcast) -> Broadcast:
-    """Returns a broadcast of arrays of its own."""
+    """Returns a copy of a broadcast, with copies of its arrays."""
     scales: Sequence[np.ndarray] = [np.array(scale) for scale in sent.params.scales] or ()
     weights = [np.array(weight) for weight in sent.weights]
     return Broadcast(weights, sent.params._replace(scales=scales))

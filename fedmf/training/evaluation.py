@@ -55,17 +55,21 @@ class Evaluator:
         return values
 
     def _evaluation(self, weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
-        """Returns what the learner evaluates. It gets copies of the weights: what it writes to
-        them, such as moving averages of a client's examples, reaches nobody else.
+        """Returns the checked metrics of the learner. It gets copies of the weights, so that a
+        learner that overwrites them, such as with moving averages of examples, changes no model.
+
+        Raises:
+          TypeError: a metric is no number.
+          ValueError: the names of the metrics differ from those of earlier evaluations.
         """
         evaluation = self._evaluate([np.array(weight) for weight in weights], examples)
-        name_of_task = self._task.name
+        task_name = self._task.name
         values: dict[str, float] = {}
         for name, value in evaluation.values.items():
             number = checks.real_number(value)
             if number is None:
                 raise TypeError(
-                    f"evaluation of task {name_of_task!r} returned {name!r}: "
+                    f"evaluation of task {task_name!r} returned {name!r}: "
                     f"{reprlib.repr(value)}: return one number for each metric"
                 )
             values[name] = number
@@ -73,7 +77,7 @@ class Evaluator:
         self._metric_names = self._metric_names or {*names, "loss", self._task.headline}
         if names != self._metric_names:
             raise ValueError(
-                f"evaluation of task {name_of_task!r} returned the metrics {sorted(names)} where "
+                f"evaluation of task {task_name!r} returned the metrics {sorted(names)} where "
                 f"it has {sorted(self._metric_names)}: return all of them for all examples, NaN "
                 "where they define none"
             )
