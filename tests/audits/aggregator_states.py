@@ -1,4 +1,4 @@
-"""Aggregators for the auditor that remember earlier rounds, right and wrong ones."""
+"""Aggregators with a state between rounds, right ones and mistakes, for the auditor."""
 
 import collections
 import itertools
@@ -19,70 +19,80 @@ from tests.audits.aggregators import (
 
 
 def of_alternate_rounds():
-    calls = itertools.count()
-    finish = noisy(lambda arrays, scale, rng, _: gaussian(arrays, scale * (next(calls) % 2), rng))
-    return aggregator(finish=finish)()
+    """Makes an aggregator with noise in every other round alone."""
+    call_counter = itertools.count()
+    noisy_finish = noisy(
+        lambda arrays, scale, rng, _: gaussian(arrays, scale * (next(call_counter) % 2), rng)
+    )
+    return aggregator(finish=noisy_finish)()
 
 
 def taken_back():
-    """Every other round has the noise of the round before, negated."""
-    kept = []
+    """Makes an aggregator that subtracts the noise of a round in the next one."""
+    previous_noise = []
 
     def noise(arrays, scale, rng, updates):
-        if kept:
-            return divided(kept.pop(), -1)
-        kept.append(gaussian(arrays, scale, rng))
-        return kept[0]
+        if previous_noise:
+            return divided(previous_noise.pop(), -1)
+        previous_noise.append(gaussian(arrays, scale, rng))
+        return previous_noise[0]
 
     return aggregator(finish=noisy(noise))()
 
 
 def larger_in_late_rounds():
     """Makes an aggregator that clips at 1.06 from the seventh round on."""
-    rng, rounds = np.random.default_rng(), itertools.count()
+    rng = np.random.default_rng()
+    round_counter = itertools.count()
 
     def aggregate(updates):
-        factor = 1.06 if next(rounds) >= 6 else 1.0
-        return mean(divided(total(list(map(as_one, updates)), None), 1 / factor), rng)
+        clip_norm = 1.06 if next(round_counter) >= 6 else 1.0
+        return mean(divided(total(list(map(as_one, updates)), None), 1 / clip_norm), rng)
 
     return aggregate
 
 
 def larger_at_first():
     """Makes an aggregator that clips at 1.2 in its first round."""
-    rng, rounds = np.random.default_rng(), itertools.count()
+    rng = np.random.default_rng()
+    round_counter = itertools.count()
 
     def aggregate(updates):
-        factor = 1.0 if next(rounds) else 1.2
-        return mean(divided(total(list(map(as_one, updates)), None), 1 / factor), rng)
+        clip_norm = 1.0 if next(round_counter) else 1.2
+        return mean(divided(total(list(map(as_one, updates)), None), 1 / clip_norm), rng)
 
     return aggregate
 
 
 def accumulating():
-    rng, so_far = np.random.default_rng(), []
+    """Makes an aggregator that sums the updates of all rounds so far."""
+    rng = np.random.default_rng()
+    all_updates = []
 
     def aggregate(updates):
-        so_far.extend(as_one(update) for update in updates)
-        return mean(total(so_far, None), rng)
+        all_updates.extend(as_one(update) for update in updates)
+        return mean(total(all_updates, None), rng)
 
     return aggregate
 
 
 def adaptive(quantile, lag=1):
-    """Returns what makes an aggregator with a clip norm that is a quantile of an earlier round."""
+    """Returns a maker of aggregators whose clip norm is a quantile of an earlier round's norms."""
 
     def make():
         rng = np.random.default_rng()
         clip_norms = [1.0] * lag
 
         def aggregate(updates):
-            norms = [norm_of(update) for update in updates]
-            norms = np.nan_to_num(norms, nan=1e9, posinf=1e9)
-            clip_norms.append(min(1.0, max(float(np.quantile(norms, quantile)), 1e-3)))
-            limit = clip_norms[-1 - lag]
-            clipped = [[limit * a for a in as_one(divided(update, limit))] for update in updates]
-            return mean(total(clipped, None), rng)
+            update_norms = [norm_of(update) for update in updates]
+            update_norms = np.nan_to_num(update_norms, nan=1e9, posinf=1e9)
+            clip_norms.append(min(1.0, max(float(np.quantile(update_norms, quantile)), 1e-3)))
+            clip_norm = clip_norms[-1 - lag]
+            clipped_updates = [
+                [clip_norm * array for array in as_one(divided(update, clip_norm))]
+                for update in updates
+            ]
+            return mean(total(clipped_updates, None), rng)
 
         return aggregate
 
@@ -90,7 +100,7 @@ def adaptive(quantile, lag=1):
 
 
 def following(step):
-    """Returns what makes an aggregator with a clip norm that follows the updates' norms.
+    """Returns a maker of aggregators whose clip norm follows the norms of the updates.
 
     Args:
       step: (clip norm, norms) -> the next clip norm, before a limit of 1.
@@ -98,15 +108,18 @@ def following(step):
 
     def make():
         rng = np.random.default_rng()
-        limit = 1.0
+        clip_norm = 1.0
 
         def aggregate(updates):
-            nonlocal limit
-            norms = [norm_of(update) for update in updates]
-            norms = np.minimum(np.nan_to_num(norms, nan=1.0, posinf=1.0), 1.0)
-            clipped = [[limit * a for a in as_one(divided(update, limit))] for update in updates]
-            limit = max(1e-3, min(1.0, float(step(limit, norms))))
-            return mean(total(clipped, None), rng)
+            nonlocal clip_norm
+            update_norms = [norm_of(update) for update in updates]
+            update_norms = np.minimum(np.nan_to_num(update_norms, nan=1.0, posinf=1.0), 1.0)
+            clipped_updates = [
+                [clip_norm * array for array in as_one(divided(update, clip_norm))]
+                for update in updates
+            ]
+            clip_norm = max(1e-3, min(1.0, float(step(clip_norm, update_norms))))
+            return mean(total(clipped_updates, None), rng)
 
         return aggregate
 
@@ -114,20 +127,22 @@ def following(step):
 
 
 def remembering(combine):
-    """Returns what makes an aggregator of this round's sum and an earlier result.
+    """Returns a maker of aggregators that combine this round's sum with the previous result.
 
     Args:
-      combine: (sum, what it gave before, or None) -> arrays.
+      combine: (sum, previous result or None) -> arrays.
     """
 
     def make():
         rng = np.random.default_rng()
-        before = None
+        previous_result = None
 
         def aggregate(updates):
-            nonlocal before
-            before = combine(total([as_one(update) for update in updates], None), before)
-            return mean(before, rng)
+            nonlocal previous_result
+            previous_result = combine(
+                total([as_one(update) for update in updates], None), previous_result
+            )
+            return mean(previous_result, rng)
 
         return aggregate
 
@@ -135,15 +150,15 @@ def remembering(combine):
 
 
 def averaging(rounds):
-    """Returns what makes an aggregator of the average over so many rounds."""
+    """Returns a maker of aggregators of the average over the last rounds."""
 
     def make():
         rng = np.random.default_rng()
-        sums = collections.deque(maxlen=rounds)
+        recent_sums = collections.deque(maxlen=rounds)
 
         def aggregate(updates):
-            sums.append(total([as_one(update) for update in updates], None))
-            return mean(divided(total(sums, None), len(sums)), rng)
+            recent_sums.append(total([as_one(update) for update in updates], None))
+            return mean(divided(total(recent_sums, None), len(recent_sums)), rng)
 
         return aggregate
 
@@ -151,8 +166,10 @@ def averaging(rounds):
 
 
 def decreasing():
-    """Makes an aggregator with more noise in its first rounds."""
-    rounds = itertools.count(1)
+    """Makes an aggregator with larger noise in its first rounds."""
+    round_counter = itertools.count(1)
     return aggregator(
-        finish=lambda arrays, rng, updates: scaled(1 + 2 / next(rounds))(arrays, rng, updates)
+        finish=lambda arrays, rng, updates: scaled(1 + 2 / next(round_counter))(
+            arrays, rng, updates
+        )
     )()

@@ -1,6 +1,4 @@
-"""Known mistakes, made on purpose: an audit that does not catch them would not catch
-the real ones either.
-"""
+"""Known mistakes in the noise and in a client's rounds, which audits must detect."""
 
 import numpy as np
 import scipy.linalg
@@ -13,26 +11,28 @@ UNCHANGED = 1e-9
 
 
 def mistakes_over_rounds(factor) -> dict[str, np.ndarray]:
-    """Name of a mistake -> M: where honest noise, whitened by `factor`, is W, the mistake makes it
-    M W.
+    """Returns name -> M: honest noise, whitened by `factor`, is W, and the mistake makes it M W.
 
-    Mistakes that change nothing are left out.
+    Mistakes that do not change the covariance are left out.
     """
-    n, middle = len(factor), len(factor) // 2
+    n = len(factor)
+    half_rounds = len(factor) // 2
     E = solve(factor, np.eye(n))
-    norms = np.linalg.norm(E, axis=1)
+    row_norms = np.linalg.norm(E, axis=1)
     # The rows have one norm, where the columns should have it.
-    by_rows = E * (np.sqrt(np.mean(norms**2)) / norms)[:, None]
+    row_normalised = E * (np.sqrt(np.mean(row_norms**2)) / row_norms)[:, None]
     rounds = np.arange(n)
-    again = np.eye(n)[np.where(rounds < middle, rounds, rounds - middle)]
+    restarted = np.eye(n)[np.where(rounds < half_rounds, rounds, rounds - half_rounds)]
     mistakes = {
         "noise too small by 3%": 0.97 * np.eye(n),
         "noise too large by 3%": 1.03 * np.eye(n),
-        "rows of C normalised in place of columns": E @ solve(by_rows, np.eye(n)),
+        "rows of C normalised in place of columns": E @ solve(row_normalised, np.eye(n)),
         "Cholesky factor not flipped, C C^T = X": E @ solve(np.linalg.cholesky(E.T @ E), np.eye(n)),
-        "a draw used in two rounds": np.eye(n)[np.where(rounds == middle, middle - 1, rounds)],
-        "sources start again after a resume": again,
-        "noise not advanced by a resume": E @ again @ factor,
+        "a draw used in two rounds": np.eye(n)[
+            np.where(rounds == half_rounds, half_rounds - 1, rounds)
+        ],
+        "sources start again after a resume": restarted,
+        "noise not advanced by a resume": E @ restarted @ factor,
     }
     return {
         name: M for name, M in mistakes.items() if np.abs(M @ M.T - np.eye(n)).max() > UNCHANGED
@@ -40,20 +40,26 @@ def mistakes_over_rounds(factor) -> dict[str, np.ndarray]:
 
 
 def too_many_rounds(plan, extra=None):
-    """The worst rounds and `extra` others (None: as many again), each chosen where it gains most;
-    more than the plan allows.
+    """Returns the worst rounds of a plan and further ones, more than it allows.
+
+    Args:
+      plan: the claim.
+      extra: number of further rounds, each chosen where it gains most; None for as many again.
     """
-    taken = np.flatnonzero(worst_case(plan).contributions).tolist()
+    client_rounds = np.flatnonzero(worst_case(plan).contributions).tolist()
     L = causal_factor(plan.mechanism.noising())
     E = solve(L, np.eye(len(L)))
     X = E.T @ E
-    for _ in range(len(taken) if extra is None else extra):
-        free = sorted(set(range(len(X))) - set(taken))
-        gains = np.diagonal(X)[free] + 2 * X[np.ix_(free, taken)].sum(axis=1)
-        taken.append(free[int(gains.argmax())])
-    assert not plan.participation.allows(taken)
-    return tuple(sorted(taken))
+    for _ in range(len(client_rounds) if extra is None else extra):
+        free_rounds = sorted(set(range(len(X))) - set(client_rounds))
+        round_gains = np.diagonal(X)[free_rounds] + 2 * X[np.ix_(free_rounds, client_rounds)].sum(
+            axis=1
+        )
+        client_rounds.append(free_rounds[int(round_gains.argmax())])
+    assert not plan.participation.allows(client_rounds)
+    return tuple(sorted(client_rounds))
 
 
 def solve(factor, right):
+    """Solves a lower-triangular system."""
     return scipy.linalg.solve_triangular(factor, right, lower=True)

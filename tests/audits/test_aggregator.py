@@ -1,6 +1,4 @@
-"""The auditor of aggregators: honest ones pass, each known mistake fails the test that is there for
-it, and what a test says it sees, it sees.
-"""
+"""Auditor of aggregators: honest ones pass, mistakes fail, and the power is as stated."""
 
 import itertools
 import math
@@ -21,25 +19,26 @@ from tests.refusals import refusal
 
 
 def sample_less_noise(monkeypatch):
-    """Makes audits sample 40,000 entries of noise, where the tails at 4 standard deviations need
-    300,000: the scale of the noise is then known to 0.35%.
+    """Makes audits sample 40,000 entries of noise.
+
+    The tails at 4 standard deviations need 300,000; the scale of the noise is then known to 0.35%.
     """
     monkeypatch.setattr(aggregator_noise, "DETECTED_CUT", 3.5)
 
 
 def alone(*names):
-    """Returns `leave_out` for these tests of movement alone."""
+    """Returns the value of `leave_out` that runs these movement tests alone."""
     return ",".join(name for name in MOVEMENT_TESTS if name not in names)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_caught_and_named(name, monkeypatch):
-    """The upper bound on the noise multiplier is wrong once in a million."""
+def test_audit_fails_each_known_mistake(name, monkeypatch):
+    """Tests each mistake; the bound on the noise multiplier is wrong once in a million."""
     mistake = MISTAKES[name]
     if not mistake.needs_all_noise:
         sample_less_noise(monkeypatch)
-    settings = {"confidence": 1 - 1e-6, "leave_out": alone(mistake.test)} | mistake.changes
-    result = audit_aggregator(mistake.make, claim(**settings))
+    claim_values = {"confidence": 1 - 1e-6, "leave_out": alone(mistake.test)} | mistake.changes
+    result = audit_aggregator(mistake.make, claim(**claim_values))
     assert mistake.test in result.failed
     verdict = next(test.verdict for test in result.tests if test.name == mistake.test)
     assert "claimed" in verdict
@@ -53,37 +52,41 @@ LEAST_NOISE = {"a fifth more noise": 1.2, "more noise in the first rounds": 1 + 
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_one_passes(name):
-    """An honest one fails once in a million runs."""
+def test_audit_passes_honest_aggregators(name):
+    """Tests honest aggregators, which fail once in a million runs."""
     result = audit_aggregator(HONEST[name], claim(confidence=1 - 1e-6))
     assert result.failed == ()
     assert result.noise_multiplier_most >= LEAST_NOISE.get(name, 1.0) * MULTIPLIER
     assert {test.name for test in result.tests} == set(TEST_NAMES)
 
 
-def test_an_epsilon_is_that_of_the_accountant():
-    declared = claim(noise_multiplier=None, epsilon=10.0, rounds=1)
-    epsilon_round, epsilon_run = declared.epsilons(4.845e-5)
+def test_epsilons_of_a_claim_are_those_of_the_accountant():
+    epsilon_claim = claim(noise_multiplier=None, epsilon=10.0, rounds=1)
+    epsilon_round, epsilon_run = epsilon_claim.epsilons(4.845e-5)
     assert epsilon_round == epsilon_run == pytest.approx(2.13e8, rel=1e-3)
-    assert declared.multiplier() == pytest.approx(0.541, rel=1e-3)
+    assert epsilon_claim.multiplier() == pytest.approx(0.541, rel=1e-3)
     assert claim(rounds=4).epsilons(1.0)[1] == pytest.approx(claim().epsilons(0.5)[0])
     assert claim().epsilons(0.0) == (math.inf, math.inf)
 
 
-def test_a_test_sees_what_it_says():
-    """A miss is one in a million."""
-    honest = audit_aggregator(aggregator(), claim(leave_out=alone("norms", "one")))
-    sees = {test.name: test.sees for test in honest.tests}
+def test_deviations_of_the_stated_size_are_detected():
+    """Tests the stated power, with one miss in a million."""
+    honest_audit = audit_aggregator(aggregator(), claim(leave_out=alone("norms", "one")))
+    seen_factors = {test.name: test.sees for test in honest_audit.tests}
 
     def too_far(norm):
         return lambda update: [norm * array for array in aggregators.as_one(update)]
 
     for name in ("norms", "one"):
-        settings = claim(leave_out=alone(name))
-        assert name in audit_aggregator(aggregator(too_far(sees[name])), settings).failed
-    settings = claim(leave_out=alone())
-    quiet = audit_aggregator(aggregator(finish=aggregators.scaled(1 / sees["noise"])), settings)
-    assert quiet.failed == ("noise",)
+        declared_claim = claim(leave_out=alone(name))
+        assert (
+            name in audit_aggregator(aggregator(too_far(seen_factors[name])), declared_claim).failed
+        )
+    declared_claim = claim(leave_out=alone())
+    quiet_audit = audit_aggregator(
+        aggregator(finish=aggregators.scaled(1 / seen_factors["noise"])), declared_claim
+    )
+    assert quiet_audit.failed == ("noise",)
 
 
 @pytest.mark.parametrize(
@@ -98,42 +101,45 @@ def test_a_test_sees_what_it_says():
         lambda runs: [dependence._repeated_starts(runs)],
     ],
 )
-def test_p_values_of_dependence_are_no_smaller_than_they_should_be(statistic):
-    """Of 200 honest samples a tenth have a p-value below 0.1; two fifths, as where p-values are a
-    quarter of what they should be, would be seen.
+def test_p_values_of_dependence_are_valid(statistic):
+    """Counts p-values below 0.1 of 200 honest samples; a tenth is expected.
+
+    Two fifths, as of p-values that are a quarter of the right ones, would be detected.
     """
     assert missed_by_count(200, 0.1, 0.4) <= 2 * MISS_RATE
     rng = np.random.default_rng(1)
-    below = 0
+    num_below = 0
     for _ in range(200):
         findings = statistic(list(rng.normal(size=(2, 3, 400))))
-        below += len(findings) * min(finding.p_value for finding in findings) < 0.1
-    assert below <= 20 or p_of_count(below, 200, 0.1) > FALSE_POSITIVE_RATE
+        num_below += len(findings) * min(finding.p_value for finding in findings) < 0.1
+    assert num_below <= 20 or p_of_count(num_below, 200, 0.1) > FALSE_POSITIVE_RATE
 
 
 SERVED_CLIENTS = 4
 
 
 def served_claim(**changes):
+    """Returns the claim of a `Server`."""
     return claim(rounds=8, clip_norm=0.5, shapes="40x30,30,1", clients=SERVED_CLIENTS, **changes)
 
 
 def planned(family, min_sep, multiplier):
-    """Makes a `Server` for each run; every round has clients of its own."""
-    config = fedmf.PlanConfig(
+    """Returns a maker of a `Server` for each run; every round has clients of its own."""
+    plan_config = fedmf.PlanConfig(
         rounds=8, min_sep=min_sep, family=family, noise_multiplier=multiplier, clip_norm=0.5
     )
-    plan, shapes = config.plan(), served_claim().arrays
+    plan = plan_config.plan()
+    shapes = served_claim().arrays
 
     def make():
         server = fedmf.Server(
             plan, shapes=shapes, clients_per_round=SERVED_CLIENTS, noise_seed="os"
         )
-        clients = itertools.count()
+        client_ids = itertools.count()
 
         def aggregate(updates):
             for update in updates:
-                server.add(update, client=next(clients))
+                server.add(update, client=next(client_ids))
             return server.release()
 
         return aggregate
@@ -151,19 +157,19 @@ def planned(family, min_sep, multiplier):
         pytest.param("tree", 2, "correlated", ("norms",), marks=pytest.mark.slow),
     ],
 )
-def test_a_server_passes(family, min_sep, noise, tests, monkeypatch):
+def test_audit_passes_a_server(family, min_sep, noise, tests, monkeypatch):
     if tests != MOVEMENT_TESTS:
         sample_less_noise(monkeypatch)
-    settings = {"noise": noise, "leave_out": alone(*tests) or None}
-    settings["min_sep"] = min_sep if noise == "correlated" else None
-    result = audit_aggregator(planned(family, min_sep, MULTIPLIER), served_claim(**settings))
+    claim_values = {"noise": noise, "leave_out": alone(*tests) or None}
+    claim_values["min_sep"] = min_sep if noise == "correlated" else None
+    result = audit_aggregator(planned(family, min_sep, MULTIPLIER), served_claim(**claim_values))
     assert result.failed == ()
     assert result.noise_multiplier_most >= MULTIPLIER
     # With less noise than is said the correlated kind fails as well.
     sample_less_noise(monkeypatch)
-    quiet = planned(family, min_sep, 0.8 * MULTIPLIER)
-    settings["leave_out"] = alone()
-    assert audit_aggregator(quiet, served_claim(**settings)).failed == ("noise",)
+    quiet_server = planned(family, min_sep, 0.8 * MULTIPLIER)
+    claim_values["leave_out"] = alone()
+    assert audit_aggregator(quiet_server, served_claim(**claim_values)).failed == ("noise",)
 
 
 def test_a_test_may_be_left_out():
@@ -173,14 +179,14 @@ def test_a_test_may_be_left_out():
     assert next(test for test in result.tests if test.name == mistake.test).passed is None
 
 
-def test_updates_of_zeros_that_become_nan():
+def test_nan_on_updates_of_zeros_fails():
     def divides(update):
         with np.errstate(all="ignore"):
             return [array / aggregators.norm_of(update) for array in update]
 
-    result = audit_aggregator(aggregator(divides), claim(leave_out=alone()))
-    assert result.failed == ("zeros",)
-    assert result.values()["epsilon_run"] is None
+    failed_audit = audit_aggregator(aggregator(divides), claim(leave_out=alone()))
+    assert failed_audit.failed == ("zeros",)
+    assert failed_audit.values()["epsilon_run"] is None
 
     def raises(update):
         return [array * min(1, 1 / aggregators.norm_of(update)) for array in update]
@@ -199,7 +205,7 @@ def test_updates_of_zeros_that_become_nan():
         ({"clients": 1}, "clients=1"),
     ],
 )
-def test_refusals_name_the_argument(change, named):
+def test_claim_refuses_bad_arguments(change, named):
     with refusal(named):
         claim(**change)
 
@@ -219,12 +225,12 @@ async def later(updates):
         (lambda updates: [array + 1j for array in updates[0]], "dtype complex"),
     ],
 )
-def test_what_is_no_aggregate_is_refused(function, named):
+def test_audit_refuses_results_that_are_no_aggregate(function, named):
     with refusal(named):
         audit_aggregator(lambda: function, claim())
 
 
-def test_a_function_that_works_on_zeros_alone_is_refused():
+def test_audit_refuses_a_function_that_works_on_zeros_alone():
     def aggregate(updates):
         if any(array.any() for update in updates for array in update):
             raise OverflowError("no")
@@ -235,60 +241,69 @@ def test_a_function_that_works_on_zeros_alone_is_refused():
         audit_aggregator(lambda: aggregate, claim(leave_out=alone()))
 
 
-ROUNDS, MIN_SEP, FEW_CLIENTS = 32, 4, 2
+ROUNDS = 32
+MIN_SEP = 4
+FEW_CLIENTS = 2
 
 
 def banded_noise(participations, rows):
-    """Returns what makes an aggregator of banded noise, scaled for so many participations of a
-    client; the rows of noise come again after so many.
+    """Returns a maker of aggregators with banded noise.
+
+    Args:
+      participations: of one client, for which the noise is scaled.
+      rows: number of rounds after which the noise repeats.
     """
-    column = np.array([1.0, 0.5, 0.375, 0.3125])
-    C = sum(c * np.eye(ROUNDS, k=-i) for i, c in enumerate(column / np.linalg.norm(column)))
+    first_column = np.array([1.0, 0.5, 0.375, 0.3125])
+    C = sum(
+        coefficient * np.eye(ROUNDS, k=-lag)
+        for lag, coefficient in enumerate(first_column / np.linalg.norm(first_column))
+    )
     N = np.linalg.inv(C)
 
     def make():
         rng = np.random.default_rng()
-        sources, calls = [], itertools.count()
+        sources = []
+        call_counter = itertools.count()
 
         def aggregate(updates):
-            t = next(calls)
+            t = next(call_counter)
             arrays = aggregators.total(list(map(aggregators.as_one, updates)), None)
             if t < rows:
                 sources.append(rng.normal(size=sum(array.size for array in arrays)))
-            row = N[t % rows, : len(sources)] @ np.array(sources)
-            scale = MULTIPLIER * participations**0.5
-            sizes = np.cumsum([array.size for array in arrays])[:-1]
-            noise = [
-                scale * part.reshape(array.shape)
-                for part, array in zip(np.split(row, sizes), arrays, strict=True)
+            noise_row = N[t % rows, : len(sources)] @ np.array(sources)
+            noise_scale = MULTIPLIER * participations**0.5
+            array_ends = np.cumsum([array.size for array in arrays])[:-1]
+            noise_arrays = [
+                noise_scale * array_noise.reshape(array.shape)
+                for array_noise, array in zip(np.split(noise_row, array_ends), arrays, strict=True)
             ]
-            return aggregators.divided(aggregators.plus(arrays, noise), FEW_CLIENTS)
+            return aggregators.divided(aggregators.plus(arrays, noise_arrays), FEW_CLIENTS)
 
         return aggregate
 
     return make
 
 
-def test_correlated_noise_is_held_against_all_participations(monkeypatch):
-    """Noise for one participation passes where a client takes part once, and no more often."""
+def test_correlated_noise_is_compared_with_all_participations(monkeypatch):
+    """Tests that noise for one participation passes for one participation, and not for more."""
     sample_less_noise(monkeypatch)
-    settings = {"noise": "correlated", "rounds": ROUNDS, "shapes": "1000"}
-    settings |= {"clients": FEW_CLIENTS, "leave_out": alone()}
-    several = claim(**settings, min_sep=MIN_SEP)
-    result = audit_aggregator(banded_noise(ROUNDS // MIN_SEP, ROUNDS), several)
+    claim_values = {"noise": "correlated", "rounds": ROUNDS, "shapes": "1000"}
+    claim_values |= {"clients": FEW_CLIENTS, "leave_out": alone()}
+    repeated_claim = claim(**claim_values, min_sep=MIN_SEP)
+    result = audit_aggregator(banded_noise(ROUNDS // MIN_SEP, ROUNDS), repeated_claim)
     assert result.failed == ()
     assert (result.rounds_seen, result.participations_seen) == (ROUNDS, ROUNDS // MIN_SEP)
-    once = banded_noise(1, ROUNDS)
-    assert audit_aggregator(once, claim(**settings)).failed == ()
-    assert audit_aggregator(once, several).failed == ("noise",)
-    again = audit_aggregator(banded_noise(ROUNDS // MIN_SEP, 8), several)
-    assert "noise" in again.failed
-    assert again.noise_multiplier_most < 1e-3
+    single_noise = banded_noise(1, ROUNDS)
+    assert audit_aggregator(single_noise, claim(**claim_values)).failed == ()
+    assert audit_aggregator(single_noise, repeated_claim).failed == ("noise",)
+    repeating_audit = audit_aggregator(banded_noise(ROUNDS // MIN_SEP, 8), repeated_claim)
+    assert "noise" in repeating_audit.failed
+    assert repeating_audit.noise_multiplier_most < 1e-3
 
 
-def test_correlated_noise_of_more_rounds_than_were_run_fails(monkeypatch):
+def test_correlated_noise_of_more_rounds_than_were_sampled_fails(monkeypatch):
     monkeypatch.setattr(aggregator_noise, "_MAX_SAMPLED_ROUNDS", 16)
-    settings = claim(
+    correlated_claim = claim(
         noise="correlated",
         rounds=ROUNDS,
         min_sep=MIN_SEP,
@@ -296,6 +311,6 @@ def test_correlated_noise_of_more_rounds_than_were_run_fails(monkeypatch):
         clients=FEW_CLIENTS,
         leave_out=alone(),
     )
-    result = audit_aggregator(banded_noise(8, ROUNDS), settings)
+    result = audit_aggregator(banded_noise(8, ROUNDS), correlated_claim)
     assert result.failed == ("rounds",)
     assert "16 rounds" in next(test.verdict for test in result.tests if test.name == "rounds")

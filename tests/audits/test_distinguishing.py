@@ -1,6 +1,4 @@
-"""The distinguishing audit's statistics: the worst case, bounds that hold at the stated rate, and
-games that break the claim.
-"""
+"""Distinguishing attack: worst cases, stated error rates, and noise that breaks the claim."""
 
 import dataclasses
 import itertools
@@ -21,16 +19,22 @@ from tests.mechanisms.schemas import epochs, every_round, fitted, separated, sin
 from tests.power import (
     FALSE_POSITIVE_RATE,
     MISS_RATE,
+    missed_by_attack,
     missed_by_count,
-    missed_by_game,
     trials_that_see,
 )
 from tests.refusals import refusal
 
 
-def play(plan, case, trials, seed=3, noise=1.0):
-    """s of present and absent trials, from rows N Z + u made in numpy; noise: the part of the
-    claimed noise that is added.
+def draw_statistics(plan, case, trials, seed=3, noise=1.0):
+    """Draws the statistic s of present and of absent trials, from rows N Z + u.
+
+    Args:
+      plan: the claim.
+      case: the client's rounds.
+      trials: number of trials, half of them present.
+      seed: of the noise.
+      noise: factor on the claimed noise.
     """
     N = plan.mechanism.noising()
     Y = (
@@ -44,6 +48,7 @@ def play(plan, case, trials, seed=3, noise=1.0):
 
 
 def small_plan(epsilon=2.0, rounds=24, family="banded"):
+    """Returns a plan of few rounds."""
     participation = separated(rounds, 6)
     mechanism = fitted(participation, family)
     return fedmf.calibrate(mechanism, participation, epsilon=epsilon, delta=1e-6)
@@ -57,21 +62,19 @@ def test_a_plan_of_too_many_rounds_is_refused_before_its_matrices_are_formed():
         worst_case(plan)
 
 
-def test_worst_case_of_a_budget_is_within_it_and_reaches_what_it_is_of():
-    apart = separated(24, 6)
-    mechanism = fitted(apart, "toeplitz", coefficients="sqrt")
-    budget = fedmf.Budget.of(mechanism, apart)
+def test_worst_case_of_a_budget_spends_all_of_it():
+    separated_rounds = separated(24, 6)
+    mechanism = fitted(separated_rounds, "toeplitz", coefficients="sqrt")
+    budget = fedmf.Budget.of(mechanism, separated_rounds)
     case = worst_case(fedmf.calibrate(mechanism, budget.participation, epsilon=2.0, delta=1e-6))
-    plan = fedmf.calibrate(mechanism, apart, epsilon=2.0, delta=1e-6)
+    plan = fedmf.calibrate(mechanism, separated_rounds, epsilon=2.0, delta=1e-6)
     assert budget.allows(np.flatnonzero(case.contributions))
     assert case.snr * plan.noise_multiplier == pytest.approx(1.0, rel=1e-9)
 
 
 @every_mechanism
-def test_worst_case_is_the_brute_force_and_within_the_sensitivity(build):
-    """The best test of all releases sees what one Gaussian release of C u shows, |C u| / stddev,
-    and no more (Denisov et al. 2022, Thm. 4.1).
-    """
+def test_worst_case_equals_brute_force_and_is_within_the_sensitivity(build):
+    """Compares with all patterns: the signal is |C u| / stddev (Denisov et al. 2022, Thm. 4.1)."""
     mechanism = build(8)
     N = mechanism.noising()
     X = np.linalg.inv(N @ N.T)
@@ -84,30 +87,36 @@ def test_worst_case_is_the_brute_force_and_within_the_sensitivity(build):
     ):
         plan = fedmf.calibrate(mechanism, participation, epsilon=2.0, delta=1e-6, clip_norm=0.5)
         case = worst_case(plan)
-        best = 0.0
+        best_energy = 0.0
         for pattern in plan.participation.patterns():
-            signs = np.array(
-                [(1.0, *rest) for rest in itertools.product((1.0, -1.0), repeat=len(pattern) - 1)]
+            sign_choices = np.array(
+                [
+                    (1.0, *later_signs)
+                    for later_signs in itertools.product((1.0, -1.0), repeat=len(pattern) - 1)
+                ]
             )
-            best = max(
-                best, float(((signs @ X[np.ix_(pattern, pattern)]) * signs).sum(axis=1).max())
+            best_energy = max(
+                best_energy,
+                float(
+                    ((sign_choices @ X[np.ix_(pattern, pattern)]) * sign_choices).sum(axis=1).max()
+                ),
             )
-        ratio = case.snr * plan.noise_multiplier
-        assert ratio <= 1 + 1e-9
-        assert ratio * plan.sensitivity.value == pytest.approx(np.sqrt(best), rel=1e-8)
+        snr_ratio = case.snr * plan.noise_multiplier
+        assert snr_ratio <= 1 + 1e-9
+        assert snr_ratio * plan.sensitivity.value == pytest.approx(np.sqrt(best_energy), rel=1e-8)
         assert plan.participation.allows(np.flatnonzero(case.contributions).tolist())
         # Exact in expectation: the mean of s is g . u, its variance g N N^T g.
         g = case.projection
         assert np.sum((g @ N) ** 2) == pytest.approx(1.0, rel=1e-8)
-        mean = g @ case.contributions * plan.clip_norm / plan.stddev
-        assert mean == pytest.approx(case.snr, rel=1e-8)
+        expected_mean = g @ case.contributions * plan.clip_norm / plan.stddev
+        assert expected_mean == pytest.approx(case.snr, rel=1e-8)
 
 
 def test_worst_case_of_many_rounds_is_found_without_trying_all():
     for family, bands in (("banded", 64), ("blt", None), ("identity", None)):
         participation = separated(512, 64)
-        options = {"bands": bands} if bands else {}
-        mechanism = fitted(participation, family, **options)
+        fit_options = {"bands": bands} if bands else {}
+        mechanism = fitted(participation, family, **fit_options)
         plan = fedmf.calibrate(mechanism, participation, epsilon=2.0, delta=1e-6)
         assert plan.sensitivity.exact
         case = worst_case(plan)
@@ -116,81 +125,93 @@ def test_worst_case_of_many_rounds_is_found_without_trying_all():
 
 
 @pytest.mark.parametrize(("epsilon", "family"), [(0.5, "identity"), (2.0, "banded"), (8.0, "blt")])
-def test_an_honest_game_has_the_ratio_of_the_plan(family, epsilon):
+def test_honest_trials_have_the_planned_snr(family, epsilon):
     plan = small_plan(epsilon, family=family)
     case = worst_case(plan)
     assert case.snr == pytest.approx(1 / plan.noise_multiplier, rel=1e-3)
-    trials = trials_that_see(
-        lambda trials: missed_by_game(trials, 1.25 * case.snr, case.snr, FALSE_POSITIVE_RATE / 2)
+    num_trials = trials_that_see(
+        lambda num_trials: missed_by_attack(
+            num_trials, 1.25 * case.snr, case.snr, FALSE_POSITIVE_RATE / 2
+        )
     )
     # The confidence is that of the test, so that interval and bound are wrong
     # as rarely as a finding.
-    statistics = play(plan, case, trials)
-    result = audit_distinguishing(plan, case, *statistics, confidence=1 - FALSE_POSITIVE_RATE)
+    trial_statistics = draw_statistics(plan, case, num_trials)
+    result = audit_distinguishing(plan, case, *trial_statistics, confidence=1 - FALSE_POSITIVE_RATE)
     assert all(finding.p_value > FALSE_POSITIVE_RATE for finding in result.findings)
     assert result.snr_lower <= case.snr <= result.snr_upper
     assert result.epsilon_lower <= plan.epsilon
-    statistics[0][:] += 0.25 * case.snr
-    assert audit_distinguishing(plan, case, *statistics).findings[1].p_value < FALSE_POSITIVE_RATE
+    trial_statistics[0][:] += 0.25 * case.snr
+    assert (
+        audit_distinguishing(plan, case, *trial_statistics).findings[1].p_value
+        < FALSE_POSITIVE_RATE
+    )
 
 
-# Intervals and bounds that are wrong in a quarter of games, and not in a twentieth, would be seen,
-# and so would those that never are.
-GAMES = trials_that_see(lambda games: max(missed_by_count(games, 0.05, 0.25), 0.95**games))
+# Intervals and bounds that are wrong in a quarter of the attacks are detected,
+# and so are those that never are wrong.
+NUM_ATTACKS = trials_that_see(
+    lambda attacks: max(missed_by_count(attacks, 0.05, 0.25), 0.95**attacks)
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "trials"), [(2.0, 20_000), (8.0, 4_000)])
-def test_bounds_are_as_often_right_as_they_say(epsilon, trials):
-    """The interval misses in at most 5% of games, the bound exceeds the truth in at most 5%, and
-    0.8 of the expected bound is missed in at most 15% of games of so few trials (2.5%
-    to 10.5% were measured).
+def test_intervals_and_bounds_fail_at_the_stated_rates(epsilon, trials):
+    """Counts the attacks with wrong intervals and bounds.
+
+    The interval misses in at most 5% of the attacks, the bound exceeds the truth in at most 5%, and
+    it is below 0.8 of the expected bound in at most 15% (2.5% to 10.5% were measured).
     """
     plan = small_plan(epsilon)
-    case, rng = worst_case(plan), np.random.default_rng(1)
-    five_in_a_hundred = scipy.stats.binom.isf(FALSE_POSITIVE_RATE, GAMES, 0.05)
-    deviations = 3 * np.sqrt((4 + case.snr**2 / 2) / trials)
-    missed = above = short = wrong = 0
-    for _ in range(GAMES):
+    case = worst_case(plan)
+    rng = np.random.default_rng(1)
+    max_failures = scipy.stats.binom.isf(FALSE_POSITIVE_RATE, NUM_ATTACKS, 0.05)
+    wrong_shift = 3 * np.sqrt((4 + case.snr**2 / 2) / trials)
+    num_missed = num_above = num_short = num_wrong = 0
+    for _ in range(NUM_ATTACKS):
         absent, present = rng.standard_normal((2, trials // 2))
         result = audit_distinguishing(plan, case, case.snr + present, absent)
-        missed += not result.snr_lower <= case.snr <= result.snr_upper
-        wrong += not result.snr_lower <= case.snr + deviations <= result.snr_upper
-        above += result.epsilon_lower > plan.epsilon
-        short += result.epsilon_lower < 0.8 * result.epsilon_expected
+        num_missed += not result.snr_lower <= case.snr <= result.snr_upper
+        num_wrong += not result.snr_lower <= case.snr + wrong_shift <= result.snr_upper
+        num_above += result.epsilon_lower > plan.epsilon
+        num_short += result.epsilon_lower < 0.8 * result.epsilon_expected
     # An interval that never missed would be too wide to find anything.
-    assert 0 < missed <= five_in_a_hundred < wrong
-    assert above <= five_in_a_hundred
-    assert short <= scipy.stats.binom.isf(FALSE_POSITIVE_RATE, GAMES, 0.15)
+    assert 0 < num_missed <= max_failures < num_wrong
+    assert num_above <= max_failures
+    assert num_short <= scipy.stats.binom.isf(FALSE_POSITIVE_RATE, NUM_ATTACKS, 0.15)
 
 
 @pytest.mark.slow
-def test_the_bound_never_trusts_the_trials_that_chose_the_threshold():
-    """Without any difference between the two, a bound above 0 is wrong; with one it is seen."""
-    plan, rng = small_plan(), np.random.default_rng(2)
+def test_bound_excludes_the_trials_that_selected_the_threshold():
+    """Counts bounds above 0 without any signal, and with one."""
+    plan = small_plan()
+    rng = np.random.default_rng(2)
     case = worst_case(plan)
-    few = scipy.stats.binom.isf(FALSE_POSITIVE_RATE, GAMES, 0.05)
-    wrong = right = 0
-    for _ in range(GAMES):
+    max_failures = scipy.stats.binom.isf(FALSE_POSITIVE_RATE, NUM_ATTACKS, 0.05)
+    num_wrong = num_right = 0
+    for _ in range(NUM_ATTACKS):
         present, absent = rng.standard_normal((2, 500))
-        wrong += audit_distinguishing(plan, case, present, absent).epsilon_lower > 0
-        if right <= few:
-            right += audit_distinguishing(plan, case, present + 1, absent).epsilon_lower > 0
-    assert wrong <= few < right
+        num_wrong += audit_distinguishing(plan, case, present, absent).epsilon_lower > 0
+        if num_right <= max_failures:
+            num_right += audit_distinguishing(plan, case, present + 1, absent).epsilon_lower > 0
+    assert num_wrong <= max_failures < num_right
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
-def test_two_thirds_of_the_noise_is_caught(epsilon):
+def test_two_thirds_of_the_noise_contradict_the_claim(epsilon):
     plan = small_plan(epsilon)
     case = worst_case(plan)
-    claimed = 1 / plan.noise_multiplier
-    trials = trials_that_see(lambda trials: missed_by_game(trials, 1.5 * case.snr, claimed))
-    assert (
-        missed_by_game(trials, 1.5 * case.snr, claimed)
-        <= MISS_RATE
-        < missed_by_game(trials // 2, 1.5 * case.snr, claimed)
+    claimed_snr = 1 / plan.noise_multiplier
+    num_trials = trials_that_see(
+        lambda num_trials: missed_by_attack(num_trials, 1.5 * case.snr, claimed_snr)
     )
-    result = audit_distinguishing(plan, case, *play(plan, case, trials, noise=2 / 3))
+    assert (
+        missed_by_attack(num_trials, 1.5 * case.snr, claimed_snr)
+        <= MISS_RATE
+        < missed_by_attack(num_trials // 2, 1.5 * case.snr, claimed_snr)
+    )
+    result = audit_distinguishing(plan, case, *draw_statistics(plan, case, num_trials, noise=2 / 3))
     assert result.findings[2].name.startswith("variance")
     assert result.findings[2].p_value < FALSE_POSITIVE_RATE
     assert result.snr_lower > result.snr_claimed
@@ -198,30 +219,31 @@ def test_two_thirds_of_the_noise_is_caught(epsilon):
 
 @pytest.mark.parametrize("extra", [1, None])
 @pytest.mark.parametrize("family", ["identity", "banded", "blt"])
-def test_rounds_too_many_are_caught(family, extra):
+def test_too_many_rounds_contradict_the_claim(family, extra):
     plan = small_plan(family=family)
     case = worst_case(plan, rounds=too_many_rounds(plan, extra))
-    trials = trials_that_see(
-        lambda trials: missed_by_game(trials, case.snr, 1 / plan.noise_multiplier)
+    num_trials = trials_that_see(
+        lambda num_trials: missed_by_attack(num_trials, case.snr, 1 / plan.noise_multiplier)
     )
-    result = audit_distinguishing(plan, case, *play(plan, case, trials))
+    result = audit_distinguishing(plan, case, *draw_statistics(plan, case, num_trials))
     assert result.findings[0].p_value < FALSE_POSITIVE_RATE
 
 
 @pytest.mark.parametrize("rounding", [-1e-12, 1e-12])
-def test_of_worst_cases_that_tie_the_first_is_taken(rounding):
-    """Every client of a column-normalised banded mechanism is a worst case, and a processor's
-    rounding must not choose.
+def test_worst_case_is_the_first_of_ties(rounding):
+    """Tests a column-normalised banded mechanism, for which every client is a worst case.
+
+    Rounding, which differs between processors, must not choose.
     """
     plan = small_plan()
     C = plan.mechanism.encoder() * (1 + rounding * np.arange(24))
-    tilted = dataclasses.replace(plan, mechanism=DenseMechanism(matrix=C))
-    assert np.array_equal(worst_case(plan).contributions, worst_case(tilted).contributions)
+    tilted_plan = dataclasses.replace(plan, mechanism=DenseMechanism(matrix=C))
+    assert np.array_equal(worst_case(plan).contributions, worst_case(tilted_plan).contributions)
 
 
-def test_without_noise_the_empirical_epsilon_itself_breaks_the_claim():
+def test_empirical_epsilon_without_noise_exceeds_the_claim():
     plan = small_plan(1.0)
     case = worst_case(plan)
-    result = audit_distinguishing(plan, case, *play(plan, case, 4_000, noise=0.02))
+    result = audit_distinguishing(plan, case, *draw_statistics(plan, case, 4_000, noise=0.02))
     assert result.epsilon_lower > plan.epsilon
     assert result.findings[3].p_value < FALSE_POSITIVE_RATE

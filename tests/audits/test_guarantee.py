@@ -1,6 +1,4 @@
-"""The guarantee after the fact: what the observed participation gives, and what contradicts a plan
-and its sampling.
-"""
+"""Audits of observed participation: the achieved guarantee, and contradictions of the plan."""
 
 import re
 
@@ -19,12 +17,13 @@ from tests.privacy.plans import banded, ledger_of, plan, two_bands
 
 
 def plan_of(mechanism, **changes):
-    n = mechanism.rounds
-    given = {
-        "participation": separated(n, min(4, n)),
+    """Returns a plan of a mechanism, with changes."""
+    num_rounds = mechanism.rounds
+    plan_values = {
+        "participation": separated(num_rounds, min(4, num_rounds)),
         **changes,
     }
-    return plan(mechanism=mechanism, **given)
+    return plan(mechanism=mechanism, **plan_values)
 
 
 class TestWithoutSampling:
@@ -38,17 +37,18 @@ class TestWithoutSampling:
         log.write_text(ledger.to_csv())
         for mechanism in (two_bands(12), IdentityMechanism(rounds=12)):
             plan = plan_of(mechanism)
-            one, other = audit_ledger(ledger, plan), audit_log(log, plan)
+            ledger_audit = audit_ledger(ledger, plan)
+            log_audit = audit_log(log, plan)
             # Clients of a CSV are texts.
-            named = str(one.values()["noncompliant_clients"]).replace(
+            ledger_clients = str(ledger_audit.values()["noncompliant_clients"]).replace(
                 "'client': 5", "'client': '5'"
             )
-            assert named == str(other.values()["noncompliant_clients"])
-            assert one.values() | {"noncompliant_clients": None} == other.values() | {
+            assert ledger_clients == str(log_audit.values()["noncompliant_clients"])
+            assert ledger_audit.values() | {"noncompliant_clients": None} == log_audit.values() | {
                 "noncompliant_clients": None
             }
-            assert one.achieved.noise_multiplier == other.achieved.noise_multiplier
-            assert one.contradictions
+            assert ledger_audit.achieved.noise_multiplier == log_audit.achieved.noise_multiplier
+            assert ledger_audit.contradictions
 
     @pytest.mark.parametrize(
         ("participation", "cohorts", "words"),
@@ -62,16 +62,18 @@ class TestWithoutSampling:
     )
     def test_contradictions_are_named(self, participation, cohorts, words):
         planned = plan(participation)
-        found = audit_ledger(ledger_of(cohorts, None), planned).contradictions
-        assert len(found) == 1 + words.count(";")
-        assert re.search(words, "; ".join(found))
+        contradictions = audit_ledger(ledger_of(cohorts, None), planned).contradictions
+        assert len(contradictions) == 1 + words.count(";")
+        assert re.search(words, "; ".join(contradictions))
 
-    def test_the_papers_story(self):
+    def test_sensitivity_grows_as_in_the_banded_papers_example(self):
         # Banded paper, Sec. 6: 400 bands, planned separation 400, achieved 385, so that columns of
         # one client overlap. A tenth of the size, same proportions: 200 rounds, 40 bands, planned
         # 40, achieved 38.
         figures = {name: round(value / 10) for name, value in BANDED_SECTION_6.items()}
-        rounds, achieved, bands = figures["rounds"], figures["achieved"], figures["bands"]
+        rounds = figures["rounds"]
+        achieved = figures["achieved"]
+        bands = figures["bands"]
         mechanism = banded(rounds, *[bands**-0.5] * bands)
         plan = plan_of(mechanism, participation=separated(rounds, figures["planned"]))
         assert plan.sensitivity.exact
@@ -81,15 +83,17 @@ class TestWithoutSampling:
             audit = audit_ledger(ledger_of([[t % achieved] for t in range(times * achieved)]), plan)
             assert audit.observed.min_separation == achieved == 38
             assert audit.observed.max_participations == times
-            columns = mechanism.encoder()[:, : times * achieved : achieved]
-            worst = np.linalg.norm(columns.sum(axis=1))
-            assert worst > times**0.5  # the overlap costs something
-            assert audit.achieved.sensitivity.value == pytest.approx(worst, rel=1e-12)
-            multiplier = plan.noise_multiplier * 5**0.5 / worst
-            assert audit.epsilon == pytest.approx(gaussian_epsilon(multiplier, 1e-6), rel=1e-6)
+            client_columns = mechanism.encoder()[:, : times * achieved : achieved]
+            worst_norm = np.linalg.norm(client_columns.sum(axis=1))
+            assert worst_norm > times**0.5  # the overlap costs something
+            assert audit.achieved.sensitivity.value == pytest.approx(worst_norm, rel=1e-12)
+            noise_multiplier = plan.noise_multiplier * 5**0.5 / worst_norm
+            assert audit.epsilon == pytest.approx(
+                gaussian_epsilon(noise_multiplier, 1e-6), rel=1e-6
+            )
         assert audit.epsilon > plan.epsilon
 
-    def test_disobedient_clients_cost_nobody_else(self):
+    def test_noncompliant_clients_affect_only_their_own_guarantee(self):
         plan = plan_of(two_bands(12))
         ledger = fedmf.ParticipationLedger(cohort_size=2)
         for t in range(12):
@@ -101,37 +105,47 @@ class TestWithoutSampling:
         assert (audit.observed.min_separation, audit.everyone.observed.min_separation) == (4, 1)
         assert audit.everyone.epsilon > plan.epsilon
         assert len(audit.everyone.contradictions) == 2
-        assert [one.client for one in audit.noncompliant_clients.first] == [100]
+        assert [client.client for client in audit.noncompliant_clients.first] == [100]
         assert audit.noncompliant_clients.others.epsilon == audit.epsilon
         assert audit.values()["epsilon_achieved_of_all_clients"] == audit.everyone.epsilon
-        text = audit.statement()
-        assert "known to have broken the plan" in " ".join(text.split())
-        assert "Not as planned" not in text
+        statement_text = audit.statement()
+        assert "known to have broken the plan" in " ".join(statement_text.split())
+        assert "Not as planned" not in statement_text
 
 
-ROUNDS, POPULATION, COHORT, GROUPS = 64, 400, 10, 2
+ROUNDS = 64
+POPULATION = 400
+COHORT = 10
+GROUPS = 2
 PARTS = [np.arange(part, POPULATION, GROUPS) for part in range(GROUPS)]
 
 
 def sampled_plan(kind=fedmf.CyclicPoisson, **changes):
-    given = {"population": POPULATION, "cohort_size": COHORT, **changes}
+    """Returns a plan with sampling."""
+    sampling_values = {"population": POPULATION, "cohort_size": COHORT, **changes}
     return plan_of(
-        two_bands(ROUNDS), participation=None, sampling=kind(**given), noise_multiplier=4.0
+        two_bands(ROUNDS),
+        participation=None,
+        sampling=kind(**sampling_values),
+        noise_multiplier=4.0,
     )
 
 
 def poisson_cohorts(plan, seed):
-    rng, q = np.random.default_rng(seed), plan.sampling.probability
+    """Samples the cohorts of a cyclic Poisson scheme."""
+    rng = np.random.default_rng(seed)
+    q = plan.sampling.probability
     return [PARTS[t % GROUPS][rng.random(POPULATION // GROUPS) < q] for t in range(ROUNDS)]
 
 
 def fixed_cohorts(seed, size=COHORT):
+    """Samples cohorts of a fixed size."""
     rng = np.random.default_rng(seed)
     return [rng.choice(PARTS[t % GROUPS], size, replace=False) for t in range(ROUNDS)]
 
 
 class TestWithSampling:
-    def test_both_guarantees(self):
+    def test_audit_gives_both_guarantees_of_a_sampled_plan(self):
         plan = sampled_plan()
         audit = audit_ledger(ledger_of(poisson_cohorts(plan, 1)), plan)
         assert audit.contradictions == ()
@@ -140,14 +154,15 @@ class TestWithSampling:
         # achieved without trusting the draw.
         assert plan.epsilon < audit.epsilon <= unamplified_epsilon(plan)
 
-    def test_honest_runs_are_not_accused(self):
-        # 60 runs of two schemes at a false-positive rate of 1e-6 each: one accusation has
+    def test_honest_sampling_is_not_contradicted(self):
+        # 60 runs of two schemes at a false-positive rate of 1e-6 each: one contradiction has
         # probability below 1.3e-4.
-        poisson, fixed = sampled_plan(), sampled_plan(fedmf.CyclicFixedSize)
+        poisson_plan = sampled_plan()
+        fixed_plan = sampled_plan(fedmf.CyclicFixedSize)
         assert FALSE_POSITIVE_RATE <= 1e-6
         for seed in range(60):
-            assert audit_contradictions(poisson_cohorts(poisson, seed), poisson) == ()
-            assert audit_contradictions(fixed_cohorts(seed), fixed) == ()
+            assert audit_contradictions(poisson_cohorts(poisson_plan, seed), poisson_plan) == ()
+            assert audit_contradictions(fixed_cohorts(seed), fixed_plan) == ()
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -175,7 +190,7 @@ class TestWithSampling:
             "more than there are",
         ],
     )
-    def test_what_was_not_sampled_so_is_caught(self, change, words):
+    def test_other_cohorts_contradict_the_sampling(self, change, words):
         plan = sampled_plan()
         audit = audit_ledger(ledger_of(change(poisson_cohorts(plan, 2))), plan)
         assert words in "; ".join(audit.contradictions)
@@ -183,7 +198,7 @@ class TestWithSampling:
         assert audit.values()["epsilon_achieved_if_sampled_as_planned"] is None
         assert audit.epsilon > plan.epsilon
 
-    def test_fixed_size(self):
+    def test_cohorts_of_fixed_size_may_be_smaller_but_not_larger(self):
         plan = sampled_plan(fedmf.CyclicFixedSize)
         assert (
             "a round has 11 clients where 10"
@@ -194,12 +209,14 @@ class TestWithSampling:
 
 
 def audit_contradictions(cohorts, plan):
+    """Returns the contradictions of an audit of these cohorts."""
     return audit_ledger(ledger_of(cohorts, None), plan).contradictions
 
 
 def test_random_allocation_keeps_a_client_in_its_partition():
-    """Rounds of one client are multiples of the groups apart also where every epoch
-    has a new order.
+    """Tests that rounds of one client are multiples of the number of groups apart.
+
+    That holds also if every epoch has a new order.
     """
     plan = plan_of(
         IdentityMechanism(rounds=40),

@@ -1,6 +1,4 @@
-"""Logs from elsewhere: the same counts as in memory, and one sentence for everything
-that is no log.
-"""
+"""Participation logs: the same counts as in memory, and a sentence for every damaged file."""
 
 import json
 import re
@@ -25,10 +23,12 @@ ROWS = [("ann", 0), ("bob", 1), ("cem", 1), ("ann", 4), ("bob", 3), ("ann", 7)]
 
 
 def plan_of(min_sep):
+    """Returns a plan with a minimum separation."""
     return plan(separated(12, min_sep))
 
 
 def write(path, rows, header="client,round"):
+    """Writes rows as CSV."""
     path.write_text(
         "".join(f"{','.join(map(str, row))}\n" for row in [header.split(","), *rows]),
         encoding="utf-8",
@@ -37,6 +37,7 @@ def write(path, rows, header="client,round"):
 
 
 def parquet(path, query):
+    """Writes the result of a query as Parquet."""
     with duckdb.connect() as database:
         database.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet)")
     return path
@@ -46,19 +47,26 @@ FORM = {"client_column", "round_column", "first_round", "duplicates"}
 
 
 def read_log(path, **options):
-    """The description of a log and the counts of its rounds."""
-    form = log.LogForm(**{name: options.pop(name) for name in FORM & {*options}})
-    with log.sorted_log(path, form=form, **options) as found:
-        stats = ParticipationStats.of_clients(found.clients(), cohort_sizes=found.cohort_sizes())
-        return found.description, stats
+    """Returns the description of a log and the statistics of its rounds."""
+    log_form = log.LogForm(**{name: options.pop(name) for name in FORM & {*options}})
+    with log.sorted_log(path, form=log_form, **options) as sorted_rows:
+        stats = ParticipationStats.of_clients(
+            sorted_rows.clients(), cohort_sizes=sorted_rows.cohort_sizes()
+        )
+        return sorted_rows.description, stats
 
 
-def same(one, other):
-    """Whether two statistics are equal, rounds without anyone at the end of either aside."""
-    n = max(one.rounds, other.rounds)
-    sizes = [np.pad(p.cohort_sizes, (0, n - p.rounds)) for p in (one, other)]
-    rest = [(dict(p.histogram), dict(p.separations), p.longest_span) for p in (one, other)]
-    return np.array_equal(*sizes) and rest[0] == rest[1]
+def same(first_stats, second_stats):
+    """Returns whether two statistics are equal, except for empty rounds at the end."""
+    n = max(first_stats.rounds, second_stats.rounds)
+    cohort_sizes = [
+        np.pad(stats.cohort_sizes, (0, n - stats.rounds)) for stats in (first_stats, second_stats)
+    ]
+    distributions = [
+        (dict(stats.histogram), dict(stats.separations), stats.longest_span)
+        for stats in (first_stats, second_stats)
+    ]
+    return np.array_equal(*cohort_sizes) and distributions[0] == distributions[1]
 
 
 class TestReading:
@@ -69,27 +77,30 @@ class TestReading:
         st.integers(0, 1),
     )
     @pytest.mark.slow
-    def test_the_same_as_in_memory(self, tmp_path_factory, pairs, texts, first_round):
+    def test_counts_equal_those_in_memory(self, tmp_path_factory, pairs, texts, first_round):
         folder = tmp_path_factory.mktemp("logs")
         rows = [(f"device {client}" if texts else client, t + first_round) for client, t in pairs]
         log, stats = read_log(write(folder / "log.csv", rows), rounds=10, first_round=first_round)
         expected = ParticipationStats.of_cohorts(
-            [np.array([c for c, t in pairs if t == r], int) for r in range(10)]
+            [
+                np.array([client for client, t in pairs if t == round_number], int)
+                for round_number in range(10)
+            ]
         )
         assert same(stats, expected)
         assert (log.rows, log.duplicates) == (len(pairs), 0)
-        listed = ", ".join(f"({client!r}, {t})" for client, t in rows)
-        lines = folder / "log.jsonl"
-        lines.write_text(
+        sql_rows = ", ".join(f"({client!r}, {t})" for client, t in rows)
+        jsonl_path = folder / "log.jsonl"
+        jsonl_path.write_text(
             "".join(json.dumps({"round": t, "client": client}) + "\n" for client, t in rows)
         )
         for path in (
-            parquet(folder / "log.parquet", f"FROM (VALUES {listed}) AS rows(client, round)"),
-            lines,
+            parquet(folder / "log.parquet", f"FROM (VALUES {sql_rows}) AS rows(client, round)"),
+            jsonl_path,
         ):
             assert same(read_log(path, rounds=10, first_round=first_round)[1], expected)
 
-    def test_other_columns_and_names(self, tmp_path):
+    def test_columns_may_have_other_names(self, tmp_path):
         rows = [(f'"a,""{t}"', client, t) for client, t in ROWS]
         path = write(tmp_path / "log.csv", rows, header="note,device id,t")
         log, stats = read_log(path, rounds=8, client_column="device id", round_column="t")
@@ -97,7 +108,7 @@ class TestReading:
         assert stats.cohort_sizes.tolist() == [1, 2, 0, 1, 1, 0, 0, 1]
         assert log.name == "log.csv"
 
-    def test_a_byte_order_mark(self, tmp_path):
+    def test_byte_order_mark_is_skipped(self, tmp_path):
         path = tmp_path / "log.csv"
         path.write_bytes(b"\xef\xbb\xbfclient,round\r\n7,0\r\n7,3\r\n")
         assert read_log(path, rounds=4)[1].min_separation == 3
@@ -111,7 +122,7 @@ class TestReading:
             b"client,round\rann,1\rbob,2\rann,3\r",
         ],
     )
-    def test_line_ends_of_several_kinds(self, tmp_path, monkeypatch, text):
+    def test_all_kinds_of_line_ends_are_read(self, tmp_path, monkeypatch, text):
         path = tmp_path / "log.csv"
         path.write_bytes(text)
         # A piece of the file may end between the two characters of one line end.
@@ -127,9 +138,12 @@ class TestReading:
 
     def test_whole_json_numbers_and_texts_of_them_are_one_client(self, tmp_path):
         path = tmp_path / "log.jsonl"
-        numbers = [1, "1", 12345678901234567890123, -3]
+        client_ids = [1, "1", 12345678901234567890123, -3]
         path.write_text(
-            "".join(json.dumps({"client": c, "round": t}) + "\n" for t, c in enumerate(numbers))
+            "".join(
+                json.dumps({"client": client, "round": t}) + "\n"
+                for t, client in enumerate(client_ids)
+            )
         )
         assert read_log(path, rounds=4)[1].histogram == {1: 2, 2: 1}
 
@@ -156,16 +170,16 @@ class TestReading:
         ),
     ],
 )
-def test_what_ends_a_sort(tmp_path, monkeypatch, raised, error, words):
+def test_failed_sort_raises_and_leaves_no_files(tmp_path, monkeypatch, raised, error, words):
     def end(*_, **__):
         raise raised
 
     monkeypatch.setattr(tables, "scan_file", end)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    scratch_folder = tmp_path / "scratch"
+    scratch_folder.mkdir()
     with pytest.raises(error, match=words):
-        read_log(write(tmp_path / "log.csv", ROWS), rounds=8, folder=scratch)
-    assert list(scratch.iterdir()) == []
+        read_log(write(tmp_path / "log.csv", ROWS), rounds=8, folder=scratch_folder)
+    assert list(scratch_folder.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -185,10 +199,10 @@ def test_memory_is_bounded(tmp_path):
         "plan, memory=256 * 10**6); print(audit.log.rows, audit.observed.clients, "
         "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base)"
     )
-    done = subprocess.run(
+    completed_process = subprocess.run(
         [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
     )
-    rows, clients, kilobytes = map(int, done.stdout.split())
+    rows, clients, kilobytes = map(int, completed_process.stdout.split())
     assert (rows, clients) == (12_000_000, 1_200_000)
     assert 1000 * kilobytes < 256e6 + 200e6
 
@@ -242,31 +256,32 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("content", "words"), REFUSED.items(), ids=[repr(content)[-25:] for content in REFUSED]
 )
-def test_refused_in_one_sentence(tmp_path, content, words):
+def test_bad_logs_are_refused_in_one_sentence(tmp_path, content, words):
     path = tmp_path / "log"
     if isinstance(content, str):
         parquet(path, f"FROM (VALUES {content}) AS rows(client, round)")
     else:
         path.write_bytes(content)
-    with refusal(words) as found:
+    with refusal(words) as raised:
         read_log(path, rounds=8)
-    assert "\n" not in str(found.value)
-    assert str(path) in str(found.value)
+    assert "\n" not in str(raised.value)
+    assert str(path) in str(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_name_is_no_pattern(tmp_path, kind):
-    """DuckDB reads every file that a path matches; only the log that is named is read."""
-    plain, named = tmp_path / f"log1.{kind}", tmp_path / f"log[1].{kind}"
+def test_path_of_a_log_is_no_pattern(tmp_path, kind):
+    """Tests that only the named log is read, though DuckDB reads every file that a path matches."""
+    other_log = tmp_path / f"log1.{kind}"
+    named_log = tmp_path / f"log[1].{kind}"
     if kind == "csv":
-        write(plain, [("bob", 0)])
-        write(named, [("ann", t) for t in range(4)])
+        write(other_log, [("bob", 0)])
+        write(named_log, [("ann", t) for t in range(4)])
     else:
-        parquet(plain, "SELECT 'bob' AS client, 0 AS round")
+        parquet(other_log, "SELECT 'bob' AS client, 0 AS round")
         parquet(
             tmp_path / "made.parquet", "SELECT 'ann' AS client, range AS round FROM range(4)"
-        ).rename(named)
-    assert read_log(named, rounds=8)[1].max_participations == 4
+        ).rename(named_log)
+    assert read_log(named_log, rounds=8)[1].max_participations == 4
 
 
 def test_a_path_that_is_no_text_is_refused(tmp_path):
@@ -286,19 +301,28 @@ ALIKE = {
 class TestLookalikes:
     @pytest.mark.parametrize("pair", ALIKE)
     def test_count_as_one_client_and_contradict(self, tmp_path, pair):
-        one, other = ALIKE[pair]
+        first_spelling, second_spelling = ALIKE[pair]
         plan = plan_of(min_sep=4)
-        expected = audit_log(write(tmp_path / "one.csv", [(one, 0), (one, 2), (one, 7)]), plan)
-        rows = [(one, 0), (other, 2), (one, 7)]
-        listed = ", ".join(f"('{client}', {t})" for client, t in rows)
+        expected = audit_log(
+            write(
+                tmp_path / "one.csv",
+                [(first_spelling, 0), (first_spelling, 2), (first_spelling, 7)],
+            ),
+            plan,
+        )
+        rows = [(first_spelling, 0), (second_spelling, 2), (first_spelling, 7)]
+        sql_rows = ", ".join(f"('{client}', {t})" for client, t in rows)
         for path in (
             write(tmp_path / "log.csv", rows),
-            parquet(tmp_path / "log.parquet", f"FROM (VALUES {listed}) AS rows(client, round)"),
+            parquet(tmp_path / "log.parquet", f"FROM (VALUES {sql_rows}) AS rows(client, round)"),
         ):
             audit = audit_log(path, plan)
             assert (audit.epsilon, audit.observed.clients) == (expected.epsilon, 1)
             assert audit.contradictions[:-1] == expected.contradictions
-            assert all(ascii(client) in audit.contradictions[-1] for client in (one, other))
+            assert all(
+                ascii(client) in audit.contradictions[-1]
+                for client in (first_spelling, second_spelling)
+            )
 
     def test_in_one_round_they_are_two_rows_of_one_client(self, tmp_path):
         path = write(tmp_path / "log.csv", [("anna", 0), ("bob", 0), ("an\u200bna", 0)])
@@ -307,25 +331,26 @@ class TestLookalikes:
         assert read_log(path, rounds=1, duplicates="once")[1].cohort_sizes.tolist() == [2]
 
     def test_a_client_is_shown_as_the_log_writes_it(self, tmp_path):
-        """Not as its skeleton, which mixes scripts and stands nowhere in the log."""
+        """Tests that an id is not shown as its skeleton, which mixes scripts."""
         anna = "\u0430\u043d\u043d\u0430"
         path = write(tmp_path / "log.csv", [(anna, 0), ("bob", 1)])
         with log.sorted_log(path, rounds=8) as sorted_rows:
             assert {sorted_rows.client(row) for row in range(2)} == {anna, "bob"}
-        twice = write(tmp_path / "twice.csv", [(anna, 0), (anna, 0)])
+        twice_path = write(tmp_path / "twice.csv", [(anna, 0), (anna, 0)])
         with refusal(re.escape(f"client {anna!a} in round 0:")):
-            read_log(twice, rounds=1)
+            read_log(twice_path, rounds=1)
 
 
 def test_rounds_behind_the_last_of_a_log_count_as_much_as_the_plan_allows(tmp_path):
     rows = [(f"client {t}", t) for t in range(3)]
-    plan, path = plan_of(min_sep=4), write(tmp_path / "log.csv", rows)
+    plan = plan_of(min_sep=4)
+    path = write(tmp_path / "log.csv", rows)
     audit = audit_log(path, plan)
     assert audit.epsilon == plan.epsilon
     assert audit.values()["not_in_the_record"].startswith("rounds 3 to 11 are not in the record")
     assert "Rounds 3 to 11" in " ".join(audit.statement().split())
-    ended = audit_log(path, plan, rounds_run=3)
-    assert ended.unrecorded is None
-    assert ended.epsilon < plan.epsilon
+    ended_audit = audit_log(path, plan, rounds_run=3)
+    assert ended_audit.unrecorded is None
+    assert ended_audit.epsilon < plan.epsilon
     with refusal("row 3 of log .* rounds are 0 to 1"):
         audit_log(path, plan, rounds_run=2)

@@ -1,6 +1,4 @@
-"""The audit's statistics on noise made with numpy: honest noise passes at the stated rate, known
-mistakes do not.
-"""
+"""The noise audit: honest noise passes at the stated rate, known mistakes fail."""
 
 import numpy as np
 import pytest
@@ -26,18 +24,19 @@ ROUNDS = 40
 
 
 def released(noising, seed):
-    """N Z in float32, as an aggregator releases it."""
+    """Returns N Z in float32, as an aggregator releases it."""
     Z = np.random.default_rng(seed).standard_normal((noising.shape[1], sum(LEAVES)))
     return (noising @ Z).astype(np.float32)
 
 
 def runs_of(noising, seeds=(1, 2)):
+    """Returns the causal factor, and the whitened noise of several runs."""
     L = causal_factor(noising)
     return L, [whiten(L, released(noising, seed), 1.0) for seed in seeds]
 
 
 def decaying(n):
-    """A lower-triangular encoder that no mistake leaves unchanged."""
+    """Returns a lower-triangular encoder that every mistake changes."""
     return sum(np.diag(np.full(n - j, 0.8**j), -j) for j in range(n))
 
 
@@ -59,29 +58,37 @@ def test_honest_noise_is_consistent(build):
 
 
 @pytest.mark.slow
-def test_p_values_are_as_rare_as_they_say():
-    """Of each test a share of at most 0.05 (0.01) of the p-values of honest runs is below it; a
-    third of the true ones would be seen.
+def test_p_values_of_honest_runs_are_valid():
+    """Counts small p-values of honest runs: at most the level of each test, 0.05 or 0.01.
+
+    P-values that are a third of the right ones would be detected.
     """
-    rng, p_values = np.random.default_rng(7), {}
-    names = [
+    rng = np.random.default_rng(7)
+    p_values = {}
+    test_names = [
         finding.name
         for finding in audit_noise(rng.standard_normal((2, 12, 30)), leaves=(20, 1, 9)).findings
     ]
-    rate = FALSE_POSITIVE_RATE / (2 * len(names))
-    games = trials_that_see(lambda games: missed_by_count(games, 0.05, 0.15, rate))
-    for _ in range(games):
+    error_rate = FALSE_POSITIVE_RATE / (2 * len(test_names))
+    num_audits = trials_that_see(
+        lambda num_audits: missed_by_count(num_audits, 0.05, 0.15, error_rate)
+    )
+    for _ in range(num_audits):
         findings = audit_noise(rng.standard_normal((2, 12, 30)), leaves=(20, 1, 9)).findings
-        for name, finding in zip(names, findings, strict=True):
+        for name, finding in zip(test_names, findings, strict=True):
             p_values.setdefault(name, []).append(finding.p_value)
-    limits = {share: scipy.stats.binom.isf(rate, games, share) for share in (0.05, 0.01)}
+    max_counts = {
+        level: scipy.stats.binom.isf(error_rate, num_audits, level) for level in (0.05, 0.01)
+    }
     for name, values in p_values.items():
-        for share, limit in limits.items():
-            assert (np.array(values) < share).sum() <= limit, name
+        for level, max_count in max_counts.items():
+            assert (np.array(values) < level).sum() <= max_count, name
         # And they do fall below: a test whose p-values never did could not fail. So few entries
         # are seldom in the tails, of which tests/audits/test_tails.py has more.
         assert name.startswith("tails") or min(values) < 0.05, name
-    assert (np.array(p_values["run 1: variance of all entries"]) / 3 < 0.05).sum() > limits[0.05]
+    assert (np.array(p_values["run 1: variance of all entries"]) / 3 < 0.05).sum() > max_counts[
+        0.05
+    ]
 
 
 @pytest.mark.parametrize(
@@ -92,36 +99,39 @@ def test_p_values_are_as_rare_as_they_say():
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("blt", "tree full")),
     ],
 )
-def test_mistakes_are_caught(name):
+def test_known_mistakes_contradict_the_claim(name):
     L, runs = runs_of(
         MECHANISMS[name](ROUNDS).noising()
         if name in MECHANISMS
         else np.linalg.inv(decaying(ROUNDS))
     )
-    honest = audit_noise(runs, leaves=LEAVES)
-    assert honest.consistent
+    honest_audit = audit_noise(runs, leaves=LEAVES)
+    assert honest_audit.consistent
     mistakes = mistakes_over_rounds(L)
     # The identity has the same rows and columns, and is its own Cholesky factor.
     assert len(mistakes) == (5 if name == "identity" else 7)
     for mistake, M in mistakes.items():
-        assert missed_by_noise_audit(M @ M.T, sum(LEAVES), honest.threshold) <= MISS_RATE, mistake
+        assert missed_by_noise_audit(M @ M.T, sum(LEAVES), honest_audit.threshold) <= MISS_RATE, (
+            mistake
+        )
         # In one run alone, as after a resume.
         assert not audit_noise([runs[0], M @ runs[1]], leaves=LEAVES).consistent, mistake
 
 
-def test_shared_noise_is_caught():
-    """A correlation of 1 is seen with certainty."""
-    one, other = np.random.default_rng(4).standard_normal((2, ROUNDS, sum(LEAVES)))
-    assert audit_noise([one, other], leaves=LEAVES).consistent
-    assert not audit_noise([one, one.copy()], leaves=LEAVES).consistent
-    other[:, 1201:1801] = other[:, :600]
-    assert not audit_noise([one, other], leaves=LEAVES).consistent
+def test_noise_shared_by_two_runs_contradicts_the_claim():
+    """Tests noise with a correlation of 1, which is detected with certainty."""
+    first_run, second_run = np.random.default_rng(4).standard_normal((2, ROUNDS, sum(LEAVES)))
+    assert audit_noise([first_run, second_run], leaves=LEAVES).consistent
+    assert not audit_noise([first_run, first_run.copy()], leaves=LEAVES).consistent
+    second_run[:, 1201:1801] = second_run[:, :600]
+    assert not audit_noise([first_run, second_run], leaves=LEAVES).consistent
 
 
 def later_round_of_a_neighbour(W):
-    changed = W.copy()
-    changed[1:, 7] = W[:-1, 6]
-    return changed
+    """Repeats the noise of a coordinate in the next one, a round later."""
+    changed_noise = W.copy()
+    changed_noise[1:, 7] = W[:-1, 6]
+    return changed_noise
 
 
 COLUMNS = np.arange(sum(LEAVES))
@@ -156,15 +166,15 @@ DEPARTURES = {
 
 
 @pytest.mark.parametrize(("mistake", "missed"), DEPARTURES.values(), ids=DEPARTURES)
-def test_other_departures_are_caught(mistake, missed):
+def test_other_departures_contradict_the_claim(mistake, missed):
     W = np.random.default_rng(5).standard_normal((ROUNDS, sum(LEAVES)))
-    honest = audit_noise([W], leaves=LEAVES)
-    assert honest.consistent
-    assert missed(honest.threshold) <= MISS_RATE
+    honest_audit = audit_noise([W], leaves=LEAVES)
+    assert honest_audit.consistent
+    assert missed(honest_audit.threshold) <= MISS_RATE
     assert not audit_noise([mistake(W)], leaves=LEAVES).consistent
 
 
-def test_verdict_is_bonferronis():
+def test_verdict_uses_bonferronis_correction():
     findings = tuple(
         Finding(name=str(i), statistic=0.0, p_value=p)
         for i, p in enumerate((0.4, 0.03, 0.01, np.nan))

@@ -1,4 +1,4 @@
-"""What single clients cost: each its own rounds, whatever the others do; and who broke the plan."""
+"""Sensitivities to single clients, each by its own rounds, and the clients that break the plan."""
 
 import json
 
@@ -36,12 +36,15 @@ participations = st.one_of(
 )
 
 
-def cohorts_of(taken):
-    return [[client for client, rounds in enumerate(taken) if t in rounds] for t in range(N)]
+def cohorts_of(client_rounds):
+    """Returns the cohorts of clients with these rounds."""
+    return [
+        [client for client, rounds in enumerate(client_rounds) if t in rounds] for t in range(N)
+    ]
 
 
 def sums(C, rounds):
-    """The root of the sum of |X_st|."""
+    """Returns the root of the sum of |X_st| over a client's rounds."""
     X = np.abs(C.T @ C)
     return np.sqrt(X[np.ix_(sorted(rounds), sorted(rounds))].sum())
 
@@ -50,45 +53,48 @@ def sums(C, rounds):
 @settings(max_examples=12)
 @given(taken=records, participation=participations)
 def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, participation):
-    mechanism, rng = build(N), np.random.default_rng(0)
-    C, planned = mechanism.encoder(), plan(participation, mechanism)
+    mechanism = build(N)
+    rng = np.random.default_rng(0)
+    C = mechanism.encoder()
+    planned = plan(participation, mechanism)
     audit = audit_ledger(ledger_of(cohorts_of(taken), None), planned)
 
     def holds(achieved, clients):
-        """Never below what some updates of these clients attain, never above the sum of |X| of one
-        of them, nor above the plan for all.
+        """Checks that a guarantee is between an attained value and the sum of |X| of one client.
+
+        It is also at most that of the plan, if the plan allows all these clients.
         """
-        value = achieved.sensitivity.value
-        attained = max(attained_by_sets(C, [tuple(sorted(taken[c]))], rng) for c in clients)
-        kept = all(participation.allows(taken[c]) for c in clients)
-        assert value >= attained * (1 - 1e-9)
-        assert value <= max(sums(C, taken[c]) for c in clients) * (1 + 1e-12)
-        assert not kept or value <= planned.sensitivity.value
+        bound_value = achieved.sensitivity.value
+        attained_value = max(attained_by_sets(C, [tuple(sorted(taken[c]))], rng) for c in clients)
+        all_allowed = all(participation.allows(taken[c]) for c in clients)
+        assert bound_value >= attained_value * (1 - 1e-9)
+        assert bound_value <= max(sums(C, taken[c]) for c in clients) * (1 + 1e-12)
+        assert not all_allowed or bound_value <= planned.sensitivity.value
         if achieved.sensitivity is not planned.sensitivity and achieved.sensitivity.exact:
-            assert value <= attained * (1 + 1e-6)
+            assert bound_value <= attained_value * (1 + 1e-6)
         assert achieved.noise_multiplier == pytest.approx(
-            2.0 * planned.sensitivity.value / value, rel=1e-12
+            2.0 * planned.sensitivity.value / bound_value, rel=1e-12
         )
 
     holds(audit.achieved, range(len(taken)))
-    broke = [c for c, rounds in enumerate(taken) if not participation.allows(rounds)]
-    assert bool(audit.contradictions) == bool(broke)
-    if not broke:
+    noncompliant = [c for c, rounds in enumerate(taken) if not participation.allows(rounds)]
+    assert bool(audit.contradictions) == bool(noncompliant)
+    if not noncompliant:
         assert audit.noncompliant_clients is None
         assert audit.epsilon <= planned.epsilon
         return
-    assert audit.noncompliant_clients.clients == len(broke)
-    assert sorted(one.client for one in audit.noncompliant_clients.first) == broke
-    for one in audit.noncompliant_clients.first:
-        assert one.rounds == tuple(sorted(taken[one.client]))
-        holds(one.achieved, [one.client])
-    others = [c for c in range(len(taken)) if c not in broke]
-    assert (audit.noncompliant_clients.others is None) == (not others)
-    if others:
-        holds(audit.noncompliant_clients.others, others)
+    assert audit.noncompliant_clients.clients == len(noncompliant)
+    assert sorted(client.client for client in audit.noncompliant_clients.first) == noncompliant
+    for client in audit.noncompliant_clients.first:
+        assert client.rounds == tuple(sorted(taken[client.client]))
+        holds(client.achieved, [client.client])
+    compliant = [c for c in range(len(taken)) if c not in noncompliant]
+    assert (audit.noncompliant_clients.others is None) == (not compliant)
+    if compliant:
+        holds(audit.noncompliant_clients.others, compliant)
 
 
-def test_the_oracle_finds_what_no_updates_attain():
+def test_oracle_detects_sums_that_no_updates_attain():
     # The negative control of the bounds above: rounds whose |X| sum no updates attain.
     C = np.array([[1.0, -0.5, -0.5], [0.0, 1.0, -0.5], [0.0, 0.0, 1.0]])
     assert attained_by_sets(C, [(0, 1, 2)], np.random.default_rng(0)) < 0.99 * sums(C, (0, 1, 2))
@@ -97,7 +103,8 @@ def test_the_oracle_finds_what_no_updates_attain():
 @every_mechanism
 def test_the_diagonals_of_the_gram_matrix(build):
     mechanism = build(N)
-    X, diagonals = mechanism.encoder().T @ mechanism.encoder(), gram_diagonals(mechanism)
+    X = mechanism.encoder().T @ mechanism.encoder()
+    diagonals = gram_diagonals(mechanism)
     expected = np.zeros((N, N))
     for d in range(N):
         expected[d, : N - d] = np.diagonal(X, d)
@@ -107,9 +114,11 @@ def test_the_diagonals_of_the_gram_matrix(build):
 
 def test_the_diagonals_of_a_banded_encoder_of_many_rounds():
     rows = MECHANISMS["banded, uneven"](5000).diagonals
-    few, many = (gram_diagonals(BandedMechanism(diagonals=rows[:n])) for n in (1000, 5000))
+    short_diagonals, long_diagonals = (
+        gram_diagonals(BandedMechanism(diagonals=rows[:n])) for n in (1000, 5000)
+    )
     # Of the shorter run the last columns lack entries.
-    assert_allclose(many[:, :990], few[:, :990], rtol=1e-12, atol=1e-14)
+    assert_allclose(long_diagonals[:, :990], short_diagonals[:, :990], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("share", [0.0, 1 / 36, np.inf], ids=["products", "both", "pairs"])
@@ -120,33 +129,37 @@ def test_what_clients_spend_is_the_sum_over_their_rounds(monkeypatch, bands, sha
     rng = np.random.default_rng(5)
     C = np.tril(np.triu(rng.standard_normal((30, 30)), 1 - bands), -1) + np.eye(30)
     mechanism = DenseMechanism(matrix=C)
-    X, diagonals = pair_costs(mechanism), np.abs(gram_diagonals(mechanism))
+    X = pair_costs(mechanism)
+    diagonals = np.abs(gram_diagonals(mechanism))
     assert len(diagonals) == bands
-    taken = [np.flatnonzero(rng.random(30) < p) for p in rng.uniform(0.2, 1.0, 20)]
-    taken += [np.array([2]), np.arange(30)]
-    starts = np.cumsum([0, *map(len, taken[:-1])])
-    clients = ClientRounds(rounds=np.concatenate(taken).astype(np.int32), starts=starts)
-    expected = [X[np.ix_(rounds, rounds)].sum() for rounds in taken]
+    client_rounds = [
+        np.flatnonzero(rng.random(30) < participation_rate)
+        for participation_rate in rng.uniform(0.2, 1.0, 20)
+    ]
+    client_rounds += [np.array([2]), np.arange(30)]
+    starts = np.cumsum([0, *map(len, client_rounds[:-1])])
+    clients = ClientRounds(rounds=np.concatenate(client_rounds).astype(np.int32), starts=starts)
+    expected = [X[np.ix_(rounds, rounds)].sum() for rounds in client_rounds]
     assert_allclose(spent_squared(diagonals, clients), expected, rtol=1e-13)
-    nobody = ClientRounds(rounds=np.zeros(0, int), starts=np.zeros(0, int))
-    assert len(spent_squared(diagonals, nobody)) == 0
+    no_clients = ClientRounds(rounds=np.zeros(0, int), starts=np.zeros(0, int))
+    assert len(spent_squared(diagonals, no_clients)) == 0
 
 
 class TestToeplitzEncodersOfManyRounds:
-    """Where X would take gigabytes, clients are bounded by their own counts."""
+    """Bounds by a client's own counts, if X would take gigabytes."""
 
     def test_bounds_are_upper_and_of_single_clients(self, monkeypatch):
         mechanism = ToeplitzMechanism(rounds=40, coefficients=0.8 ** np.arange(40))
-        taken = [[0, 10, 20, 30], [5, 6], [7]]
-        clients = ClientRounds(rounds=np.concatenate(taken), starts=np.array([0, 4, 6]))
+        client_rounds = [[0, 10, 20, 30], [5, 6], [7]]
+        clients = ClientRounds(rounds=np.concatenate(client_rounds), starts=np.array([0, 4, 6]))
         exact = ClientSensitivity(mechanism).squared(clients)
-        with_others = ClientSensitivity(mechanism, [38, 39]).squared_with_extra_rounds(
+        exact_with_later = ClientSensitivity(mechanism, [38, 39]).squared_with_extra_rounds(
             clients, exact
         )
         monkeypatch.setattr(client_sensitivity, "_MAX_TOEPLITZ_ENTRIES", 100)
-        own = ClientSensitivity(mechanism)
-        assert not own.exact
-        bounds = own.squared(clients)
+        bounded_rounds = ClientSensitivity(mechanism)
+        assert not bounded_rounds.exact
+        bounds = bounded_rounds.squared(clients)
         assert (bounds >= exact * (1 - 1e-12)).all()
         # The first client has the very rounds that are worst of its counts; the second has not the
         # number of the first.
@@ -154,22 +167,28 @@ class TestToeplitzEncodersOfManyRounds:
         assert bounds[1] < 1.1 * exact[1]
         assert (
             ClientSensitivity(mechanism, [38, 39]).squared_with_extra_rounds(clients, bounds)
-            >= with_others
+            >= exact_with_later
         ).all()
         audit = audit_ledger(ledger_of([[0], [0], [1]], None), plan(separated(40, 10), mechanism))
         assert not audit.achieved.sensitivity.exact
         assert audit.noncompliant_clients.clients == 1
 
 
-def test_of_many_offenders_the_ten_with_the_weakest_guarantees_are_named():
-    counts = [2] * 11 + list(range(1, 10))
-    cohorts = [[client for client, count in enumerate(counts) if t < count] for t in range(12)]
-    offenders = audit_ledger(ledger_of(cohorts, None), plan(single(12))).noncompliant_clients
-    assert offenders.clients == 19
-    named = offenders.first
-    assert [len(one.rounds) for one in named] == sorted(counts, reverse=True)[:10]
+def test_ten_noncompliant_clients_with_the_weakest_guarantees_are_listed():
+    participation_counts = [2] * 11 + list(range(1, 10))
+    cohorts = [
+        [client for client, count in enumerate(participation_counts) if t < count]
+        for t in range(12)
+    ]
+    noncompliant = audit_ledger(ledger_of(cohorts, None), plan(single(12))).noncompliant_clients
+    assert noncompliant.clients == 19
+    listed_clients = noncompliant.first
+    assert [len(client.rounds) for client in listed_clients] == sorted(
+        participation_counts, reverse=True
+    )[:10]
     assert all(
-        one.achieved.sensitivity.value == pytest.approx(np.sqrt(len(one.rounds))) for one in named
+        client.achieved.sensitivity.value == pytest.approx(np.sqrt(len(client.rounds)))
+        for client in listed_clients
     )
 
 
@@ -182,52 +201,60 @@ def test_rounds_without_a_record_count_for_every_client_after_a_broken_plan(tmp_
     rows = [(t, f"c{t % 4}") for t in range(10)] + [(1, "bad"), (2, "bad")]
     log.write_text("round,client\n" + "".join(f"{t},{client}\n" for t, client in rows))
     audit = audit_log(log, plan(separated(12, 4), mechanism))
-    C, rng = mechanism.encoder(), np.random.default_rng(0)
-    (bad,) = audit.noncompliant_clients.first
-    assert bad.rounds == (1, 2)
-    for found, taken in (
-        (bad.achieved, [(1, 2, 10, 11)]),
-        (audit.noncompliant_clients.others, [(*range(c, 10, 4), 10, 11) for c in range(4)]),
+    C = mechanism.encoder()
+    rng = np.random.default_rng(0)
+    (bad_client,) = audit.noncompliant_clients.first
+    assert bad_client.rounds == (1, 2)
+    for achieved, client_rounds in (
+        (bad_client.achieved, [(1, 2, 10, 11)]),
+        (
+            audit.noncompliant_clients.others,
+            [(*range(first_round, 10, 4), 10, 11) for first_round in range(4)],
+        ),
     ):
-        attained = attained_by_sets(C, taken, rng)
-        most = max(sums(C, rounds) for rounds in taken)
-        assert attained * (1 - 1e-9) <= found.sensitivity.value <= most * (1 + 1e-12)
-    largest = max(
-        bad.achieved.sensitivity.value, audit.noncompliant_clients.others.sensitivity.value
+        attained = attained_by_sets(C, client_rounds, rng)
+        largest_sum = max(sums(C, rounds) for rounds in client_rounds)
+        assert attained * (1 - 1e-9) <= achieved.sensitivity.value <= largest_sum * (1 + 1e-12)
+    largest_sensitivity = max(
+        bad_client.achieved.sensitivity.value, audit.noncompliant_clients.others.sensitivity.value
     )
-    assert audit.achieved.sensitivity.value == largest
+    assert audit.achieved.sensitivity.value == largest_sensitivity
 
 
-def test_with_sampling_nothing_rests_on_chance_once_a_client_left_its_part():
-    scheme = fedmf.CyclicPoisson(population=400, cohort_size=10, partitions=2)
-    planned = plan(None, two_bands(16), sampling=scheme, noise_multiplier=4.0)
+def test_no_amplification_once_a_client_left_its_partition():
+    sampling_scheme = fedmf.CyclicPoisson(population=400, cohort_size=10, partitions=2)
+    sampled_plan = plan(None, two_bands(16), sampling=sampling_scheme, noise_multiplier=4.0)
     cohorts = [[t % 4] for t in range(16)]
-    assert audit_ledger(ledger_of(cohorts, None), planned).amplified_epsilon is not None
+    assert audit_ledger(ledger_of(cohorts, None), sampled_plan).amplified_epsilon is not None
     cohorts[3] = [3, 0]  # of part 0
-    audit = audit_ledger(ledger_of(cohorts, None), planned)
+    audit = audit_ledger(ledger_of(cohorts, None), sampled_plan)
     assert audit.amplified_epsilon is None
-    assert [(one.client, one.rounds) for one in audit.noncompliant_clients.first] == [
+    assert [(client.client, client.rounds) for client in audit.noncompliant_clients.first] == [
         (0, (0, 3, 4, 8, 12))
     ]
     assert audit.noncompliant_clients.first[0].achieved.epsilon == audit.epsilon
     assert audit.noncompliant_clients.others.sensitivity.value < audit.achieved.sensitivity.value
 
 
-def test_in_json_without_noise_or_others():
-    """The golden statement of a log has an offender beside others."""
-    silent = plan(separated(12, 4), two_bands(12), noise_multiplier=0)
-    audit = audit_ledger(ledger_of([[100], [100]]), silent)
+def test_json_values_without_noise_or_other_clients():
+    """Tests values that the golden statement of a log, with other clients, does not have."""
+    noiseless_plan = plan(separated(12, 4), two_bands(12), noise_multiplier=0)
+    audit = audit_ledger(ledger_of([[100], [100]]), noiseless_plan)
     values = json.loads(json.dumps(audit.values(), allow_nan=False))
     assert values["noncompliant_clients"] == audit.statement_values()["noncompliant_clients"]
-    (bad,) = values["noncompliant_clients"]["first"]
-    assert (values["noncompliant_clients"]["clients"], bad["client"], bad["rounds"]) == (
+    (bad_client,) = values["noncompliant_clients"]["first"]
+    assert (
+        values["noncompliant_clients"]["clients"],
+        bad_client["client"],
+        bad_client["rounds"],
+    ) == (
         1,
         100,
         [0, 1],
     )
     assert (
         values["epsilon_achieved"]
-        is bad["epsilon"]
+        is bad_client["epsilon"]
         is values["noncompliant_clients"]["others"]
         is None
     )
@@ -240,7 +267,7 @@ def test_rounds_without_a_record_come_after_the_ledger(unrecorded):
         audit_ledger(ledger_of([[0], [1], [0]], None), plan(single(N)), unrecorded=unrecorded)
 
 
-def test_the_participation_of_a_budget_alone_names_nobody():
+def test_ledger_refuses_the_participation_of_a_budget_alone():
     budget = Budget.of(IdentityMechanism(rounds=8), separated(8, 4)).participation
     with refusal("fedmf.audit_ledger"):
         ledger_of([[1]]).noncompliant(budget)

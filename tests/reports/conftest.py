@@ -1,5 +1,6 @@
-"""Runs that were never trained: real plans, mechanisms, cohorts and statements; accuracy curves
-from a formula.
+"""Runs that were never trained, with real plans, mechanisms, cohorts and statements.
+
+Their accuracy curves follow a formula.
 """
 
 import contextlib
@@ -15,7 +16,9 @@ import fedmf
 from fedmf.reports import canvas, client_plots, noise_plots, pictures, plots
 from fedmf.runs.plan_record import plan_record
 
-ROUNDS, COHORT, POPULATION = 24, 5, 60
+ROUNDS = 24
+COHORT = 5
+POPULATION = 60
 _FINAL = {"none": 0.24, "identity": 0.13, "tree": 0.185, "fft": 0.17, "banded": 0.21, "dense": 0.2}
 
 
@@ -29,18 +32,23 @@ def make_run(
     stop=None,
     task="stackoverflow_nwp",
     description="a synthetic corpus",
-    **config,
+    **train_config,
 ):
-    """A run of 24 rounds; `stop` leaves it unfinished after that many rounds."""
-    if family != "none" and "noise_multiplier" not in config:
-        config.setdefault("epsilon", 8.0)
-    config.setdefault("min_sep", None if "sampling" in config else 8)
-    config = fedmf.TrainConfig(
-        family=family, seed=seed, rounds=ROUNDS, cohort_size=COHORT, evaluate_every=4, **config
+    """Returns a run of 24 rounds; `stop` leaves it unfinished after this number of rounds."""
+    if family != "none" and "noise_multiplier" not in train_config:
+        train_config.setdefault("epsilon", 8.0)
+    train_config.setdefault("min_sep", None if "sampling" in train_config else 8)
+    train_config = fedmf.TrainConfig(
+        family=family,
+        seed=seed,
+        rounds=ROUNDS,
+        cohort_size=COHORT,
+        evaluate_every=4,
+        **train_config,
     )
-    plan = config.plan(_fitted(dataclasses.replace(config, seed=0)))
+    plan = train_config.plan(_fitted(dataclasses.replace(train_config, seed=0)))
     controller = fedmf.ParticipationController(
-        config.participation(), population=POPULATION, cohort_size=COHORT, seed=seed
+        train_config.participation(), population=POPULATION, cohort_size=COHORT, seed=seed
     )
     rng = np.random.default_rng([seed, *family.encode()])
     rows = [
@@ -54,13 +62,13 @@ def make_run(
         for t in range(ROUNDS if stop is None else stop)
     ]
     for row in rows[3::4]:
-        reached = _FINAL[family] * (1 - np.exp(-(row["round"] + 1) / 8))
-        accuracy = float(reached + 0.002 * rng.standard_normal())
+        final_accuracy = _FINAL[family] * (1 - np.exp(-(row["round"] + 1) / 8))
+        accuracy = float(final_accuracy + 0.002 * rng.standard_normal())
         row["validation"] = {"accuracy": accuracy, "loss": 4.1}
     result = None
     if stop is None:
         audit = controller.audit(plan)
-        times = controller.ledger.observed().histogram
+        histogram = controller.ledger.observed().histogram
         validation = rows[-1]["validation"]
         result = {
             "validation": validation,
@@ -69,12 +77,12 @@ def make_run(
                 "population": POPULATION,
                 "cohort_size": COHORT,
                 **audit.observed.summary(),
-                "histogram": {str(count): clients for count, clients in sorted(times.items())},
+                "histogram": {str(count): clients for count, clients in sorted(histogram.items())},
             },
             "achieved": {"epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None},
             "seconds": 61.5,
         }
-    recorded = plan_record(config, plan) | {
+    plan_values = plan_record(train_config, plan) | {
         "task": {
             "name": task,
             "description": description,
@@ -82,13 +90,13 @@ def make_run(
             "clients": POPULATION,
         },
         "workload": "prefix_sum",
-        "rmse": fedmf.rmse(plan.mechanism, config.fit_workload(), plan.participation),
+        "rmse": fedmf.rmse(plan.mechanism, train_config.fit_workload(), plan.participation),
         "versions": {"fedmf": "0.1.0", "tensorflow": "2.14.1"},
     }
     return fedmf.Run(
         path=pathlib.Path("/runs") / f"{family}-{seed}",
-        config=config,
-        plan=json.loads(json.dumps(recorded)),  # what a report reads has been through JSON
+        config=train_config,
+        plan=json.loads(json.dumps(plan_values)),  # what a report reads has been through JSON
         metrics=rows,
         timings=[],
         statement=fedmf.statement(plan),
@@ -99,7 +107,7 @@ def make_run(
 
 @pytest.fixture(scope="session", autouse=True)
 def _coarse_plots():
-    """Same layout, fewer pixels: drawing is most of the time of these tests."""
+    """Draws plots with the same layout and fewer pixels, which takes most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(canvas, "_DPI", 60)
         yield
@@ -107,23 +115,24 @@ def _coarse_plots():
 
 @pytest.fixture
 def figures(monkeypatch):
-    """Every figure that is drawn, after it was laid out."""
-    drawn, draw = [], canvas.canvas
+    """Returns a list to which every figure is added after it was laid out."""
+    drawn_figures = []
+    draw_canvas = canvas.canvas
 
     @contextlib.contextmanager
     def watched(*size_and_note):
-        with draw(*size_and_note) as (figure, png):
+        with draw_canvas(*size_and_note) as (figure, png):
             yield figure, png
-        drawn.append(figure)
+        drawn_figures.append(figure)
 
     for module in (plots, client_plots, noise_plots, pictures):
         monkeypatch.setattr(module, "canvas", watched)
-    return drawn
+    return drawn_figures
 
 
 @pytest.fixture(scope="session")
 def demo_runs():
-    """What `fedmf demo` compares, over two seeds."""
+    """Returns the runs that `fedmf demo` compares, over two seeds."""
     return [
         make_run(family, seed=seed)
         for family in ("none", "identity", "tree", "banded")
@@ -133,4 +142,5 @@ def demo_runs():
 
 @pytest.fixture(name="make_run")
 def make_run_fixture():
+    """Returns the function that makes a run."""
     return make_run

@@ -16,7 +16,8 @@ from fedmf.reports.drawn_noise import (
 )
 from tests.mechanisms.registry import MECHANISMS
 
-ROUNDS, LIMIT = 500, 100
+ROUNDS = 500
+LIMIT = 100
 
 
 @pytest.mark.parametrize("name", ["identity", "banded", "toeplitz", "blt", "tree full", "low rank"])
@@ -36,27 +37,27 @@ def test_drawn_values_are_those_of_the_whole_matrices(name):
     )
     C = mechanism.encoder()
     assert is_drawable(mechanism)
-    encoder = drawn_encoder(mechanism, 0.5, LIMIT)
-    assert encoder.size == C.shape
-    if len(encoder.entries) == LIMIT:
-        assert_allclose(encoder.entries, 0.5 * C[rounds], atol=1e-14)
+    drawn_C = drawn_encoder(mechanism, 0.5, LIMIT)
+    assert drawn_C.size == C.shape
+    if len(drawn_C.entries) == LIMIT:
+        assert_allclose(drawn_C.entries, 0.5 * C[rounds], atol=1e-14)
     else:
-        assert_array_equal(encoder.entries, 0.5 * C)
-    gram = drawn_gram(mechanism, 0.5, LIMIT)
+        assert_array_equal(drawn_C.entries, 0.5 * C)
+    drawn_X = drawn_gram(mechanism, 0.5, LIMIT)
     X = 0.25 * C.T @ C
-    assert_allclose(gram.entries, X[np.ix_(rounds, rounds)], atol=1e-12 * X.max())
+    assert_allclose(drawn_X.entries, X[np.ix_(rounds, rounds)], atol=1e-12 * X.max())
 
 
 def test_columns_are_pooled_whatever_their_blocks():
     rng = np.random.default_rng(1)
     matrix = rng.standard_normal((3, 5 * PIXELS + 7))
     pooled = PooledColumns(3, matrix.shape[1])
-    for first in range(0, matrix.shape[1], 100)[::-1]:
-        pooled.add(first, matrix[:, first : first + 100])
+    for first_column in range(0, matrix.shape[1], 100)[::-1]:
+        pooled.add(first_column, matrix[:, first_column : first_column + 100])
     assert_array_equal(np.abs(pooled.entries).max(axis=1), np.abs(matrix).max(axis=1))
-    places = np.arange(matrix.shape[1]) * PIXELS // matrix.shape[1]
-    for place in (0, 17, PIXELS - 1):
-        columns = matrix[:, places == place]
-        largest = columns[np.arange(3), np.abs(columns).argmax(axis=1)]
-        assert_array_equal(pooled.entries[:, place], largest)
+    pooled_columns = np.arange(matrix.shape[1]) * PIXELS // matrix.shape[1]
+    for pooled_column in (0, 17, PIXELS - 1):
+        columns = matrix[:, pooled_columns == pooled_column]
+        largest_entries = columns[np.arange(3), np.abs(columns).argmax(axis=1)]
+        assert_array_equal(pooled.entries[:, pooled_column], largest_entries)
     assert pool(matrix, PIXELS).shape == pooled.entries.shape

@@ -1,4 +1,4 @@
-"""What a report says of its figures."""
+"""The note of a report on its metric and seeds."""
 
 from fedmf.runs.notes import figures_note
 
@@ -6,10 +6,14 @@ NOTE = "Accuracy leaves out unknown words."
 
 
 def test_the_note_counts_seeds(make_run):
-    one, other, tree = make_run("banded"), make_run("banded", seed=1), make_run("tree")
-    for run in (one, other, tree):
+    first_seed = make_run("banded")
+    second_seed = make_run("banded", seed=1)
+    tree_run = make_run("tree")
+    for run in (first_seed, second_seed, tree_run):
         run.plan["task"]["metric_note"] = "leaves out unknown words"
-    assert figures_note([one, tree]) == f"{NOTE} Figures are of one seed."
-    assert figures_note([one, other, tree]) == f"{NOTE} Some figures are of one seed."
-    assert figures_note([one, other]) == NOTE
-    assert figures_note([make_run("banded"), other]) == ""
+    assert figures_note([first_seed, tree_run]) == f"{NOTE} Figures are of one seed."
+    assert (
+        figures_note([first_seed, second_seed, tree_run]) == f"{NOTE} Some figures are of one seed."
+    )
+    assert figures_note([first_seed, second_seed]) == NOTE
+    assert figures_note([make_run("banded"), second_seed]) == ""

@@ -1,4 +1,4 @@
-"""How groups are told apart: colours, line styles, labels and marks."""
+"""Colours, line styles and labels that tell groups of runs apart."""
 
 import dataclasses
 import itertools
@@ -31,30 +31,40 @@ _XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.
 
 
 def _linear(color):
+    """Returns the linear RGB channels of a colour."""
     s = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     return np.where(s <= 0.04045, s / 12.92, ((s + 0.055) / 1.055) ** 2.4)
 
 
 def _lab(linear):
-    x = _XYZ @ np.clip(linear, 0, 1) / [0.9505, 1, 1.089]
-    f = np.where(x > 0.008856, np.cbrt(x), 7.787 * x + 16 / 116)
-    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+    """Returns the CIELAB coordinates of a linear RGB colour."""
+    xyz_ratio = _XYZ @ np.clip(linear, 0, 1) / [0.9505, 1, 1.089]
+    cube_roots = np.where(xyz_ratio > 0.008856, np.cbrt(xyz_ratio), 7.787 * xyz_ratio + 16 / 116)
+    return np.array(
+        [
+            116 * cube_roots[1] - 16,
+            500 * (cube_roots[0] - cube_roots[1]),
+            200 * (cube_roots[1] - cube_roots[2]),
+        ]
+    )
 
 
 def _contrast(color):
-    """With white, as WCAG has it."""
+    """Returns the contrast of a colour with white, by WCAG."""
     return 1.05 / (_XYZ[1] @ _linear(color) + 0.05)
 
 
 @pytest.mark.parametrize("sight", _SIGHT)
 def test_colours_of_families_are_told_apart(sight):
     # That is dashed
-    private = {family: labels.family_color(family) for family in families()[1:]}
-    for (a, first), (b, second) in itertools.combinations(private.items(), 2):
-        apart = np.linalg.norm(
-            _lab(_SIGHT[sight] @ _linear(first)) - _lab(_SIGHT[sight] @ _linear(second))
+    color_by_family = {family: labels.family_color(family) for family in families()[1:]}
+    for (first_family, first_color), (second_family, second_color) in itertools.combinations(
+        color_by_family.items(), 2
+    ):
+        color_distance = np.linalg.norm(
+            _lab(_SIGHT[sight] @ _linear(first_color)) - _lab(_SIGHT[sight] @ _linear(second_color))
         )
-        assert apart > 16, (a, b)
+        assert color_distance > 16, (first_family, second_family)
 
 
 def test_every_shade_is_legible():
@@ -130,32 +140,30 @@ def test_labels_say_what_is_compared(make_run, configs, expected):
 
 def test_an_older_run_has_the_label_of_the_decoder_that_ran(make_run):
     ran_online = make_run("tree", decoder="online")
-    silent = dataclasses.replace(ran_online.config, decoder=None)
-    older = dataclasses.replace(ran_online, config=silent)
-    grouped = groups.group_runs([older, make_run("tree")])
+    silent_config = dataclasses.replace(ran_online.config, decoder=None)
+    older_run = dataclasses.replace(ran_online, config=silent_config)
+    run_groups = groups.group_runs([older_run, make_run("tree")])
     expected = ["Tree (online Honaker)", "Tree (full Honaker)"]
-    assert [group.label for group in grouped] == expected
-    column = tables.runs_table(grouped).columns.index("decoder")
-    assert [row[column].text for row in tables.runs_table(grouped).rows] == ["online", "full"]
-    assert dict(tables.common_config([older]))["decoder"] == "online"
+    assert [group.label for group in run_groups] == expected
+    column = tables.runs_table(run_groups).columns.index("decoder")
+    assert [row[column].text for row in tables.runs_table(run_groups).rows] == ["online", "full"]
+    assert dict(tables.common_config([older_run]))["decoder"] == "online"
 
 
 def test_a_simulated_run_is_marked_where_others_are_honest(make_run):
-    grouped = groups.group_runs([make_run("identity"), make_run("banded", claimed_cohort=1000)])
+    run_groups = groups.group_runs([make_run("identity"), make_run("banded", claimed_cohort=1000)])
     label = "Banded (8 bands), simulates 1,000 clients a round"
-    assert [group.label for group in grouped] == ["DP-FedAvg", label]
-    for table in (tables.accuracy_table(grouped), tables.participation_table(grouped)):
-        honest, simulated = (str(row) for row in table.rows)
+    assert [group.label for group in run_groups] == ["DP-FedAvg", label]
+    for table in (tables.accuracy_table(run_groups), tables.participation_table(run_groups)):
+        honest_row, simulated_row = (str(row) for row in table.rows)
         for words in ("simulates 1,000 clients a round", "of the claimed cohort"):
-            assert words in simulated
-            assert words not in honest
+            assert words in simulated_row
+            assert words not in honest_row
     assert [row[-1].text == "not observed" for row in table.rows] == [False, True]
 
 
 def _amplified(run):
-    """As a run whose clients were drawn at random, planned for epsilon 2 and 12.6 if the cohorts
-    are known.
-    """
+    """Returns a run with sampling, planned for epsilon 2, and 12.6 for known cohorts."""
     sampling = {"scheme": "CyclicPoisson", "unamplified_epsilon": 12.6}
     achieved = {"epsilon": 2.0, "unamplified_epsilon": 6.5, "rho": 2.9, "sensitivity": 1.0}
     return dataclasses.replace(
@@ -165,16 +173,22 @@ def _amplified(run):
     )
 
 
-def test_what_is_amplified_and_what_is_not(make_run):
-    grouped = groups.group_runs([make_run("identity"), _amplified(make_run("banded"))])
-    results, taken = tables.accuracy_table(grouped), tables.participation_table(grouped)
-    epsilon, rho = ((cell.text, list(cell.details)) for cell in results.rows[1][1:3])
-    assert epsilon == ("2.00", ["amplified by sampling"])
-    assert rho == ("2.975", ["not amplified"])
-    assert not any(cell.details for cell in results.rows[0][1:3])
-    assert "ρ is not amplified" in results.caption
-    assert "without amplification it is never above the planned ε" in taken.caption
-    assert "planned 2.00; 6.50 if the cohorts are known" in taken.rows[1][-1].details
+def test_tables_mark_amplified_values(make_run):
+    run_groups = groups.group_runs([make_run("identity"), _amplified(make_run("banded"))])
+    results_table = tables.accuracy_table(run_groups)
+    participation_table = tables.participation_table(run_groups)
+    epsilon_cell, rho_cell = (
+        (cell.text, list(cell.details)) for cell in results_table.rows[1][1:3]
+    )
+    assert epsilon_cell == ("2.00", ["amplified by sampling"])
+    assert rho_cell == ("2.975", ["not amplified"])
+    assert not any(cell.details for cell in results_table.rows[0][1:3])
+    assert "ρ is not amplified" in results_table.caption
+    assert "without amplification it is never above the planned ε" in participation_table.caption
+    assert "planned 2.00; 6.50 if the cohorts are known" in participation_table.rows[1][-1].details
     # And nowhere else.
-    for table in (tables.accuracy_table(grouped[:1]), tables.participation_table(grouped[:1])):
+    for table in (
+        tables.accuracy_table(run_groups[:1]),
+        tables.participation_table(run_groups[:1]),
+    ):
         assert "amplif" not in str(table)

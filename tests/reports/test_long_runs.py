@@ -54,11 +54,11 @@ print(usage.ru_utime + usage.ru_stime, peak.split()[1])
 
 @pytest.mark.slow
 def test_a_report_of_100_000_rounds_takes_a_minute_and_a_gigabyte_at_most(tmp_path):
-    done = subprocess.run(
+    completed_process = subprocess.run(
         [sys.executable, "-c", PROGRAM, tmp_path], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    seconds, kilobytes = map(float, done.stdout.split())
+    assert completed_process.returncode == 0, completed_process.stderr[-2000:]
+    seconds, kilobytes = map(float, completed_process.stdout.split())
     assert seconds < 60
     assert kilobytes < 10**6
     assert len(list((tmp_path / "plots").iterdir())) >= 4

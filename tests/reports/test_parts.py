@@ -1,4 +1,4 @@
-"""Grouping, numbers, label placing and the noise that plots show."""
+"""Curves, notes and legends of groups, and matrices of the noise."""
 
 import dataclasses
 
@@ -23,10 +23,10 @@ def test_noise_levels_are_those_of_the_noise_itself(make_run):
     assert_allclose(on_round, np.linalg.norm(N, axis=1), rtol=1e-9)
     assert_allclose(on_sum, np.linalg.norm(np.cumsum(N, axis=0), axis=1), rtol=1e-9)
     # A claimed cohort has that of its own average.
-    simulated, _ = groups.noise_levels(
+    simulated_levels, _ = groups.noise_levels(
         groups.group_runs([make_run("banded", claimed_cohort=50)])[0]
     )
-    assert np.allclose(simulated, on_round * 5 / 50)
+    assert np.allclose(simulated_levels, on_round * 5 / 50)
 
 
 def test_correlation_of_silent_rounds():
@@ -54,52 +54,57 @@ def test_significant(value, shown):
 
 
 def test_folders_of_one_name_get_their_parent(make_run):
-    first, second = make_run("banded"), make_run("identity")
-    same = [
-        dataclasses.replace(first, path=first.path.parent / "banded" / "seed-0"),
-        dataclasses.replace(second, path=second.path.parent / "identity" / "seed-0"),
+    first_run = make_run("banded")
+    second_run = make_run("identity")
+    same_names = [
+        dataclasses.replace(first_run, path=first_run.path.parent / "banded" / "seed-0"),
+        dataclasses.replace(second_run, path=second_run.path.parent / "identity" / "seed-0"),
     ]
-    assert list(tables.folder_names(same).values()) == ["banded/seed-0", "identity/seed-0"]
+    assert list(tables.folder_names(same_names).values()) == ["banded/seed-0", "identity/seed-0"]
 
 
 def test_seeds_that_took_part_alike_share_a_row(demo_runs):
     run = demo_runs[2]
-    twin = dataclasses.replace(run, config=dataclasses.replace(run.config, seed=7))
-    table = tables.participation_table(groups.group_runs([run, twin]))
-    assert len(table.rows) == 1
-    assert table.rows[0][0].details == ["seeds 0 and 7"]
+    twin_run = dataclasses.replace(run, config=dataclasses.replace(run.config, seed=7))
+    participation_table = tables.participation_table(groups.group_runs([run, twin_run]))
+    assert len(participation_table.rows) == 1
+    assert participation_table.rows[0][0].details == ["seeds 0 and 7"]
 
 
 def test_a_legend_of_very_many_runs_names_the_mechanisms(make_run, figures):
     families = ("tree", "banded", "identity")
-    grouped = groups.group_runs(
+    run_groups = groups.group_runs(
         [
             make_run(family, server_learning_rate=float(rate))
             for family in families
             for rate in np.linspace(0.1, 1.0, 9).round(2)
         ]
     )
-    plot = plots.accuracy_plot(grouped)
+    plot = plots.accuracy_plot(run_groups)
     (figure,) = figures
     (legend,) = figure.legends
-    names = ["Tree (full Honaker)", "Banded (8 bands)", "DP-FedAvg"]
-    assert [text.get_text() for text in legend.get_texts()] == names
+    mechanism_names = ["Tree (full Honaker)", "Banded (8 bands)", "DP-FedAvg"]
+    assert [text.get_text() for text in legend.get_texts()] == mechanism_names
     assert "too many to name" in plot.caption
     assert figure.bbox.height < 1.2 * figure.bbox.width
 
 
 def test_noise_is_drawn_once_whatever_the_learning_rate(make_run):
     runs = [
-        make_run("banded", epsilon=e, server_learning_rate=x)
-        for e in (2.0, 8.0)
-        for x in (0.1, 0.5)
+        make_run("banded", epsilon=epsilon, server_learning_rate=learning_rate)
+        for epsilon in (2.0, 8.0)
+        for learning_rate in (0.1, 0.5)
     ]
-    grouped = groups.group_runs([*runs, make_run("identity"), make_run("none")])
-    drawn = groups.distinct_noise(grouped)
-    labels = ["Banded (8 bands), epsilon 2", "Banded (8 bands), epsilon 8", "DP-FedAvg, epsilon 8"]
-    assert [group.label for group in drawn] == labels
-    levels = [groups.noise_levels(group).of_sums[-1] for group in drawn[:2]]
-    assert levels[0] > levels[1]
-    kinds = groups.distinct_mechanisms(grouped)  # whatever the epsilon as well
-    assert [label for label, _ in kinds] == ["Banded (8 bands)", "DP-FedAvg"]
-    assert [len(kind) for _, kind in kinds] == [4, 1]
+    run_groups = groups.group_runs([*runs, make_run("identity"), make_run("none")])
+    drawn_groups = groups.distinct_noise(run_groups)
+    expected_labels = [
+        "Banded (8 bands), epsilon 2",
+        "Banded (8 bands), epsilon 8",
+        "DP-FedAvg, epsilon 8",
+    ]
+    assert [group.label for group in drawn_groups] == expected_labels
+    final_levels = [groups.noise_levels(group).of_sums[-1] for group in drawn_groups[:2]]
+    assert final_levels[0] > final_levels[1]
+    labelled_groups = groups.distinct_mechanisms(run_groups)  # whatever the epsilon as well
+    assert [label for label, _ in labelled_groups] == ["Banded (8 bands)", "DP-FedAvg"]
+    assert [len(same_noise) for _, same_noise in labelled_groups] == [4, 1]

@@ -1,4 +1,4 @@
-"""What the plots draw, and which runs are averaged."""
+"""Pictures of a single round, and runs that are averaged."""
 
 import dataclasses
 
@@ -14,17 +14,18 @@ def test_one_round_is_a_point(figures):
             "histogram": {0: 0.9, 1: 0.1}, "max_participations": 1,
         }
     )  # fmt: skip
-    over_rounds, _ = figures[0].axes
-    assert over_rounds.lines[0].get_marker() == "o"
+    round_axes, _ = figures[0].axes
+    assert round_axes.lines[0].get_marker() == "o"
 
 
 def _counted(run, population, **config):
-    counted = {"population": population, "clients": 10, "histogram": {"1": 10}}
-    seen = run.result["participation"] | counted
+    """Returns a run with this population, and changes of its configuration."""
+    new_counts = {"population": population, "clients": 10, "histogram": {"1": 10}}
+    participation = run.result["participation"] | new_counts
     return dataclasses.replace(
         run,
         config=dataclasses.replace(run.config, **config),
-        result=run.result | {"participation": seen},
+        result=run.result | {"participation": participation},
     )
 
 
@@ -36,9 +37,9 @@ def test_only_runs_of_one_kind_are_averaged(make_run, figures):
     assert [bar.get_height() for bar in figures[0].axes[0].patches][:2] == [50, 10]
     assert "means over runs" in plot.caption
     assert "50 clients" in plot.alt
-    for other in (
+    for other_run in (
         _counted(run, 400),
         _counted(run, 60, cohort_size=20),
         _counted(run, 60, rounds=30),
     ):
-        assert client_plots.participation_plot([_counted(run, 60), other]) is None
+        assert client_plots.participation_plot([_counted(run, 60), other_run]) is None

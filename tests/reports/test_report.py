@@ -20,15 +20,17 @@ _VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
 class Page(html.parser.HTMLParser):
-    """Checks that tags nest, and collects what the tests ask for."""
+    """Page of a report, whose tags must nest."""
 
-    def __init__(self, source):
+    def __init__(self, page_source):
         super().__init__()
-        self.source, self.open, self.attributes = source, [], []
-        self.feed(source)
+        self.source = page_source
+        self.open = []
+        self.attributes = []
+        self.feed(page_source)
         assert self.open == []
         self.ids = [value for _, name, value in self.attributes if name == "id"]
-        without_code = re.sub(r"<(style|script)>.*?</\1>", "", source, flags=re.S)
+        without_code = re.sub(r"<(style|script)>.*?</\1>", "", page_source, flags=re.S)
         self.text = shown(without_code)
 
     def handle_starttag(self, tag, attrs):
@@ -40,15 +42,19 @@ class Page(html.parser.HTMLParser):
         assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
 
     def inside(self, tag):
-        """The text of each element of this kind."""
-        return [shown(found) for found in re.findall(rf"<{tag}\b.*?</{tag}>", self.source, re.S)]
+        """Returns the text of each element of this kind."""
+        return [
+            shown(element) for element in re.findall(rf"<{tag}\b.*?</{tag}>", self.source, re.S)
+        ]
 
 
 def shown(source):
+    """Returns the text of HTML without tags."""
     return " ".join(html.unescape(re.sub("<[^>]*>", " ", source)).split())
 
 
 def report(runs, folder, title="A report"):
+    """Writes a report and returns its page."""
     path = write_report(runs, folder, title=title)
     assert path == folder / "report.html"
     return Page(path.read_text(encoding="utf-8"))
@@ -56,12 +62,13 @@ def report(runs, folder, title="A report"):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Plots are made and not drawn, which takes most of the time, for tests of the text."""
+    """Replaces the rendering of plots, which takes most of the time, for tests of the text."""
     monkeypatch.setattr(canvas, "as_png", lambda figure: b"\x89PNG")
 
 
 @pytest.fixture(scope="module")
 def demo(demo_runs, tmp_path_factory):
+    """Returns the page and the folder of the demo's report."""
     folder = tmp_path_factory.mktemp("demo")
     return report(demo_runs, folder), folder
 
@@ -72,8 +79,10 @@ def test_page_is_well_formed_and_loads_nothing(demo):
     assert "https://" not in page.source
     assert "url(" not in page.source
     # Sorts tables, and knows no network
-    (script,) = re.findall(r"<script>(.*?)</script>", page.source, re.S)
-    assert not re.search(r"fetch|XMLHttp|import|src|href|WebSocket|Beacon|eval|innerHTML", script)
+    (sort_script,) = re.findall(r"<script>(.*?)</script>", page.source, re.S)
+    assert not re.search(
+        r"fetch|XMLHttp|import|src|href|WebSocket|Beacon|eval|innerHTML", sort_script
+    )
     for tag, name, value in page.attributes:
         assert name not in ("href", "srcset", "onclick"), (tag, name, value)
         assert name != "src" or value.startswith("data:image/png;base64,")
@@ -82,13 +91,13 @@ def test_page_is_well_formed_and_loads_nothing(demo):
 
 def test_plots_are_inside_and_beside_the_page(demo):
     page, folder = demo
-    inside = [value.split(",")[1] for _, name, value in page.attributes if name == "src"]
-    beside = {path.stem: path.read_bytes() for path in (folder / "plots").iterdir()}
-    assert sorted(beside) == [
+    inside_images = [value.split(",")[1] for _, name, value in page.attributes if name == "src"]
+    image_by_name = {path.stem: path.read_bytes() for path in (folder / "plots").iterdir()}
+    assert sorted(image_by_name) == [
         "noise_levels", "noise_matrices", "participation", "training", "validation"
     ]  # fmt: skip
-    assert sorted(map(base64.b64decode, inside)) == sorted(beside.values())
-    assert all(image.startswith(b"\x89PNG") for image in beside.values())
+    assert sorted(map(base64.b64decode, inside_images)) == sorted(image_by_name.values())
+    assert all(image.startswith(b"\x89PNG") for image in image_by_name.values())
 
 
 def test_every_mechanism_and_number_is_there(demo, demo_runs):
@@ -111,25 +120,25 @@ def test_every_mechanism_and_number_is_there(demo, demo_runs):
 
 
 def test_only_runs_without_noise_have_no_privacy(make_run, tmp_path, undrawn):
-    old = tmp_path / "plots" / "noise_matrices.png"
+    old_plot = tmp_path / "plots" / "noise_matrices.png"
     for run in (make_run("none"), make_run("tree", noise_multiplier=0.0)):
-        old.parent.mkdir(exist_ok=True)
-        old.write_text("of an earlier report")
-        without = report([run], tmp_path)
-        assert without.inside("td").count("no privacy") == 2
-        assert not any("noise" in name for name in without.ids)
-        assert not old.exists()
+        old_plot.parent.mkdir(exist_ok=True)
+        old_plot.write_text("of an earlier report")
+        noiseless_page = report([run], tmp_path)
+        assert noiseless_page.inside("td").count("no privacy") == 2
+        assert not any("noise" in name for name in noiseless_page.ids)
+        assert not old_plot.exists()
     assert "no privacy" not in report([make_run("banded")], tmp_path).text
 
 
-def test_simulation_is_said_everywhere(make_run, tmp_path, figures, undrawn):
+def test_every_caption_states_the_simulation(make_run, tmp_path, figures, undrawn):
     runs = [make_run(family, claimed_cohort=1000) for family in ("none", "identity", "banded")]
     page = report(runs, tmp_path)
     assert all(
         figure.texts[-1].get_text().startswith("Simulation: 5 clients") for figure in figures
     )
     assert len(figures) == 5
-    said = (
+    simulation_text = (
         "Simulation: 5 clients a round were simulated to estimate a cohort of 1,000 "
         "(noise scaled by 5/1,000)."
     )
@@ -138,11 +147,11 @@ def test_simulation_is_said_everywhere(make_run, tmp_path, figures, undrawn):
     captions = page.inside("caption") + page.inside("figcaption")
     assert len(captions) == 3 + 5
     for caption in captions:
-        assert said in caption
+        assert simulation_text in caption
         assert "the models trained here do not have it" in caption
 
 
-def test_neither_simulation_nor_a_broken_promise_is_said_elsewhere(demo):
+def test_report_of_honest_runs_mentions_no_simulation_and_no_violation(demo):
     page, _ = demo
     assert "simulation" not in page.text.lower()
     assert "than planned" not in page.text
@@ -152,26 +161,33 @@ def test_neither_simulation_nor_a_broken_promise_is_said_elsewhere(demo):
     assert "simulation" not in page.ids
 
 
-def test_simulation_of_some_runs_is_said_where_they_are_shown(make_run, tmp_path, undrawn):
+def test_captions_state_a_simulation_of_some_runs(make_run, tmp_path, undrawn):
     # The simulated run is the one without noise, so that the plots of the noise show
     # no simulated run.
     page = report([make_run("none", claimed_cohort=1000), make_run("banded")], tmp_path)
     assert "Some of the models trained here" in page.text
-    said = "Simulation in 1 of 2 runs, marked “simulates” in the tables"
-    assert all(said in caption for caption in page.inside("caption"))
+    simulation_text = "Simulation in 1 of 2 runs, marked “simulates” in the tables"
+    assert all(simulation_text in caption for caption in page.inside("caption"))
     captions = page.inside("figcaption")
-    noisy = [caption for caption in captions if "deviation" in caption or "matrix" in caption]
-    assert len(noisy) == 2
-    assert not any("Simulation" in caption for caption in noisy)
+    noise_captions = [
+        caption for caption in captions if "deviation" in caption or "matrix" in caption
+    ]
+    assert len(noise_captions) == 2
+    assert not any("Simulation" in caption for caption in noise_captions)
 
 
-def test_data_is_escaped(make_run, tmp_path, undrawn):
-    evil = "<script>alert('x')</script>&<b>\"'"
-    run = make_run("banded", task=evil, description=evil, data=evil)
-    links = "[a](http://example.com) ![b](http://example.com) <http://example.com>"
-    changes = {"path": run.path / evil, "plan": run.plan | {"versions": {evil: evil}}}
-    statement = f"# Title\n\n1. {evil} {links}\n"
-    page = report([dataclasses.replace(run, statement=statement, **changes)], tmp_path, title=evil)
+def test_texts_of_runs_are_escaped(make_run, tmp_path, undrawn):
+    evil_text = "<script>alert('x')</script>&<b>\"'"
+    run = make_run("banded", task=evil_text, description=evil_text, data=evil_text)
+    evil_links = "[a](http://example.com) ![b](http://example.com) <http://example.com>"
+    run_changes = {
+        "path": run.path / evil_text,
+        "plan": run.plan | {"versions": {evil_text: evil_text}},
+    }
+    statement = f"# Title\n\n1. {evil_text} {evil_links}\n"
+    page = report(
+        [dataclasses.replace(run, statement=statement, **run_changes)], tmp_path, title=evil_text
+    )
     assert page.source.count("<script>") == 1
     assert not any(name == "href" or v.startswith("http") for _, name, v in page.attributes)
     assert page.text.count("alert('x')") >= 5
@@ -200,61 +216,69 @@ def test_an_unfinished_run_is_reported_as_such(make_run, tmp_path, undrawn):
     assert "plot-participation" not in page.ids
 
 
-def test_a_broken_promise_stands_out(make_run, tmp_path, undrawn):
+def test_participation_beyond_the_plan_is_an_alarm(make_run, tmp_path, undrawn):
     run = make_run("banded")
-    often = {"min_separation": 3, "max_participations": 4, "histogram": {"1": 10, "4": 5}}
-    once = {"min_separation": None, "max_participations": 1, "histogram": {"1": 40}}
-    for seen, epsilon, said in (
-        (often, 11.0, ("less than planned", "more than planned", "weaker than planned", "11.0")),
-        (once, None, ("no client twice", "weaker than planned", "no privacy")),
+    often_counts = {"min_separation": 3, "max_participations": 4, "histogram": {"1": 10, "4": 5}}
+    once_counts = {"min_separation": None, "max_participations": 1, "histogram": {"1": 40}}
+    for observed_counts, epsilon, expected_words in (
+        (
+            often_counts,
+            11.0,
+            ("less than planned", "more than planned", "weaker than planned", "11.0"),
+        ),
+        (once_counts, None, ("no client twice", "weaker than planned", "no privacy")),
     ):
-        weaker = run.result | {
-            "participation": run.result["participation"] | seen,
+        weaker_result = run.result | {
+            "participation": run.result["participation"] | observed_counts,
             "achieved": {"epsilon": epsilon, "rho": None, "sensitivity": 3.0},
         }
-        page = report([dataclasses.replace(run, result=weaker)], tmp_path)
-        assert all(words in page.text for words in said)
+        page = report([dataclasses.replace(run, result=weaker_result)], tmp_path)
+        assert all(words in page.text for words in expected_words)
 
 
 @pytest.mark.slow
 def test_same_runs_same_bytes_whatever_the_readers_matplotlib_settings(make_run, tmp_path):
-    run, files = make_run("banded"), []
+    run = make_run("banded")
+    file_contents = []
     (tmp_path / "report.html").write_text("old")
-    for size in (10, 30):
-        with matplotlib.rc_context({"font.size": size, "axes.grid": False}):
+    for font_size in (10, 30):
+        with matplotlib.rc_context({"font.size": font_size, "axes.grid": False}):
             report([run], tmp_path)
-            assert matplotlib.rcParams["font.size"] == size  # and the reader keeps them
+            assert matplotlib.rcParams["font.size"] == font_size  # and the reader keeps them
         paths = [tmp_path / "report.html", *sorted((tmp_path / "plots").iterdir())]
-        files.append({path: path.read_bytes() for path in paths})
-    assert files[0] == files[1]
+        file_contents.append({path: path.read_bytes() for path in paths})
+    assert file_contents[0] == file_contents[1]
 
 
 def test_what_cannot_be_reported_is_refused(make_run, tmp_path):
-    none = make_run("none")
-    for runs, kind, words in (
+    noiseless_run = make_run("none")
+    for runs, error_type, words in (
         ([], ValueError, r"runs=\[\]"),
         (["folder"], TypeError, r"fedmf\.Run\.load"),
-        ([none, make_run("none", task="cifar10")], ValueError, "different tasks"),
+        ([noiseless_run, make_run("none", task="cifar10")], ValueError, "different tasks"),
     ):
-        with pytest.raises(kind, match=words):
+        with pytest.raises(error_type, match=words):
             write_report(runs, tmp_path, title="")
     path = tmp_path / "file"
     path.write_text("in the way")
     with pytest.raises(ValueError, match="cannot write the report to folder .*file"):
-        write_report([none], path, title="")
+        write_report([noiseless_run], path, title="")
     assert path.read_text() == "in the way"
 
 
-def test_an_adaptive_server_is_said_where_the_error_is_printed(make_run):
-    adam, sgd = make_run("banded", server_optimizer="adam"), make_run("tree")
-    none = make_run("none", server_optimizer="yogi")
+def test_caption_of_results_names_adaptive_servers(make_run):
+    adam_run = make_run("banded", server_optimizer="adam")
+    sgd_run = make_run("tree")
+    noiseless_run = make_run("none", server_optimizer="yogi")
 
     def caption(*runs):
         return tables.accuracy_table(groups.group_runs(list(runs))).caption
 
-    assert "The servers optimise with Adam: the privacy is the same" in caption(adam, none)
-    assert "Some of the servers optimise with Adam" in caption(adam, sgd)
-    assert "optimise with" not in caption(sgd, none)
+    assert "The servers optimise with Adam: the privacy is the same" in caption(
+        adam_run, noiseless_run
+    )
+    assert "Some of the servers optimise with Adam" in caption(adam_run, sgd_run)
+    assert "optimise with" not in caption(sgd_run, noiseless_run)
 
 
 def test_the_commands_are_those_of_the_command_line(make_run, tmp_path, undrawn):
@@ -264,19 +288,26 @@ def test_the_commands_are_those_of_the_command_line(make_run, tmp_path, undrawn)
     config = dataclasses.replace(runs[0].config, task="regression")
     runs[0] = dataclasses.replace(runs[0], config=config)
     page = report(runs, tmp_path, title="It's a report")
-    (text,) = re.findall(r"<pre id=.commands.>(.*?)</pre>", page.source, re.S)
-    train, again = (shlex.split(html.unescape(line))[1:] for line in text.splitlines())
-    expected = "train --config banded-0/config.json --out again/banded-0 --noise-seed os".split()
-    assert train == expected
-    assert again == [*"report banded-0 none-0 --out report --title".split(), "It's a report"]
-    for words in (train, again):
+    (command_lines,) = re.findall(r"<pre id=.commands.>(.*?)</pre>", page.source, re.S)
+    train_words, report_words = (
+        shlex.split(html.unescape(line))[1:] for line in command_lines.splitlines()
+    )
+    expected_words = (
+        "train --config banded-0/config.json --out again/banded-0 --noise-seed os".split()
+    )
+    assert train_words == expected_words
+    assert report_words == [*"report banded-0 none-0 --out report --title".split(), "It's a report"]
+    for words in (train_words, report_words):
         cli.commands[words[0]].make_context(words[0], words[1:], resilient_parsing=True)
 
 
 def words_in_a_shell(command):
-    script = f"printf '%s\\0' {command}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    return done.stdout.split("\0")[:-1]
+    """Returns the words of a command, as bash splits them."""
+    shell_script = f"printf '%s\\0' {command}"
+    completed_process = subprocess.run(
+        ["bash", "-c", shell_script], capture_output=True, text=True, check=True
+    )
+    return completed_process.stdout.split("\0")[:-1]
 
 
 @pytest.mark.parametrize("name", ["-x", "--", "two words", "ü", "two\nlines"])
@@ -291,47 +322,47 @@ def test_the_command_of_a_report_names_run_folders_as_they_are_typed(
 
     run = make_run("banded")
     run = dataclasses.replace(run, path=tmp_path / name)
-    config = dataclasses.replace(run.config, task="regression")
-    train, again = reports._commands([dataclasses.replace(run, config=config)], "-t")
-    words = words_in_a_shell(train)
+    task_config = dataclasses.replace(run.config, task="regression")
+    train_command, report_command = reports._commands(
+        [dataclasses.replace(run, config=task_config)], "-t"
+    )
+    words = words_in_a_shell(train_command)
     context = cli.commands["train"].make_context("train", words[2:], resilient_parsing=True)
     assert context.params["config_file"] == pathlib.Path(name) / "config.json"
     assert context.params["out"] == pathlib.Path("again") / name
-    words = words_in_a_shell(again)
+    words = words_in_a_shell(report_command)
     context = cli.commands["report"].make_context("report", words[2:], resilient_parsing=True)
     assert context.params["title"] == "-t"
     assert pathlib.Path(words[2]) == pathlib.Path(name)
     assert not words[2].startswith("-")
 
 
-def test_training_and_clients_are_drawn_where_they_were_measured(
-    make_run, tmp_path, figures, undrawn
-):
+def test_training_and_clients_are_drawn_if_they_were_measured(make_run, tmp_path, figures, undrawn):
     deciles = [0.1 + 0.02 * i for i in range(9)]
-    seen = {"clients": 58, "clients_without_examples": 2, "mean": 0.2, "deciles": deciles}
-    tuned = {
+    client_metrics = {"clients": 58, "clients_without_examples": 2, "mean": 0.2, "deciles": deciles}
+    fine_tuned = {
         "epochs": 2,
         "measured_on": "validation",
         "left_out": {"too_few_examples": 3},
         "metrics": {"accuracy": {"clients": 50, "clients_undefined": 5, "clients_not_finite": 2}},
     }
     for name, mean in (("before", 0.2), ("after", 0.25), ("change", 0.05)):
-        tuned["metrics"]["accuracy"][name] = {"mean": mean, "deciles": deciles}
-    run = dataclasses.replace(make_run("banded"), clients=seen, fine_tuned=tuned)
+        fine_tuned["metrics"]["accuracy"][name] = {"mean": mean, "deciles": deciles}
+    run = dataclasses.replace(make_run("banded"), clients=client_metrics, fine_tuned=fine_tuned)
     page = report([run, make_run("tree")], tmp_path)
     titles = {ax.get_title(loc="left") for figure in figures for ax in figure.axes}
     assert {"Training loss", "Updates clipped", "Accuracy over training clients"} <= titles
-    alts = " ".join(v for tag, name, v in page.attributes if (tag, name) == ("img", "alt"))
+    alt_texts = " ".join(v for tag, name, v in page.attributes if (tag, name) == ("img", "alt"))
     for words in (
         "seed 0: 10.00% to 26.00% over 58 clients",
         "Banded (8 bands) updates clipped 0.54",
         "--fine-tune 2, on validation: 20.00% to 25.00% over 50 clients, 10 left out, "
         "2 of these for values that are not finite",
     ):
-        assert words in alts
+        assert words in alt_texts
     names = ("round", "clients", "examples")
-    bare = [{name: row[name] for name in names} for row in run.metrics]
-    tuned["metrics"]["accuracy"] = {"clients": 0, "clients_undefined": 55}
-    bare_run = dataclasses.replace(make_run("banded"), metrics=bare, fine_tuned=tuned)
+    bare_rows = [{name: row[name] for name in names} for row in run.metrics]
+    fine_tuned["metrics"]["accuracy"] = {"clients": 0, "clients_undefined": 55}
+    bare_run = dataclasses.replace(make_run("banded"), metrics=bare_rows, fine_tuned=fine_tuned)
     page = report([bare_run], tmp_path)
     assert not {"plot-training", "plot-clients", "plot-fine_tuned"} & set(page.ids)

@@ -29,18 +29,18 @@ document.title = seen.join("|");
 def test_a_click_on_a_heading_sorts(demo_runs, tmp_path):
     path = write_report(demo_runs, tmp_path, title="sorted")
     path.write_text(path.read_text().replace("</body>", CLICKS))
-    flags = [
+    browser_flags = [
         "--headless",
         "--no-sandbox",
         "--disable-gpu",
         f"--user-data-dir={tmp_path / 'profile'}",
         "--dump-dom",
     ]
-    done = subprocess.run(
-        [CHROMIUM, *flags, path.as_uri()], capture_output=True, text=True, timeout=300
+    completed_process = subprocess.run(
+        [CHROMIUM, *browser_flags, path.as_uri()], capture_output=True, text=True, timeout=300
     )
-    (title,) = re.findall(r"<title>(.*)</title>", done.stdout)
-    assert title.split("|") == [
+    (page_title,) = re.findall(r"<title>(.*)</title>", completed_process.stdout)
+    assert page_title.split("|") == [
         "No DP-FedAvg Tree Banded",  # as it was written
         "Banded DP-FedAvg No Tree",  # by name
         "Banded Tree DP-FedAvg No",  # by error; the run without noise has none
