@@ -23,7 +23,7 @@ _SLOW_EXCESS = 0.4
 _MAX_SLOW_CALLS = 240
 
 
-def follow_cohort(tests: MovementTests) -> None:
+def check_cohort(tests: MovementTests) -> None:
     """Tests that no client changes the clip norm or the weight of others, in any later round.
 
     The number of clients with large updates is varied. Between two numbers the release may move by
@@ -50,13 +50,13 @@ def follow_cohort(tests: MovementTests) -> None:
         )
         for num_senders in sender_counts
     ]
-    movements = list(_scan_sender_counts(tests, sender_counts, rows, 1))
+    movements = list(_movements_between_counts(tests, sender_counts, rows, 1))
     base_scenario = dataclasses.replace(
         base_scenario, detectable_excess=max(1.0, inputs.num_clients / 4), max_calls=60
     )
-    for rows in _doubly_counted_rows(tests, base_scenario, sender_counts):
-        movements += _scan_sender_counts(tests, sender_counts, rows, 2)
-    movements += _follow_slowly(tests, base_scenario)
+    for rows in _scenarios_of_double_movement(tests, base_scenario, sender_counts):
+        movements += _movements_between_counts(tests, sender_counts, rows, 2)
+    movements += _slow_movements(tests, base_scenario)
     corrected_movements = [
         dataclasses.replace(movement, p_value=movement.p_value * len(movements))
         for movement in movements
@@ -64,7 +64,7 @@ def follow_cohort(tests: MovementTests) -> None:
     tests.add_outcome("cohort", corrected_movements, [])
 
 
-def _doubly_counted_rows(
+def _scenarios_of_double_movement(
     tests: MovementTests, base_scenario: Scenario, sender_counts: Sequence[int]
 ) -> Iterator[list[Scenario]]:
     """Yields scenarios, one for each sender count, in which a sender may move a release by 2."""
@@ -99,7 +99,7 @@ def _doubly_counted_rows(
         ]
 
 
-def _follow_slowly(tests: MovementTests, base_scenario: Scenario) -> Iterator[Movement]:
+def _slow_movements(tests: MovementTests, base_scenario: Scenario) -> Iterator[Movement]:
     """Yields the movement by a quarter of the clients, who take part in all rounds or in none.
 
     In the first three quarters of a run some of the other clients take part as well; in the last
@@ -154,7 +154,7 @@ def _sender_counts(num_clients: int) -> list[int]:
     return sorted(count for count in counts if 0 <= count <= num_clients)
 
 
-def _scan_sender_counts(
+def _movements_between_counts(
     tests: MovementTests,
     sender_counts: Sequence[int],
     rows: Sequence[Scenario],

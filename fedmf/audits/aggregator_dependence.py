@@ -14,12 +14,12 @@ from fedmf.audits.noise import audit_noise
 
 # An array with fewer samples is tested for the size of its noise alone.
 _MIN_SAMPLES = 2_000
-# Rounds whose correlations are all computed, at most.
+# Largest number of rounds whose pairwise correlations are computed.
 _MAX_CORRELATED_ROWS = 3_000
 # Rounds and columns that `audit_noise` tests, at most.
 _MAX_AUDITED_ROUNDS = 64
 _MAX_AUDITED_COLUMNS = 4_096
-# Fewer pairs of entries have no test of their correlation.
+# The correlation of entries is tested for at least this many pairs.
 _MIN_PAIRS = 64
 # Entries whose Fourier transforms are computed in one call.
 _MAX_BATCH_ENTRIES = 2**17

@@ -15,7 +15,7 @@ from fedmf.audits.aggregator_runs import WrongResult
 _NUM_COMPARISONS = 5
 
 
-def miss_clients(tests: MovementTests) -> None:
+def check_dropout(tests: MovementTests) -> None:
     """Tests that missing clients do not let the others move the release farther."""
     chance, noise_in_words = _noise_without_clients(tests)
     if chance < tests.outcomes.threshold:

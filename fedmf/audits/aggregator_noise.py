@@ -19,7 +19,7 @@ from fedmf.participation.schema import Participation
 
 # Noise that is cut off at this many standard deviations must be detected.
 DETECTED_CUT = 4.0
-# Tests over which the error rate for this is divided.
+# Number of tail tests, over which the error rate is divided.
 _NUM_TAIL_TESTS = 16
 # Factor on the number of entries: the estimated scale of a small array is off by up to 1%, and a
 # cut that is 1% farther away needs a fifth more entries.
@@ -30,7 +30,7 @@ MAX_BLOCK_ROUNDS = 8
 _MAX_SENT_ENTRIES = 1e9
 # Rounds of a run that are sampled, at most.
 _MAX_SAMPLED_ROUNDS = 4096
-# Entries of the rounds that are stored whole, over all runs.
+# Largest number of entries in the rounds that are stored whole, over all runs.
 _MAX_WHOLE_ENTRIES = 2**21
 # Entries of the columns that are stored for every round, and number of these columns.
 _MAX_COLUMN_ENTRIES = 2**23

@@ -39,7 +39,7 @@ class _NotFiniteInput:
     client_index: int = 0
 
 
-def send_non_numbers(tests: MovementTests) -> None:
+def check_not_finite(tests: MovementTests) -> None:
     """Tests that NaN, infinities and entries whose squares overflow are zeroed or refused."""
     measurements = tests.measurements
     inputs = tests.inputs

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedmf.audits.aggregator_cohort import follow_cohort
-from fedmf.audits.aggregator_dropout import miss_clients
+from fedmf.audits.aggregator_cohort import check_cohort
+from fedmf.audits.aggregator_dropout import check_dropout
 from fedmf.audits.aggregator_inputs import HUGE_NORM, INSIDE_NORM, Inputs, Scenario
 from fedmf.audits.aggregator_movement import BaselineEstimates, Estimate, NotFiniteReleaseError
 from fedmf.audits.aggregator_movement_tests import MovementTests, SpecialTest
-from fedmf.audits.aggregator_not_finite import send_non_numbers
+from fedmf.audits.aggregator_not_finite import check_not_finite
 from fedmf.audits.aggregator_runs import WrongResult
 
 # Relative error of the factor between a sum and a mean.
@@ -20,7 +20,7 @@ _RELEASE_ERROR = 0.05
 _NUM_NOISE_ENTRIES = 30_000
 
 
-def compare_releases(tests: MovementTests) -> None:
+def check_releases(tests: MovementTests) -> None:
     """Tests that the function releases a mean if it claims a mean, and a sum if it claims a sum."""
     inputs = tests.inputs
     measurements = tests.measurements
@@ -80,7 +80,7 @@ class _NoiseComparison:
     degrees: int
 
 
-def hide_noise(tests: MovementTests) -> None:
+def check_noise_with_data(tests: MovementTests) -> None:
     """Tests that the scale of the noise does not depend on the updates.
 
     These are F-tests, since the entries of the noise are independent.
@@ -215,9 +215,9 @@ def find_smaller_arrays(tests: MovementTests) -> None:
 
 
 TESTS: dict[str, SpecialTest] = {
-    "dropout": miss_clients,
-    "releases": compare_releases,
-    "noise-with-data": hide_noise,
-    "cohort": follow_cohort,
-    "not-finite": send_non_numbers,
+    "dropout": check_dropout,
+    "releases": check_releases,
+    "noise-with-data": check_noise_with_data,
+    "cohort": check_cohort,
+    "not-finite": check_not_finite,
 }

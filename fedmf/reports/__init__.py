@@ -33,7 +33,7 @@ from fedmf.runs.notes import figures_note
 
 __all__ = ["write_report"]
 
-# A report of more groups has no cards.
+# A report has cards if there are at most this many groups.
 _MAX_CARDS = 8
 
 

@@ -137,7 +137,7 @@ def as_png(figure: Figure) -> bytes:
 
 
 def whole_steps(max_ticks: int) -> MaxNLocator:
-    """Returns a locator of ticks at whole numbers, at most so many.
+    """Returns a locator of at most `max_ticks` ticks at whole numbers.
 
     Their distance is 1, 2 or 5 times a power of ten, so that the last round of most runs has a
     tick. An axis of one round has one tick.
@@ -171,7 +171,7 @@ def in_percent(ax: Axes) -> None:
 
 
 def marker(values: Sized) -> str:
-    """Returns a marker for a line of one point, which is invisible without, and else none."""
+    """Returns a marker for a line of one point, which needs one, and none for a longer line."""
     return "o" if len(values) == 1 else ""
 
 

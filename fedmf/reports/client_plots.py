@@ -15,7 +15,7 @@ from fedmf.runs.folder import Run
 
 _BAR_COLOR = "#51677f"
 _ZERO_BAR_COLOR = "#c9c9c9"
-# Bars have labels if there are no more of them.
+# Bars have labels if there are at most this many.
 _MAX_LABELLED_BARS = 16
 
 
@@ -221,7 +221,7 @@ def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
 
 
 def _participation_color(times: int, limit: int | None) -> str:
-    """Returns the colour of the bar of clients that took part so many times."""
+    """Returns the colour of the bar for a number of participations."""
     if times == 0:
         return _ZERO_BAR_COLOR
     if limit is not None and times > limit:
@@ -237,7 +237,7 @@ def _participation(run: Run) -> dict[str, Any]:
 
 
 def _clients_by_participations(run: Run) -> dict[int, int]:
-    """Returns number of participations -> number of clients, of a finished run."""
+    """Returns the number of clients of a finished run by their number of participations."""
     participation = _participation(run)
     histogram = {int(times): int(count) for times, count in participation["histogram"].items()}
     return histogram | {0: participation["population"] - participation["clients"]}

@@ -104,7 +104,7 @@ def drawn_gram(mechanism: Mechanism, scale: float, limit: int = MAX_DRAWN_ROUNDS
 
 
 class PooledColumns:
-    """Rows of a wide matrix, reduced to the largest entry of each few neighbouring columns.
+    """Rows of a wide matrix, reduced to the largest entry of every few neighbouring columns.
 
     The matrix is added in blocks of columns. "Largest" is by absolute value.
 
@@ -119,7 +119,7 @@ class PooledColumns:
         self.entries = np.zeros((num_rows, min(limit, num_columns)))
 
     def add(self, first_column: int, block: np.ndarray) -> None:
-        """Adds the columns of a block, whose first has this index."""
+        """Adds a block of columns, the first of which has index `first_column`."""
         columns = first_column + np.arange(block.shape[1])
         pooled_columns = columns * self.entries.shape[1] // self._num_columns
         starts = np.flatnonzero(np.diff(pooled_columns, prepend=-1))

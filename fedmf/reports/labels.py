@@ -33,7 +33,7 @@ _LINE_STYLES: tuple[LineStyle, ...] = (
     (0, (6, 1.5, 1.5, 1.5)),
 )
 
-# Characters of a value that are shown, such as those of a learning rate for every round.
+# Number of characters to which a long value, such as a learning-rate schedule, is shortened.
 _MAX_CHARACTERS = 60
 
 # Fields that are tuned to the model's accuracy; they do not change the noise.

@@ -30,7 +30,7 @@ from fedmf.reports.drawn_noise import drawn_encoder, drawn_gram, drawn_noise, is
 from fedmf.reports.labels import family_color
 from fedmf.reports.text import plural
 
-# More bars are drawn without gaps between them.
+# Bars are drawn with gaps between them if there are fewer than this.
 _MAX_SEPARATE_BARS = 24
 _MAX_LABELLED_BARS = 10
 # Characters of a title that fit the width.
@@ -140,7 +140,7 @@ def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
 
 
 def _bar_color(times: int, limit: int) -> str:
-    """Returns the colour of the bar of clients that take part so many times."""
+    """Returns the colour of the bar for a number of participations."""
     if times == 0:
         return SOFT
     return RED if times > limit else BLUE

@@ -19,9 +19,9 @@ from fedmf.reports.groups import (
 from fedmf.reports.text import is_share, metric_name, metric_value
 from fedmf.runs.folder import Run
 
-# If there are more groups, the legend names their mechanisms only.
+# The legend names groups if there are at most this many, and else their mechanisms.
 _MAX_LABELLED_GROUPS = 24
-# Points of a line that are marked, if it has no more.
+# The points of a line are marked if there are at most this many.
 _MAX_MARKED_POINTS = 6
 
 

@@ -353,7 +353,7 @@ def _time_cell(run: Run) -> Cell:
 
 
 def folder_names(runs: Sequence[Run]) -> dict[int, str]:
-    """Returns id of a run -> name of its folder, with the parent folder if names are not unique."""
+    """Returns the folder of each run by the run's id, with its parent if names are not unique."""
     is_unique = max(collections.Counter(run.path.name for run in runs).values()) == 1
     if is_unique:
         return {id(run): run.path.name for run in runs}

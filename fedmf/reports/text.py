@@ -15,7 +15,7 @@ _DISABLED_PATTERNS = (
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Formats a value with at least so many significant digits, and with trailing zeros.
+    """Formats a value with at least `digits` significant digits, and keeps trailing zeros.
 
     >>> significant(8.0), significant(0.65294, 4), significant(123456.0), significant(0.0)
     ('8.00', '0.6529', '123,456', '0')
