@@ -286,15 +286,16 @@ class Audit(fields.Checked, fields.ShortRepr):
         sampling_name = None
         if self.planned.sampling is not None:
             sampling_name = type(self.planned.sampling).__name__
+        amplified_epsilon = None
+        if not is_simulation:
+            amplified_epsilon = self.amplified_epsilon
         epsilon_of_all = None
         if self.everyone is not None and not is_simulation:
             epsilon_of_all = finite_or_none(self.everyone.epsilon)
         return values | {
             "delta": self.planned.delta,
             "sampling": sampling_name,
-            "epsilon_achieved_if_sampled_as_planned": None
-            if is_simulation
-            else self.amplified_epsilon,
+            "epsilon_achieved_if_sampled_as_planned": amplified_epsilon,
             "contradictions": list(self.contradictions),
             "noncompliant_clients": self._noncompliant_values(),
             "not_in_the_record": self.unrecorded,

@@ -1,6 +1,6 @@
 """Plots over clients: deciles of the metric, participations and spending of a budget."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,16 +34,20 @@ def _draw_deciles(
     return line
 
 
+def _group_runs(groups: Sequence[RunGroup]) -> Iterator[tuple[RunGroup, Run]]:
+    """Yields every run with its group."""
+    for group in groups:
+        for run in group.runs:
+            yield group, run
+
+
 def clients_plot(groups: Sequence[RunGroup]) -> Plot | None:
     """Draws the deciles of the headline metric over training clients.
 
     It returns None if the metric was not measured by client for any run.
     """
     measured = [
-        (group, run, run.clients)
-        for group in groups
-        for run in group.runs
-        if run.clients is not None
+        (group, run, run.clients) for group, run in _group_runs(groups) if run.clients is not None
     ]
     if not measured:
         return None
@@ -95,8 +99,7 @@ def fine_tuned_plot(groups: Sequence[RunGroup]) -> Plot | None:
     metric = groups[0].plan["task"]["headline_metric"]
     measured = [
         (group, run, run.fine_tuned)
-        for group in groups
-        for run in group.runs
+        for group, run in _group_runs(groups)
         if run.fine_tuned is not None and run.fine_tuned["metrics"][metric]["clients"]
     ]
     if not measured:

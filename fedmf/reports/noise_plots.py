@@ -36,16 +36,17 @@ def matrices_plot(groups: Sequence[RunGroup]) -> Plot | None:
     mechanisms = distinct_mechanisms(groups)
     if not mechanisms:
         return None
-    drawn_groups = [group for _, same_noise in mechanisms for group in same_noise]
-    note = simulation_note(runs_of(drawn_groups))
+    drawn_groups: list[RunGroup] = []
     weights = []
     correlations = []
     for _, same_noise in mechanisms:
+        drawn_groups += same_noise
         # C and c C are the same mechanism; N times the sensitivity does not depend on c.
         sensitivity = same_noise[0].plan["sensitivity"]["value"]
         weight, correlation = drawn_noise(same_noise[0].mechanism_of_noise, sensitivity)
         weights.append(weight)
         correlations.append(correlation)
+    note = simulation_note(runs_of(drawn_groups))
     columns = (
         ("sensitivity × N", "noise source", weights),
         ("correlation", "round", correlations),
