@@ -68,7 +68,7 @@ def missed_by_variance(trials, ratio, rate=FALSE_POSITIVE_RATE) -> float:
     )
 
 
-def missed_by_attack(trials, snr, claimed, rate=FALSE_POSITIVE_RATE) -> float:
+def missed_by_game(trials, snr, claimed, rate=FALSE_POSITIVE_RATE) -> float:
     """Of a test that the signal-to-noise ratio of a distinguishing game is above the claim; of
     those of signal and noise at most.
 

@@ -19,8 +19,8 @@ from tests.mechanisms.schemas import epochs, every_round, fitted, separated, sin
 from tests.power import (
     FALSE_POSITIVE_RATE,
     MISS_RATE,
-    missed_by_attack,
     missed_by_count,
+    missed_by_game,
     trials_that_see,
 )
 from tests.refusals import refusal
@@ -130,7 +130,7 @@ def test_honest_trials_have_the_planned_snr(family, epsilon):
     case = worst_case(plan)
     assert case.snr == pytest.approx(1 / plan.noise_multiplier, rel=1e-3)
     num_trials = trials_that_see(
-        lambda num_trials: missed_by_attack(
+        lambda num_trials: missed_by_game(
             num_trials, 1.25 * case.snr, case.snr, FALSE_POSITIVE_RATE / 2
         )
     )
@@ -204,12 +204,12 @@ def test_two_thirds_of_the_noise_contradict_the_claim(epsilon):
     case = worst_case(plan)
     claimed_snr = 1 / plan.noise_multiplier
     num_trials = trials_that_see(
-        lambda num_trials: missed_by_attack(num_trials, 1.5 * case.snr, claimed_snr)
+        lambda num_trials: missed_by_game(num_trials, 1.5 * case.snr, claimed_snr)
     )
     assert (
-        missed_by_attack(num_trials, 1.5 * case.snr, claimed_snr)
+        missed_by_game(num_trials, 1.5 * case.snr, claimed_snr)
         <= MISS_RATE
-        < missed_by_attack(num_trials // 2, 1.5 * case.snr, claimed_snr)
+        < missed_by_game(num_trials // 2, 1.5 * case.snr, claimed_snr)
     )
     result = audit_distinguishing(plan, case, *draw_statistics(plan, case, num_trials, noise=2 / 3))
     assert result.findings[2].name.startswith("variance")
@@ -223,7 +223,7 @@ def test_too_many_rounds_contradict_the_claim(family, extra):
     plan = small_plan(family=family)
     case = worst_case(plan, rounds=too_many_rounds(plan, extra))
     num_trials = trials_that_see(
-        lambda num_trials: missed_by_attack(num_trials, case.snr, 1 / plan.noise_multiplier)
+        lambda num_trials: missed_by_game(num_trials, case.snr, 1 / plan.noise_multiplier)
     )
     result = audit_distinguishing(plan, case, *draw_statistics(plan, case, num_trials))
     assert result.findings[0].p_value < FALSE_POSITIVE_RATE

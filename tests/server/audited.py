@@ -7,7 +7,7 @@ import numpy as np
 from fedmf.audits.distinguishing import audit_distinguishing
 from fedmf.audits.noise import audit_noise, causal_factor, whiten
 from fedmf.server.audit import divisor_of, model_of, released_rows, worst_clients
-from tests.power import FALSE_POSITIVE_RATE, missed_by_attack, trials_that_see
+from tests.power import FALSE_POSITIVE_RATE, missed_by_game, trials_that_see
 
 ROUNDS = 10
 COORDINATES = 7_000
@@ -29,7 +29,7 @@ def run_attack(run_plan, claim, case, departure, subject=None):
     that of the case.
     """
     claimed = 1 / claim.noise_multiplier
-    trials = trials_that_see(lambda trials: missed_by_attack(trials, departure * case.snr, claimed))
+    trials = trials_that_see(lambda trials: missed_by_game(trials, departure * case.snr, claimed))
     clients, present = worst_clients(claim, case, trials, seed=1)
     rows = released_rows(run_plan, trials, noise_seed=5, clients=clients, subject=subject)
     s = case.projection @ np.stack(list(rows)) * divisor_of(claim) / claim.stddev
