@@ -11,6 +11,7 @@ from fedmf.audits import aggregator_dependence as dependence
 from fedmf.audits import aggregator_noise
 from fedmf.audits.aggregator import audit_aggregator
 from fedmf.audits.aggregator_claim import MOVEMENT_TESTS, TEST_NAMES
+from fedmf.audits.aggregator_movement import BaselineEstimates
 from tests.audits import aggregators
 from tests.audits.aggregator_tables import HONEST, MISTAKES
 from tests.audits.aggregators import MULTIPLIER, aggregator, claim
@@ -113,6 +114,18 @@ def test_p_values_of_dependence_are_valid(statistic):
         findings = statistic(list(rng.normal(size=(2, 3, 400))))
         num_below += len(findings) * min(finding.p_value for finding in findings) < 0.1
     assert num_below <= 20 or p_of_count(num_below, 200, 0.1) > FALSE_POSITIVE_RATE
+
+
+def test_each_baseline_is_measured_once_also_after_others_are_freed():
+    """Tests many short-lived scenarios, whose ids the interpreter uses again."""
+    baselines = BaselineEstimates()
+    measured = []
+    for number in range(100):
+        scenario = [number]
+        for _ in range(2):
+            estimate = baselines.get(scenario, lambda values: measured.append(values) or values[0])
+            assert estimate == number
+    assert len(measured) == 100
 
 
 SERVED_CLIENTS = 4
