@@ -32,23 +32,23 @@ def make_run(
     stop=None,
     task="stackoverflow_nwp",
     description="a synthetic corpus",
-    **train_config,
+    **config_values,
 ):
     """Returns a run of 24 rounds; `stop` leaves it unfinished after this number of rounds."""
-    if family != "none" and "noise_multiplier" not in train_config:
-        train_config.setdefault("epsilon", 8.0)
-    train_config.setdefault("min_sep", None if "sampling" in train_config else 8)
-    train_config = fedmf.TrainConfig(
+    if family != "none" and "noise_multiplier" not in config_values:
+        config_values.setdefault("epsilon", 8.0)
+    config_values.setdefault("min_sep", None if "sampling" in config_values else 8)
+    config = fedmf.TrainConfig(
         family=family,
         seed=seed,
         rounds=ROUNDS,
         cohort_size=COHORT,
         evaluate_every=4,
-        **train_config,
+        **config_values,
     )
-    plan = train_config.plan(_fitted(dataclasses.replace(train_config, seed=0)))
+    plan = config.plan(_fitted(dataclasses.replace(config, seed=0)))
     controller = fedmf.ParticipationController(
-        train_config.participation(), population=POPULATION, cohort_size=COHORT, seed=seed
+        config.participation(), population=POPULATION, cohort_size=COHORT, seed=seed
     )
     rng = np.random.default_rng([seed, *family.encode()])
     rows = [
@@ -82,7 +82,7 @@ def make_run(
             "achieved": {"epsilon": audit.epsilon if np.isfinite(audit.epsilon) else None},
             "seconds": 61.5,
         }
-    plan_values = plan_record(train_config, plan) | {
+    plan_values = plan_record(config, plan) | {
         "task": {
             "name": task,
             "description": description,
@@ -90,12 +90,12 @@ def make_run(
             "clients": POPULATION,
         },
         "workload": "prefix_sum",
-        "rmse": fedmf.rmse(plan.mechanism, train_config.fit_workload(), plan.participation),
+        "rmse": fedmf.rmse(plan.mechanism, config.fit_workload(), plan.participation),
         "versions": {"fedmf": "0.1.0", "tensorflow": "2.14.1"},
     }
     return fedmf.Run(
         path=pathlib.Path("/runs") / f"{family}-{seed}",
-        config=train_config,
+        config=config,
         plan=json.loads(json.dumps(plan_values)),  # what a report reads has been through JSON
         metrics=rows,
         timings=[],
