@@ -252,7 +252,7 @@ def test_a_resume_with_other_shapes_names_them(tmp_path):
         client_update=lambda w, epochs, options: ([a * 0 for a in w], 1.0),
         evaluate=lambda w, examples: {"loss": 1.0, "share within 1": 0.5},
     )
-    with pytest.warns(UserWarning, match="goes on with another program"):
+    with pytest.warns(UserWarning, match="is resumed with another program"):
         message = message_of(
             train, tmp_path / "run", settings, larger, resume=True, accept_changed_task=True
         )
