@@ -84,7 +84,7 @@ def test_clients_of_any_id_are_fine_tuned(tmp_path, id_of):
         name="linear", client_ids=client_ids, client_examples=client_examples, batch_size=3,
         evaluation_examples=splits.__getitem__, learner=learner(), data_version="1",
     )  # fmt: skip
-    settings = config(rounds=1, min_sep=1, evaluate_every=1, **NO_NOISE)
+    settings = config(**NO_NOISE | {"rounds": 1, "min_sep": 1, "evaluate_every": 1})
     run = train(tmp_path / "run", settings, task)
     assert run.evaluate_fine_tuned(epochs=1, clients=3)["clients"] == 3
 
