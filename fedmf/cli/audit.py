@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from fedmf.cli.errors import Group, arguments_checked, in_option_names
-from fedmf.cli.options import in_one, json_option, plan_config, plan_options, quiet_option, show
+from fedmf.cli.options import grouped, json_option, plan_config, plan_options, quiet_option, show
 from fedmf.cli.values import COUNT, PATH, RUN, FilePath, Gigabytes, OutputFile, Whole
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 @audit.command()
 @click.argument("log_file", metavar="LOG", type=PATH)
 @plan_options
-@in_one(
+@grouped(
     "form",
     click.option(
         "--client-column", default="client", help="Column of clients: whole numbers or texts."
@@ -109,7 +109,7 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
         help="Rows that are there twice.",
     ),
 )
-@in_one(
+@grouped(
     "reading",
     click.option(
         "--rounds-run",
@@ -123,7 +123,7 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
         help="For temporary files, as large as the log.  [default: the system's]",
     ),
 )
-@in_one(
+@grouped(
     "told",
     _statement_option,
     click.option(
@@ -287,7 +287,7 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
 
 @audit.command()
 @plan_options
-@in_one(
+@grouped(
     "trial",
     click.option(
         "--coordinates",

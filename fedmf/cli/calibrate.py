@@ -1,13 +1,18 @@
 """fedmf calibrate: from a mechanism and a target to a plan."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedmf.cli.errors import Command, arguments_checked
 from fedmf.cli.options import json_option, plan_config, plan_options, show
 from fedmf.cli.values import COUNT
+
+if TYPE_CHECKING:
+    from fedmf.mechanisms import Mechanism
+    from fedmf.privacy.config import PlanConfig
+    from fedmf.privacy.plan import Plan
 
 
 @click.command(cls=Command)
@@ -42,60 +47,98 @@ def calibrate(
       fedmf calibrate banded.npz --rounds 256 --epsilon 8 --sampling poisson --population 64000 \\
         --cohort-size 1000
     """
-    from fedmf import checks
     from fedmf.mechanisms.error import rmse
     from fedmf.privacy import describe
-    from fedmf.privacy.plan import rdp_epsilon, update_noise_multiplier
-    from fedmf.privacy.source_tail import tail_remark
+    from fedmf.privacy.plan import update_noise_multiplier
     from fedmf.privacy.statement import markdown
-    from fedmf.privacy.stopping import first_rounds, stopped_after, stopping_table
+    from fedmf.privacy.stopping import stopped_after, stopping_table
     from fedmf.terminal.progress_bar import elapsed
+
+    stopping_rows = []
 
     with arguments_checked():
         config = plan_config(promise)
         with elapsed("reading the mechanism", disable=as_json):
             mechanism = config.fit()
         if table or stop_after is not None:  # before the minutes of a calibration
-            hint = "a run can end before its plan and not after it"
-            stop = checks.integer(
-                "stop_after", stop_after or 1, low=1, high=config.rounds, hint=hint
-            )
-            first_rounds(mechanism, stop, schema=config.schema, sampling=config.sampling)
+            _check_stop(mechanism, config, stop_after or 1)
         plan = config.plan(mechanism)
-        # Of the running sums of updates of clip norm 1, and of those of their means.
+        # The error of the running sums of updates, at clip norm 1.
         with elapsed("computing errors", disable=as_json):
             error = rmse(mechanism, config.fit_workload(), plan.participation)
             error *= update_noise_multiplier(plan)
-            stops = stopping_table(plan) if table else []
+            if table:
+                stopping_rows = stopping_table(plan)
         if stop_after is not None:
             plan = stopped_after(plan, stop_after)
-    file = promise["mechanism_file"].name
-    command = describe.calibrate_command(plan, file, rdp=rdp, config=config)
-    values = describe.statement_values(plan, rdp=rdp, commands=[command]) if statement else {}
+    statement_values = {}
+    if statement:
+        file_name = promise["mechanism_file"].name
+        command = describe.calibrate_command(plan, file_name, rdp=rdp, config=config)
+        statement_values = describe.statement_values(plan, rdp=rdp, commands=[command])
     if statement and not as_json:
-        click.echo(markdown(values))
+        click.echo(markdown(statement_values))
     else:
-        clients = config.claimed_cohort or config.cohort_size
-        summary = describe.plan_summary(plan) | {"rmse": error, "effective_rmse": error / clients}
-        remark = tail_remark(plan)
-        if remark is not None:
-            summary["noise_source"] = remark
-        if rdp:
-            renyi = rdp_epsilon(plan)
-            summary["rdp_epsilon"] = renyi if math.isfinite(renyi) else None
+        cohort_size = config.claimed_cohort or config.cohort_size
+        summary = _plan_values(plan, error, cohort_size, rdp=rdp)
         if statement:
-            summary |= {"statement": markdown(values), "statement_values": values}
+            summary["statement"] = markdown(statement_values)
+            summary["statement_values"] = statement_values
         if table and as_json:
-            summary["stops"] = stops
+            summary["stops"] = stopping_rows
         if not as_json:
-            # The command line and the fit have said these.
+            # The command line and the output of the fit have these.
             del summary["participation"], summary["certificate"]
         show(summary, as_json)
-    if stops and not as_json:
-        click.echo(
-            "\nIf the run ends after so many rounds, and neither releases nor data decided that:"
-            "\n\n  rounds  sensitivity  epsilon"
-        )
-        for row in stops:
-            epsilon = "infinite" if row["epsilon"] is None else f"{row['epsilon']:.4f}"
-            click.echo(f"{row['rounds']:>8}  {row['sensitivity']:>11.5f}  {epsilon:>7}")
+    if stopping_rows and not as_json:
+        _print_stopping_table(stopping_rows)
+
+
+def _check_stop(mechanism: "Mechanism", config: "PlanConfig", stop_after: int) -> None:
+    """Raises ValueError if the run's guarantee cannot be computed after `stop_after` rounds."""
+    from fedmf import checks
+    from fedmf.privacy.stopping import first_rounds
+
+    hint = "a run can end before its plan and not after it"
+    num_rounds = checks.integer("stop_after", stop_after, low=1, high=config.rounds, hint=hint)
+    first_rounds(mechanism, num_rounds, schema=config.schema, sampling=config.sampling)
+
+
+def _plan_values(plan: "Plan", error: float, cohort_size: int, *, rdp: bool) -> dict[str, Any]:
+    """Returns the plan's summary with its errors and, for `rdp`, its epsilon by Renyi accounting.
+
+    Args:
+      plan: the calibrated plan.
+      error: root mean squared error of the running sums.
+      cohort_size: number of clients that the mean divides by.
+      rdp: whether to add the epsilon of Renyi accounting.
+    """
+    from fedmf.privacy import describe
+    from fedmf.privacy.plan import rdp_epsilon
+    from fedmf.privacy.source_tail import tail_remark
+
+    summary = describe.plan_summary(plan)
+    summary["rmse"] = error
+    summary["effective_rmse"] = error / cohort_size
+    source_remark = tail_remark(plan)
+    if source_remark is not None:
+        summary["noise_source"] = source_remark
+    if rdp:
+        renyi_epsilon = rdp_epsilon(plan)
+        summary["rdp_epsilon"] = None
+        if math.isfinite(renyi_epsilon):
+            summary["rdp_epsilon"] = renyi_epsilon
+    return summary
+
+
+def _print_stopping_table(stopping_rows: list[dict[str, Any]]) -> None:
+    """Prints the guarantee of a run that ends early, one line for each number of rounds."""
+    click.echo(
+        "\nIf the run ends after so many rounds, and neither releases nor data decided that:"
+        "\n\n  rounds  sensitivity  epsilon"
+    )
+    for row in stopping_rows:
+        epsilon = "infinite"
+        if row["epsilon"] is not None:
+            epsilon = f"{row['epsilon']:.4f}"
+        click.echo(f"{row['rounds']:>8}  {row['sensitivity']:>11.5f}  {epsilon:>7}")

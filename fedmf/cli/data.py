@@ -11,7 +11,7 @@ from fedmf.cli.errors import BadArgument, Group, arguments_checked
 from fedmf.cli.options import (
     TaskCommand,
     chosen_options,
-    in_one,
+    grouped,
     json_option,
     options_of,
     quiet_option,
@@ -44,7 +44,7 @@ def data() -> None:
     "--out", required=True, type=PATH, help="File to write: SQLite, or .tar.gz of cifar10."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Same seed, same file.")
-@in_one(
+@grouped(
     "sizes",
     click.option("--clients", type=COUNT, help="Training clients.  [default: 1000; emnist: 200]"),
     click.option(

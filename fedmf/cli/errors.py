@@ -59,7 +59,7 @@ class Command(SectionedCommand):
     """A command whose errors name its options where the library names its arguments: exit status 2
     or 1.
 
-    Options of `in_one` reach its function as one argument.
+    Options of `grouped` reach its function as one argument.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import BadArgument, arguments_checked, warnings_in_a_line
-from fedmf.cli.options import TaskCommand, in_one, json_option, quiet_option, run_task_options, show
+from fedmf.cli.options import (
+    TaskCommand,
+    grouped,
+    json_option,
+    quiet_option,
+    run_task_options,
+    show,
+)
 from fedmf.cli.values import COUNT, EXISTING, PATH, RUN, OutputFile, Parsed
 
 if TYPE_CHECKING:
@@ -24,7 +31,7 @@ class _Rates(Parsed):
     name = "rates"
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the one word."""
+        """Returns the only word that is a value."""
         return ("search",)
 
     def parsed(self, text: str) -> str | list[float]:
@@ -53,7 +60,7 @@ _RATES = _Rates()
 @click.option(
     "--data", type=EXISTING, help="Another data file or folder of the task.  [default: the run's]"
 )
-@in_one(
+@grouped(
     "each_client",
     click.option(
         "--by-client",
@@ -100,7 +107,7 @@ def evaluate(
     split: str | None,
     data: pathlib.Path | None,
     each_client: dict[str, Any],
-    asked: dict[str, Any],
+    task_settings: dict[str, Any],
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -121,46 +128,67 @@ def evaluate(
     from fedmf.runs.notes import figures_note
     from fedmf.terminal.progress_bar import elapsed
 
-    by_client, picture = each_client.pop("by_client"), each_client.pop("out")
-    chosen = {name: value for name, value in each_client.items() if value is not None}
-    if "epochs" not in chosen and (chosen or picture):
+    by_client = each_client.pop("by_client")
+    picture_path = each_client.pop("out")
+    fine_tuning = {name: value for name, value in each_client.items() if value is not None}
+    if "epochs" not in fine_tuning and (fine_tuning or picture_path):
         raise BadArgument(
             "`learning_rate`, `clients`, `proximal_strength` and `out` need --fine-tune EPOCHS"
         )
-    trained = _trained(run, None if data is None else str(data), asked, quiet=quiet)
-    made, recorded = trained.task, trained.plan["task"]
-    values, same = _what(trained), data is None
-    if made.data_version:
-        same = made.data_version == recorded["data_version"]
-        values["data"] = "the run's" if same else "not the run's"
-    on = split or "test"
-    with elapsed(f"evaluating on the {on} examples", disable=quiet):
-        metrics = trained.evaluate(on)
-    values |= {f"{on} {name}": value for name, value in metrics.items()}
-    kept = same and made.description == recorded["description"] and trained.result is not None
+    trained_run = _load_trained(run, data, task_settings, quiet=quiet)
+    values = _run_values(trained_run)
+    has_run_data = _has_run_data(trained_run, data)
+    if trained_run.task.data_version:
+        values["data"] = "not the run's"
+        if has_run_data:
+            values["data"] = "the run's"
+    evaluated_split = split or "test"
+    with elapsed(f"evaluating on the {evaluated_split} examples", disable=quiet):
+        metrics = trained_run.evaluate(evaluated_split)
+    values |= {f"{evaluated_split} {name}": value for name, value in metrics.items()}
+    folder = None
+    has_run_task = trained_run.task.description == trained_run.plan["task"]["description"]
+    if has_run_data and has_run_task and trained_run.result is not None:
+        # The report of the run shows these metrics, so they must be of its own data and task.
+        folder = RunFolder(trained_run.path)
     if by_client:
         with warnings_in_a_line():
-            found = trained.evaluate_clients(progress=not quiet)
-        if kept:
-            RunFolder(trained.path).write_json("clients", found)
-        metric = made.headline
-        values |= {
-            "clients": found["clients"],
-            "clients without examples": found["clients_without_examples"],
-            f"clients on whose examples {metric} is not defined": found["clients_undefined"],
-            f"clients on whose examples {metric} is not finite": found["clients_not_finite"],
-            f"client {metric}, mean": found["mean"],
-            f"client {metric}, deciles": found["deciles"],
-        }
-    if chosen:
+            client_metrics = trained_run.evaluate_clients(progress=not quiet)
+        if folder is not None:
+            folder.write_json("clients", client_metrics)
+        values |= _client_values(client_metrics, trained_run.task.headline)
+    if fine_tuning:
         with warnings_in_a_line():
-            found = trained.evaluate_fine_tuned(**chosen, split=split, progress=not quiet)
-        if kept:
-            RunFolder(trained.path).write_json("fine_tuned", found)
-        values["fine_tuned"] = found
-        if picture is not None:
-            values["picture"] = _draw(dataclasses.replace(trained, fine_tuned=found), picture)
-    show(values | {"note": figures_note([trained])}, as_json)
+            fine_tuned = trained_run.evaluate_fine_tuned(
+                **fine_tuning, split=split, progress=not quiet
+            )
+        if folder is not None:
+            folder.write_json("fine_tuned", fine_tuned)
+        values["fine_tuned"] = fine_tuned
+        if picture_path is not None:
+            fine_tuned_run = dataclasses.replace(trained_run, fine_tuned=fine_tuned)
+            values["picture"] = _draw(fine_tuned_run, picture_path)
+    show(values | {"note": figures_note([trained_run])}, as_json)
+
+
+def _has_run_data(trained_run: "TrainedRun", data: pathlib.Path | None) -> bool:
+    """Returns whether the task's data are those that the run was trained on."""
+    data_version = trained_run.task.data_version
+    if data_version:
+        return bool(data_version == trained_run.plan["task"]["data_version"])
+    return data is None
+
+
+def _client_values(client_metrics: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Returns the statistics over clients of a metric, under the names of the output."""
+    return {
+        "clients": client_metrics["clients"],
+        "clients without examples": client_metrics["clients_without_examples"],
+        f"clients on whose examples {metric} is not defined": client_metrics["clients_undefined"],
+        f"clients on whose examples {metric} is not finite": client_metrics["clients_not_finite"],
+        f"client {metric}, mean": client_metrics["mean"],
+        f"client {metric}, deciles": client_metrics["deciles"],
+    }
 
 
 @click.command(cls=TaskCommand)
@@ -173,7 +201,9 @@ def evaluate(
 )
 @run_task_options
 @json_option
-def export(run: pathlib.Path, out: pathlib.Path, asked: dict[str, Any], as_json: bool) -> None:
+def export(
+    run: pathlib.Path, out: pathlib.Path, task_settings: dict[str, Any], as_json: bool
+) -> None:
     """Write a run's model for Keras, which loads it without fedmf.
 
     \b
@@ -194,21 +224,20 @@ def export(run: pathlib.Path, out: pathlib.Path, asked: dict[str, Any], as_json:
 
     with arguments_checked():
         check_export_path(out)
-    trained = _trained(run, None, asked, quiet=as_json)
+    trained_run = _load_trained(run, None, task_settings, quiet=as_json)
     with arguments_checked(), elapsed("writing the model", disable=as_json):
-        model = trained.export(out)
-    statement = "final_statement.md" if trained.result else "statement.md"
-    show(
-        _what(trained)
-        | {
-            "model": str(out),
-            "parameters": model.count_params(),
-            "inputs": _shapes(model.inputs),
-            "outputs": _shapes(model.outputs),
-            "statement": str(trained.path / statement),
-        },
-        as_json,
-    )
+        model = trained_run.export(out)
+    statement_name = "statement.md"
+    if trained_run.result:
+        statement_name = "final_statement.md"
+    values = _run_values(trained_run) | {
+        "model": str(out),
+        "parameters": model.count_params(),
+        "inputs": _shapes(model.inputs),
+        "outputs": _shapes(model.outputs),
+        "statement": str(trained_run.path / statement_name),
+    }
+    show(values, as_json)
 
 
 @click.command()
@@ -240,7 +269,7 @@ def predict(run: pathlib.Path, text: str, count: int, as_json: bool) -> None:
 
 
 def _draw(run: "TrainedRun", path: pathlib.Path) -> str:
-    """Draws the fine-tuned clients of a run, and says where."""
+    """Draws the metrics of a run's fine-tuned clients; returns the path, or why there is none."""
     from fedmf.files import write_atomically
     from fedmf.reports.client_plots import fine_tuned_plot
     from fedmf.reports.groups import group_runs
@@ -252,9 +281,24 @@ def _draw(run: "TrainedRun", path: pathlib.Path) -> str:
     return str(path)
 
 
-def _trained(
-    path: pathlib.Path, data: str | None, asked: Mapping[str, Any], *, quiet: bool
+def _load_trained(
+    path: pathlib.Path,
+    data: pathlib.Path | None,
+    task_settings: Mapping[str, Any],
+    *,
+    quiet: bool,
 ) -> "TrainedRun":
+    """Loads a run with its task and its model.
+
+    Args:
+      path: folder of the run.
+      data: file or folder to evaluate on; None for the run's.
+      task_settings: values of `run_task_options`.
+      quiet: whether to show no progress.
+
+    Raises:
+      BadArgument: for the task of another model.
+    """
     from fedmf.runs.folder import Run
     from fedmf.terminal.progress_bar import elapsed
 
@@ -263,27 +307,36 @@ def _trained(
         from fedmf import tasks, training
 
     with arguments_checked():
-        options = dict(asked["task_options"])
-        made = tasks.task_of_run(
-            run, task=asked["task"], task_options=options, data=data, progress=not quiet
+        data_path = None
+        if data is not None:
+            data_path = str(data)
+        task = tasks.task_of_run(
+            run,
+            task=task_settings["task"],
+            task_options=dict(task_settings["task_options"]),
+            data=data_path,
+            progress=not quiet,
         )
         with elapsed("loading the model", disable=quiet):
-            trained = training.TrainedRun.of(run, made)
-            _ = trained.weights  # refuses the model of another task
-        return trained
+            trained_run = training.TrainedRun.of(run, task)
+            # Reading the weights refuses a task whose model is another.
+            _ = trained_run.weights
+        return trained_run
 
 
-def _what(trained: "TrainedRun") -> dict[str, Any]:
-    rounds = trained.config.rounds
+def _run_values(trained_run: "TrainedRun") -> dict[str, Any]:
+    """Returns the run's folder and its rounds, for the output."""
+    planned_rounds = trained_run.config.rounds
+    if trained_run.result:
+        return {"folder": str(trained_run.path), "rounds": planned_rounds}
     return {
-        "folder": str(trained.path),
-        "rounds": rounds
-        if trained.result
-        else f"{trained.num_rounds()} of {rounds}, the run is not finished",
+        "folder": str(trained_run.path),
+        "rounds": f"{trained_run.num_rounds()} of {planned_rounds}, the run is not finished",
     }
 
 
 def _shapes(tensors: Any) -> list[str]:
+    """Returns the data type and the shape of each tensor, as text."""
     return [
         f"{tensor.dtype.name} {tuple(tensor.shape)}".replace("None", "any") for tensor in tensors
     ]

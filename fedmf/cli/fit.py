@@ -10,12 +10,16 @@ import click
 
 from fedmf.cli.errors import arguments_checked, in_option_names
 from fedmf.cli.help import say
-from fedmf.cli.options import FamilyCommand, in_one, json_option, options_of, show
+from fedmf.cli.options import FamilyCommand, grouped, json_option, options_of, show
 from fedmf.cli.values import COUNT, EXISTING, SHARE, OneOf, OutputFile
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedmf.mechanisms import Mechanism
     from fedmf.participation.schema import Participation
+    from fedmf.participation.sharpening import Sensitivity
+    from fedmf.workloads import Workload
 
 _PARTICIPATION = ("rounds", "schema", "min_sep", "max_participations")
 
@@ -27,7 +31,7 @@ _PARTICIPATION = ("rounds", "schema", "min_sep", "max_participations")
     required=("rounds",),
     defaults=True,
 )
-@in_one(
+@grouped(
     "fitting",
     click.option("--family", type=OneOf("family"), default="banded", help="Kind of mechanism."),
     click.option(
@@ -41,7 +45,7 @@ _PARTICIPATION = ("rounds", "schema", "min_sep", "max_participations")
     ),
 )
 @click.option("--matrices", type=EXISTING, help="Read another program's matrices, fit nothing.")
-@in_one(
+@grouped(
     "shares",
     click.option(
         "--warmup", type=SHARE, default=0.0, help="Share of rounds of rising learning rate."
@@ -81,72 +85,32 @@ def fit(
       fedmf fit --rounds 2048 --schema single --matrices prefix_opt/size=2048 --out theirs.npz
     """
     import fedmf
-    from fedmf import workloads
-    from fedmf.mechanisms.fitting.progress import interrupted_fit, progress_line
-    from fedmf.schedule import CustomSchedule
+    from fedmf.mechanisms.fitting.progress import interrupted_fit
     from fedmf.terminal.interrupts import Interrupted
     from fedmf.terminal.progress_bar import elapsed
 
     if picture:
-        # Before the fit
+        # A picture that cannot be written is refused before the fit.
         OutputFile(".png").convert(str(out.with_suffix(".png")), None, click.get_current_context())
     interrupted_fit.set(False)
     limits = {name: promise.pop(name) for name in _PARTICIPATION}
-    momentum, given = promise.pop("workload_momentum"), promise.pop("learning_rate_schedule")
-    workload = promise.pop("workload")
+    workload_settings = {
+        name: promise.pop(name)
+        for name in ("workload", "workload_momentum", "learning_rate_schedule")
+    }
     options = {n: value for n, value in (fitting | promise).items() if value is not None}
     with arguments_checked(), _warnings_in_a_line():
         participation = fedmf.Participation(**limits)
-        n, rates = participation.rounds, None
-        if given is not None:
-            if any(shares.values()):
-                raise ValueError(
-                    f"learning_rate_schedule={given} is given beside warmup and cooldown: leave "
-                    "them out"
-                )
-            rates = CustomSchedule(rounds=n, peak=1.0, shares=given).learning_rates()
-        elif any(shares.values()):
-            rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, **shares).learning_rates()
-        A = workloads.by_name(workload, n, momentum=momentum, learning_rates=rates)
+        A = _workload(participation.rounds, workload_settings, shares)
         if matrices is not None:
-            refused = " and ".join(
-                f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache")
-            )
-            if refused:
-                raise ValueError(
-                    f"matrices={str(matrices)!r} are taken as they are: leave out {refused}"
-                )
-            mechanism = fedmf.load_factorization(matrices)
-            if mechanism.rounds != A.rounds:
-                raise ValueError(
-                    f"rounds={A.rounds} but the matrices have {mechanism.rounds} "
-                    "rounds: pass that number"
-                )
+            mechanism = _read_matrices(matrices, A, options)
         else:
-            with progress_line(options["family"], not as_json) as progress:
-                mechanism = fedmf.fit(A, participation, progress=progress, **options)
+            mechanism = _fitted(A, participation, options, quiet=as_json)
     with elapsed("computing errors", disable=as_json):
         sensitivity = fedmf.sensitivity(mechanism, participation)
         errors = fedmf.per_round_error(mechanism, A, participation)
-    mechanism.save(out)  # which others can read, for memory holds what they need
-    certificate = mechanism.certificate
-    values = {
-        "family": mechanism.family,
-        "rounds": mechanism.rounds,
-        "bands": mechanism.bands,
-        "sensitivity": sensitivity.value,
-        "sensitivity_is": "exact" if sensitivity.exact else "upper bound",
-        "sensitivity_method": sensitivity.method,
-        "rmse": float((errors**2).mean() ** 0.5),
-        "max_error": float(errors.max()),
-        "last_error": float(errors[-1]),
-        "certified_gap": certificate.gap if certificate else None,
-    }
-    if certificate:
-        values["certified_for"] = _certified_for(certificate.participation, mechanism.family)
-    else:
-        values["no_certificate"] = mechanism.certificate_reason
-    values["file"] = str(out)
+    mechanism.save(out)  # The picture and the summary can still fail.
+    values = _mechanism_values(mechanism, sensitivity, errors) | {"file": str(out)}
     if picture:
         with elapsed("drawing", disable=as_json):
             values["picture"] = str(_picture(mechanism, sensitivity.value, errors, A.name, out))
@@ -158,14 +122,121 @@ def fit(
         )
 
 
-def _certified_for(participation: "Participation | None", family: str) -> str:
-    """The participation of a certificate, which can differ from that of the command."""
-    if participation is None:
-        return "one participation" + ", or any number that the bands keep apart" * (
-            family == "banded"
+def _workload(num_rounds: int, settings: dict[str, Any], shares: dict[str, Any]) -> "Workload":
+    """Returns the workload of the command's options.
+
+    Args:
+      num_rounds: rounds of the workload.
+      settings: its name, momentum and learning-rate schedule.
+      shares: shares of the rounds for warmup and cooldown.
+
+    Raises:
+      ValueError: for a learning-rate schedule beside warmup or cooldown.
+    """
+    import fedmf
+    from fedmf import workloads
+    from fedmf.schedule import CustomSchedule
+
+    schedule = settings["learning_rate_schedule"]
+    learning_rates = None
+    if schedule is not None:
+        if any(shares.values()):
+            raise ValueError(
+                f"learning_rate_schedule={schedule} is given beside warmup and cooldown: leave "
+                "them out"
+            )
+        custom_schedule = CustomSchedule(rounds=num_rounds, peak=1.0, shares=schedule)
+        learning_rates = custom_schedule.learning_rates()
+    elif any(shares.values()):
+        warmup_cooldown = fedmf.WarmupCooldown(rounds=num_rounds, peak=1.0, **shares)
+        learning_rates = warmup_cooldown.learning_rates()
+    return workloads.by_name(
+        settings["workload"],
+        num_rounds,
+        momentum=settings["workload_momentum"],
+        learning_rates=learning_rates,
+    )
+
+
+def _read_matrices(
+    matrices: pathlib.Path, workload: "Workload", options: dict[str, Any]
+) -> "Mechanism":
+    """Reads the mechanism of another program's matrices.
+
+    Raises:
+      ValueError: for options of a fit, and for matrices of another number of rounds.
+    """
+    import fedmf
+
+    flags = [f"--{n.replace('_', '-')}" for n in options if n not in ("family", "cache")]
+    if flags:
+        raise ValueError(
+            f"matrices={str(matrices)!r} are taken as they are: leave out {' and '.join(flags)}"
         )
-    schema, b, k = participation.schema, participation.min_sep, participation.max_participations
-    return f"{schema}, min_sep {b}, {k} participation{'s' * (k != 1)}"
+    mechanism = fedmf.load_factorization(matrices)
+    if mechanism.rounds != workload.rounds:
+        raise ValueError(
+            f"rounds={workload.rounds} but the matrices have {mechanism.rounds} "
+            "rounds: pass that number"
+        )
+    return mechanism
+
+
+def _fitted(
+    workload: "Workload",
+    participation: "Participation",
+    options: dict[str, Any],
+    *,
+    quiet: bool,
+) -> "Mechanism":
+    """Fits a mechanism, and shows its progress unless `quiet`."""
+    import fedmf
+    from fedmf.mechanisms.fitting.progress import progress_line
+
+    with progress_line(options["family"], not quiet) as progress:
+        return fedmf.fit(workload, participation, progress=progress, **options)
+
+
+def _mechanism_values(
+    mechanism: "Mechanism", sensitivity: "Sensitivity", errors: "np.ndarray"
+) -> dict[str, Any]:
+    """Returns the mechanism's size, sensitivity, errors and certificate, for the output."""
+    certificate = mechanism.certificate
+    values: dict[str, Any] = {
+        "family": mechanism.family,
+        "rounds": mechanism.rounds,
+        "bands": mechanism.bands,
+        "sensitivity": sensitivity.value,
+        "sensitivity_is": "upper bound",
+        "sensitivity_method": sensitivity.method,
+        "rmse": float((errors**2).mean() ** 0.5),
+        "max_error": float(errors.max()),
+        "last_error": float(errors[-1]),
+        "certified_gap": None,
+    }
+    if sensitivity.exact:
+        values["sensitivity_is"] = "exact"
+    if certificate:
+        values["certified_gap"] = certificate.gap
+        values["certified_for"] = _certified_for(certificate.participation, mechanism.family)
+    else:
+        values["no_certificate"] = mechanism.certificate_reason
+    return values
+
+
+def _certified_for(participation: "Participation | None", family: str) -> str:
+    """Describes the participation of a certificate, which can differ from the command's."""
+    from fedmf.reports.text import plural
+
+    if participation is None:
+        if family == "banded":
+            return "one participation, or any number that the bands keep apart"
+        return "one participation"
+    num_participations = participation.max_participations
+    return (
+        f"{participation.schema}, min_sep {participation.min_sep}, {num_participations} "
+        f"{plural('participation', num_participations)}"
+    )
 
 
 def _picture(
@@ -174,11 +245,12 @@ def _picture(
     """Draws the mechanism, scaled to sensitivity 1, beside `out`."""
     from fedmf.files import write_atomically
     from fedmf.reports.pictures import mechanism_picture
+    from fedmf.reports.text import plural
 
     path = out.with_suffix(".png")
+    num_rounds = mechanism.rounds
     png = mechanism_picture(
-        f"{mechanism.family}, {mechanism.rounds:,} "
-        f"round{'s' * (mechanism.rounds != 1)}, {workload}",
+        f"{mechanism.family}, {num_rounds:,} {plural('round', num_rounds)}, {workload}",
         mechanism=mechanism,
         sensitivity=sensitivity,
         errors=errors,
@@ -189,6 +261,7 @@ def _picture(
 
 @contextlib.contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
+    """Prints each RuntimeWarning in one line, after the block."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         yield

@@ -42,7 +42,7 @@ class Context(click.Context):
 
 
 class SectionOption(click.Option):
-    """An option in a section of the help; of a `group`, see `fedmf.cli.options.in_one`."""
+    """An option in a section of the help; of a `group`, see `fedmf.cli.options.grouped`."""
 
     group: str | None = None
 

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from fedmf.privacy.config import PlanConfig
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-# Seconds after which a line of progress that stays the same shows its time.
+# Seconds after which a progress line that has not changed shows its time.
 _QUIET_SECONDS = 3
 
 
-def in_one(group: str, *options: Decorator) -> Decorator:
-    """These options as one argument `group` of the command's function: a dict of their values."""
+def grouped(group: str, *options: Decorator) -> Decorator:
+    """Returns a decorator that passes options to a command's function as one dict, `group`."""
 
     def declare(command: Callable[..., Any]) -> Callable[..., Any]:
-        before = len(getattr(command, "__click_params__", ()))
+        num_earlier = len(getattr(command, "__click_params__", ()))
         for option in reversed(options):
             command = option(command)
-        for parameter in command.__click_params__[before:]:  # type: ignore[attr-defined]
+        for parameter in command.__click_params__[num_earlier:]:  # type: ignore[attr-defined]
             parameter.group = group
         return command
 
@@ -56,8 +56,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 quiet_option = click.option("--quiet", is_flag=True, help="No progress bar.")
 
 
-run_task_options = in_one(
-    "asked",
+run_task_options = grouped(
+    "task_settings",
     click.option(
         "--task",
         type=Named(task_names),
@@ -84,9 +84,10 @@ def options_of(
     required: Sequence[str] = (),
     defaults: bool = False,
 ) -> Decorator:
-    """One option for each field of a config: the one place that declares options of the promise.
+    """Returns a decorator that adds one option for each field of a config.
 
-    Their values are one argument of the command's function, for `chosen_options`.
+    It is the only place that declares the options of a plan. Their values reach the command's
+    function as one argument, for `chosen_options`.
 
     Args:
       config: "PlanConfig", "TrainConfig", "AggregatorClaim" or "ImportOptions".
@@ -104,7 +105,8 @@ def options_of(
 
     configs: tuple[Any, ...] = (PlanConfig, TrainConfig, AggregatorClaim, ImportOptions)
     [kind] = (kind for kind in configs if kind.__name__ == config)
-    section, declared = "Options", []
+    section = "Options"
+    declared: list[Decorator] = []
     for field in dataclasses.fields(kind):
         if kind is not ImportOptions:
             section = CONFIG_SECTIONS.get(field.name, section)
@@ -112,7 +114,9 @@ def options_of(
             continue
         settings: dict[str, Any] = {"cls": SectionOption, "section": section}
         if field.name not in required:  # Click takes None for a default: nothing would be missing.
-            settings["default"] = field.default if defaults else None
+            settings["default"] = None
+            if defaults:
+                settings["default"] = field.default
         help_text = field.metadata["help"]
         if field.name == "mechanism_options":  # each an option of its own: `FamilyCommand`
             continue
@@ -120,21 +124,22 @@ def options_of(
             flags = ["-o", "--task-option"]
             settings |= {"type": TaskOption(), "multiple": True}
             help_text += " Repeatable; `--task NAME --help` lists them."
-            declared += [_of_the_task(own, section) for own in dataclasses.fields(PartitionOptions)]
+            task_fields = dataclasses.fields(PartitionOptions)
+            declared += [_task_field_option(task_field, section) for task_field in task_fields]
         else:
             flags = [f"--{field.name.replace('_', '-')}"]
             settings["type"] = ConfigField(field)
             settings["required"] = field.name in required
             settings["is_eager"] = field.name == "task"  # the help asks for it
             # Click shows a default that the command is given.
-            shown = not (field.default is None or defaults or field.name in required)
-            help_text += f"  [default: {field.default}]" if shown else ""
+            if not (field.default is None or defaults or field.name in required):
+                help_text += f"  [default: {field.default}]"
         declared.append(click.option(*flags, field.name, help=help_text, **settings))
-    return in_one(group, *declared)
+    return grouped(group, *declared)
 
 
-def _of_the_task(field: "dataclasses.Field[Any]", section: str) -> Decorator:
-    """An option that stands for --task-option, of tasks that have it."""
+def _task_field_option(field: "dataclasses.Field[Any]", section: str) -> Decorator:
+    """Returns an option that replaces --task-option for one field of a task's options."""
     text = f"{field.metadata['help']} For tasks with this option, such as emnist and cifar10."
     return click.option(
         f"--{field.name.replace('_', '-')}",
@@ -147,54 +152,59 @@ def _of_the_task(field: "dataclasses.Field[Any]", section: str) -> Decorator:
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The argument MECHANISM, a file, and the options of its plan, for `plan_config`."""
+    """Adds the argument MECHANISM, a file, and the options of its plan, for `plan_config`."""
     from fedmf.privacy.flat_config import FIT_FIELDS
 
     mechanism = click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
     options = options_of("PlanConfig", leave_out=FIT_FIELDS, required=("rounds",))
-    return in_one("promise", mechanism)(options(command))
+    return grouped("promise", mechanism)(options(command))
 
 
 class FamilyCommand(Command):
     """A command that has the options of every family that is registered when it runs."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options; those of the families before --help."""
-        *own, help_option = super().get_params(ctx)
-        names = {parameter.name for parameter in own}
-        made = ctx.meta.setdefault("fedmf.family_options", _family_options())
-        return [*own, *(option for option in made if option.name not in names), help_option]
+        """Returns the options, with the options of the families before --help."""
+        *own_options, help_option = super().get_params(ctx)
+        names = {parameter.name for parameter in own_options}
+        family_options = ctx.meta.setdefault("fedmf.family_options", _family_options())
+        added_options = [option for option in family_options if option.name not in names]
+        return [*own_options, *added_options, help_option]
 
 
 def _family_options() -> list[click.Parameter]:
-    """The options of the families.
+    """Returns the options of the families.
 
-    Left out, the family's own default holds; another family's is refused.
+    An option that is left out has its family's default. An option of another family is refused.
     """
     from fedmf.mechanisms.family import fitted_families
 
-    options = [
-        (family, o) for family, record in fitted_families().items() for o in record.options.values()
-    ]
+    options = []
+    for family, record in fitted_families().items():
+        options += [(family, option) for option in record.options.values()]
     declared: list[click.Parameter] = []
     for name, kind in {option.name: option.kind for _, option in options}.items():
-        families: dict[str, list[str]] = {}
+        families_by_help: dict[str, list[str]] = {}
+        choices_by_family = {}
         for family, option in options:
             if option.name == name:
-                families.setdefault(option.help, []).append(family)
-        flag = f"--{name.replace('_', '-')}"
-        flags = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-        text = "; ".join(f"{', '.join(names)}: {phrase}" for phrase, names in families.items())
-        choices = {family: option.choices for family, option in options if option.name == name}
-        made = SectionOption(
+                families_by_help.setdefault(option.help, []).append(family)
+                choices_by_family[family] = option.choices
+        phrases = [f"{', '.join(names)}: {text}" for text, names in families_by_help.items()]
+        flags = f"--{name.replace('_', '-')}"
+        option_type: FamilyOption | None = FamilyOption(kind, choices_by_family)
+        if kind is bool:
+            flags += f"/--no-{flags[2:]}"
+            option_type = None
+        section_option = SectionOption(
             [flags, name],
             section="Options of the families",
-            type=None if kind is bool else FamilyOption(kind, choices),
+            type=option_type,
             default=None,
-            help=f"{text}.",
+            help=f"{'; '.join(phrases)}.",
         )
-        made.group = "promise"
-        declared.append(made)
+        section_option.group = "promise"
+        declared.append(section_option)
     return declared
 
 
@@ -202,19 +212,21 @@ class TaskCommand(Command):
     """A command whose help lists the options of the task that --task names before --help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options, and those of the task."""
+        """Writes the options of the command, and the options of the task below them."""
         super().format_options(ctx, formatter)
-        name = ctx.params.get("task")
-        if name is None:
+        task_name = ctx.params.get("task")
+        if task_name is None:
             return
         from fedmf import tasks
 
         with arguments_checked():
-            kind = tasks.options_class(name)
-        fields = () if kind is None else dataclasses.fields(kind)
-        rows = [(_with_default(field), field.metadata.get("help", "")) for field in fields]
-        with formatter.section(f"Task options of {name}"):
-            formatter.write_dl(rows or [("none", "")])
+            options_class = tasks.options_class(task_name)
+        help_rows = []
+        if options_class is not None:
+            for field in dataclasses.fields(options_class):
+                help_rows.append((_with_default(field), field.metadata.get("help", "")))
+        with formatter.section(f"Task options of {task_name}"):
+            formatter.write_dl(help_rows or [("none", "")])
 
 
 class ConfigCommand(TaskCommand, FamilyCommand):
@@ -222,38 +234,48 @@ class ConfigCommand(TaskCommand, FamilyCommand):
 
 
 def _with_default(field: dataclasses.Field[Any]) -> str:
+    """Returns the name of a task option with its default, as in batch_size=16."""
     if field.default_factory is not dataclasses.MISSING:
         return f"{field.name}={field.default_factory()}"
-    needed = field.default is dataclasses.MISSING
-    return f"{field.name} (needed)" if needed else f"{field.name}={field.default}"
+    if field.default is dataclasses.MISSING:
+        return f"{field.name} (needed)"
+    return f"{field.name}={field.default}"
 
 
 def chosen_options(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config that were on the command line, from a command's keyword arguments."""
+    """Returns the fields of a config that are on the command line, with their values."""
     from fedmf.privacy.flat_config import TASK_OPTION, nested
     from fedmf.tasks.partitioned import PartitionOptions
 
-    of_the_task = {field.name for field in dataclasses.fields(PartitionOptions)}
-    chosen: dict[str, Any] = {
-        f"{TASK_OPTION}{n}" if n in of_the_task else n: None if value is ConfigField.NONE else value
-        for n, value in flags.items()
-        if value is not None
-    }
-    options = dict(chosen.pop("task_options", ()))
-    return nested(chosen | ({"task_options": options} if options else {}))
+    task_fields = {field.name for field in dataclasses.fields(PartitionOptions)}
+    chosen: dict[str, Any] = {}
+    for name, value in flags.items():
+        if value is None:
+            continue
+        field_name = name
+        if name in task_fields:
+            field_name = f"{TASK_OPTION}{name}"
+        chosen[field_name] = value
+        if value is ConfigField.NONE:
+            chosen[field_name] = None
+    task_options = dict(chosen.pop("task_options", ()))
+    if task_options:
+        chosen["task_options"] = task_options
+    return nested(chosen)
 
 
-def over(values: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with those `above` in their place, and each option of the task by itself."""
-    made = {**values, **above}
+def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `values` updated by `overrides`; options of the task are updated one by one."""
+    merged_values = {**values, **overrides}
     for name in ("task_options", "mechanism_options"):
-        options = {**values.get(name, {}), **above.get(name, {})}
-        made |= {name: options} if options else {}
-    return made
+        options = {**values.get(name, {}), **overrides.get(name, {})}
+        if options:
+            merged_values[name] = options
+    return merged_values
 
 
 def config_values(path: pathlib.Path | None) -> dict[str, Any]:
-    """The options in a TOML or JSON file; none without one.
+    """Reads the options in a TOML or JSON file; returns none without a file.
 
     Raises:
       ValueError: naming the path.
@@ -272,7 +294,7 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
 
 
 def plan_config(promise: Mapping[str, Any]) -> "PlanConfig":
-    """The promise of `plan_options`.
+    """Returns the plan's config from the values of `plan_options`.
 
     Raises:
       TypeError, ValueError: naming the argument that cannot work.
@@ -286,27 +308,28 @@ def plan_config(promise: Mapping[str, Any]) -> "PlanConfig":
 
 @contextlib.contextmanager
 def status_line(label: str = "") -> Iterator[Callable[[Any], None]]:
-    """Yields a function that shows how far a search is, in one line of a terminal, which then goes
-    again. What takes longer than a few seconds is shown with its time.
+    """Yields a function that shows the progress of a search in one line of a terminal.
+
+    The line is cleared at the end. A step of more than a few seconds is shown with its time.
     """
     if not sys.stderr.isatty():
         yield lambda progress: None
         return
-    latest = ""
+    latest_line = ""
     began = time.monotonic()
     is_done = threading.Event()
 
     def show_progress(progress: Any) -> None:
-        nonlocal latest, began
-        latest = f"{label}{progress}"
+        nonlocal latest_line, began
+        latest_line = f"{label}{progress}"
         began = time.monotonic()
-        click.echo(f"\r\033[K{latest}", nl=False, err=True)
+        click.echo(f"\r\033[K{latest_line}", nl=False, err=True)
 
     def show_time() -> None:
         while not is_done.wait(1.0):
             seconds = int(time.monotonic() - began)
             if seconds >= _QUIET_SECONDS:
-                click.echo(f"\r\033[K{latest} [{seconds} s]", nl=False, err=True)
+                click.echo(f"\r\033[K{latest_line} [{seconds} s]", nl=False, err=True)
 
     thread = threading.Thread(target=show_time, daemon=True)
     thread.start()
@@ -319,8 +342,9 @@ def status_line(label: str = "") -> Iterator[Callable[[Any], None]]:
 
 
 def show(values: dict[str, Any], as_json: bool) -> None:
-    """Prints a result: as JSON, or one aligned line a value, with values inside others by the names
-    of both.
+    """Prints a result as JSON, or as one aligned line for each value.
+
+    A nested value has a name such as `outer.inner` there.
     """
     if as_json:
         click.echo(strict_json.dumps(values, indent=2))
@@ -334,15 +358,20 @@ def show(values: dict[str, Any], as_json: bool) -> None:
         if value is None:  # in JSON an infinite epsilon is null
             unbounded = "epsilon" in name or "rho" in name or name.endswith(".mu")
             value = "infinite" if unbounded else "none"
-        lost = isinstance(value, float) and any(word in name for word in _LOST)
-        click.echo(f"{name:<{width}}  {up(value, 6) if lost else _text(value)}")
+        text = _text(value)
+        if isinstance(value, float) and any(word in name for word in _PRIVACY_LOSSES):
+            text = up(value, 6)
+        click.echo(f"{name:<{width}}  {text}")
 
 
-# In the names of bounds on what is lost, which are rounded up.
-_LOST = ("epsilon", "rho", "advantage", "true_positive_rate", ".mu")
+# Words in the names of bounds on the privacy loss, which are rounded up.
+_PRIVACY_LOSSES = ("epsilon", "rho", "advantage", "true_positive_rate", ".mu")
 
 
 def _text(value: Any) -> str:
+    """Returns a value as text for a terminal, with six digits."""
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import Command, Group, arguments_checked
-from fedmf.cli.options import in_one, json_option, show
+from fedmf.cli.options import grouped, json_option, show
 from fedmf.cli.values import COUNT, EXISTING, PATH, Named, OutputFile
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _names() -> Iterable[str]:
     default=pathlib.Path("papers"),
     help="Each goes into the folder of its name in this one.",
 )
-@in_one(
+@grouped(
     "asked",
     click.option("--data", type=EXISTING, help="The real file, for those that train."),
     click.option("--jobs", type=COUNT, default=1, help="Runs at a time, of those that train."),

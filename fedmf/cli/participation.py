@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedmf.cli.errors import Command, arguments_checked
-from fedmf.cli.options import in_one, json_option, options_of, show, status_line
+from fedmf.cli.options import grouped, json_option, options_of, show, status_line
 from fedmf.cli.values import COUNT, EXISTING_FILE, SHARE, OutputFile, Whole
 
 if TYPE_CHECKING:
+    from fedmf.cohorts.availability import Availability
+    from fedmf.cohorts.devices import DeviceBehavior
+    from fedmf.cohorts.forecast import Size
     from fedmf.mechanisms.budget import Budget
     from fedmf.privacy.config import PlanConfig
 
 _MAX_ROWS = 12
 _BY_ROUND = ("dry", "pool", "pool_rounds", "cohorts", "tried", "histogram", "spent")
-# Of a population, those of all clients can be further out than those of a part of them.
-_SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participations_")
+# Beginnings of the names of extremes, which can be larger in a whole population than in a sample.
+_EXTREMES = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participations_")
 
 
 @click.command(cls=Command)
@@ -30,7 +33,7 @@ _SEEN = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participati
     required=("rounds", "population", "cohort_size"),
     defaults=True,
 )
-@in_one(
+@grouped(
     "simulation",
     click.option(
         "--noncompliant-fraction",
@@ -83,7 +86,7 @@ def participation(
     out: pathlib.Path | None,
     as_json: bool,
 ) -> None:
-    """Which min separation a population can hold.
+    """The min separation that a population can hold.
 
     And how often its pool runs dry, and how often one client takes part.
 
@@ -103,83 +106,144 @@ def participation(
     """
     from fedmf.cohorts.availability import availability_from_text
     from fedmf.cohorts.devices import DeviceBehavior
-    from fedmf.cohorts.forecast import (
-        Size,
-        compare_schemas,
-        forecast,
-        largest_min_sep,
-        refuse_impossible,
-    )
+    from fedmf.cohorts.forecast import Size
     from fedmf.files import write_atomically
-    from fedmf.participation.schema import SCHEMAS
 
     options = promise | simulation
-    availability, seed = options["availability"], options["seed"]
     with arguments_checked():
         size = Size(
             **{name: options[name] for name in ("population", "cohort_size", "simulated_cohort")}
         )
-        who: dict[str, Any] = {"availability": availability_from_text(availability)}
-        devices = ("dropout", "noncompliant_fraction", "timer_jitter", "seed")
-        behavior = DeviceBehavior(**{name: options[name] for name in devices})
-        schema = SCHEMAS[options["schema"]]
-        has_timers = "min_sep" in schema.settings and not schema.has_fixed_order
-        spaced = options["sampling"] is None and has_timers
-        asked = spaced and options["min_sep"] is None
-        config = _promise(options, 1 if asked else options["min_sep"])
-        scheme, budget = config.scheme(), _budget(config, options)
-        planned = scheme.participation(config.rounds) if scheme else config.participation()
-        largest: dict[str, Any] = {}
-        if search and spaced:
-            if not asked:
-                refuse_impossible(planned, size, behavior=behavior, **who)  # before a long search
-            with status_line("min separation ") as progress:
-                largest = largest_min_sep(
-                    size, rounds=options["rounds"], seed=seed, progress=progress, **who
-                )
-        if asked:
-            if not largest:
-                raise ValueError("`min_sep` is missing: give it, or leave out --no-search")
-            if largest["largest_min_sep"] is None:
-                raise ValueError(
-                    f"cohort_size={size.cohort_size} of population={size.population} cannot "
-                    f"be filled in every round with availability={availability!r}, whatever "
-                    "the separation: lower --cohort-size, or give --min-sep to see how "
-                    "often the pool runs dry"
-                )
-            planned = _promise(options, largest["largest_min_sep"]).participation()
-        with status_line("round ") as progress:
-            of_both: dict[str, Any] = {"behavior": behavior, "progress": progress, **who}
-            result = forecast(budget or planned, size, sampling=scheme, seed=seed, **of_both)
-            if budget is not None:
-                seeds = range(seed, seed + (options["seeds"] or 3))
-                largest = compare_schemas(budget, planned, size, seeds=seeds, **of_both)
-    values = {"availability": availability, "sampling": config.sampling, **result, **largest}
+        availability = availability_from_text(options["availability"])
+        behavior_options = ("dropout", "noncompliant_fraction", "timer_jitter", "seed")
+        behavior = DeviceBehavior(**{name: options[name] for name in behavior_options})
+        values = _forecast_values(options, size, availability, behavior, search=search)
     if out is not None:
         from fedmf.reports.pictures import participation_picture
 
         write_atomically(out, participation_picture(values))
         values["picture"] = str(out)
-    show(values if as_json else _for_people(values), as_json)
+    if not as_json:
+        values = _for_people(values)
+    show(values, as_json)
 
 
-def _promise(options: dict[str, Any], min_sep: int | None) -> "PlanConfig":
-    """The promise of these options with this separation; refuses what does not go together."""
+def _forecast_values(
+    options: dict[str, Any],
+    size: "Size",
+    availability: "Availability",
+    behavior: "DeviceBehavior",
+    *,
+    search: bool,
+) -> dict[str, Any]:
+    """Simulates the participation of a plan; returns the command's values.
+
+    Args:
+      options: of the plan and of the simulation.
+      size: population and cohort of the simulation.
+      availability: when devices check in.
+      behavior: whether devices drop out or do not comply.
+      search: whether to find the largest min separation.
+
+    Raises:
+      ValueError: if the options do not go together, or no cohort can be filled.
+    """
+    from fedmf.cohorts.forecast import (
+        compare_schemas,
+        forecast,
+        largest_min_sep,
+        refuse_impossible,
+    )
+
+    seed = options["seed"]
+    has_timers = _has_timers(options)
+    needs_min_sep = has_timers and options["min_sep"] is None
+    min_sep = options["min_sep"]
+    if needs_min_sep:
+        min_sep = 1
+    config = _plan_config(options, min_sep)
+    scheme = config.scheme()
+    budget = _budget(config, options)
+    if scheme is not None:
+        planned = scheme.participation(config.rounds)
+    else:
+        planned = config.participation()
+    comparison: dict[str, Any] = {}
+    if search and has_timers:
+        if not needs_min_sep:
+            # An impossible plan is refused before the long search.
+            refuse_impossible(planned, size, behavior=behavior, availability=availability)
+        with status_line("min separation ") as progress:
+            comparison = largest_min_sep(
+                size,
+                rounds=options["rounds"],
+                seed=seed,
+                progress=progress,
+                availability=availability,
+            )
+    if needs_min_sep:
+        min_sep = _searched_min_sep(comparison, size, options["availability"])
+        planned = _plan_config(options, min_sep).participation()
+    with status_line("round ") as progress:
+        devices: dict[str, Any] = {
+            "availability": availability,
+            "behavior": behavior,
+            "progress": progress,
+        }
+        result = forecast(budget or planned, size, sampling=scheme, seed=seed, **devices)
+        if budget is not None:
+            seeds = range(seed, seed + (options["seeds"] or 3))
+            comparison = compare_schemas(budget, planned, size, seeds=seeds, **devices)
+    values = {"availability": options["availability"], "sampling": config.sampling}
+    return values | result | comparison
+
+
+def _has_timers(options: dict[str, Any]) -> bool:
+    """Returns whether the devices of a plan keep a min separation by timers."""
+    from fedmf.participation.schema import SCHEMAS
+
+    if options["sampling"] is not None:
+        return False
+    schema = SCHEMAS[options["schema"]]
+    return "min_sep" in schema.settings and not schema.has_fixed_order
+
+
+def _searched_min_sep(search_values: dict[str, Any], size: "Size", availability: str) -> int:
+    """Returns the largest min separation of a search.
+
+    Raises:
+      ValueError: if there was no search, or no separation lets every cohort be filled.
+    """
+    if not search_values:
+        raise ValueError("`min_sep` is missing: give it, or leave out --no-search")
+    largest_min_sep: int | None = search_values["largest_min_sep"]
+    if largest_min_sep is None:
+        raise ValueError(
+            f"cohort_size={size.cohort_size} of population={size.population} cannot "
+            f"be filled in every round with availability={availability!r}, whatever "
+            "the separation: lower --cohort-size, or give --min-sep to see how "
+            "often the pool runs dry"
+        )
+    return largest_min_sep
+
+
+def _plan_config(options: dict[str, Any], min_sep: int | None) -> "PlanConfig":
+    """Returns the config of a plan with this separation; refuses a combination that cannot be."""
     from fedmf.privacy.config import PlanConfig
 
     names = ("rounds", "cohort_size", "schema", "max_participations", "partitions")
     values: dict[str, Any] = {name: options[name] for name in ("sampling", *names)}
-    if options["sampling"] is not None:  # elsewhere the population is that of the data
+    if options["sampling"] is not None:  # Without sampling the plan has no population.
         values["population"] = options["population"]
     return PlanConfig(family="none", min_sep=min_sep, **values)
 
 
 def _budget(config: "PlanConfig", options: dict[str, Any]) -> "Budget | None":
-    """What the promise costs with the mechanism; None for every other schema."""
+    """Returns the budget that the plan costs with its mechanism; None but for --schema budget."""
     import fedmf
     from fedmf.participation.schema import SCHEMAS
 
-    file, pace = options["mechanism_file"], options["pace"]
+    mechanism_file = options["mechanism_file"]
     if not SCHEMAS[options["schema"]].needs_encoder:
         for name in ("mechanism_file", "pace", "seeds"):
             if options[name] is not None:
@@ -188,33 +252,37 @@ def _budget(config: "PlanConfig", options: dict[str, Any]) -> "Budget | None":
                     "--schema budget: leave it out"
                 )
         return None
-    if file is None:
+    if mechanism_file is None:
         raise ValueError(
             "`mechanism` is missing: with --schema budget give the file that `fedmf fit --out` "
             "wrote"
         )
-    budget = fedmf.Budget.of(fedmf.load_mechanism(file), config.participation())
-    return budget if pace is None else dataclasses.replace(budget, pace=pace)
+    budget = fedmf.Budget.of(fedmf.load_mechanism(mechanism_file), config.participation())
+    if options["pace"] is None:
+        return budget
+    return dataclasses.replace(budget, pace=options["pace"])
 
 
 def _for_people(values: dict[str, Any]) -> dict[str, Any]:
-    """The values but those by round, with the histogram in percent.
+    """Returns the values without those by round, with the histogram in percent.
 
-    Extremes seen among fewer clients are marked as simulated.
+    Extremes of a smaller simulated population are marked as simulated.
     """
-    mark = ", simulated" * (values["simulated_population"] != values["population"])
-    lines = {
-        name + mark * name.startswith(_SEEN): value
-        for name, value in values.items()
-        if name not in _BY_ROUND
-    }
-    shares: dict[str, float] = {}
-    for times, share in values["histogram"].items():
-        row = (
-            f"clients with {times:,} participations"
-            if times <= _MAX_ROWS
-            else f"with more than {_MAX_ROWS}"
-        )
-        shares[row] = shares.get(row, 0.0) + share
-    shares |= {f"clients that spent {row}": share for row, share in values.get("spent", {}).items()}
-    return lines | {row: f"{100 * share:.3g}%" for row, share in shares.items()}
+    is_smaller = values["simulated_population"] != values["population"]
+    lines = {}
+    for name, value in values.items():
+        if name in _BY_ROUND:
+            continue
+        if is_smaller and name.startswith(_EXTREMES):
+            lines[f"{name}, simulated"] = value
+        else:
+            lines[name] = value
+    client_shares: dict[str, float] = {}
+    for num_participations, share in values["histogram"].items():
+        row_name = f"with more than {_MAX_ROWS}"
+        if num_participations <= _MAX_ROWS:
+            row_name = f"clients with {num_participations:,} participations"
+        client_shares[row_name] = client_shares.get(row_name, 0.0) + share
+    for budget_share, share in values.get("spent", {}).items():
+        client_shares[f"clients that spent {budget_share}"] = share
+    return lines | {row_name: f"{100 * share:.3g}%" for row_name, share in client_shares.items()}

@@ -10,7 +10,7 @@ import click
 from fedmf.cli.errors import Command, Group, arguments_checked
 from fedmf.cli.options import (
     chosen_options,
-    in_one,
+    grouped,
     json_option,
     options_of,
     plan_config,
@@ -272,7 +272,7 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
     ),
     required=("rounds", "cohort_size", "population"),
 )
-@in_one(
+@grouped(
     "asked",
     click.option(
         "--epsilon", type=_NUMBERS, multiple=True, required=True, help="Targets, as in 1 2 4 8."

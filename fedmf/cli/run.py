@@ -1,10 +1,11 @@
 """fedmf train, demo, report."""
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,11 +16,11 @@ from fedmf.cli.options import (
     ConfigCommand,
     chosen_options,
     config_values,
-    in_one,
+    grouped,
     json_option,
+    merged,
     noise_seed_option,
     options_of,
-    over,
     quiet_option,
     show,
 )
@@ -27,7 +28,8 @@ from fedmf.cli.stopped import training
 from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, RUN, Gigabytes, OneOf, OutputFile
 
 if TYPE_CHECKING:
-    from fedmf.training import Callback
+    from fedmf.runs.config import TrainConfig
+    from fedmf.training import Callback, TrainedRun
 
 
 @click.command(cls=ConfigCommand)
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 )
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 @noise_seed_option
-@in_one(
+@grouped(
     "how",
     click.option(
         "--noise-strategy",
@@ -123,34 +125,22 @@ def train(
         -o max-sentences=16 --epsilon 4 --noise-seed os
     """
     from fedmf import tasks
-    from fedmf.runs.config import TrainConfig, read_config_file
     from fedmf.runs.folder import RunFolder
-    from fedmf.runs.notes import figures_note
 
     with arguments_checked():
         if resume and noise_seed is not None:
             raise ValueError(
                 "`noise_seed` belongs to the run, which keeps its own: leave it out with --resume"
             )
-        stored = RunFolder.open(out).path / "config.json" if resume else None
-        how["progress"], how["test"] = not how.pop("quiet"), not how.pop("no_test")
-        values = read_config_file(stored) if stored else {}
-        values = over(over(values, config_values(config_file)), chosen_options(promise))
-        origin = config_file or stored
-        tasks.check_separation_is_given(values)
-        config = tasks.completed(
-            TrainConfig.from_mapping(values, str(origin)) if origin else TrainConfig(**values)
-        )
+        stored_config = None
+        if resume:
+            stored_config = RunFolder.open(out).path / "config.json"
+        config = _read_config(stored_config, config_file, promise)
         if not resume and noise_seed is None and config.adds_noise:
             raise ValueError(
                 "`noise_seed` is missing: give a secret whole number, or os to draw one"
             )
-        if how.pop("data_on_workers"):
-            if how["cluster"] is None:
-                raise ValueError(
-                    "`data_on_workers` belongs to cluster: leave it out, or name a cluster"
-                )
-            how["worker_task"] = functools.partial(tasks.task_from_config, config, progress=False)
+        settings = _train_settings(how, config)
 
     from fedmf import training as simulation
 
@@ -160,57 +150,149 @@ def train(
             def on_start(self, training: Any) -> None:
                 begin()
 
-        kinds: dict[str, Callable[[Any], simulation.Callback]] = {
-            "tensorboard": _tensorboard,
-            "stop_after": simulation.StopAfter,
-            "stop_on_divergence": lambda _: simulation.StopOnDivergence(),
-            "early_stopping": simulation.EarlyStopping,
-        }
-        asked = {name: how.pop(name) for name in kinds}
-        callbacks = [kinds[name](value) for name, value in asked.items() if value]
+        callbacks = [Begins(), *settings.callbacks()]
         try:
-            task = tasks.task_from_config(config, progress=how["progress"])
-            if how["progress"]:
+            task = tasks.task_from_config(config, progress=settings.show_progress)
+            if settings.show_progress:
                 say("task", task.description)
-            run = simulation.train(
+            trained_run = simulation.train(
                 task,
                 config,
                 folder=out,
                 noise_seed=noise_seed,
                 resume=resume,
-                callbacks=[Begins(), *callbacks],
-                **how,
+                progress=settings.show_progress,
+                callbacks=callbacks,
+                **settings.machine_options,
             )
         except simulation.DivergedRun as stop:
             raise click.ClickException(str(stop)) from stop
-    if run.result is None:
-        note = (
+    show(_result_values(trained_run, config), as_json)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _TrainSettings:
+    """Settings of one call of `fedmf train`, which are no part of the run's config.
+
+    Attributes:
+      show_progress: whether progress bars are shown.
+      callback_options: values of the options that add a callback, by name.
+      machine_options: keyword arguments of `fedmf.training.train`.
+    """
+
+    show_progress: bool
+    callback_options: Mapping[str, Any]
+    machine_options: Mapping[str, Any]
+
+    def callbacks(self) -> "list[Callback]":
+        """Returns the callbacks that the command line asks for."""
+        from fedmf import training as simulation
+
+        callbacks: list[Callback] = []
+        if self.callback_options["tensorboard"]:
+            callbacks.append(_tensorboard())
+        if self.callback_options["stop_after"]:
+            callbacks.append(simulation.StopAfter(self.callback_options["stop_after"]))
+        if self.callback_options["stop_on_divergence"]:
+            callbacks.append(simulation.StopOnDivergence())
+        if self.callback_options["early_stopping"]:
+            callbacks.append(simulation.EarlyStopping(self.callback_options["early_stopping"]))
+        return callbacks
+
+
+def _train_settings(how: Mapping[str, Any], config: "TrainConfig") -> _TrainSettings:
+    """Returns the settings of the options outside the config.
+
+    Raises:
+      ValueError: for --data-on-workers without a cluster.
+    """
+    from fedmf import tasks
+
+    machine_options = dict(how)
+    show_progress = not machine_options.pop("quiet")
+    machine_options["test"] = not machine_options.pop("no_test")
+    if machine_options.pop("data_on_workers"):
+        if how["cluster"] is None:
+            raise ValueError(
+                "`data_on_workers` belongs to cluster: leave it out, or name a cluster"
+            )
+        machine_options["worker_task"] = functools.partial(
+            tasks.task_from_config, config, progress=False
+        )
+    callback_names = ("tensorboard", "stop_after", "stop_on_divergence", "early_stopping")
+    return _TrainSettings(
+        show_progress=show_progress,
+        callback_options={name: machine_options.pop(name) for name in callback_names},
+        machine_options=machine_options,
+    )
+
+
+def _read_config(
+    stored_config: pathlib.Path | None, config_file: pathlib.Path | None, promise: dict[str, Any]
+) -> "TrainConfig":
+    """Reads a run's config: the command line wins over the file, and the file over the run.
+
+    Args:
+      stored_config: config of the run to resume; None for a new run.
+      config_file: file of options; None without one.
+      promise: options of the command line.
+
+    Raises:
+      TypeError, ValueError: naming the option that cannot work.
+    """
+    from fedmf import tasks
+    from fedmf.runs.config import TrainConfig, read_config_file
+
+    values: dict[str, Any] = {}
+    if stored_config is not None:
+        values = read_config_file(stored_config)
+    values = merged(values, config_values(config_file))
+    values = merged(values, chosen_options(promise))
+    tasks.check_separation_is_given(values)
+    source_file = config_file or stored_config
+    if source_file is None:
+        return tasks.completed(TrainConfig(**values))
+    return tasks.completed(TrainConfig.from_mapping(values, str(source_file)))
+
+
+def _result_values(trained_run: "TrainedRun", config: "TrainConfig") -> dict[str, Any]:
+    """Returns the metrics and the guarantee of a run, for the output.
+
+    Of a run that has stopped before its end it returns the rounds and the way to resume.
+    """
+    from fedmf.runs.notes import figures_note
+
+    values: dict[str, Any] = {"folder": str(trained_run.path)}
+    result = trained_run.result
+    if result is None:
+        values["rounds"] = trained_run.num_rounds()
+        values["note"] = (
             "stopped: go on with --resume; `fedmf audit` states the guarantee of the rounds so far"
         )
-        show({"folder": str(run.path), "rounds": run.num_rounds(), "note": note}, as_json)
-        return
-    first = run.plan["task"]["headline_metric"]
-    metrics = [first, *(name for name in run.result["validation"] if name != first)]
-    splits = [split for split in ("validation", "test") if run.result[split]]
-    values = {"folder": str(run.path)}
-    values |= {f"{split} {name}": run.result[split][name] for name in metrics for split in splits}
-    values |= {"epsilon": run.plan["epsilon"], "delta": run.plan["delta"]}
-    if run.ended_after:
+        return values
+    headline_metric = trained_run.plan["task"]["headline_metric"]
+    other_metrics = [name for name in result["validation"] if name != headline_metric]
+    for metric in (headline_metric, *other_metrics):
+        for split in ("validation", "test"):
+            if result[split]:
+                values[f"{split} {metric}"] = result[split][metric]
+    values |= {"epsilon": trained_run.plan["epsilon"], "delta": trained_run.plan["delta"]}
+    if trained_run.ended_after:
         values["ended"] = (
-            f"after {run.ended_after} of {config.rounds} rounds, as --stop-at-epsilon said; the "
-            "epsilon above is that of all"
+            f"after {trained_run.ended_after} of {config.rounds} rounds, as --stop-at-epsilon "
+            "said; the epsilon above is that of all"
         )
     if config.claimed_cohort:
         values["simulated"] = (
             f"{config.cohort_size} clients a round for a claimed cohort of {config.claimed_cohort}"
         )
     else:
-        values["achieved epsilon"] = run.result["achieved"]["epsilon"]
-    values["note"] = figures_note([run])
-    show(values, as_json)
+        values["achieved epsilon"] = result["achieved"]["epsilon"]
+    values["note"] = figures_note([trained_run])
+    return values
 
 
-def _tensorboard(asked: bool) -> "Callback":
+def _tensorboard() -> "Callback":
     """Returns the callback that writes events, which needs TensorFlow."""
     from fedmf import federated
 
@@ -219,31 +301,34 @@ def _tensorboard(asked: bool) -> "Callback":
 
 @contextlib.contextmanager
 def _dry_rounds_counted() -> Iterator[None]:
-    """Says once, at the end, what the controller warns of in every such round; other warnings at
-    once, without the line of code.
+    """Prints the controller's warning of a dry pool once, with the number of such rounds.
+
+    Other warnings are printed at once, without the line of code.
     """
     from fedmf.cohorts.controller import PoolRanDryWarning
 
-    dry: list[str] = []
+    dry_messages: list[str] = []
     with warnings.catch_warnings():
-        show_others: Callable[..., None] = warnings.showwarning
+        show_warning: Callable[..., None] = warnings.showwarning
 
-        def in_a_line(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        def show_in_a_line(message: Warning | str, category: type[Warning], *location: Any) -> None:
             if issubclass(category, PoolRanDryWarning):
-                dry.append(str(message))
+                dry_messages.append(str(message))
             elif category is UserWarning:
                 say("warning", in_option_names(str(message)))
             else:
-                show_others(message, category, *place)
+                show_warning(message, category, *location)
 
-        warnings.showwarning = in_a_line  # type: ignore[assignment]
+        warnings.showwarning = show_in_a_line  # type: ignore[assignment]
         warnings.simplefilter("always", PoolRanDryWarning)
         try:
             yield
         finally:
-            if dry:
-                rest = f" (and {len(dry) - 1} more such rounds)" if len(dry) > 1 else ""
-                say("warning", in_option_names(f"{dry[0]}{rest}"))
+            if dry_messages:
+                message = dry_messages[0]
+                if len(dry_messages) > 1:
+                    message += f" (and {len(dry_messages) - 1} more such rounds)"
+                say("warning", in_option_names(message))
 
 
 @click.command(cls=Command)

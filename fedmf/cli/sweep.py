@@ -12,7 +12,7 @@ from fedmf.cli.options import (
     ConfigCommand,
     chosen_options,
     config_values,
-    in_one,
+    grouped,
     json_option,
     noise_seed_option,
     options_of,
@@ -37,7 +37,7 @@ from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, Whole
     type=EXISTING_FILE,
     help="TOML or JSON file of options; those that are lists vary.",
 )
-@in_one(
+@grouped(
     "how",
     noise_seed_option,
     click.option(

@@ -112,7 +112,7 @@ def at_the_work(inputs, monkeypatch):
         *((aggregator, "audit_aggregator"), (guarantee, "audit_log"), (describe, "describe_file")),
         *(
             (stackoverflow, "write_synthetic_corpus"),
-            (sys.modules["fedmf.cli.evaluate"], "_trained"),
+            (sys.modules["fedmf.cli.evaluate"], "_load_trained"),
         ),
     ):
         monkeypatch.setattr(module, name, reach)
