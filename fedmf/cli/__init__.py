@@ -25,7 +25,7 @@ from fedmf.cli.stopped import no_half_archives
 from fedmf.cli.sweep import sweep
 from fedmf.terminal import interrupts, output
 
-# What people do -> the commands for it.
+# Sections of `fedmf --help`, and the commands in each.
 SECTIONS = {
     "Run": (demo, data, train, evaluate, export, predict, report),
     "Plan": (plan, fit, calibrate),
@@ -58,12 +58,12 @@ def cli(debug: bool) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the console script: exit status 2 for bad arguments, 1 for a failed run, 128
-    and the number of a signal that ended it.
+    """Runs the console script, and exits with the status of its command.
 
-    Ctrl-C is such a signal (130), SIGTERM (143) and SIGHUP (129) are taken for it. Errors are one
-    sentence on standard error; --debug adds the traceback. Where nobody reads the output any more,
-    as under `| head`, it ends in silence, with the status of a tool that SIGPIPE ends (141).
+    The status is 2 for bad arguments, 1 for a failed run, and 128 plus the number of a signal that
+    ended it: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP. An error is one sentence on standard
+    error; --debug adds the traceback. If nobody reads the output any more, as under `| head`, the
+    script prints nothing more and exits with 141, the status of a tool that SIGPIPE ends.
     """
     with interrupts.handled(*interrupts.ENDING_SIGNALS), no_half_archives():
         status = _flushed_status(arguments)
@@ -75,30 +75,36 @@ def _flushed_status(arguments: list[str] | None) -> int:
     """Runs the command, writes all of its output and returns the exit status."""
     try:
         status = _status(arguments)
-        unwritten = output.flush()
-    except OSError as error:  # of the sentence that says how the command ended
+        write_error = output.flush()
+    except OSError as error:
+        # The message that ends the command could not be written.
         status = 1
-        unwritten = error
+        write_error = error
         output.flush()
-    if unwritten is None or output.is_lost_reader(unwritten):
-        return status if unwritten is None else output.LOST_READER
+    if write_error is None:
+        return status
+    if output.is_lost_reader(write_error):
+        return output.LOST_READER
     with contextlib.suppress(OSError):
-        say("error", f"the output cannot be written ({unwritten.strerror})")
+        say("error", f"the output cannot be written ({write_error.strerror})")
     return status or 1
 
 
 def _status(arguments: list[str] | None) -> int:
     """Runs the command, prints what ended it and returns the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
     debug = "--debug" in arguments
-    # Accepted anywhere on the line, as users try it there.
-    arguments = [a for a in arguments if a != "--debug"]
+    # Users type --debug anywhere on the line, so all places are accepted.
+    arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         cli.main(args=arguments, prog_name="fedmf", standalone_mode=False, color=colors())
     except SystemExit as stop:
         if stop.code == 1 and output.has_lost_reader():  # Click replaces the error by this status.
             return output.LOST_READER
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, int):
+            return stop.code
+        return int(stop.code is not None)
     except (click.Abort, KeyboardInterrupt):
         return _interrupted("interrupted", 128 + interrupts.first_received())
     except interrupts.Interrupted as stop:
@@ -121,11 +127,15 @@ def _status(arguments: list[str] | None) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        say("error", one_line(error) + ("" if debug else " (unexpected: --debug shows where)"))
+        message = one_line(error)
+        if not debug:
+            message += " (unexpected: --debug shows where)"
+        say("error", message)
         return 1
     return 0
 
 
 def _interrupted(message: str, status: int) -> int:
+    """Prints why the command was interrupted, and returns the exit status."""
     click.echo(f"fedmf: {message}", err=True)
     return status

@@ -43,7 +43,7 @@ def aggregator(function: str, promise: dict[str, Any], as_json: bool) -> None:
     with arguments_checked():
         chosen = {name: value for name, value in promise.items() if value is not None}
         claim = AggregatorClaim(**chosen)
-        result = audit_aggregator(_maker(function), claim)
+        result = audit_aggregator(_importer(function), claim)
     if as_json:
         show(result.values(), as_json)
     else:
@@ -52,8 +52,8 @@ def aggregator(function: str, promise: dict[str, Any], as_json: bool) -> None:
         sys.exit(1)
 
 
-def _maker(target: str) -> Callable[[], Callable[..., Any]]:
-    """Returns what imports the module anew and gives its function."""
+def _importer(target: str) -> Callable[[], Callable[..., Any]]:
+    """Returns a function that imports the module anew and returns the function of its updates."""
     module, _, name = target.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -63,15 +63,18 @@ def _maker(target: str) -> Callable[[], Callable[..., Any]]:
         spec = None
     if spec is None or spec.loader is None or not name:
         raise ValueError(f"there is no {target!r} here: name a function as package.module:function")
-    run = spec.loader.exec_module
+    execute_module = spec.loader.exec_module
 
-    def make() -> Callable[..., Any]:
-        sys.modules[module] = fresh = importlib.util.module_from_spec(spec)
-        run(fresh)
-        found: Any = functools.reduce(getattr, name.split("."), fresh)
-        return found if inspect.signature(found).parameters else found()
+    def import_function() -> Callable[..., Any]:
+        new_module = importlib.util.module_from_spec(spec)
+        sys.modules[module] = new_module
+        execute_module(new_module)
+        function: Any = functools.reduce(getattr, name.split("."), new_module)
+        if not inspect.signature(function).parameters:
+            return function()
+        return function
 
-    return make
+    return import_function
 
 
 def _text(result: "AggregatorAudit", claim: "AggregatorClaim") -> str:
@@ -85,13 +88,13 @@ def _text(result: "AggregatorAudit", claim: "AggregatorClaim") -> str:
             line += f" Sees a factor of {test.sees:.3g}."
         lines.append(line)
     scope = "a round"
-    of_run = f", {result.epsilon_run:.4g} in {claim.rounds:,} rounds"
+    run_epsilon = f", {result.epsilon_run:.4g} in {claim.rounds:,} rounds"
     if claim.correlated:
         scope = (
             f"a run of {result.rounds_seen:,} rounds in which one client takes part "
             f"{result.participations_seen:,} times"
         )
-        of_run = ""
+        run_epsilon = ""
     failed = ", ".join(result.failed) or "none"
     return "\n".join(
         [
@@ -99,7 +102,7 @@ def _text(result: "AggregatorAudit", claim: "AggregatorClaim") -> str:
             "",
             f"noise multiplier  claimed {result.noise_multiplier:.4g}, at most "
             f"{result.noise_multiplier_most:.4g} (confidence {result.confidence:g})",
-            f"epsilon           at least {result.epsilon_round:.4g} {scope}{of_run} "
+            f"epsilon           at least {result.epsilon_round:.4g} {scope}{run_epsilon} "
             f"(delta {claim.delta:g})",
             f"tests failed      {failed}; an honest function fails any with chance "
             f"{result.false_positive_rate:g} at most ({result.calls:,} calls)",

@@ -1,11 +1,10 @@
-"""fedmf audit: the guarantee of a run after the fact, of fedmf's or of another system's log; and of
-the noise that a mechanism makes.
-"""
+"""fedmf audit: checks of a run's or a log's guarantee, and of the noise that a mechanism makes."""
 
 import dataclasses
 import math
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,16 +25,14 @@ class _RunByDefault(Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Puts `run` in front where no command is named."""
-        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        # Completion asks with what is there before the word
-        if not named and not ctx.resilient_parsing:
+        names_command = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        # A shell that completes the first word asks with no arguments.
+        if not names_command and not ctx.resilient_parsing:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Returns the commands that begin with `incomplete`, and has a shell complete folders where
-        there are none.
-        """
+        """Returns the commands that begin with `incomplete`, or else the mark of folders."""
         return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="dir")]
 
 
@@ -124,7 +121,7 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
     ),
 )
 @grouped(
-    "told",
+    "statement_options",
     _statement_option,
     click.option(
         "--pretraining",
@@ -137,7 +134,7 @@ def log(
     promise: dict[str, Any],
     form: dict[str, Any],
     reading: dict[str, Any],
-    told: dict[str, Any],
+    statement_options: dict[str, Any],
     as_json: bool,
 ) -> None:
     """The guarantee of any system's run, from its log. The log is CSV, JSON lines or Parquet.
@@ -161,15 +158,16 @@ def log(
         config = plan_config(promise)
         plan = config.plan()
         result = audit_log(log_file, plan, form=LogForm(**form), **reading)
-    statement, pretraining = told["statement"], told["pretraining"]
+    statement = statement_options["statement"]
+    pretraining = statement_options["pretraining"]
     if statement is not None:
-        told_again = {"pretraining": pretraining, "statement": statement.name}
+        command_options = form | {"pretraining": pretraining, "statement": statement.name}
         command = audit_log_command(
             plan,
             log_file.name,
             promise["mechanism_file"].name,
             rounds_run=reading["rounds_run"],
-            options=form | told_again,
+            options=command_options,
             config=config,
         )
         _write(
@@ -180,28 +178,32 @@ def log(
 
 
 def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
+    """Writes a statement with these values, in the format that the suffix names."""
     from fedmf.files import write_atomically
     from fedmf.privacy.statement import as_text
 
-    write_atomically(path, as_text(_said(values, "unrecorded"), path.suffix), mode=0o600)
+    text = as_text(_with_options(values, "unrecorded"), path.suffix)
+    write_atomically(path, text, mode=0o600)
 
 
-def _said(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """The values with one of them in the words of the command line."""
-    return values if values.get(name) is None else values | {name: in_option_names(values[name])}
+def _with_options(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns the values with the command line's options in the text of one of them."""
+    if values.get(name) is None:
+        return values
+    return values | {name: in_option_names(values[name])}
 
 
 def _show(result: "Audit", as_json: bool) -> None:
-    values = _said(result.values(), "not_in_the_record")
+    """Prints an audit, and exits with status 1 if the run contradicts its plan."""
+    values = _with_options(result.values(), "not_in_the_record")
     contradictions = values["contradictions"]
     if not as_json:
         del values["contradictions"]
         if values["noncompliant_clients"] is not None:
-            lines = _client_lines(values["noncompliant_clients"])
-            values["noncompliant_clients"] = lines
-        always = ["_observed", "epsilon_planned", "rho_planned"]
+            values["noncompliant_clients"] = _client_lines(values["noncompliant_clients"])
+        shown_suffixes = ["_observed", "epsilon_planned", "rho_planned"]
         if values["claimed_cohort"] is None:
-            always += ["epsilon_achieved", "rho_achieved"]
+            shown_suffixes += ["epsilon_achieved", "rho_achieved"]
         else:
             values["achieved"] = (
                 "not known: the run that the simulation stands for was not observed"
@@ -209,12 +211,14 @@ def _show(result: "Audit", as_json: bool) -> None:
         values = {
             name: value
             for name, value in values.items()
-            if value is not None or name.endswith(tuple(always))
+            if value is not None or name.endswith(tuple(shown_suffixes))
         }
-        recorded = ", as far as it is recorded" if "not_in_the_record" in values else ""
-        values["keeps_to_the_plan"] = (
-            f"no: {'; '.join(contradictions)}" if contradictions else f"yes{recorded}"
-        )
+        if contradictions:
+            values["keeps_to_the_plan"] = f"no: {'; '.join(contradictions)}"
+        elif "not_in_the_record" in values:
+            values["keeps_to_the_plan"] = "yes, as far as it is recorded"
+        else:
+            values["keeps_to_the_plan"] = "yes"
     show(values, as_json)
     if contradictions:
         sys.exit(1)
@@ -224,12 +228,15 @@ def _client_lines(clients: dict[str, Any]) -> dict[str, Any]:
     """Returns `NoncompliantClients.values` with one line of text for each client."""
     from fedmf.identifiers import format_client, format_rounds
 
-    lines = {}
-    for i, one in enumerate(clients.pop("first"), 1):
-        epsilon = "infinite" if one["epsilon"] is None else f"{one['epsilon']:.6g}"
-        client, rounds = format_client(one["client"]), format_rounds(one["rounds"])
-        lines[str(i)] = f"{client}: epsilon {epsilon}, {rounds}"
-    return clients | lines
+    client_lines = {}
+    for position, client in enumerate(clients.pop("first"), 1):
+        epsilon = "infinite"
+        if client["epsilon"] is not None:
+            epsilon = f"{client['epsilon']:.6g}"
+        client_name = format_client(client["client"])
+        rounds_text = format_rounds(client["rounds"])
+        client_lines[str(position)] = f"{client_name}: epsilon {epsilon}, {rounds_text}"
+    return clients | client_lines
 
 
 @audit.command()
@@ -263,11 +270,9 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
     values = dataclasses.asdict(result) | {"consistent": not result.exceeded}
     if as_json:
         for bound in values["bounds"]:
-            bound |= {
-                name: value if math.isfinite(value) else None
-                for name, value in bound.items()
-                if "epsilon" in name
-            }
+            for name, value in bound.items():
+                if "epsilon" in name and not math.isfinite(value):
+                    bound[name] = None
         show(values, as_json)
     else:
         bounds = values.pop("bounds")
@@ -276,11 +281,13 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
             f"\n{'score':<14}{'assumes':<22}{'epsilon, at least':>18}{'claimed, at most':>18}"
         )
         for bound in bounds:
-            lower, claimed = bound["epsilon_lower"], bound["epsilon_claimed"]
-            above = click.style("  ABOVE THE CLAIM", fg="red") if lower > claimed else ""
-            click.echo(
-                f"{bound['score']:<14}{bound['assumes']:<22}{lower:>18.4f}{claimed:>18.4f}{above}"
-            )
+            lower_bound = bound["epsilon_lower"]
+            claimed_epsilon = bound["epsilon_claimed"]
+            line = f"{bound['score']:<14}{bound['assumes']:<22}"
+            line += f"{lower_bound:>18.4f}{claimed_epsilon:>18.4f}"
+            if lower_bound > claimed_epsilon:
+                line += click.style("  ABOVE THE CLAIM", fg="red")
+            click.echo(line)
     if result.exceeded:
         sys.exit(1)
 
@@ -340,7 +347,7 @@ def mechanism(
     if query:
         from fedmf.federated.tff.audit import Query as subject
 
-    # Not drawn at once: arguments that are refused leave no bar behind.
+    # The delay keeps a bar from standing above the error for an argument that is refused.
     bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)
     with arguments_checked(), bar, progress_bar.refreshed(bar):
 
@@ -358,10 +365,12 @@ def mechanism(
 
 
 def _values(result: "MechanismAudit") -> dict[str, Any]:
-    verdict, attack = result.verdict, None
+    """Returns an audit of a mechanism in plain JSON types."""
+    verdict = result.verdict
+    attack = None
     if result.attack is not None:
         attack = dataclasses.asdict(result.attack)
-        del attack["findings"]  # they are among the audit's
+        del attack["findings"]  # The audit's findings have them too.
         if not math.isfinite(attack["epsilon_claimed"]):
             attack["epsilon_claimed"] = None
     return {
@@ -379,24 +388,33 @@ def _values(result: "MechanismAudit") -> dict[str, Any]:
     }
 
 
+def _least_likely_findings(findings: "Sequence[Finding]") -> "list[Finding]":
+    """Returns one finding of each test: that of the run with the smaller p-value."""
+    findings_by_test: dict[str, Finding] = {}
+    for finding in findings:
+        name = finding.name
+        if name.startswith("run "):
+            name = name.partition(": ")[2]
+        test_name = name.partition(", the ")[0]
+        previous = findings_by_test.get(test_name)
+        if previous is None or finding.p_value < previous.p_value:
+            findings_by_test[test_name] = dataclasses.replace(finding, name=name)
+    return list(findings_by_test.values())
+
+
 def _table(result: "MechanismAudit") -> str:
-    verdict, attack = result.verdict, result.attack
+    """Returns an audit of a mechanism as a table of tests and the verdict."""
+    verdict = result.verdict
+    attack = result.attack
     lines = [f"{'test':<86} {'statistic':>9} {'p-value':>9}  verdict"]
-    least: dict[str, Finding] = {}
-    for finding in verdict.findings:
-        # The less likely of the two runs; --json has both.
-        name = finding.name.partition(": ")[2] if finding.name.startswith("run ") else finding.name
-        kind = name.partition(", the ")[0]
-        if kind not in least or finding.p_value < least[kind].p_value:
-            least[kind] = dataclasses.replace(finding, name=name)
-    for finding in least.values():
-        word = (
-            "ok"
-            if finding.p_value >= verdict.threshold
-            else click.style("CONTRADICTS THE CLAIM", fg="red")
-        )
-        p_value = f"{finding.p_value:9.2g}" if finding.p_value > 1e-300 else " < 1e-300"
-        lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value}  {word}")
+    for finding in _least_likely_findings(verdict.findings):
+        outcome = "ok"
+        if finding.p_value < verdict.threshold:
+            outcome = click.style("CONTRADICTS THE CLAIM", fg="red")
+        p_value = " < 1e-300"
+        if finding.p_value > 1e-300:
+            p_value = f"{finding.p_value:9.2g}"
+        lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value}  {outcome}")
     if attack is not None:
         percent = f"{100 * attack.confidence:g}%"
         lines += [
@@ -410,17 +428,17 @@ def _table(result: "MechanismAudit") -> str:
             f"at least {attack.epsilon_lower:.3f}; "
             f"so many trials can be expected to prove {attack.epsilon_expected:.3f}",
         ]
-    word = (
-        "consistent with the claim"
-        if verdict.consistent
-        else click.style("NOT WHAT THE PLAN CLAIMS", fg="red")
-    )
+    conclusion = "consistent with the claim"
+    if not verdict.consistent:
+        conclusion = click.style("NOT WHAT THE PLAN CLAIMS", fg="red")
     rate = (
         f"false-positive rate {verdict.false_positive_rate:g}: a p-value below "
         f"{verdict.threshold:.2g} contradicts"
     )
-    unseen = (
+    tail_remark = (
         f"{result.entries:,} entries of noise: an end of the noise shows up to "
         f"{result.smallest_unseen_cut:.2f} standard deviations, and none beyond"
     )
-    return "\n".join([*lines, "", unseen, f"{word} ({len(verdict.findings)} tests, {rate})"])
+    return "\n".join(
+        [*lines, "", tail_remark, f"{conclusion} ({len(verdict.findings)} tests, {rate})"]
+    )

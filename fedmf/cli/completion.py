@@ -1,4 +1,4 @@
-"""fedmf completion: what a shell needs to complete fedmf's commands, options and their choices."""
+"""fedmf completion: shell scripts that complete fedmf's commands, options and their choices."""
 
 import click
 
@@ -21,9 +21,11 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    kind = get_completion_class(shell)
-    assert kind is not None
-    script = kind(ctx.find_root().command, {}, "fedmf", "_FEDMF_COMPLETE").source()
-    # Behind lstm-size= and dirichlet: a value follows, and no blank.
-    words = "COMPREPLY+=($value)"
-    click.echo(script.replace(words, f"{words}; [[ $value == *[=:] ]] && compopt -o nospace"))
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    script = completion_class(ctx.find_root().command, {}, "fedmf", "_FEDMF_COMPLETE").source()
+    # A value follows directly behind lstm-size= and dirichlet:, without a blank.
+    reply_line = "COMPREPLY+=($value)"
+    click.echo(
+        script.replace(reply_line, f"{reply_line}; [[ $value == *[=:] ]] && compopt -o nospace")
+    )

@@ -19,9 +19,10 @@ from fedmf.cli.options import (
 )
 from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, OutputFile, Whole
 
-_MIN_WORDS = 259  # of write_synthetic_corpus with its default topics
-# Task -> what is its own of the options of `data synth`.
-_STAND_INS = {
+# The fewest words that write_synthetic_corpus takes with its default topics.
+_MIN_WORDS = 259
+# The sizes that `data synth` takes for each task.
+_SIZES_BY_TASK = {
     "stackoverflow_nwp": ("clients", "sentences_per_client", "vocabulary_size"),
     "emnist": ("clients", "examples_per_client", "only_digits"),
     "cifar10": ("examples", "test_examples"),
@@ -36,7 +37,7 @@ def data() -> None:
 @data.command()
 @click.option(
     "--task",
-    type=click.Choice(tuple(_STAND_INS)),
+    type=click.Choice(tuple(_SIZES_BY_TASK)),
     default="stackoverflow_nwp",
     help="The task that is to read the file.",
 )
@@ -98,15 +99,16 @@ def synth(
         "emnist": emnist.write_synthetic,
         "cifar10": cifar10.write_synthetic,
     }
-    given = {name: value for name, value in sizes.items() if value is not None}
+    chosen_sizes = {name: value for name, value in sizes.items() if value is not None}
     with arguments_checked():
-        for name, value in given.items():
-            if name not in _STAND_INS[task]:
-                owners = " or ".join(owner for owner, names in _STAND_INS.items() if name in names)
+        for name, value in chosen_sizes.items():
+            if name not in _SIZES_BY_TASK[task]:
+                task_names = [key for key, names in _SIZES_BY_TASK.items() if name in names]
                 raise ValueError(
-                    f"{name}={value} belongs to task={owners}, not to task={task}: leave it out"
+                    f"{name}={value} belongs to task={' or '.join(task_names)}, not to "
+                    f"task={task}: leave it out"
                 )
-        writers[task](out, seed=seed, overwrite=overwrite, progress=not quiet, **given)
+        writers[task](out, seed=seed, overwrite=overwrite, progress=not quiet, **chosen_sizes)
     if as_json:
         show({"task": task, "file": str(out)}, as_json)
     else:
@@ -163,7 +165,8 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
     try:
         with arguments_checked():
             description = describe_file(file)
-    except BadArgument as error:  # here the data are an argument
+    except BadArgument as error:
+        # This command takes the data as an argument and not as an option.
         raise BadArgument(error.message.replace("by data=FILE", "as FILE")) from error
     show(description, as_json)
 
@@ -192,16 +195,17 @@ def picture(out: pathlib.Path, promise: dict[str, Any], quiet: bool, as_json: bo
     with arguments_checked():
         config = tasks.completed(TrainConfig(family="none", min_sep=1, **chosen_options(promise)))
         task = tasks.task_from_config(config, progress=not quiet)
-        owners, labels = [], []
+        owners = []
+        labels = []
         for client in progress_bar.bar(
             task.client_ids, desc="reading", unit="client", disable=quiet
         ):
-            owned, _ = split_weights(task.examples_of(client)[1])
-            if getattr(owned, "ndim", None) != 1:
+            client_labels, _ = split_weights(task.examples_of(client)[1])
+            if getattr(client_labels, "ndim", None) != 1:
                 raise ValueError(
                     f"task={config.task} has no one label for each example: choose another task"
                 )
-            labels.append(owned)
-            owners += [client] * len(owned)
+            labels.append(client_labels)
+            owners += [client] * len(client_labels)
         partition.plot_label_counts(np.concatenate(labels), owners, out)
     show({"clients": len(task.client_ids), "examples": len(owners), "picture": str(out)}, as_json)

@@ -1,4 +1,4 @@
-"""What a command says when it cannot work: one sentence in the words of the command line."""
+"""Errors of commands: one sentence in the words of the command line."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from fedmf.terminal import interrupts, output
 
 QUOTES = "'\""
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;:)]*[^\s,;:).]"""
-# No part of a path, nor of the name of a sweep's run, such as epsilon=8,seed=1.
+# A part of a path is no argument, nor is a part of a run's name such as epsilon=8,seed=1.
 _ARGUMENT = re.compile(
     rf"""`(?P<alone>\w+)`|(?<![\w./'",-])(?P<argument>\w+)=(?P<value>(?>{_VALUE}))(?!,\w+=)"""
 )
@@ -27,7 +27,7 @@ class BadArgument(click.UsageError):
 
 @contextlib.contextmanager
 def arguments_checked() -> Iterator[None]:
-    """Errors inside are the arguments' fault."""
+    """Raises BadArgument for a ValueError, TypeError or FileNotFoundError of the block."""
     try:
         yield
     except (ValueError, TypeError, FileNotFoundError) as error:
@@ -38,28 +38,28 @@ def arguments_checked() -> Iterator[None]:
 def warnings_in_a_line() -> Iterator[None]:
     """Prints a UserWarning without the line of code that it comes from."""
     with warnings.catch_warnings():
-        show_others: Callable[..., None] = warnings.showwarning
+        show_warning: Callable[..., None] = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        def show_in_a_line(message: Warning | str, category: type[Warning], *location: Any) -> None:
             if category is UserWarning:
                 say("warning", in_option_names(str(message)))
             else:
-                show_others(message, category, *place)
+                show_warning(message, category, *location)
 
-        warnings.showwarning = show  # type: ignore[assignment]
+        warnings.showwarning = show_in_a_line  # type: ignore[assignment]
         yield
 
 
 def one_line(error: BaseException) -> str:
-    """The error's message without line breaks."""
+    """Returns the error's message without line breaks, or its type if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 class Command(SectionedCommand):
-    """A command whose errors name its options where the library names its arguments: exit status 2
-    or 1.
+    """A command whose errors name its options where the library names its arguments.
 
-    Options of `grouped` reach its function as one argument.
+    An error's exit status is 2 for bad arguments, else 1. Options of `grouped` reach the command's
+    function as one argument.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -101,7 +101,9 @@ class Command(SectionedCommand):
 def _with_folder(argument: str) -> str:
     """Returns ./-x for -x where that is a file or folder."""
     is_named_like_an_option = argument.startswith("-") and argument.strip("-")
-    return f"./{argument}" if is_named_like_an_option and os.path.lexists(argument) else argument
+    if is_named_like_an_option and os.path.lexists(argument):
+        return f"./{argument}"
+    return argument
 
 
 class Group(click.Group):
@@ -113,23 +115,23 @@ class Group(click.Group):
 
 
 def in_option_names(message: str, context: click.Context | None = None) -> str:
-    """`message` with the options of the command that runs for the arguments of the same name.
+    """Replaces arguments in a message by the options of the command that runs.
 
-    Of those that --task-option gives as well, with those that were typed.
+    An option that --task-option can replace is named only if it is on the command line.
     """
     context = context or click.get_current_context()
-    typed = click.core.ParameterSource.COMMANDLINE
+    command_line = click.core.ParameterSource.COMMANDLINE
     parameters = [
         parameter
         for parameter in context.command.get_params(context)
         if not isinstance(parameter, TaskFieldOption)
-        or context.get_parameter_source(parameter.name or "") is typed
+        or context.get_parameter_source(parameter.name or "") is command_line
     ]
     return with_option_names(message, parameters)
 
 
 def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> str:
-    """`message` with the options among these parameters for the arguments of the same name.
+    """Replaces arguments in a message by the options of the same name among the parameters.
 
     A message writes an argument as name=value, or in backticks. Other words are English.
 
@@ -143,10 +145,10 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
         if isinstance(parameter, click.Option):
             name = max(parameter.opts, key=len)
             names = (name, (parameter.secondary_opts or [name])[0])
-            # A parameter has the library's name where the option has another.
+            # The library's name of an argument is the parameter's name, if the two differ.
             options |= {name.lstrip("-").replace("-", "_"): names, parameter.name or "": names}
 
-    def option(match: re.Match[str]) -> str:
+    def option_text(match: re.Match[str]) -> str:
         value = match["value"]
         argument = match["alone"] or match["argument"]
         if argument not in options:
@@ -158,15 +160,19 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
             return negative
         if value == "None":
             return f"{name} (not given)"
-        bare = value.strip(QUOTES)
-        return f"{name} {bare if bare and ' ' not in bare else value}"
+        unquoted_value = value.strip(QUOTES)
+        if unquoted_value and " " not in unquoted_value:
+            return f"{name} {unquoted_value}"
+        return f"{name} {value}"
 
-    def of_the_task(match: re.Match[str]) -> str:
+    def task_option_text(match: re.Match[str]) -> str:
         name = match["alone"] or match["argument"]
         if name.replace("-", "_") not in options:
             return match[0]
-        return name if match["argument"] else f"`{name}`"
+        if match["argument"]:
+            return name
+        return f"`{name}`"
 
-    # A file that was named on the command line stands for itself.
+    # The command line names a file without `path=`.
     message = re.sub(r"(?<![\w.])path=(?=['\"])", "", message)
-    return _ARGUMENT.sub(option, _TASK_OPTION.sub(of_the_task, message))
+    return _ARGUMENT.sub(option_text, _TASK_OPTION.sub(task_option_text, message))

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-# First field of TrainConfig in each section of the help -> the section. Fields that follow it
-# belong to it.
+# The sections of the help by their first field of TrainConfig. The fields that follow it belong to
+# the same section.
 CONFIG_SECTIONS = {
     "rounds": "Who takes part",
     "workload": "Mechanism",
@@ -20,17 +20,21 @@ CONFIG_SECTIONS = {
 
 
 def colors() -> bool | None:
-    """False where the user has set NO_COLOR; None has click colour terminals and nothing else."""
-    return False if os.environ.get("NO_COLOR") else None
+    """Returns False if the user has set NO_COLOR, else None: click colours terminals alone."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return None
 
 
 def say(kind: str, message: str) -> None:
     """Prints "fedmf: kind: message" to standard error."""
-    marked = click.style(f"{kind}:", fg={"error": "red"}.get(kind, "yellow"), bold=True)
-    click.echo(f"fedmf: {marked} {message}", err=True, color=colors())
+    styled_kind = click.style(f"{kind}:", fg={"error": "red"}.get(kind, "yellow"), bold=True)
+    click.echo(f"fedmf: {styled_kind} {message}", err=True, color=colors())
 
 
 class _Formatter(click.HelpFormatter):
+    """A formatter of help with bold headings."""
+
     def write_heading(self, heading: str) -> None:
         super().write_heading(click.style(heading, bold=True))
 
@@ -42,7 +46,7 @@ class Context(click.Context):
 
 
 class SectionOption(click.Option):
-    """An option in a section of the help; of a `group`, see `fedmf.cli.options.grouped`."""
+    """An option in a section of the help. Its `group` is that of `fedmf.cli.options.grouped`."""
 
     group: str | None = None
 
@@ -52,16 +56,16 @@ class SectionOption(click.Option):
 
 
 class TaskFieldOption(SectionOption):
-    """An option of a task, which --task-option gives as well."""
+    """An option of a task, which --task-option can replace."""
 
 
 class SectionedCommand(click.Command):
-    """A command whose help has its own options first, and then each section."""
+    """A command whose help lists its own options first, and then each section."""
 
     context_class = Context
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options, section by section."""
+        """Writes the options, section by section."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -89,11 +93,11 @@ class SectionedGroup(click.Group):
             self.add_command(command)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order of the sections."""
+        """Returns the commands in the order of the sections."""
         return [name for names in self.sections.values() for name in names]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands, section by section."""
+        """Writes the commands, section by section."""
         width = max(map(len, self.commands))
         for title, names in self.sections.items():
             with formatter.section(title):

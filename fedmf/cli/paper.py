@@ -1,4 +1,4 @@
-"""fedmf paper: the tables and figures of the papers, made again."""
+"""fedmf paper: reproductions of the papers' tables and figures."""
 
 import pathlib
 import re
@@ -40,15 +40,26 @@ def list_items(as_json: bool) -> None:
     from fedmf.experiments.papers.theorems import cited_statements
     from fedmf.reports.text import aligned
 
-    listed: dict[str, dict[str, Any]] = {
-        n: {"state": i.state, "claim": i.claim, "why": i.why, "made": i.make is not None}
-        for n, i in ITEMS.items()
-    }
+    listed: dict[str, dict[str, Any]] = {}
+    for name, item in ITEMS.items():
+        listed[name] = {
+            "state": item.state,
+            "claim": item.claim,
+            "why": item.why,
+            "made": item.make is not None,
+        }
     for statement, code, tests in cited_statements():
-        cited = [kind for kind, places in (("code", code), ("tests", tests)) if places]
-        state = f"in {' and '.join(cited)}" if cited else "nothing cites it"
-        claim, places = statement.claim, {"code": code, "tests": tests}
-        listed[statement.name] = {"state": state, "claim": claim, "made": False, **places}
+        citations = {"code": code, "tests": tests}
+        citing_kinds = [kind for kind, files in citations.items() if files]
+        state = "nothing cites it"
+        if citing_kinds:
+            state = f"in {' and '.join(citing_kinds)}"
+        listed[statement.name] = {
+            "state": state,
+            "claim": statement.claim,
+            "made": False,
+            **citations,
+        }
     if as_json:
         show(listed, True)
         return
@@ -57,9 +68,9 @@ def list_items(as_json: bool) -> None:
 
 
 def _names() -> Iterable[str]:
-    """Returns the names of what can be made, for a shell.
+    """Returns the names of the items that can be made, for a shell.
 
-    They are read out of the catalogue alone: to import what makes the items, and Matplotlib, takes
+    It reads the catalogue alone, because importing the code of the items and Matplotlib takes
     longer than somebody who presses Tab waits.
     """
     path = pathlib.Path(__file__).parents[1] / "experiments" / "papers" / "catalogue.py"
@@ -82,7 +93,7 @@ def _names() -> Iterable[str]:
     help="Each goes into the folder of its name in this one.",
 )
 @grouped(
-    "asked",
+    "request_options",
     click.option("--data", type=EXISTING, help="The real file, for those that train."),
     click.option("--jobs", type=COUNT, default=1, help="Runs at a time, of those that train."),
     click.option(
@@ -106,7 +117,7 @@ def run(
     names: tuple[str, ...],
     scale: "Scale",
     out: pathlib.Path,
-    asked: dict[str, Any],
+    request_options: dict[str, Any],
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -123,7 +134,7 @@ def run(
     from fedmf.experiments.papers import ITEMS, Request, results, study
     from fedmf.reports.text import duration
 
-    requests = {name: Request(folder=out / name, scale=scale, **asked) for name in names}
+    requests = {name: Request(folder=out / name, scale=scale, **request_options) for name in names}
     with arguments_checked():
         for name, request in requests.items():
             if name not in ITEMS:
@@ -145,25 +156,26 @@ def run(
         if dry_run and item.study is not None:
             cost = study.dry_run(item.study(scale), request)
             seconds, words = _time(item, request)
-            runs = len(cost.tuning) + len(cost.repeats)
-            answers[name] = {"runs": runs, "clients": cost.clients, "seconds": round(seconds)}
-            said = f"all {runs} runs pass; {words}"
+            num_runs = len(cost.tuning) + len(cost.repeats)
+            answers[name] = {"runs": num_runs, "clients": cost.clients, "seconds": round(seconds)}
+            outcome = f"all {num_runs} runs pass; {words}"
         else:
             seconds, words = _time(item, request)
             if seconds > 60:
                 click.echo(f"{name}: {words}", err=True)
             answers[name] = results.run(item, request)
-            took = duration(answers[name]["seconds"])
-            said = f"{answers[name]['verdict']} [{took}; {request.folder}]"
+            elapsed_time = duration(answers[name]["seconds"])
+            outcome = f"{answers[name]['verdict']} [{elapsed_time}; {request.folder}]"
         if not as_json:
-            click.echo(f"{name}: {said}")
+            click.echo(f"{name}: {outcome}")
     if as_json:
         show(answers, True)
 
 
 def _time(item: "Item", request: "Request") -> tuple[float, str]:
-    """The seconds that an item takes, and words for them; of a study at the papers' size what it
-    costs.
+    """Returns the seconds that an item takes, and a phrase for them.
+
+    The phrase of a study at the papers' size is its cost.
     """
     from fedmf.experiments.papers import study
     from fedmf.reports.text import duration
@@ -199,6 +211,6 @@ def report(results: pathlib.Path, out: pathlib.Path, as_json: bool) -> None:
       fedmf paper report --out docs/papers.md
     """
     from fedmf.experiments.papers import ITEMS
-    from fedmf.experiments.papers import results as kept
+    from fedmf.experiments.papers import results as stored_results
 
-    show(kept.report(ITEMS, results, out), as_json)
+    show(stored_results.report(ITEMS, results, out), as_json)

@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 
 def _families() -> Iterable[str]:
+    """Returns the names of the families that can be fitted."""
     from fedmf.mechanisms.family import fitted_families
 
     return fitted_families()
 
 
 def _schemes() -> Iterable[str]:
+    """Returns the names of the sampling schemes."""
     from fedmf.privacy.sampling import SCHEMES
 
     return SCHEMES
@@ -83,14 +85,16 @@ def bands(
     from fedmf.files import write_atomically
     from fedmf.privacy.bands import BandChoice, BandSearch
 
-    workload, rounds = promise.pop("workload"), promise.pop("rounds")
+    workload = promise.pop("workload")
+    num_rounds = promise.pop("rounds")
     momentum = promise.pop("workload_momentum")
     promise["sampling"] = promise["sampling"] or "poisson"
     with arguments_checked(), status_line() as progress:
-        A = workloads.by_name(workload, rounds, momentum=momentum)
+        A = workloads.by_name(workload, num_rounds, momentum=momentum)
         search = BandSearch(workload=A, **promise)
         rows = []
-        if dense:  # first: where it is too large that is known at once
+        if dense:
+            # The dense fit comes first, because a size that it refuses is refused at once.
             progress("fitting the dense optimum")
             rows.append(search.dense())
         progress("fitting the first number of bands")
@@ -99,46 +103,65 @@ def bands(
             rows.append(row)
         rows.sort(key=lambda row: (row.family == "dense", row.bands))
     choice = BandChoice(search=search, rows=tuple(rows))
+    summary = choice.summary()
     if out is not None:
         from fedmf.reports.pictures import bands_picture
 
-        write_atomically(out, bands_picture(choice.summary()))
+        write_atomically(out, bands_picture(summary))
+        summary["picture"] = str(out)
     if as_json:
-        show(choice.summary() | ({"picture": str(out)} if out else {}), as_json)
-    else:
-        click.echo(_table(choice) + (f"\nPicture: {out}" if out else ""))
+        show(summary, as_json)
+        return
+    click.echo(_table(choice))
+    if out is not None:
+        click.echo(f"Picture: {out}")
 
 
 def _table(choice: "BandChoice") -> str:
+    """Returns the candidates as a table, with its legend and the choice."""
     from fedmf.privacy.rounding import up
+    from fedmf.reports.text import plural
 
-    best, p, search = choice.best, choice.participation, choice.search
+    best = choice.best
+    participation = choice.participation
+    search = choice.search
     lines = [" bands         q  events  noise each     noise       rmse  per client  advantage"]
     for row in choice.rows:
-        name = "dense" if row.family == "dense" else row.bands
-        probability = f"{row.probability:.5f}" if row.amplified else "-"
-        mark = "best" if row is best else "within 1%" if row in choice.close else ""
+        name = str(row.bands)
+        if row.family == "dense":
+            name = "dense"
+        probability = "-"
+        if row.amplified:
+            probability = f"{row.probability:.5f}"
+        remark = ""
+        if row is best:
+            remark = "best"
+        elif row in choice.close:
+            remark = "within 1%"
         lines.append(
             f"{name:>6}  {probability:>8}  {row.compositions:>6}  "
             f"{row.per_query_noise_multiplier:10.5f}  {row.noise_multiplier:8.5f}  "
             f"{row.rmse:9.4g}  {row.effective_rmse:10.4g}  "
-            f"{up(row.advantage, 3):>9}  {mark}".rstrip()
+            f"{up(row.advantage, 3):>9}  {remark}".rstrip()
         )
-    chosen = (
-        "the dense optimum"
-        if best.family == "dense"
-        else f"{best.bands} band{'s' * (best.bands != 1)}"
-    )
+    chosen_encoder = "the dense optimum"
+    if best.family != "dense":
+        chosen_encoder = f"{best.bands} {plural('band', best.bands)}"
+    amplification = "without amplification"
+    if best.amplified:
+        amplification = "with amplification"
+    num_participations = participation.max_participations
     lines.append(
-        f"epsilon {search.epsilon:g} at delta {search.delta:g}; {p.rounds} rounds; cohorts of "
-        f"{search.cohort_size:,} out of {search.population:,} clients.\n"
+        f"epsilon {search.epsilon:g} at delta {search.delta:g}; {participation.rounds} rounds; "
+        f"cohorts of {search.cohort_size:,} out of {search.population:,} clients.\n"
         "q: chance of a client to be drawn in a round of its part (-: no sampling); events: rounds "
         "of its part. noise each: stddev\n"
-        f"over the largest column norm; noise: over the sensitivity of {p.max_participations} "
-        f"participation{'s' * (p.max_participations != 1)} {p.min_sep} rounds apart. rmse: of a\n"
+        f"over the largest column norm; noise: over the sensitivity of {num_participations} "
+        f"{plural('participation', num_participations)} {participation.min_sep} rounds apart. "
+        "rmse: of a\n"
         "round's running query at clip norm 1; per client: divided by the cohort, as in the mean.\n"
         "advantage: at most, of an attacker who guesses who is there (fedmf.attack_risk).\n"
-        f"Choice: {chosen}, {'with' if best.amplified else 'without'} amplification by sampling."
+        f"Choice: {chosen_encoder}, {amplification} by sampling."
     )
     if choice.failure:
         lines.append(
@@ -147,7 +170,7 @@ def _table(choice: "BandChoice") -> str:
             "the coins of the simulations: that is the chance for the row that "
             "was chosen among them."
         )
-    if not best.amplified and best.family == "banded" and p.max_participations > 1:
+    if not best.amplified and best.family == "banded" and num_participations > 1:
         lines.append(
             "Without amplification the best encoder of all, for clients in a fixed order, can "
             "be better: see --dense."
@@ -196,9 +219,12 @@ def learning_rate(promise: dict[str, Any], as_json: bool) -> None:
         cohort_size = config.claimed_cohort or config.cohort_size
         error = rule.effective_rmse(planned, config.fit_workload(), cohort_size=cohort_size)
         rate = rule.predicted_learning_rate(error, clip_norm=planned.clip_norm, grid=None)
-    beyond = rule.extrapolations(
+    extrapolations = rule.extrapolations(
         error, rounds=planned.mechanism.rounds, clip_norm=planned.clip_norm
     )
+    extrapolations_values: list[str] | str = extrapolations
+    if not as_json:
+        extrapolations_values = "; ".join(extrapolations) or "no, if the task is that"
     show(
         {
             "noise_multiplier": planned.noise_multiplier,
@@ -215,7 +241,7 @@ def learning_rate(promise: dict[str, Any], as_json: bool) -> None:
                 "clip_norm": rule.CLIP_NORM,
                 "effective_rmse": list(rule.ERRORS),
             },
-            "extrapolates": beyond if as_json else "; ".join(beyond) or "no, if the task is that",
+            "extrapolates": extrapolations_values,
         },
         as_json,
     )
@@ -232,7 +258,7 @@ def learning_rate(promise: dict[str, Any], as_json: bool) -> None:
 )
 @json_option
 def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_json: bool) -> None:
-    """How training would make the noise, and what that costs.
+    """The strategies by which training can make the noise, and their costs.
 
     \b
     Example:
@@ -245,12 +271,15 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
 
     with arguments_checked():
         stream = load_mechanism(mechanism_file).stream().causal()
-        here = pathlib.Path.cwd()
-        host = host_strategies(stream, parameters, memory_bytes=memory, folder=here)
+        folder = pathlib.Path.cwd()
+        host = host_strategies(stream, parameters, memory_bytes=memory, folder=folder)
         graph = [graph_strategy(stream, parameters)]
     if as_json:
-        values = {"noise_strategies": [strategy.summary() for strategy in host]}
-        show(values | {"graph_noise_strategies": [one.summary() for one in graph]}, as_json)
+        values = {
+            "noise_strategies": [strategy.summary() for strategy in host],
+            "graph_noise_strategies": [strategy.summary() for strategy in graph],
+        }
+        show(values, as_json)
         return
     click.echo(
         f"Noise for {parameters:,} parameters, the choice first. Cost: of a round on average over "
@@ -273,11 +302,11 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
     required=("rounds", "cohort_size", "population"),
 )
 @grouped(
-    "asked",
+    "comparison_options",
     click.option(
         "--epsilon", type=_NUMBERS, multiple=True, required=True, help="Targets, as in 1 2 4 8."
     ),
-    click.argument("more", nargs=-1, type=_NUMBERS, metavar=""),
+    click.argument("more_epsilons", nargs=-1, type=_NUMBERS, metavar=""),
     click.option(
         "--family",
         type=Listed(click.STRING, "name,name,...", _families),
@@ -299,7 +328,10 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
 @click.option("--out", type=OutputFile(".png"), help="Draw the errors into this PNG file.")
 @json_option
 def compare(
-    promise: dict[str, Any], asked: dict[str, Any], out: pathlib.Path | None, as_json: bool
+    promise: dict[str, Any],
+    comparison_options: dict[str, Any],
+    out: pathlib.Path | None,
+    as_json: bool,
 ) -> None:
     """Families against epsilon: noise, error, risk and cost.
 
@@ -317,48 +349,60 @@ def compare(
         chosen = chosen_options(promise)
         population = chosen.pop("population")
         devices: dict[str, Any] = {}
-        if asked["availability"] is not None:
+        availability = comparison_options["availability"]
+        if availability is not None:
             sizes = {name: chosen[name] for name in ("rounds", "cohort_size")}
-            devices = check_ins(asked["availability"], population=population, **sizes)
-            most = devices["min_sep"]
-            given = chosen.setdefault("min_sep", most)
-            if given > most:
+            devices = check_ins(availability, population=population, **sizes)
+            max_min_sep = devices["min_sep"]
+            min_sep = chosen.setdefault("min_sep", max_min_sep)
+            if min_sep > max_min_sep:
                 raise ValueError(
-                    f"min_sep={given} is more than the {most} that availability="
-                    f"{asked['availability']} allows: lower it, or leave it out"
+                    f"min_sep={min_sep} is more than the {max_min_sep} that availability="
+                    f"{availability} allows: lower it, or leave it out"
                 )
-        families = list(itertools.chain(*asked["family"])) or None
+        families = list(itertools.chain(*comparison_options["family"])) or None
+        epsilon_lists = (*comparison_options["epsilon"], *comparison_options["more_epsilons"])
         comparison = Comparison.of(
             chosen,
             population=population,
             families=families,
-            schemes=list(itertools.chain(*asked["sampling"])),
-            epsilons=sorted({*itertools.chain(*asked["epsilon"], *asked["more"])}),
-            parameters=asked["parameters"],
+            schemes=list(itertools.chain(*comparison_options["sampling"])),
+            epsilons=sorted({*itertools.chain(*epsilon_lists)}),
+            parameters=comparison_options["parameters"],
         )
         rows = []
-        left_out = dict[str, str]()
+        reasons_left_out: dict[str, str] = {}
+        # A family that the command line names is not left out: its error ends the command.
+        skipped_families: dict[str, str] | None = None
+        if families is None:
+            skipped_families = reasons_left_out
         progress("fitting")
-        for row in comparison.rows(left_out if families is None else None):
+        for row in comparison.rows(skipped_families):
             progress(f"{row.name} at epsilon {row.epsilon:g}: {row.effective_rmse:.4g}")
             rows.append(row)
-    summary = comparison.summary(rows) | {"check_ins": devices or None, "left_out": left_out}
+    summary = comparison.summary(rows)
+    summary["check_ins"] = devices or None
+    summary["left_out"] = reasons_left_out
     if out is not None:
         from fedmf.reports.pictures import comparison_picture
 
         write_atomically(out, comparison_picture(summary))
+        summary["picture"] = str(out)
     if as_json:
-        show(summary | ({"picture": str(out)} if out else {}), as_json)
+        show(summary, as_json)
         return
     if devices:
         show(devices, as_json)
         click.echo()
-    click.echo("\n".join(_compared(summary)) + (f"\nPicture: {out}" if out else ""))
-    for family, reason in left_out.items():
+    click.echo("\n".join(_comparison_lines(summary)))
+    if out is not None:
+        click.echo(f"Picture: {out}")
+    for family, reason in reasons_left_out.items():
         click.echo(f"Left out: {family}, since {reason}")
 
 
-def _compared(summary: dict[str, Any]) -> list[str]:
+def _comparison_lines(summary: dict[str, Any]) -> list[str]:
+    """Returns the lines of the comparison's table and of its legend."""
     from fedmf.privacy.rounding import up
     from fedmf.reports.text import aligned
 
@@ -371,13 +415,15 @@ def _compared(summary: dict[str, Any]) -> list[str]:
             + [up(row[name], 3) for name in ("advantage", "true_positive_rate")]
             + [f"{row['noise_seconds']:.2g}", f"{row['noise_bytes'] / 1e6:.4g}"]
         )
-    least = "" if summary["min_sep"] is None else f", {summary['min_sep']} or more apart"
+    separation = ""
+    if summary["min_sep"] is not None:
+        separation = f", {summary['min_sep']} or more apart"
     return [
         *aligned(table),
         f"delta {summary['delta']:g}; {summary['rounds']} rounds; cohorts of "
         f"{summary['cohort_size']:,} out of {summary['population']:,} clients; without sampling",
-        f"a client takes part up to {summary['max_participations']} times{least}. noise: noise "
-        "multiplier of the run; rmse: of a round's",
+        f"a client takes part up to {summary['max_participations']} times{separation}. noise: "
+        "noise multiplier of the run; rmse: of a round's",
         "running query of sums at noise multiplier 1 and clip norm 1; per client: noise * rmse / "
         "cohort. advantage, found at",
         "1%: at most, of an attacker (fedmf.attack_risk). s, MB: of making a round's noise for "

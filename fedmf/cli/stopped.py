@@ -1,4 +1,4 @@
-"""What a command says that was stopped: by Ctrl-C, by a full disk, or before its first round."""
+"""Errors of a run that Ctrl-C, a full disk or bad arguments have stopped."""
 
 import contextlib
 import errno
@@ -9,73 +9,80 @@ from typing import Any
 
 from fedmf.cli.errors import BadArgument, one_line
 
-# No room on the disk, in the user's quota, and in what `ulimit -f` allows.
+# Errors of a full disk, of a full quota and of the limit of `ulimit -f`.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]:
-    """Around the making of a task and its training in `out`; yields the training's `on_start`.
+    """Translates the errors of a training in `out`; yields a function for its `on_start`.
 
     Raises:
       BadArgument: for an error of the inputs before the first round. The same error later is a
         failed run.
-      Interrupted: for Ctrl-C that the training itself has not answered.
+      Interrupted: for a Ctrl-C that the training has not handled.
       OSError: for a full disk.
     """
     from fedmf.terminal.interrupts import Interrupted
 
-    another_run = not resume and (out / "config.json").exists()  # which will be refused
-    begun = False
+    # A new run in the folder of another run is refused, and changes nothing there.
+    has_another_run = not resume and (out / "config.json").exists()
+    has_begun = False
 
     def begin() -> None:
-        nonlocal begun
-        begun = True
+        nonlocal has_begun
+        has_begun = True
 
     try:
         yield begin
     except KeyboardInterrupt:
-        if another_run:
+        if has_another_run:
             raise
-        raise Interrupted(f"interrupted: {_how_to_go_on(out)}") from None
+        raise Interrupted(f"interrupted: {_folder_state(out)}") from None
     except OSError as error:
         if error.errno in _FULL:
-            how_to_go_on = (
-                "nothing in the folder has changed" if another_run else _how_to_go_on(out)
-            )
-            raise OSError(f"{one_line(error)}: make room; {how_to_go_on}") from error
-        if begun or not isinstance(error, FileNotFoundError):
+            state_of_the_folder = "nothing in the folder has changed"
+            if not has_another_run:
+                state_of_the_folder = _folder_state(out)
+            raise OSError(f"{one_line(error)}: make room; {state_of_the_folder}") from error
+        if has_begun or not isinstance(error, FileNotFoundError):
             raise
         raise BadArgument(one_line(error)) from error
     except (ValueError, TypeError) as error:
-        if begun:
+        if has_begun:
             raise
         raise BadArgument(one_line(error)) from error
 
 
-def _how_to_go_on(out: pathlib.Path) -> str:
+def _folder_state(out: pathlib.Path) -> str:
+    """Describes how many rounds of a run are saved, and how to resume it."""
     from fedmf.runs.folder import RunFolder
 
     if not (out / "config.json").exists():
         return "the run had not begun: give the same command again"
-    saved = RunFolder(out).committed_rounds()
-    rounds = f"{saved} round{'' if saved == 1 else 's'}" if saved else "no round"
-    return f"{rounds} of the run {'is' if saved < 2 else 'are'} saved in {out}: go on with --resume"
+    num_rounds = RunFolder(out).committed_rounds()
+    saved_rounds = f"{num_rounds} rounds of the run are saved"
+    if num_rounds == 0:
+        saved_rounds = "no round of the run is saved"
+    elif num_rounds == 1:
+        saved_rounds = "1 round of the run is saved"
+    return f"{saved_rounds} in {out}: go on with --resume"
 
 
 @contextlib.contextmanager
 def no_half_archives() -> Iterator[None]:
-    """Inside, an archive for which the disk had no room is dropped silently: zipfile tries to
-    finish it, and Python prints a traceback.
+    """Silences the traceback of an archive for which the disk has no room.
+
+    zipfile tries to finish such an archive when it is deleted.
     """
-    before = sys.unraisablehook
+    previous_hook = sys.unraisablehook
 
-    def hook(unraisable: Any) -> None:
+    def report_others(unraisable: Any) -> None:
         if getattr(unraisable.object, "__qualname__", "") != "ZipFile.__del__":
-            before(unraisable)
+            previous_hook(unraisable)
 
-    sys.unraisablehook = hook
+    sys.unraisablehook = report_others
     try:
         yield
     finally:
-        sys.unraisablehook = before
+        sys.unraisablehook = previous_hook

@@ -19,18 +19,19 @@ from fedmf.cli.errors import BadArgument, arguments_checked, one_line, with_opti
 from fedmf.fields import MAX_COUNT, PATHS
 from fedmf.files import expanded
 
-_MAX_SEED_DIGITS = 4000  # Python's int() reads no longer texts
+# The most digits of a noise seed: Python's int() refuses longer texts.
+_MAX_SEED_DIGITS = 4000
 
 
 def completions(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    """Returns what a shell shows of `words` on Tab; the names of files for PATHS."""
+    """Returns the completions of `incomplete` among `words`; a shell completes files for PATHS."""
     if words is PATHS:
         return [CompletionItem(incomplete, type="file")]
     return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
 def task_names() -> Iterable[str]:
-    """Returns the tasks that ship, and those of installed packages."""
+    """Returns the names of the built-in tasks and of the tasks of installed packages."""
     from fedmf import tasks
 
     return sorted(tasks.available())
@@ -41,7 +42,7 @@ class Suggesting(click.ParamType[Any]):
 
     @abc.abstractmethod
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns values for what has been typed so far, or PATHS."""
+        """Returns values that complete the command line, or PATHS for names of files."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -51,7 +52,6 @@ class Suggesting(click.ParamType[Any]):
         return completions(self.suggestions(ctx), incomplete)
 
 
-# A share from 0 to 1.
 SHARE = click.FloatRange(0, 1)
 
 
@@ -108,11 +108,12 @@ class OneOf(click.Choice[str]):
     """
 
     def __init__(self, kind: str) -> None:
-        self._kind, self.case_sensitive = kind, True
+        self._kind = kind
+        self.case_sensitive = True
 
     @property
     def choices(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The names."""
+        """Names of the families or of the strategies."""
         from fedmf.mechanisms.family import fitted_families
         from fedmf.noise.host_strategies import HOST_STRATEGIES
 
@@ -120,15 +121,15 @@ class OneOf(click.Choice[str]):
 
 
 class Parsed(Suggesting, abc.ABC):
-    """A value by a function of its text, whose ValueError says what is wrong."""
+    """A type whose values are parsed from text; a ValueError says what is wrong."""
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns none, where a type has no values of its own."""
+        """Returns no suggestions; a type with values of its own overrides this."""
         del ctx
         return ()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value."""
+        """Returns the value of a text; the command ends for a text without one."""
         try:
             return self.parsed(value)
         except ValueError as error:
@@ -136,7 +137,7 @@ class Parsed(Suggesting, abc.ABC):
 
     @abc.abstractmethod
     def parsed(self, text: str) -> Any:
-        """The value of a text."""
+        """Returns the value of a text."""
 
 
 class _RunFolder(FilePath):
@@ -145,11 +146,11 @@ class _RunFolder(FilePath):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Has the shell complete folders."""
+        """Returns the mark with which a shell completes folders."""
         return [CompletionItem(incomplete, type="dir")]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; refuses one that holds no run."""
+        """Returns the path; refuses a folder that holds no run."""
         from fedmf.runs.folder import RunFolder
 
         path: Any = super().convert(value, param, ctx)
@@ -163,7 +164,7 @@ RUN = _RunFolder()
 class OutputFile(Parsed):
     """A path that can be written to, with one of these suffixes.
 
-    It is tried before minutes of work, not after.
+    Writing is tried at once, so that it does not fail after minutes of work.
     """
 
     name = "file"
@@ -172,22 +173,24 @@ class OutputFile(Parsed):
         self.suffixes = suffixes
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the mark of files."""
+        """Returns the mark with which a shell completes files."""
         return PATHS
 
     def parsed(self, text: str) -> pathlib.Path:
-        """Refuses another suffix, and a path at which no file can be made."""
+        """Returns the path; refuses another suffix, and a path that cannot be written."""
         path = expanded(text)
         if path.suffix not in self.suffixes:
-            ends = " or ".join(self.suffixes)
-            raise ValueError(f"{text!r} does not end in {ends}: the suffix says what is written")
-        # As `write_atomically` names it
-        trial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+            suffixes = " or ".join(self.suffixes)
+            raise ValueError(
+                f"{text!r} does not end in {suffixes}: the suffix says what is written"
+            )
+        # The file has the name that `write_atomically` gives its temporary file.
+        trial_path = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         try:
             if path.is_dir():
                 raise ValueError(f"{text!r} is a folder: name a file")
-            trial.touch(exist_ok=False)
-            trial.unlink()
+            trial_path.touch(exist_ok=False)
+            trial_path.unlink()
         except OSError as error:
             raise ValueError(
                 f"{text!r} cannot be written ({error.strerror}): choose another place"
@@ -204,7 +207,7 @@ class Gigabytes(click.FloatRange):
         super().__init__(min=0, max=1e6, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The bytes."""
+        """Returns the number of bytes."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is no number of gigabytes: use one such as 4", param, ctx)
@@ -217,27 +220,28 @@ class NoiseSeed(Parsed):
     name = "integer|os|@FILE"
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the one word."""
+        """Returns the only word that is a value."""
         return ("os",)
 
     def parsed(self, text: str) -> int | str:
-        """The seed, or "os"."""
+        """Returns the seed, or "os"."""
         if text == "os":
             return "os"
-        shown = text[:60]
-        if text.startswith("@"):  # what the file holds is not shown
+        # The error quotes the command line and never the content of the file, which is secret.
+        quoted_text = text[:60]
+        if text.startswith("@"):
             with contextlib.suppress(OSError, ValueError):
                 text = expanded(text[1:]).read_text(encoding="ascii").strip()
         if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_SEED_DIGITS):
             raise ValueError(
-                f"{shown!r} must be a non-negative whole number of at most "
+                f"{quoted_text!r} must be a non-negative whole number of at most "
                 f"{_MAX_SEED_DIGITS} digits, @FILE that holds one, or os to draw one"
             )
         return int(text)
 
 
 class ConfigField(Suggesting):
-    """A field of TrainConfig by its own check.
+    """The type of a config's field, with the field's own check.
 
     `none` is a value where the default is a number that can be left out.
     """
@@ -247,17 +251,24 @@ class ConfigField(Suggesting):
     def __init__(self, field: "dataclasses.Field[Any]") -> None:
         kinds = typing.get_args(field.type) or (field.type,)
         (kind,) = (kind for kind in kinds if kind is not types.NoneType)
-        self._field, self._type = field, click.types.convert_type(kind)
+        self._field = field
+        self._type = click.types.convert_type(kind)
         self._has_none = types.NoneType in kinds and field.default is not None
-        self.name = self._type.name + "|none" * self._has_none
+        self.name = self._type.name
+        if self._has_none:
+            self.name += "|none"
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns those of the field."""
+        """Returns the suggestions of the field."""
         if self._field.name == "task":
             return task_names()
         suggestions = self._field.metadata.get("suggestions")
-        words = suggestions() if suggestions is not None else ()
-        return (*words, "none") if self._has_none else words
+        words: Iterable[str] = ()
+        if suggestions is not None:
+            words = suggestions()
+        if self._has_none:
+            return (*words, "none")
+        return words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the value that the field's check makes of it."""
@@ -268,20 +279,22 @@ class ConfigField(Suggesting):
                 self._field.name, self._type.convert(value, param, ctx)
             )
         except (ValueError, TypeError) as error:
-            raise BadArgument(
-                with_option_names(one_line(error), [param] if param else [])
-            ) from error
+            parameters = []
+            if param is not None:
+                parameters.append(param)
+            raise BadArgument(with_option_names(one_line(error), parameters)) from error
 
 
 class FamilyOption(Suggesting):
-    """An option of families; some of them take one of some texts."""
+    """The type of a family's option, of which some take a choice of texts."""
 
     def __init__(self, kind: type, choices_by_family: Mapping[str, tuple[str, ...]]) -> None:
-        self._type, self._choices_by_family = click.types.convert_type(kind), choices_by_family
+        self._type = click.types.convert_type(kind)
+        self._choices_by_family = choices_by_family
         self.name = self._type.name
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns those of the family that was typed; without one, those of all."""
+        """Returns the choices of the family on the command line, or of all families."""
         choices = self._choices_by_family.get(ctx.params.get("family") or "")
         return choices or sorted({*itertools.chain(*self._choices_by_family.values())})
 
@@ -309,7 +322,9 @@ class Listed(Suggesting):
     def __init__(
         self, kind: click.ParamType[Any], name: str, words: Callable[[], Iterable[str]] = tuple
     ) -> None:
-        self._kind, self.name, self._words = kind, name, words
+        self._kind = kind
+        self.name = name
+        self._words = words
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
         """Returns the words that a value can be."""
@@ -318,15 +333,16 @@ class Listed(Suggesting):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Returns what the last value can be, behind those that are typed."""
-        before, comma, _ = incomplete.rpartition(",")
-        return completions([f"{before}{comma}{word}" for word in self._words()], incomplete)
+        """Returns the completions of the last value, each behind the values before it."""
+        earlier_values, comma, _ = incomplete.rpartition(",")
+        words = [f"{earlier_values}{comma}{word}" for word in self._words()]
+        return completions(words, incomplete)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the list of values."""
         if isinstance(value, list):
             return value
-        return [self._kind.convert(part, param, ctx) for part in value.split(",")]
+        return [self._kind.convert(text, param, ctx) for text in value.split(",")]
 
 
 class TaskOption(Parsed):
@@ -335,16 +351,20 @@ class TaskOption(Parsed):
     name = "name=value"
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the options of a task that ships; one of a user's own may import TensorFlow."""
+        """Returns the options of a built-in task: a user's own task may import TensorFlow."""
         from fedmf import tasks
 
-        task = ctx.params.get("task") or tasks.DEFAULT
-        options = tasks.options_class(task) if task in tasks.TASKS else None
-        names = [field.name for field in dataclasses.fields(options)] if options else []
+        task_name = ctx.params.get("task") or tasks.DEFAULT
+        if task_name not in tasks.TASKS:
+            return []
+        options_class = tasks.options_class(task_name)
+        if options_class is None:
+            return []
+        names = [field.name for field in dataclasses.fields(options_class)]
         return [f"{name.replace('_', '-')}=" for name in names if name != "data"]
 
     def parsed(self, text: str) -> tuple[str, str]:
-        """The option and its value."""
+        """Returns the option and its value."""
         option, equals, setting = text.partition("=")
         if not option or not equals:
             raise ValueError(f"{text!r} names no option and its value: write it as batch-size=20")

@@ -1,4 +1,4 @@
-"""Ctrl-C as a flag that a long job looks at, and the signals that ask a process to end."""
+"""Ctrl-C as a flag that a long job checks, and the signals that ask a process to end."""
 
 import contextlib
 import os
@@ -15,60 +15,61 @@ ENDING_SIGNALS = tuple(
 
 
 class Interrupted(Exception):
-    """Ctrl-C or its like has ended a job that says what is kept, and how to go on."""
+    """Ctrl-C or its like has ended a job; the message says what is saved and how to resume."""
 
 
-_received: list[int] = []  # signals since the outermost block of this module began
+# The signals since the outermost block of this module began.
+_received: list[int] = []
 _blocks = 0
 _deferring = 0
 
 
 @contextlib.contextmanager
 def handled(*numbers: int) -> Iterator[None]:
-    """Inside, each of these signals raises KeyboardInterrupt, or sets a flag inside `deferred`.
+    """Raises KeyboardInterrupt in the block for each of these signals; in `deferred`, sets a flag.
 
-    A second Ctrl-C raises at once, whatever the block. A signal that is ignored, as by nohup, or
-    that somebody else handles is left alone. Does nothing outside the main thread.
+    A second Ctrl-C raises at once in either block. A signal that is ignored, as by nohup, or that
+    has another handler keeps it. Outside the main thread nothing is handled.
     """
     global _blocks
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    free = (signal.SIG_DFL, signal.default_int_handler)
-    before = {
-        number: signal.getsignal(number) for number in numbers if signal.getsignal(number) in free
+    default_handlers = (signal.SIG_DFL, signal.default_int_handler)
+    previous_handlers = {
+        number: signal.getsignal(number)
+        for number in numbers
+        if signal.getsignal(number) in default_handlers
     }
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def handle(number: int, frame: Any) -> None:
-        first = not _received
+        is_first = not _received
         _received.append(number)
-        if first:
+        if is_first:
             _leave_lost_terminals(terminals)
-        # A lost terminal sends SIGHUP twice, by its shell and by itself.
-        if (first and not _deferring) or (not first and number == signal.SIGINT):
+        # A lost terminal sends SIGHUP twice, once through its shell, so a second one is ignored.
+        if (is_first and not _deferring) or (not is_first and number == signal.SIGINT):
             raise KeyboardInterrupt
 
     if not _blocks:
         _received.clear()
     _blocks += 1
-    for number in before:
+    for number in previous_handlers:
         signal.signal(number, handle)
     try:
         yield
     finally:
         _blocks -= 1
-        # Once one has come the process is exiting, which a second SIGTERM must not cut short.
-        for number, handler in before.items():
+        # After the first signal the process is exiting. A second SIGTERM must not cut that short.
+        for number, handler in previous_handlers.items():
             if number == signal.SIGINT or not _received:
                 signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, the first Ctrl-C only sets a flag, which `check` raises; the same for other signals
-    that `handled` takes.
-    """
+    """Defers the first Ctrl-C in the block until `check`, and other signals of `handled` too."""
     global _deferring
     with handled(signal.SIGINT):
         _deferring += 1
@@ -79,20 +80,23 @@ def deferred() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if a handled signal has come: also one whose exception third-party
-    code swallowed or replaced.
+    """Raises KeyboardInterrupt if a handled signal has come.
+
+    It does so too if third-party code has swallowed or replaced the signal's own exception.
     """
     if _blocks and _received:
         raise KeyboardInterrupt
 
 
 def first_received() -> int:
-    """The signal that came first, SIGINT if none did."""
-    return _received[0] if _received else signal.SIGINT
+    """Returns the signal that came first, or SIGINT if none came."""
+    if not _received:
+        return signal.SIGINT
+    return _received[0]
 
 
 def _leave_lost_terminals(terminals: list[int]) -> None:
-    """Sends output to a lost terminal nowhere: writing to it would fail before the run is saved."""
+    """Discards output to a lost terminal: writing to it would fail before the run is saved."""
     for descriptor in terminals:
         if not os.isatty(descriptor):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,5 +1,6 @@
-"""Standard output and standard error that can no longer be written: nobody reads the pipe any more,
-as under `| head`, or the disk is full.
+"""Standard output and standard error after an error: a full disk, or a pipe without a reader.
+
+A pipe loses its reader under `| head`.
 """
 
 import contextlib
@@ -9,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-# What a shell says of a tool that SIGPIPE has ended.
+# The exit status of a tool that SIGPIPE has ended.
 LOST_READER = 128 + signal.SIGPIPE
 _STANDARD_DESCRIPTORS = (1, 2)
 
@@ -20,42 +21,39 @@ def has_lost_reader() -> bool:
 
 
 def is_lost_reader(error: BaseException) -> bool:
-    """Returns whether an error is that of writing to standard output or standard error, of which
-    nobody reads any more.
-    """
+    """Returns whether an error comes from writing to a standard stream without a reader."""
     return isinstance(error, BrokenPipeError) and has_lost_reader()
 
 
 @contextlib.contextmanager
 def cleared_on_error() -> Iterator[None]:
-    """Clears the terminal's line where an error ends what it shows, so that the error's own line
-    stands alone.
-    """
+    """Clears the terminal's line if the block raises, so that the error has a line of its own."""
     try:
         yield
     except BaseException:
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, or gone
+        # Standard error can be closed or missing.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             if sys.stderr.isatty():
                 sys.stderr.write("\r\033[K")
         raise
 
 
 def flush() -> OSError | None:
-    """Writes what is buffered, and returns the error of it.
+    """Flushes both standard streams, and returns the first error.
 
-    After an error the rest goes nowhere, so that the interpreter does not try again when it exits
-    and print a traceback.
+    After an error the rest of the output is discarded. The interpreter would otherwise try again
+    when it exits, and print a traceback.
     """
-    failure = None
+    first_error = None
     for descriptor, stream in zip(_STANDARD_DESCRIPTORS, (sys.stdout, sys.stderr), strict=True):
         if stream is None or stream.closed:
             continue
         try:
             stream.flush()
         except OSError as error:
-            failure = failure or error
+            first_error = first_error or error
             _discard(descriptor)
-    return failure
+    return first_error
 
 
 def _is_abandoned(descriptor: int) -> bool:
@@ -66,7 +64,7 @@ def _is_abandoned(descriptor: int) -> bool:
 
 
 def _discard(descriptor: int) -> None:
-    """Sends what is written to a descriptor nowhere."""
+    """Discards everything that is written to a descriptor from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""The one progress bar: on terminals that know their size or do not, and in log files."""
+"""Progress bars for terminals of known and unknown size, and for log files."""
 
 import contextlib
 import os
@@ -19,12 +19,13 @@ def bar(
     delay: float | None = None,
     disable: bool = False,
 ) -> Any:
-    """A `tqdm.tqdm` on standard error: drawn ten times a second on a terminal, a line every ten
-    seconds elsewhere.
+    """Returns a `tqdm.tqdm` on standard error.
+
+    It is drawn ten times a second on a terminal, and as a line every ten seconds elsewhere.
 
     Args:
       iterable, desc, unit, total, initial, disable: of `tqdm.tqdm`.
-      delay: seconds after which it appears; it goes again when it is done.
+      delay: seconds after which it appears; it is cleared when it is done.
 
     Example:
       >>> with bar(total=2, disable=True) as steps:
@@ -32,6 +33,9 @@ def bar(
     """
     import tqdm
 
+    seconds_between_lines = 10.0
+    if sys.stderr.isatty():
+        seconds_between_lines = 0.1
     return tqdm.tqdm(
         iterable,
         desc=desc,
@@ -41,19 +45,18 @@ def bar(
         delay=delay or 0,
         leave=delay is None,
         disable=disable,
-        mininterval=0.1 if sys.stderr.isatty() else 10,
+        mininterval=seconds_between_lines,
         **_shape(),
     )
 
 
 @contextlib.contextmanager
 def elapsed(description: str, *, disable: bool = False, delay: float = 3.0) -> Iterator[None]:
-    """Shows that work without steps goes on, and for how long, on standard error; it goes again
-    when it is done.
+    """Shows the elapsed time of work without steps on standard error, and clears it at the end.
 
     Args:
-      description: what is done.
-      disable: shows nothing.
+      description: the work, as in "reading the run".
+      disable: whether to show nothing.
       delay: seconds after which it appears.
 
     Example:
@@ -65,50 +68,51 @@ def elapsed(description: str, *, disable: bool = False, delay: float = 3.0) -> I
         return
     is_done = threading.Event()
 
-    def show() -> None:
+    def show_time() -> None:
         if is_done.wait(delay):
             return
         import tqdm
 
         line = "{desc} [{elapsed}]"
-        with tqdm.tqdm(desc=description, bar_format=line, leave=False, **_shape()) as shown:
-            _refresh(shown, is_done, threading.Event())
+        with tqdm.tqdm(desc=description, bar_format=line, leave=False, **_shape()) as time_bar:
+            _refresh(time_bar, is_done, threading.Event())
 
-    with _in_background(show, is_done):
+    with _in_background(show_time, is_done):
         yield
 
 
 @contextlib.contextmanager
-def refreshed(shown: Any) -> Iterator[None]:
-    """Draws a bar anew while its next step takes long, so that its time goes on.
-
-    Args:
-      shown: of `bar`.
-    """
-    if shown.disable:
+def refreshed(progress_bar: Any) -> Iterator[None]:
+    """Redraws a bar of `bar` during a long step, so that the elapsed time stays current."""
+    if progress_bar.disable:
         yield
         return
     is_done = threading.Event()
     is_drawn = threading.Event()
     try:
-        with _in_background(lambda: _refresh(shown, is_done, is_drawn), is_done):
+        with _in_background(lambda: _refresh(progress_bar, is_done, is_drawn), is_done):
             yield
     finally:
-        if is_drawn.is_set():  # tqdm does not know, and would leave the line
-            shown.clear()
+        if is_drawn.is_set():
+            # tqdm does not know of this drawing, and would leave its line.
+            progress_bar.clear()
 
 
-def _refresh(shown: Any, is_done: threading.Event, is_drawn: threading.Event) -> None:
-    interval = 1.0 if sys.stderr.isatty() else 10.0
-    while not is_done.wait(interval):
-        # A bar with a delay is not there before it.
-        if time.time() - shown.start_t >= shown.delay:
+def _refresh(progress_bar: Any, is_done: threading.Event, is_drawn: threading.Event) -> None:
+    """Redraws a bar every second on a terminal, every ten elsewhere, until `is_done`."""
+    interval_seconds = 10.0
+    if sys.stderr.isatty():
+        interval_seconds = 1.0
+    while not is_done.wait(interval_seconds):
+        # A bar with a delay is not drawn before its delay is over.
+        if time.time() - progress_bar.start_t >= progress_bar.delay:
             is_drawn.set()
-            shown.refresh()
+            progress_bar.refresh()
 
 
 @contextlib.contextmanager
 def _in_background(work: Callable[[], None], is_done: threading.Event) -> Iterator[None]:
+    """Runs `work` in a thread during the block, and sets `is_done` at its end."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
@@ -119,9 +123,13 @@ def _in_background(work: Callable[[], None], is_done: threading.Event) -> Iterat
 
 
 def _shape() -> dict[str, Any]:
+    """Returns the arguments of tqdm that fit a bar into the terminal."""
     try:
-        size = os.get_terminal_size(sys.stderr.fileno())
-    except (OSError, ValueError, AttributeError):  # not a terminal, or not a file at all
+        terminal_size = os.get_terminal_size(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        # Standard error is no terminal, or no file at all.
         return {}
-    # A terminal to which nobody has given a size says 0, and tqdm would draw nothing.
-    return {"dynamic_ncols": True} if all(size) else {"ncols": 100, "nrows": 24}
+    if all(terminal_size):
+        return {"dynamic_ncols": True}
+    # A terminal of unset size reports 0, and tqdm would draw nothing.
+    return {"ncols": 100, "nrows": 24}
