@@ -2,8 +2,8 @@
 
 import pathlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -20,6 +20,11 @@ from fedmf.cli.options import (
     show,
 )
 from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, Whole
+
+if TYPE_CHECKING:
+    from fedmf.runs.config import TrainConfig
+    from fedmf.sweeps.grid import Range
+    from fedmf.sweeps.search import Space
 
 
 @click.command(cls=ConfigCommand)
@@ -111,55 +116,127 @@ def sweep(
         -o vocabulary-size=500 -o lstm-size=32 -o embedding-size=32 -o max-sentences=16 \\
         --noise-seed os --jobs 2
     """
-    from fedmf.privacy.flat_config import TARGETS, with_flat_options
-    from fedmf.sweeps import grid
+    from fedmf.sweeps import grid, search
     from fedmf.sweeps import run as driver
-    from fedmf.sweeps import search as searching
 
-    how["progress"], smoothed_over = not how.pop("quiet"), how.pop("smoothed_over")
-    search, trials = how.pop("search"), how.pop("trials")
+    how["progress"] = not how.pop("quiet")
+    smoothed_over = how.pop("smoothed_over")
+    search_method = how.pop("search")
+    num_trials = how.pop("trials")
+    space = None
     with arguments_checked():
-        fixed = with_flat_options(config_values(config_file))
-        lists = {name: fixed.pop(name) for name in tuple(fixed) if isinstance(fixed[name], list)}
-        from_vary: dict[str, list[Any] | grid.Range] = {}
-        for text in varied:
-            name, values = grid.varied_values(text)
-            if name in from_vary:
-                raise ValueError(f"--vary names {name} twice: give all its values at once")
-            from_vary[name] = values
-        # The command line wins over the file.
-        single = with_flat_options(chosen_options(promise))
-        lists = {name: values for name, values in lists.items() if name not in single} | from_vary
-        fixed = {name: value for name, value in fixed.items() if name not in from_vary} | single
+        settings = _read_settings(config_file, varied, promise)
         if how["noise_seed"] is None:
-            if not dry_run and any(any(lists.get(n, [fixed.get(n)])) for n in TARGETS):
+            if not dry_run and settings.have_noise():
                 raise ValueError(
                     "`noise_seed` is missing: give a secret whole number, or os to "
                     "draw one for every run"
                 )
             how["noise_seed"] = "os"
-        if not lists:
+        if not settings.varied:
             raise ValueError(
                 "--vary is missing: name an option and its values, such as epsilon=2,8"
             )
-        ranges = [name for name, values in lists.items() if isinstance(values, grid.Range)]
-        _check_search(search, trials, how["halving"], ranges)
-        space = searching.Space(fixed=fixed, varied=lists) if search else None
-        configs = driver.in_folder(
-            out, space.corners() if space else grid.sweep_configs(fixed, lists)
-        )
+        _check_search(search_method, num_trials, how["halving"], settings.ranges())
+        if search_method:
+            space = search.Space(fixed=settings.fixed, varied=settings.varied)
+            configs = space.corners()
+        else:
+            configs = grid.sweep_configs(settings.fixed, settings.lists())
+        configs = driver.in_folder(out, configs)
     if dry_run:
-        names = searching.trials_in(out, space) if space else configs
-        states = {name: driver.state(out, name) for name in names}
-        left = {"trials to ask for": max(0, trials - len(names))} if space else {}
-        show(states | left, as_json)
+        show(_run_states(out, configs, space, num_trials), as_json)
         return
-    training = driver.SweepOptions(**how)
+    options = driver.SweepOptions(**how)
     if space is not None:
-        result = searching.run_search(out, space, trials, training, smoothed_over=smoothed_over)
+        result = search.run_search(out, space, num_trials, options, smoothed_over=smoothed_over)
     else:
         with warnings_in_a_line():
-            result = driver.run_sweep(out, configs, training, smoothed_over=smoothed_over)
+            result = driver.run_sweep(out, configs, options, smoothed_over=smoothed_over)
+    _print_result(result, as_json)
+
+
+class _SweepSettings(NamedTuple):
+    """The options of a sweep's runs: those that are fixed and those that vary."""
+
+    fixed: dict[str, Any]
+    varied: "dict[str, list[Any] | Range]"
+
+    def have_noise(self) -> bool:
+        """Returns whether a run of the sweep adds noise."""
+        from fedmf.privacy.flat_config import TARGETS
+
+        return any(any(self.varied.get(name, [self.fixed.get(name)])) for name in TARGETS)
+
+    def lists(self) -> dict[str, list[Any]]:
+        """Returns the options that vary over a list of values."""
+        return {name: values for name, values in self.varied.items() if isinstance(values, list)}
+
+    def ranges(self) -> list[str]:
+        """Returns the names of the options that vary over a range."""
+        from fedmf.sweeps.grid import Range
+
+        return [name for name, values in self.varied.items() if isinstance(values, Range)]
+
+
+def _read_settings(
+    config_file: pathlib.Path | None, varied: Sequence[str], promise: Mapping[str, Any]
+) -> _SweepSettings:
+    """Reads the options of a sweep's runs; the command line wins over the file.
+
+    Args:
+      config_file: file of options, of which lists vary; None without one.
+      varied: texts of --vary.
+      promise: other options of the command line.
+
+    Raises:
+      ValueError: for an option that --vary names twice, and for bad values.
+    """
+    from fedmf.privacy.flat_config import with_flat_options
+    from fedmf.sweeps import grid
+
+    command_line_lists: dict[str, list[Any] | Range] = {}
+    file_values = with_flat_options(config_values(config_file))
+    for text in varied:
+        name, values = grid.varied_values(text)
+        if name in command_line_lists:
+            raise ValueError(f"--vary names {name} twice: give all its values at once")
+        command_line_lists[name] = values
+    command_line_values = with_flat_options(chosen_options(promise))
+    fixed_values: dict[str, Any] = {}
+    varied_values: dict[str, list[Any] | Range] = {}
+    for name, value in file_values.items():
+        if isinstance(value, list):
+            if name not in command_line_values:
+                varied_values[name] = value
+        elif name not in command_line_lists:
+            fixed_values[name] = value
+    return _SweepSettings(
+        fixed=fixed_values | command_line_values, varied=varied_values | command_line_lists
+    )
+
+
+def _run_states(
+    out: pathlib.Path,
+    configs: "Mapping[str, TrainConfig]",
+    space: "Space | None",
+    num_trials: int | None,
+) -> dict[str, Any]:
+    """Returns the progress of each run of a sweep, and the number of trials to come."""
+    from fedmf.sweeps import run as driver
+    from fedmf.sweeps import search
+
+    if space is None:
+        return {name: driver.state(out, name) for name in configs}
+    assert num_trials is not None
+    trials = search.trials_in(out, space)
+    states: dict[str, Any] = {name: driver.state(out, name) for name in trials}
+    states["trials to ask for"] = max(0, num_trials - len(trials))
+    return states
+
+
+def _print_result(result: dict[str, Any], as_json: bool) -> None:
+    """Prints a sweep's result and its failed runs, and exits with their largest status."""
     if as_json:
         show(result, as_json)
     elif result["text"]:
@@ -173,6 +250,7 @@ def sweep(
 def _check_search(
     search: str | None, trials: int | None, halving: bool, ranges: Sequence[str]
 ) -> None:
+    """Raises ValueError for options of a search and of a grid that do not go together."""
     if search is None and trials is not None:
         raise ValueError(f"trials={trials} are those of a search: give search=optuna beside them")
     if search is None and ranges:
