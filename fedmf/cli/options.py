@@ -355,9 +355,11 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     values = flat(values)
     width = max(map(len, values))
     for name, value in values.items():
-        if value is None:  # in JSON an infinite epsilon is null
-            unbounded = "epsilon" in name or "rho" in name or name.endswith(".mu")
-            value = "infinite" if unbounded else "none"
+        # An infinite epsilon is null in JSON.
+        if value is None:
+            value = "none"
+            if "epsilon" in name or "rho" in name or name.endswith(".mu"):
+                value = "infinite"
         text = _text(value)
         if isinstance(value, float) and any(word in name for word in _PRIVACY_LOSSES):
             text = up(value, 6)

@@ -148,12 +148,7 @@ def _forecast_values(
     Raises:
       ValueError: if the options do not go together, or no cohort can be filled.
     """
-    from fedmf.cohorts.forecast import (
-        compare_schemas,
-        forecast,
-        largest_min_sep,
-        refuse_impossible,
-    )
+    from fedmf.cohorts.forecast import compare_schemas, forecast, refuse_impossible
 
     seed = options["seed"]
     has_timers = _has_timers(options)
@@ -173,14 +168,7 @@ def _forecast_values(
         if not needs_min_sep:
             # An impossible plan is refused before the long search.
             refuse_impossible(planned, size, behavior=behavior, availability=availability)
-        with status_line("min separation ") as progress:
-            comparison = largest_min_sep(
-                size,
-                rounds=options["rounds"],
-                seed=seed,
-                progress=progress,
-                availability=availability,
-            )
+        comparison = _search_min_sep(options, size, availability)
     if needs_min_sep:
         min_sep = _searched_min_sep(comparison, size, options["availability"])
         planned = _plan_config(options, min_sep).participation()
@@ -196,6 +184,22 @@ def _forecast_values(
             comparison = compare_schemas(budget, planned, size, seeds=seeds, **devices)
     values = {"availability": options["availability"], "sampling": config.sampling}
     return values | result | comparison
+
+
+def _search_min_sep(
+    options: dict[str, Any], size: "Size", availability: "Availability"
+) -> dict[str, Any]:
+    """Finds the largest min separation, and shows the progress of the search."""
+    from fedmf.cohorts.forecast import largest_min_sep
+
+    with status_line("min separation ") as progress:
+        return largest_min_sep(
+            size,
+            rounds=options["rounds"],
+            seed=options["seed"],
+            progress=progress,
+            availability=availability,
+        )
 
 
 def _has_timers(options: dict[str, Any]) -> bool:

@@ -120,11 +120,8 @@ def bands(
 def _table(choice: "BandChoice") -> str:
     """Returns the candidates as a table, with its legend and the choice."""
     from fedmf.privacy.rounding import up
-    from fedmf.reports.text import plural
 
     best = choice.best
-    participation = choice.participation
-    search = choice.search
     lines = [" bands         q  events  noise each     noise       rmse  per client  advantage"]
     for row in choice.rows:
         name = str(row.bands)
@@ -144,6 +141,30 @@ def _table(choice: "BandChoice") -> str:
             f"{row.rmse:9.4g}  {row.effective_rmse:10.4g}  "
             f"{up(row.advantage, 3):>9}  {remark}".rstrip()
         )
+    lines.append(_legend(choice))
+    if choice.failure:
+        lines.append(
+            "The guarantees of these rows are simulated. Any of them is wrong "
+            f"with probability at most {choice.failure:.2g}, over\n"
+            "the coins of the simulations: that is the chance for the row that "
+            "was chosen among them."
+        )
+    has_repetition = choice.participation.max_participations > 1
+    if not best.amplified and best.family == "banded" and has_repetition:
+        lines.append(
+            "Without amplification the best encoder of all, for clients in a fixed order, can "
+            "be better: see --dense."
+        )
+    return "\n".join(lines)
+
+
+def _legend(choice: "BandChoice") -> str:
+    """Returns the explanation of the table's columns, with the choice as its last line."""
+    from fedmf.reports.text import plural
+
+    best = choice.best
+    participation = choice.participation
+    search = choice.search
     chosen_encoder = "the dense optimum"
     if best.family != "dense":
         chosen_encoder = f"{best.bands} {plural('band', best.bands)}"
@@ -151,7 +172,7 @@ def _table(choice: "BandChoice") -> str:
     if best.amplified:
         amplification = "with amplification"
     num_participations = participation.max_participations
-    lines.append(
+    return (
         f"epsilon {search.epsilon:g} at delta {search.delta:g}; {participation.rounds} rounds; "
         f"cohorts of {search.cohort_size:,} out of {search.population:,} clients.\n"
         "q: chance of a client to be drawn in a round of its part (-: no sampling); events: rounds "
@@ -163,19 +184,6 @@ def _table(choice: "BandChoice") -> str:
         "advantage: at most, of an attacker who guesses who is there (fedmf.attack_risk).\n"
         f"Choice: {chosen_encoder}, {amplification} by sampling."
     )
-    if choice.failure:
-        lines.append(
-            "The guarantees of these rows are simulated. Any of them is wrong "
-            f"with probability at most {choice.failure:.2g}, over\n"
-            "the coins of the simulations: that is the chance for the row that "
-            "was chosen among them."
-        )
-    if not best.amplified and best.family == "banded" and num_participations > 1:
-        lines.append(
-            "Without amplification the best encoder of all, for clients in a fixed order, can "
-            "be better: see --dense."
-        )
-    return "\n".join(lines)
 
 
 @click.group(cls=Group)
@@ -343,23 +351,15 @@ def compare(
         --availability every:3days --family blt,banded --epsilon 1 2 4 8
     """
     from fedmf.files import write_atomically
-    from fedmf.privacy.comparison import Comparison, check_ins
+    from fedmf.privacy.comparison import Comparison
 
     with arguments_checked(), status_line() as progress:
         chosen = chosen_options(promise)
         population = chosen.pop("population")
         devices: dict[str, Any] = {}
-        availability = comparison_options["availability"]
-        if availability is not None:
-            sizes = {name: chosen[name] for name in ("rounds", "cohort_size")}
-            devices = check_ins(availability, population=population, **sizes)
-            max_min_sep = devices["min_sep"]
-            min_sep = chosen.setdefault("min_sep", max_min_sep)
-            if min_sep > max_min_sep:
-                raise ValueError(
-                    f"min_sep={min_sep} is more than the {max_min_sep} that availability="
-                    f"{availability} allows: lower it, or leave it out"
-                )
+        if comparison_options["availability"] is not None:
+            devices = _check_ins(comparison_options["availability"], population, chosen)
+            chosen.setdefault("min_sep", devices["min_sep"])
         families = list(itertools.chain(*comparison_options["family"])) or None
         epsilon_lists = (*comparison_options["epsilon"], *comparison_options["more_epsilons"])
         comparison = Comparison.of(
@@ -399,6 +399,26 @@ def compare(
         click.echo(f"Picture: {out}")
     for family, reason in reasons_left_out.items():
         click.echo(f"Left out: {family}, since {reason}")
+
+
+def _check_ins(availability: str, population: int, chosen: dict[str, Any]) -> dict[str, Any]:
+    """Returns how often devices check in, and the largest min separation that this allows.
+
+    Raises:
+      ValueError: if the command line has a larger min separation.
+    """
+    from fedmf.privacy.comparison import check_ins
+
+    sizes = {name: chosen[name] for name in ("rounds", "cohort_size")}
+    devices = check_ins(availability, population=population, **sizes)
+    max_min_sep = devices["min_sep"]
+    min_sep = chosen.get("min_sep", max_min_sep)
+    if min_sep > max_min_sep:
+        raise ValueError(
+            f"min_sep={min_sep} is more than the {max_min_sep} that availability="
+            f"{availability} allows: lower it, or leave it out"
+        )
+    return devices
 
 
 def _comparison_lines(summary: dict[str, Any]) -> list[str]:
