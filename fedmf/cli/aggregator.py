@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("function", metavar="MODULE:FUNCTION")
 @options_of("AggregatorClaim")
 @json_option
-def aggregator(function: str, promise: dict[str, Any], as_json: bool) -> None:
+def aggregator(function: str, config_options: dict[str, Any], as_json: bool) -> None:
     """Is my DP right? Tests any function of updates, as a black box.
 
     It bounds from above the noise multiplier that the function guarantees.
@@ -41,7 +41,7 @@ def aggregator(function: str, promise: dict[str, Any], as_json: bool) -> None:
     from fedmf.audits.aggregator_claim import AggregatorClaim
 
     with arguments_checked():
-        chosen = {name: value for name, value in promise.items() if value is not None}
+        chosen = {name: value for name, value in config_options.items() if value is not None}
         claim = AggregatorClaim(**chosen)
         result = audit_aggregator(_importer(function), claim)
     if as_json:

@@ -131,7 +131,7 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
 @json_option
 def log(
     log_file: pathlib.Path,
-    promise: dict[str, Any],
+    config_options: dict[str, Any],
     form: dict[str, Any],
     reading: dict[str, Any],
     statement_options: dict[str, Any],
@@ -155,7 +155,7 @@ def log(
     from fedmf.privacy.describe import audit_log_command
 
     with arguments_checked():
-        config = plan_config(promise)
+        config = plan_config(config_options)
         plan = config.plan()
         result = audit_log(log_file, plan, form=LogForm(**form), **reading)
     statement = statement_options["statement"]
@@ -165,7 +165,7 @@ def log(
         command = audit_log_command(
             plan,
             log_file.name,
-            promise["mechanism_file"].name,
+            config_options["mechanism_file"].name,
             rounds_run=reading["rounds_run"],
             options=command_options,
             config=config,
@@ -321,7 +321,7 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
 @quiet_option
 @json_option
 def mechanism(
-    promise: dict[str, Any],
+    config_options: dict[str, Any],
     trial: dict[str, Any],
     query: bool,
     quiet: bool,
@@ -341,7 +341,7 @@ def mechanism(
     from fedmf.terminal import progress_bar
 
     with arguments_checked(), progress_bar.elapsed("reading the mechanism", disable=as_json):
-        plan = plan_config(promise).plan()
+        plan = plan_config(config_options).plan()
 
     subject: Any = None
     if query:

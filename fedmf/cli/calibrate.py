@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @json_option
 def calibrate(
-    promise: dict[str, Any],
+    config_options: dict[str, Any],
     statement: bool,
     stop_after: int | None,
     table: bool,
@@ -57,7 +57,7 @@ def calibrate(
     stopping_rows = []
 
     with arguments_checked():
-        config = plan_config(promise)
+        config = plan_config(config_options)
         with elapsed("reading the mechanism", disable=as_json):
             mechanism = config.fit()
         if table or stop_after is not None:  # before the minutes of a calibration
@@ -73,7 +73,7 @@ def calibrate(
             plan = stopped_after(plan, stop_after)
     statement_values = {}
     if statement:
-        file_name = promise["mechanism_file"].name
+        file_name = config_options["mechanism_file"].name
         command = describe.calibrate_command(plan, file_name, rdp=rdp, config=config)
         statement_values = describe.statement_values(plan, rdp=rdp, commands=[command])
     if statement and not as_json:

@@ -176,7 +176,7 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
 @options_of("TrainConfig", names=("task", "data", "task_options"))
 @quiet_option
 @json_option
-def picture(out: pathlib.Path, promise: dict[str, Any], quiet: bool, as_json: bool) -> None:
+def picture(out: pathlib.Path, config_options: dict[str, Any], quiet: bool, as_json: bool) -> None:
     """Draw which training client has how many examples of which label.
 
     \b
@@ -193,7 +193,9 @@ def picture(out: pathlib.Path, promise: dict[str, Any], quiet: bool, as_json: bo
     from fedmf.training.examples import split_weights
 
     with arguments_checked():
-        config = tasks.completed(TrainConfig(family="none", min_sep=1, **chosen_options(promise)))
+        config = tasks.completed(
+            TrainConfig(family="none", min_sep=1, **chosen_options(config_options))
+        )
         task = tasks.task_from_config(config, progress=not quiet)
         owners = []
         labels = []

@@ -65,7 +65,7 @@ _PARTICIPATION = ("rounds", "schema", "min_sep", "max_participations")
 )
 @json_option
 def fit(
-    promise: dict[str, Any],
+    config_options: dict[str, Any],
     fitting: dict[str, Any],
     shares: dict[str, Any],
     matrices: pathlib.Path | None,
@@ -93,12 +93,12 @@ def fit(
         # A picture that cannot be written is refused before the fit.
         OutputFile(".png").convert(str(out.with_suffix(".png")), None, click.get_current_context())
     interrupted_fit.set(False)
-    limits = {name: promise.pop(name) for name in _PARTICIPATION}
+    limits = {name: config_options.pop(name) for name in _PARTICIPATION}
     workload_settings = {
-        name: promise.pop(name)
+        name: config_options.pop(name)
         for name in ("workload", "workload_momentum", "learning_rate_schedule")
     }
-    options = {n: value for n, value in (fitting | promise).items() if value is not None}
+    options = {n: value for n, value in (fitting | config_options).items() if value is not None}
     with arguments_checked(), _warnings_in_a_line():
         participation = fedmf.Participation(**limits)
         A = _workload(participation.rounds, workload_settings, shares)

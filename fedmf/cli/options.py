@@ -78,7 +78,7 @@ run_task_options = grouped(
 def options_of(
     config: str,
     *,
-    group: str = "promise",
+    group: str = "config_options",
     names: Sequence[str] = (),
     leave_out: Sequence[str] = (),
     required: Sequence[str] = (),
@@ -157,7 +157,7 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     mechanism = click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
     options = options_of("PlanConfig", leave_out=FIT_FIELDS, required=("rounds",))
-    return grouped("promise", mechanism)(options(command))
+    return grouped("config_options", mechanism)(options(command))
 
 
 class FamilyCommand(Command):
@@ -203,7 +203,7 @@ def _family_options() -> list[click.Parameter]:
             default=None,
             help=f"{'; '.join(phrases)}.",
         )
-        section_option.group = "promise"
+        section_option.group = "config_options"
         declared.append(section_option)
     return declared
 
@@ -293,7 +293,7 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
     return nested(read_config_file(path))
 
 
-def plan_config(promise: Mapping[str, Any]) -> "PlanConfig":
+def plan_config(config_options: Mapping[str, Any]) -> "PlanConfig":
     """Returns the plan's config from the values of `plan_options`.
 
     Raises:
@@ -301,7 +301,7 @@ def plan_config(promise: Mapping[str, Any]) -> "PlanConfig":
     """
     from fedmf.privacy.config import PlanConfig
 
-    chosen = chosen_options(promise)
+    chosen = chosen_options(config_options)
     mechanism = str(chosen.pop("mechanism_file"))
     return PlanConfig(family="file", mechanism=mechanism, **chosen)
 

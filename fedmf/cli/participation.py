@@ -80,7 +80,7 @@ _EXTREMES = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_partici
 @click.option("--out", type=OutputFile(".png"), help="Draw the answers into this PNG file.")
 @json_option
 def participation(
-    promise: dict[str, Any],
+    config_options: dict[str, Any],
     simulation: dict[str, Any],
     search: bool,
     out: pathlib.Path | None,
@@ -109,7 +109,7 @@ def participation(
     from fedmf.cohorts.forecast import Size
     from fedmf.files import write_atomically
 
-    options = promise | simulation
+    options = config_options | simulation
     with arguments_checked():
         size = Size(
             **{name: options[name] for name in ("population", "cohort_size", "simulated_cohort")}

@@ -63,7 +63,7 @@ _NUMBERS = Listed(click.FLOAT, "number number ...")
 @click.option("--out", type=OutputFile(".png"), help="Draw the curve into this PNG file.")
 @json_option
 def bands(
-    promise: dict[str, Any],
+    config_options: dict[str, Any],
     bands: list[int] | None,
     dense: bool,
     out: pathlib.Path | None,
@@ -85,13 +85,13 @@ def bands(
     from fedmf.files import write_atomically
     from fedmf.privacy.bands import BandChoice, BandSearch
 
-    workload = promise.pop("workload")
-    num_rounds = promise.pop("rounds")
-    momentum = promise.pop("workload_momentum")
-    promise["sampling"] = promise["sampling"] or "poisson"
+    workload = config_options.pop("workload")
+    num_rounds = config_options.pop("rounds")
+    momentum = config_options.pop("workload_momentum")
+    config_options["sampling"] = config_options["sampling"] or "poisson"
     with arguments_checked(), status_line() as progress:
         A = workloads.by_name(workload, num_rounds, momentum=momentum)
-        search = BandSearch(workload=A, **promise)
+        search = BandSearch(workload=A, **config_options)
         rows = []
         if dense:
             # The dense fit comes first, because a size that it refuses is refused at once.
@@ -199,7 +199,7 @@ def plan() -> None:
 @click.command("learning-rate", cls=Command)
 @plan_options
 @json_option
-def learning_rate(promise: dict[str, Any], as_json: bool) -> None:
+def learning_rate(config_options: dict[str, Any], as_json: bool) -> None:
     """A server learning rate for a mechanism and its noise.
 
     The rule (banded paper, App. I) is a regression over tuned runs of StackOverflow next-word
@@ -217,12 +217,12 @@ def learning_rate(promise: dict[str, Any], as_json: bool) -> None:
     from fedmf.privacy.attack_risk import attack_risk
 
     with arguments_checked():
-        if promise["noise_multiplier"] == 0:
+        if config_options["noise_multiplier"] == 0:
             raise ValueError(
                 "noise_multiplier=0: the rule is for runs with noise; without noise the rate "
                 "is bounded by stability"
             )
-        config = plan_config(promise)
+        config = plan_config(config_options)
         planned = config.plan()
         cohort_size = config.claimed_cohort or config.cohort_size
         error = rule.effective_rmse(planned, config.fit_workload(), cohort_size=cohort_size)
@@ -336,7 +336,7 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
 @click.option("--out", type=OutputFile(".png"), help="Draw the errors into this PNG file.")
 @json_option
 def compare(
-    promise: dict[str, Any],
+    config_options: dict[str, Any],
     comparison_options: dict[str, Any],
     out: pathlib.Path | None,
     as_json: bool,
@@ -354,7 +354,7 @@ def compare(
     from fedmf.privacy.comparison import Comparison
 
     with arguments_checked(), status_line() as progress:
-        chosen = chosen_options(promise)
+        chosen = chosen_options(config_options)
         population = chosen.pop("population")
         devices: dict[str, Any] = {}
         if comparison_options["availability"] is not None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--resume", is_flag=True, help="Go on with the run in --out.")
 @noise_seed_option
 @grouped(
-    "how",
+    "train_options",
     click.option(
         "--noise-strategy",
         type=OneOf("strategy"),
@@ -104,8 +104,8 @@ def train(
     config_file: pathlib.Path | None,
     resume: bool,
     noise_seed: int | str | None,
-    how: dict[str, Any],
-    promise: dict[str, Any],
+    train_options: dict[str, Any],
+    config_options: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Train one run, by default StackOverflow next-word prediction. Flags win over the config file.
@@ -135,12 +135,12 @@ def train(
         stored_config = None
         if resume:
             stored_config = RunFolder.open(out).path / "config.json"
-        config = _read_config(stored_config, config_file, promise)
+        config = _read_config(stored_config, config_file, config_options)
         if not resume and noise_seed is None and config.adds_noise:
             raise ValueError(
                 "`noise_seed` is missing: give a secret whole number, or os to draw one"
             )
-        settings = _train_settings(how, config)
+        settings = _train_settings(train_options, config)
 
     from fedmf import training as simulation
 
@@ -200,7 +200,7 @@ class _TrainSettings:
         return callbacks
 
 
-def _train_settings(how: Mapping[str, Any], config: "TrainConfig") -> _TrainSettings:
+def _train_settings(train_options: Mapping[str, Any], config: "TrainConfig") -> _TrainSettings:
     """Returns the settings of the options outside the config.
 
     Raises:
@@ -208,11 +208,11 @@ def _train_settings(how: Mapping[str, Any], config: "TrainConfig") -> _TrainSett
     """
     from fedmf import tasks
 
-    machine_options = dict(how)
+    machine_options = dict(train_options)
     show_progress = not machine_options.pop("quiet")
     machine_options["test"] = not machine_options.pop("no_test")
     if machine_options.pop("data_on_workers"):
-        if how["cluster"] is None:
+        if train_options["cluster"] is None:
             raise ValueError(
                 "`data_on_workers` belongs to cluster: leave it out, or name a cluster"
             )
@@ -228,14 +228,16 @@ def _train_settings(how: Mapping[str, Any], config: "TrainConfig") -> _TrainSett
 
 
 def _read_config(
-    stored_config: pathlib.Path | None, config_file: pathlib.Path | None, promise: dict[str, Any]
+    stored_config: pathlib.Path | None,
+    config_file: pathlib.Path | None,
+    config_options: dict[str, Any],
 ) -> "TrainConfig":
     """Reads a run's config: the command line wins over the file, and the file over the run.
 
     Args:
       stored_config: config of the run to resume; None for a new run.
       config_file: file of options; None without one.
-      promise: options of the command line.
+      config_options: options of the command line.
 
     Raises:
       TypeError, ValueError: naming the option that cannot work.
@@ -247,7 +249,7 @@ def _read_config(
     if stored_config is not None:
         values = read_config_file(stored_config)
     values = merged(values, config_values(config_file))
-    values = merged(values, chosen_options(promise))
+    values = merged(values, chosen_options(config_options))
     tasks.check_separation_is_given(values)
     source_file = config_file or stored_config
     if source_file is None:

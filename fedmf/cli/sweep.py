@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     help="TOML or JSON file of options; those that are lists vary.",
 )
 @grouped(
-    "how",
+    "sweep_options",
     noise_seed_option,
     click.option(
         "--jobs", type=COUNT, default=1, help="Runs at a time; each needs its own memory."
@@ -98,9 +98,9 @@ def sweep(
     out: pathlib.Path,
     varied: tuple[str, ...],
     config_file: pathlib.Path | None,
-    how: dict[str, Any],
+    sweep_options: dict[str, Any],
     dry_run: bool,
-    promise: dict[str, Any],
+    config_options: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Train a task for combinations of options: a grid or a search.
@@ -119,25 +119,25 @@ def sweep(
     from fedmf.sweeps import grid, search
     from fedmf.sweeps import run as driver
 
-    how["progress"] = not how.pop("quiet")
-    smoothed_over = how.pop("smoothed_over")
-    search_method = how.pop("search")
-    num_trials = how.pop("trials")
+    sweep_options["progress"] = not sweep_options.pop("quiet")
+    smoothed_over = sweep_options.pop("smoothed_over")
+    search_method = sweep_options.pop("search")
+    num_trials = sweep_options.pop("trials")
     space = None
     with arguments_checked():
-        settings = _read_settings(config_file, varied, promise)
-        if how["noise_seed"] is None:
+        settings = _read_settings(config_file, varied, config_options)
+        if sweep_options["noise_seed"] is None:
             if not dry_run and settings.have_noise():
                 raise ValueError(
                     "`noise_seed` is missing: give a secret whole number, or os to "
                     "draw one for every run"
                 )
-            how["noise_seed"] = "os"
+            sweep_options["noise_seed"] = "os"
         if not settings.varied:
             raise ValueError(
                 "--vary is missing: name an option and its values, such as epsilon=2,8"
             )
-        _check_search(search_method, num_trials, how["halving"], settings.ranges())
+        _check_search(search_method, num_trials, sweep_options["halving"], settings.ranges())
         if search_method:
             space = search.Space(fixed=settings.fixed, varied=settings.varied)
             configs = space.corners()
@@ -147,7 +147,7 @@ def sweep(
     if dry_run:
         show(_run_states(out, configs, space, num_trials), as_json)
         return
-    options = driver.SweepOptions(**how)
+    options = driver.SweepOptions(**sweep_options)
     if space is not None:
         result = search.run_search(out, space, num_trials, options, smoothed_over=smoothed_over)
     else:
@@ -180,14 +180,14 @@ class _SweepSettings(NamedTuple):
 
 
 def _read_settings(
-    config_file: pathlib.Path | None, varied: Sequence[str], promise: Mapping[str, Any]
+    config_file: pathlib.Path | None, varied: Sequence[str], config_options: Mapping[str, Any]
 ) -> _SweepSettings:
     """Reads the options of a sweep's runs; the command line wins over the file.
 
     Args:
       config_file: file of options, of which lists vary; None without one.
       varied: texts of --vary.
-      promise: other options of the command line.
+      config_options: other options of the command line.
 
     Raises:
       ValueError: for an option that --vary names twice, and for bad values.
@@ -202,7 +202,7 @@ def _read_settings(
         if name in command_line_lists:
             raise ValueError(f"--vary names {name} twice: give all its values at once")
         command_line_lists[name] = values
-    command_line_values = with_flat_options(chosen_options(promise))
+    command_line_values = with_flat_options(chosen_options(config_options))
     fixed_values: dict[str, Any] = {}
     varied_values: dict[str, list[Any] | Range] = {}
     for name, value in file_values.items():
