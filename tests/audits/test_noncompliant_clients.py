@@ -65,7 +65,10 @@ def test_the_guarantee_is_that_of_the_worst_single_client(build, taken, particip
         It is also at most that of the plan, if the plan allows all these clients.
         """
         bound_value = achieved.sensitivity.value
-        attained_value = max(attained_by_sets(C, [tuple(sorted(taken[c]))], rng) for c in clients)
+        # Where two maxima are near, the ascent takes thousands of sweeps to converge.
+        attained_value = max(
+            attained_by_sets(C, [tuple(sorted(taken[c]))], rng, sweeps=5000) for c in clients
+        )
         all_allowed = all(participation.allows(taken[c]) for c in clients)
         assert bound_value >= attained_value * (1 - 1e-9)
         assert bound_value <= max(sums(C, taken[c]) for c in clients) * (1 + 1e-12)
