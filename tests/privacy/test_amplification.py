@@ -278,8 +278,8 @@ SCALES = np.linspace(1.0, 1.5, 11)
 )
 def test_deltas_of_random_allocation_are_those_of_simulated_releases(mechanism, exact):
     """Both deltas of C x + Z itself, for a client of partition 0 that adds 1 in one of 4 rounds of
-    each of two epochs, against the queries on its partition (banded paper, Thm. 4, Alg. 7; Cor.
-    F.2, with rounds drawn anew).
+    each of two epochs, against the queries on its partition (banded paper, Thm. 4, Alg. 7;
+    Cor. F.2, with rounds drawn anew).
 
     They are equal if the columns have the same norm and the epochs their full length; otherwise the
     claim is an upper bound.

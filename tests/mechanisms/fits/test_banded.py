@@ -142,8 +142,9 @@ def test_fits_reach_their_tolerance_at_sensitivity_one(workload, tolerance, equa
 
 
 def test_without_equal_norms_the_optimum_is_that_of_an_independent_solver():
-    """Checks the optimum over squares that sum to 1 in each class, which is sensitivity 1 (banded
-    paper, Prop. B.1).
+    """Checks the optimum over squares that sum to 1 in each class.
+
+    That is sensitivity 1 (banded paper, Prop. B.1).
     """
     from scipy.optimize import minimize
 
