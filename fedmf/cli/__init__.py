@@ -54,7 +54,8 @@ def cli(debug: bool) -> None:
       fedmf demo                      a private simulation in minutes, with a report
       fedmf train --help              one run
     """
-    del debug  # read in main, which also sees errors of the parser
+    # `main` reads --debug, because it also sees the errors of the parser.
+    del debug
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -100,7 +101,8 @@ def _status(arguments: list[str] | None) -> int:
     try:
         cli.main(args=arguments, prog_name="fedmf", standalone_mode=False, color=colors())
     except SystemExit as stop:
-        if stop.code == 1 and output.has_lost_reader():  # Click replaces the error by this status.
+        # Click replaces the error of a lost reader by the status 1.
+        if stop.code == 1 and output.has_lost_reader():
             return output.LOST_READER
         if isinstance(stop.code, int):
             return stop.code

@@ -53,7 +53,7 @@ def aggregator(function: str, config_options: dict[str, Any], as_json: bool) -> 
 
 
 def _importer(target: str) -> Callable[[], Callable[..., Any]]:
-    """Returns a function that imports the module anew and returns the function of its updates."""
+    """Returns a function that imports the module anew and returns its function of updates."""
     module, _, name = target.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

@@ -24,7 +24,7 @@ class _RunByDefault(Group):
     """`fedmf audit FOLDER` is `fedmf audit run FOLDER`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Puts `run` in front where no command is named."""
+        """Reads the arguments as those of `run` if they name no command."""
         names_command = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
         # A shell that completes the first word asks with no arguments.
         if not names_command and not ctx.resilient_parsing:
@@ -205,9 +205,7 @@ def _show(result: "Audit", as_json: bool) -> None:
         if values["claimed_cohort"] is None:
             shown_suffixes += ["epsilon_achieved", "rho_achieved"]
         else:
-            values["achieved"] = (
-                "not known: the run that the simulation stands for was not observed"
-            )
+            values["achieved"] = "not known: the simulated run was not observed"
         values = {
             name: value
             for name, value in values.items()
@@ -389,7 +387,7 @@ def _values(result: "MechanismAudit") -> dict[str, Any]:
 
 
 def _least_likely_findings(findings: "Sequence[Finding]") -> "list[Finding]":
-    """Returns one finding of each test: that of the run with the smaller p-value."""
+    """Returns one finding for each test: the finding of the run with the smaller p-value."""
     findings_by_test: dict[str, Finding] = {}
     for finding in findings:
         name = finding.name

@@ -60,7 +60,8 @@ def calibrate(
         config = plan_config(config_options)
         with elapsed("reading the mechanism", disable=as_json):
             mechanism = config.fit()
-        if table or stop_after is not None:  # before the minutes of a calibration
+        # A calibration takes minutes, so a bad --stop-after is refused before it.
+        if table or stop_after is not None:
             _check_stop(mechanism, config, stop_after or 1)
         plan = config.plan(mechanism)
         # The error of the running sums of updates, at clip norm 1.

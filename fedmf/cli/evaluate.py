@@ -88,7 +88,7 @@ _RATES = _Rates()
     click.option(
         "--clients",
         type=COUNT,
-        help="With --fine-tune: most clients, drawn by the run's seed.  [default: 1000]",
+        help="With --fine-tune: most clients, sampled by the run's seed.  [default: 1000]",
     ),
     click.option(
         "--proximal-strength",
@@ -172,7 +172,7 @@ def evaluate(
 
 
 def _has_run_data(trained_run: "TrainedRun", data: pathlib.Path | None) -> bool:
-    """Returns whether the task's data are those that the run was trained on."""
+    """Returns whether the task evaluates on the data of the run's training."""
     data_version = trained_run.task.data_version
     if data_version:
         return bool(data_version == trained_run.plan["task"]["data_version"])

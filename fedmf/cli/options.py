@@ -113,12 +113,14 @@ def options_of(
         if (names and field.name not in names) or field.name in leave_out:
             continue
         settings: dict[str, Any] = {"cls": SectionOption, "section": section}
-        if field.name not in required:  # Click takes None for a default: nothing would be missing.
+        # Click takes None for a default too, and would not miss a required option.
+        if field.name not in required:
             settings["default"] = None
             if defaults:
                 settings["default"] = field.default
         help_text = field.metadata["help"]
-        if field.name == "mechanism_options":  # each an option of its own: `FamilyCommand`
+        # `FamilyCommand` adds the options of the families, one by one.
+        if field.name == "mechanism_options":
             continue
         if field.name == "task_options":
             flags = ["-o", "--task-option"]
@@ -130,8 +132,9 @@ def options_of(
             flags = [f"--{field.name.replace('_', '-')}"]
             settings["type"] = ConfigField(field)
             settings["required"] = field.name in required
-            settings["is_eager"] = field.name == "task"  # the help asks for it
-            # Click shows a default that the command is given.
+            # The help lists the options of the task, so it needs the task first.
+            settings["is_eager"] = field.name == "task"
+            # Click itself shows a default that it passes to the command.
             if not (field.default is None or defaults or field.name in required):
                 help_text += f"  [default: {field.default}]"
         declared.append(click.option(*flags, field.name, help=help_text, **settings))
@@ -285,7 +288,8 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
 
     if path is None:
         return {}
-    if path.suffix not in (".toml", ".json"):  # else YAML would be refused as bad JSON
+    # Without this check a YAML file would be refused as bad JSON.
+    if path.suffix not in (".toml", ".json"):
         raise ValueError(
             f"config={str(path)!r} ends in neither .toml nor .json: name a TOML "
             "or JSON file of options"

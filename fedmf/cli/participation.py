@@ -237,7 +237,8 @@ def _plan_config(options: dict[str, Any], min_sep: int | None) -> "PlanConfig":
 
     names = ("rounds", "cohort_size", "schema", "max_participations", "partitions")
     values: dict[str, Any] = {name: options[name] for name in ("sampling", *names)}
-    if options["sampling"] is not None:  # Without sampling the plan has no population.
+    # Without sampling a plan takes no population: training takes that of the data.
+    if options["sampling"] is not None:
         values["population"] = options["population"]
     return PlanConfig(family="none", min_sep=min_sep, **values)
 
@@ -268,7 +269,7 @@ def _budget(config: "PlanConfig", options: dict[str, Any]) -> "Budget | None":
 
 
 def _for_people(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values without those by round, with the histogram in percent.
+    """Returns the values for a terminal: none by round, and the histogram in percent.
 
     Extremes of a smaller simulated population are marked as simulated.
     """

@@ -71,8 +71,8 @@ def bands(
 ) -> None:
     """The number of bands with the least error.
 
-    This is for servers that draw clients at random. Few bands are amplified more by sampling, many
-    leave less noise in the sums. Without random sampling, as with phones, there is nothing to
+    This is for servers that sample clients at random. Few bands are amplified more by sampling,
+    many leave less noise in the sums. Without random sampling, as with phones, there is nothing to
     choose: take as many bands as rounds that a client stays away.
 
     \b
@@ -175,12 +175,12 @@ def _legend(choice: "BandChoice") -> str:
     return (
         f"epsilon {search.epsilon:g} at delta {search.delta:g}; {participation.rounds} rounds; "
         f"cohorts of {search.cohort_size:,} out of {search.population:,} clients.\n"
-        "q: chance of a client to be drawn in a round of its part (-: no sampling); events: rounds "
-        "of its part. noise each: stddev\n"
+        "q: probability that a client is sampled in a round of its partition (-: no sampling);\n"
+        "events: rounds of its partition. noise each: stddev "
         f"over the largest column norm; noise: over the sensitivity of {num_participations} "
-        f"{plural('participation', num_participations)} {participation.min_sep} rounds apart. "
-        "rmse: of a\n"
-        "round's running query at clip norm 1; per client: divided by the cohort, as in the mean.\n"
+        f"{plural('participation', num_participations)} {participation.min_sep} rounds apart.\n"
+        "rmse: of a round's running query at clip norm 1; per client: divided by the cohort, as in "
+        "the mean.\n"
         "advantage: at most, of an attacker who guesses who is there (fedmf.attack_risk).\n"
         f"Choice: {chosen_encoder}, {amplification} by sampling."
     )
@@ -292,8 +292,8 @@ def noise(mechanism_file: pathlib.Path, parameters: int, memory: int | None, as_
     click.echo(
         f"Noise for {parameters:,} parameters, the choice first. Cost: of a round on average over "
         "the run, in draws of one\nvector of independent Gaussians of that size. Block: rounds "
-        "made at a time. State: rows of model size between blocks.\n\n"
-        "Made ahead by the host (fedmf train, federated.HostNoise):\n"
+        "computed at a time. State: vectors of model size between blocks.\n\n"
+        "Precomputed by the host (fedmf train, federated.HostNoise):\n"
         f"{explain(host)}\n\n"
         "In the graph (the default of federated.dp_aggregator in other pipelines):\n"
         f"{explain(graph)}"

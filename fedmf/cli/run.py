@@ -348,7 +348,7 @@ def _dry_rounds_counted() -> Iterator[None]:
 def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: bool) -> None:
     """Train four mechanisms side by side, and write a report.
 
-    The corpus is made here. About three minutes on two cores.
+    The corpus is synthetic. About three minutes on two cores.
 
     \b
     Example:

@@ -157,7 +157,7 @@ def sweep(
 
 
 class _SweepSettings(NamedTuple):
-    """The options of a sweep's runs: those that are fixed and those that vary."""
+    """The fixed and the varied options of a sweep's runs."""
 
     fixed: dict[str, Any]
     varied: "dict[str, list[Any] | Range]"

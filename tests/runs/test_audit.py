@@ -328,5 +328,5 @@ def test_audits_of_a_run_agree_with_its_plan_before_and_after_a_resume(tmp_path,
         assert statement["achieved"] is None
         assert audit.values()["rho_achieved"] is None
         printed = command(f"audit {tmp_path}/run").stdout
-        assert "not known: the run that the simulation stands for was not observed" in printed
+        assert "not known: the simulated run was not observed" in printed
         assert "_achieved" not in printed
