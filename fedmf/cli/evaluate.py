@@ -130,45 +130,57 @@ def evaluate(
 
     by_client = each_client.pop("by_client")
     picture_path = each_client.pop("out")
-    fine_tuning = {name: value for name, value in each_client.items() if value is not None}
-    if "epochs" not in fine_tuning and (fine_tuning or picture_path):
-        raise BadArgument(
-            "`learning_rate`, `clients`, `proximal_strength` and `out` need --fine-tune EPOCHS"
-        )
+    fine_tuning = _fine_tuning_options(each_client, picture_path)
     trained_run = _load_trained(run, data, task_settings, quiet=quiet)
     values = _run_values(trained_run)
     has_run_data = _has_run_data(trained_run, data)
-    if trained_run.task.data_version:
+    if trained_run.task.data_version and has_run_data:
+        values["data"] = "the run's"
+    elif trained_run.task.data_version:
         values["data"] = "not the run's"
-        if has_run_data:
-            values["data"] = "the run's"
     evaluated_split = split or "test"
     with elapsed(f"evaluating on the {evaluated_split} examples", disable=quiet):
         metrics = trained_run.evaluate(evaluated_split)
     values |= {f"{evaluated_split} {name}": value for name, value in metrics.items()}
-    folder = None
+    run_folder = None
     has_run_task = trained_run.task.description == trained_run.plan["task"]["description"]
     if has_run_data and has_run_task and trained_run.result is not None:
         # The report of the run shows these metrics, so they must be of its own data and task.
-        folder = RunFolder(trained_run.path)
+        run_folder = RunFolder(trained_run.path)
     if by_client:
         with warnings_in_a_line():
             client_metrics = trained_run.evaluate_clients(progress=not quiet)
-        if folder is not None:
-            folder.write_json("clients", client_metrics)
+        if run_folder is not None:
+            run_folder.write_json("clients", client_metrics)
         values |= _client_values(client_metrics, trained_run.task.headline)
     if fine_tuning:
         with warnings_in_a_line():
             fine_tuned = trained_run.evaluate_fine_tuned(
                 **fine_tuning, split=split, progress=not quiet
             )
-        if folder is not None:
-            folder.write_json("fine_tuned", fine_tuned)
+        if run_folder is not None:
+            run_folder.write_json("fine_tuned", fine_tuned)
         values["fine_tuned"] = fine_tuned
         if picture_path is not None:
             fine_tuned_run = dataclasses.replace(trained_run, fine_tuned=fine_tuned)
             values["picture"] = _draw(fine_tuned_run, picture_path)
     show(values | {"note": figures_note([trained_run])}, as_json)
+
+
+def _fine_tuning_options(
+    client_options: Mapping[str, Any], picture_path: pathlib.Path | None
+) -> dict[str, Any]:
+    """Returns the options of fine-tuning that are on the command line.
+
+    Raises:
+      BadArgument: for such options without --fine-tune.
+    """
+    fine_tuning = {name: value for name, value in client_options.items() if value is not None}
+    if "epochs" not in fine_tuning and (fine_tuning or picture_path):
+        raise BadArgument(
+            "`learning_rate`, `clients`, `proximal_strength` and `out` need --fine-tune EPOCHS"
+        )
+    return fine_tuning
 
 
 def _has_run_data(trained_run: "TrainedRun", data: pathlib.Path | None) -> bool:

@@ -23,6 +23,7 @@ from fedmf.cli.values import COUNT, EXISTING_FILE, Gigabytes, Listed, OutputFile
 
 if TYPE_CHECKING:
     from fedmf.privacy.bands import BandChoice
+    from fedmf.privacy.comparison import Comparison
 
 
 def _families() -> Iterable[str]:
@@ -351,7 +352,6 @@ def compare(
         --availability every:3days --family blt,banded --epsilon 1 2 4 8
     """
     from fedmf.files import write_atomically
-    from fedmf.privacy.comparison import Comparison
 
     with arguments_checked(), status_line() as progress:
         chosen = chosen_options(config_options)
@@ -360,22 +360,13 @@ def compare(
         if comparison_options["availability"] is not None:
             devices = _check_ins(comparison_options["availability"], population, chosen)
             chosen.setdefault("min_sep", devices["min_sep"])
-        families = list(itertools.chain(*comparison_options["family"])) or None
-        epsilon_lists = (*comparison_options["epsilon"], *comparison_options["more_epsilons"])
-        comparison = Comparison.of(
-            chosen,
-            population=population,
-            families=families,
-            schemes=list(itertools.chain(*comparison_options["sampling"])),
-            epsilons=sorted({*itertools.chain(*epsilon_lists)}),
-            parameters=comparison_options["parameters"],
-        )
+        comparison = _comparison(chosen, population, comparison_options)
         rows = []
         reasons_left_out: dict[str, str] = {}
         # A family that the command line names is not left out: its error ends the command.
-        skipped_families: dict[str, str] | None = None
-        if families is None:
-            skipped_families = reasons_left_out
+        skipped_families: dict[str, str] | None = reasons_left_out
+        if comparison_options["family"]:
+            skipped_families = None
         progress("fitting")
         for row in comparison.rows(skipped_families):
             progress(f"{row.name} at epsilon {row.epsilon:g}: {row.effective_rmse:.4g}")
@@ -399,6 +390,29 @@ def compare(
         click.echo(f"Picture: {out}")
     for family, reason in reasons_left_out.items():
         click.echo(f"Left out: {family}, since {reason}")
+
+
+def _comparison(
+    chosen: dict[str, Any], population: int, comparison_options: dict[str, Any]
+) -> "Comparison":
+    """Returns the comparison of the families and schemes on the command line.
+
+    Args:
+      chosen: options of the plan that are on the command line.
+      population: number of clients.
+      comparison_options: families, schemes, epsilons and the size of the model.
+    """
+    from fedmf.privacy.comparison import Comparison
+
+    epsilon_lists = (*comparison_options["epsilon"], *comparison_options["more_epsilons"])
+    return Comparison.of(
+        chosen,
+        population=population,
+        families=list(itertools.chain(*comparison_options["family"])) or None,
+        schemes=list(itertools.chain(*comparison_options["sampling"])),
+        epsilons=sorted({*itertools.chain(*epsilon_lists)}),
+        parameters=comparison_options["parameters"],
+    )
 
 
 def _check_ins(availability: str, population: int, chosen: dict[str, Any]) -> dict[str, Any]:
