@@ -1,4 +1,6 @@
-"""Matrix-factorization mechanisms: encoders C, and the correlated noise that they lead to."""
+"""Matrix-factorization mechanisms, which add noise that is correlated across rounds: their classes,
+and functions to load, register and combine them.
+"""
 
 from fedmf.mechanisms.banded.fit import BandedMechanism
 from fedmf.mechanisms.base import Certificate, Mechanism

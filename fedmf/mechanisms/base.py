@@ -1,4 +1,5 @@
-"""The interface of a mechanism, and the certificate of optimality that an optimised one carries.
+"""The base class of all mechanisms, and the certificate that states how far an optimised mechanism
+is from the optimum.
 
 Every class that implements it is final: one family of mechanisms is one frozen dataclass.
 """
@@ -24,7 +25,8 @@ _NUMERIC_FIELDS = ("loss", "lower_bound", "iterations", "seconds")
 
 @dataclasses.dataclass(frozen=True)
 class Certificate(fields.ShortRepr):
-    """Certified optimality gap of a fitted mechanism, by weak duality.
+    """The certified optimality gap of a fitted mechanism: its loss, and a lower bound on the loss
+    of every mechanism of its family, proved by weak duality.
 
     Attributes:
       loss: `fedmf.loss` of the mechanism, for the workload it was fitted to, under `participation`.
@@ -78,7 +80,7 @@ class Certificate(fields.ShortRepr):
 
     @property
     def gap(self) -> float:
-        """Relative optimality gap, (loss - lower_bound) / lower_bound."""
+        """The relative optimality gap, (loss - lower_bound) / lower_bound."""
         return (self.loss - self.lower_bound) / self.lower_bound
 
 
@@ -90,7 +92,8 @@ def certify(
     *,
     participation: Participation | None = None,
 ) -> Certificate:
-    """Returns a Certificate, with a bound that exceeds the loss by rounding lowered to the loss.
+    """Returns a Certificate. If rounding has raised the lower bound above the loss, the bound is
+    set to the loss.
 
     Raises:
       ArithmeticError: the bound exceeds the loss by more than rounding can explain.
@@ -110,7 +113,9 @@ def certify(
 
 
 def check_certificate(certificate: Certificate | None, certificate_reason: str) -> None:
-    """Checks that there is either a certificate or a reason for having none."""
+    """Raises ValueError unless exactly one of the two is given: a certificate, or a reason for
+    having none.
+    """
     if (certificate is None) != bool(certificate_reason):
         raise ValueError(
             f"certificate={certificate} and certificate_reason={certificate_reason!r} do not go "
@@ -119,7 +124,7 @@ def check_certificate(certificate: Certificate | None, certificate_reason: str) 
 
 
 def check_mechanism(mechanism: object, name: str = "mechanism") -> None:
-    """Raises TypeError unless the argument called `name` is a mechanism."""
+    """Raises TypeError unless `mechanism` is a Mechanism; the message calls the argument `name`."""
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
             f"{name} is a {type(mechanism).__name__}: pass a mechanism, as fedmf.fit or "
@@ -127,15 +132,15 @@ def check_mechanism(mechanism: object, name: str = "mechanism") -> None:
         )
 
 
-# A mechanism file begins with its format and version, so that readers can refuse any other file.
+# A mechanism file contains this format and version, so that readers can refuse any other file.
 FILE_FORMAT = "fedmf mechanism"
 FILE_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
-    """A matrix-factorization mechanism: an encoder C, (m, n), and a noising matrix N, (n, m), with
-    N C = I.
+    """A matrix-factorization mechanism: an encoder C, float64 (m, n), and a noise matrix N, float64
+    (n, m), with N C = I. They determine the noise of n rounds.
 
     Round t releases x[t] + (N Z)[t] with Z ~ Normal(0, stddev^2), (m, d). N (C x + Z) = x + N Z is
     post-processing of the Gaussian mechanism C x + Z, so privacy depends on C alone, also for
@@ -162,7 +167,9 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
     certificate: Certificate | None = fields.validated(fields.instance(Certificate), None)
     certificate_reason: str = fields.validated(fields.plain_text, "", repr=False)
 
-    if TYPE_CHECKING:  # Some families store it as a field, others compute it as a property.
+    # This declaration is for type checkers: some families store `rounds` as a field, and others
+    # compute it as a property.
+    if TYPE_CHECKING:
 
         @property
         def rounds(self) -> int: ...  # noqa: D102
@@ -175,21 +182,22 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
 
     @property
     def bands(self) -> int:
-        """Number of diagonals of C up to the last non-zero one, the main diagonal included: 1 for
-        a diagonal C, `rounds` for a C without band structure.
+        """The number of diagonals of the encoder C from the main diagonal down to
+        the last non-zero one: 1 for a diagonal C, and `rounds` for a C without band structure.
         """
         return self.rounds
 
     @abc.abstractmethod
     def encoder(self) -> np.ndarray:
-        """Returns the encoder C, float64 (m, rounds), as a new array."""
+        """Returns a new array with the encoder C, float64 (m, rounds)."""
 
     @abc.abstractmethod
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N, float64 (rounds, m), with N C = I, as a new array."""
+        """Returns a new array with the noise matrix N, float64 (rounds, m), for which N C = I."""
 
     def stream(self) -> NoiseStream:
-        """Returns the recipe that computes the noise vectors (rows of N Z) from independent draws.
+        """Returns the recipe that computes the noise vectors of the rounds. They are the rows of N
+        Z, where N is the noise matrix and Z has an independent Gaussian draw in each row.
 
         By default that is the recurrence over the rows of C where C is banded (banded paper, App.
         J, Alg. 9), and otherwise the product with the rows of N.
@@ -201,8 +209,8 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
         return NoiseStream(rounds=self.rounds, sources=N.shape[1], contraction=N)
 
     def banded_rows(self) -> np.ndarray | None:
-        """Returns the rows of a square banded C, float64 (rounds, bands), [t, j] = C[t, t - j]; or
-        None if C is not banded.
+        """Returns the rows of a square banded encoder C, float64 (rounds, bands), whose entry
+        [t, j] is C[t, t - j]; or None if C is not banded.
 
         Sensitivity and errors computed from them cost O(rounds bands^2) instead of the
         O(rounds^2) that `encoder()` alone would cost.
@@ -210,26 +218,26 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
         return None
 
     def toeplitz_coefficients(self) -> np.ndarray | None:
-        """Returns the first column of a lower-triangular Toeplitz C up to its last non-zero entry,
-        float64 (bands,); or None if C is not Toeplitz.
+        """Returns the first column of a lower-triangular Toeplitz encoder C up to its last non-zero
+        entry, float64 (bands,); or None if C is not Toeplitz.
         """
         return None
 
     def noising_coefficients(self) -> np.ndarray | None:
-        """Returns the first column of N, float64 (rounds,), where C, and therefore N, is
-        lower-triangular Toeplitz; otherwise None.
+        """Returns the first column of the noise matrix N, float64 (rounds,), if the encoder C is
+        lower-triangular Toeplitz, which makes N Toeplitz too; otherwise None.
         """
         return None
 
     def toeplitz_gram(self) -> np.ndarray | None:
-        """Returns the first column of X = C^T C, float64 (rounds,), where X is known to be
-        Toeplitz (stationary noise); otherwise None.
+        """Returns the first column of X = C^T C, float64 (rounds,), if X is known to be Toeplitz,
+        so that the noise is stationary; otherwise None.
         """
         return None
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns the fields that `from_state` rebuilds the mechanism from, as numeric or string
-        arrays.
+        """Returns the fields of the mechanism as numeric or string arrays, from which `from_state`
+        rebuilds it.
         """
         values = {
             field.name: getattr(self, field.name)
@@ -240,7 +248,7 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
 
     @classmethod
     def from_state(cls, state: dict[str, Any], certificate: dict[str, Any]) -> Self:
-        """Builds and validates a mechanism from its stored fields.
+        """Builds a mechanism from the fields that a file stored, and validates them.
 
         Args:
           state: the arrays of `state()`.
@@ -253,7 +261,7 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
         return cls(**(state | scalars), **certificate)
 
     def entries(self) -> dict[str, np.ndarray]:
-        """Returns the contents of a mechanism file by name, as
+        """Returns the arrays of a mechanism file by their names, as
         `fedmf.mechanisms.storage.mechanism_of` reads them.
         """
         entries = {
@@ -265,7 +273,8 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
         return entries | {f"state_{name}": array for name, array in self.state().items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the mechanism to exactly `path`, atomically; `fedmf.load_mechanism` reads it.
+        """Writes the mechanism to the file `path`, without adding a suffix. The write is atomic,
+        and `fedmf.load_mechanism` reads the file.
 
         Args:
           path: path of the file, in a folder that exists.

@@ -1,5 +1,5 @@
-"""The registry of mechanism families: how each one is named, fitted, stored, labelled and
-plotted.
+"""The registry of mechanism families: the name of each family, the function that fits it, the class
+that its files are loaded as, and its label and color in reports.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from fedmf.mechanisms.base import Mechanism
 
 class Option(NamedTuple):
     """An option of a family's fit, as `fedmf.fit` and the command line offer it. `kind` is int,
-    float, str or bool; a str option with `choices` must be one of them.
+    float, str or bool. If a str option has `choices`, its value must be one of them.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Option(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of mechanisms.
+    """A family of mechanisms: its class, the function that fits it, and how reports show it.
 
     Attributes:
       mechanism: the class of the mechanisms. Its `family` is the name of the family, and its
@@ -56,12 +56,14 @@ class Family:
 
     @property
     def name(self) -> str:
-        """Name in `fedmf.fit`, in files and on the command line."""
+        """The name of the family in `fedmf.fit`, in files and on the command line."""
         return self.mechanism.family
 
     @functools.cached_property
     def options(self) -> dict[str, Option]:
-        """Options by name, with kinds and defaults from the keyword parameters of `fit`."""
+        """The options of the fit by name. Their kinds and defaults are those of the keyword
+        parameters of `fit`.
+        """
         if self.fit is None:
             return {}
         parameters = inspect.signature(self.fit, eval_str=True).parameters.values()
@@ -78,12 +80,13 @@ class Family:
         }
 
 
-# Every registered family by its name; `register` adds to it.
+# All registered families by name, which `register` adds to.
 FAMILIES: dict[str, Family] = {}
 
 
 def register(family: Family) -> None:
-    """Registers `family` for fits, mechanism files, configs, the command line and reports.
+    """Registers a family, so that fits, mechanism files, configs, the command line and reports know
+    it.
 
     Raises:
       ValueError: a family of this name is registered already.
@@ -94,17 +97,17 @@ def register(family: Family) -> None:
 
 
 def fitted_families() -> dict[str, Family]:
-    """Returns the families that `fedmf.fit` can fit, by name."""
+    """Returns by name the families that `fedmf.fit` can fit."""
     return {name: FAMILIES[name] for name in sorted(FAMILIES) if FAMILIES[name].fit is not None}
 
 
 def families_with(option: str) -> tuple[str, ...]:
-    """Returns the names of the families whose fit has the option `option`."""
+    """Returns the names of the families whose fit has an option called `option`."""
     return tuple(name for name, family in fitted_families().items() if option in family.options)
 
 
 def _kind(annotation: Any) -> type:
-    """Returns the type in an annotation such as `int` or `int | None`."""
+    """Returns the type that an annotation such as `int` or `int | None` contains."""
     kinds: list[type] = [kind for kind in typing.get_args(annotation) if kind is not types.NoneType]
     if kinds:
         return kinds[0]

@@ -1,4 +1,4 @@
-"""The function `fedmf.fit`: optimises a mechanism for a workload and a participation."""
+"""The function `fedmf.fit`, which optimises a mechanism for a workload and a participation."""
 
 import os
 import time
@@ -97,8 +97,8 @@ def fit(
     assert fit_family is not None
     with numpy_defaults():
         cache_folder = fit_cache.resolve_folder(cache)
-        # The hash covers the code of fedmf only, so that the fit of a family from outside could
-        # change under the same hash.
+        # The hash covers the code of fedmf only. The code of a family from another package could
+        # change under the same hash, so that its fits are not cached.
         if cache_folder is None or not fit_family.__module__.startswith("fedmf."):
             return fit_family(workload, participation, stopping, **options)
         hashed_options = {
@@ -124,7 +124,9 @@ def fit(
 
 
 def _check_inputs(workload: Workload, participation: Participation) -> None:
-    """Raises unless a mechanism can be fitted to these two."""
+    """Raises TypeError or ValueError unless a mechanism can be fitted to this workload under this
+    participation.
+    """
     check_workload(workload)
     if not isinstance(participation, Participation):
         raise TypeError(
@@ -144,8 +146,8 @@ def _check_inputs(workload: Workload, participation: Participation) -> None:
 
 
 def _check_options(family: Family, options: dict[str, Any]) -> None:
-    """Raises TypeError for an option that the family does not have, and for a flag that is no
-    bool.
+    """Raises TypeError for an option that the family does not have, and for a boolean option whose
+    value is not True or False.
     """
     for option_name, value in options.items():
         if option_name not in family.options:

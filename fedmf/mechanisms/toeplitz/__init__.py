@@ -1,4 +1,6 @@
-"""Toeplitz mechanisms: the class and its fits."""
+"""Toeplitz mechanisms, whose encoder has the same coefficients in every round: their class and its
+fits.
+"""
 
 from fedmf.mechanisms.toeplitz.fit import fit_toeplitz
 from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism

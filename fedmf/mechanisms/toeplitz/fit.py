@@ -1,4 +1,6 @@
-"""Fits of Toeplitz encoders: closed forms, and coefficients optimised for a workload."""
+"""Fits of Toeplitz encoders, either by a closed form or by optimising the coefficients for a
+workload.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -17,16 +19,17 @@ from fedmf.workloads import Workload
 
 OBJECTIVES = ("mean", "max")
 COEFFICIENTS = ("optimized", "sqrt", "nu", "inverse_sqrt", "optimized_inverse")
-# The default number of bands of an optimised encoder, and of the window of an inverse square root,
-# is at most this.
+# Largest default for the number of bands of an optimised encoder, and for the window of an inverse
+# square root.
 _MAX_BANDS = 256
-# The tolerance of the first stage of a fit, over non-increasing coefficients.
+# Tolerance of the first stage of a fit, which optimises over non-increasing coefficients only.
 _FIRST_TOLERANCE = 1e-4
 
 
 class _ClosedForm(NamedTuple):
-    """A closed form: the field of ToeplitzMechanism that it sets, its power of the inverse
-    workload's polynomial, and the reason why it has no certificate.
+    """A closed form of a Toeplitz encoder: the field of ToeplitzMechanism that it sets, the power
+    to which it raises the polynomial of the inverse workload, and the reason why it has no
+    certificate.
     """
 
     field: str
@@ -106,8 +109,9 @@ def fit_toeplitz(
 
 
 def _polynomial(workload: Workload, coefficients: str, nu: float | None) -> np.ndarray:
-    """Returns the coefficients of the polynomial whose powers the fit takes: 1 - (1 - nu) x for
-    coefficients "nu", otherwise 1 / a(x) of the workload.
+    """Returns the coefficients of the polynomial that a closed form raises to a power: 1 - (1 - nu)
+    x for coefficients "nu", otherwise 1 / a(x), where a(x) is the generating function of the
+    workload.
     """
     hint = "choose a damping in [0, 1)"
     if nu is None:
@@ -124,7 +128,8 @@ def _polynomial(workload: Workload, coefficients: str, nu: float | None) -> np.n
 
 
 def toeplitz_inverse(workload: Workload) -> np.ndarray:
-    """Returns the coefficients of 1 / a(x), (p,), of a Toeplitz workload.
+    """Returns the coefficients of 1 / a(x), float64 (p,), where a(x) is the generating function of
+    a Toeplitz workload.
 
     Raises:
       ValueError: the workload is not known to be Toeplitz with banded inverse.
@@ -146,10 +151,11 @@ def certified(
     descent: Descent,
     stopping: Stopping,
 ) -> Any:
-    """Returns an optimised Toeplitz mechanism with its certificate against all encoders, or with
-    the reason why it has none.
+    """Returns an optimised Toeplitz mechanism. It has a certificate that compares it with all
+    encoders, or the reason why there is none.
     """
-    # The gap of the certificate is to the best of all encoders, and does not show convergence.
+    # The certificate states the gap to the best of all encoders, which says nothing about whether
+    # this fit has converged.
     if not descent.converged:
         stopping.warn(
             mechanism.family,
@@ -178,16 +184,16 @@ def certified(
         return dataclasses.replace(mechanism, certificate_reason=reason)
     c = mechanism.toeplitz_coefficients()
     noising_column = mechanism.noising_coefficients()
-    # As in `fedmf.loss`: the first column of C is the largest one, and entry t of the first column
-    # of A N is in n - t rows.
+    # This is computed as in `fedmf.loss`: the first column of C has the largest norm, and entry t
+    # of the first column of A N occurs in n - t rows of A N.
     loss = c @ c * (np.arange(n, 0, -1.0) @ np.square(np.cumsum(noising_column)))
     certificate = certify(loss, prefix_sum_bound(n), descent.iterations, descent.seconds)
     return dataclasses.replace(mechanism, certificate=certificate, certificate_reason="")
 
 
 def prefix_sum_bound(n: int) -> float:
-    """Returns a lower bound on `fedmf.loss` of every encoder for prefix sums of n rounds under a
-    single participation.
+    """Returns a lower bound on `fedmf.loss` of every encoder, for the prefix-sum workload of n
+    rounds under a single participation.
 
     For any X = C^T C with columns of norm at most 1, tr(X) <= n, and tr(A^T A X^-1) >= (sum of
     singular values of A)^2 / tr(X): the dual bound of Denisov et al. 2022, Eq. 8, with equal
@@ -208,7 +214,8 @@ def _optimized(
     objective: str,
     stopping: Stopping,
 ) -> tuple[np.ndarray, Descent]:
-    """Returns the best c with c_0 = 1, and the descent that led to it.
+    """Returns the coefficients c with the smallest loss, scaled so that c_0 = 1, and the descent
+    that found them.
 
     The first stage is over non-increasing c, whose zeros are all outside the unit circle
     (Enestroem-Kakeya), so that no step makes N unstable. Where the sensitivity of any c is known, a

@@ -1,4 +1,4 @@
-"""Losses of Toeplitz encoders as functions of their free coefficients, for fits.
+"""The losses of Toeplitz encoders as functions of their free coefficients, which the fits minimise.
 
 `ToeplitzProblem` varies the coefficients of C, and `InverseProblem` the few coefficients of a
 banded N = C^-1 (BandInvMF, Kalinin, McKenna, Upadhyay and Lampert 2025). Fits start from powers of
@@ -12,15 +12,16 @@ from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.toeplitz.mechanism import inverse_series
 from fedmf.participation.schema import Participation
 
-# Response of the noise to the workload: only its first rounds are computed, until it is within
-# this relative distance of its limit.
+# The error response a(x) / c(x) converges to a limit. Rounds are added to its computation until it
+# is within this relative distance of the limit.
 _SETTLED = 1e-7
-# A response that grows this many times beyond its first rounds is unstable.
+# An error response that grows to this many times its largest value in the first rounds counts as
+# unstable.
 _UNSTABLE = 1e12
 
 
 def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndarray:
-    """Returns the first `count` coefficients of p(x)^exponent, divided by p(0)^exponent; float64
+    """Returns the first `count` coefficients of the power series (p(x) / p(0))^exponent, float64
     (count,).
 
     f = p^e solves p f' = e p' f, so that its coefficients satisfy t p_0 f_t = sum over j of (e j -
@@ -46,7 +47,8 @@ def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndar
 
 
 class ToeplitzProblem:
-    """Squared sensitivity times squared error, as a function of the free coefficients of C.
+    """The loss of a Toeplitz encoder C as a function of its free coefficients: squared sensitivity
+    times squared error.
 
     The loss does not depend on the scale of c. If `decreasing`, the variables are the decreases c_t
     - c_(t+1) >= 0; otherwise they are c_1, c_2, ... with c_0 = 1.
@@ -66,19 +68,23 @@ class ToeplitzProblem:
         self.n = n
         self.b = participation.min_sep
         self.k = participation.max_participations
-        # Columns of one client overlap if they have rows in common; then the sensitivity is known
-        # for a decreasing c only.
+        # The sensitivity is computed from the columns of C in which one client takes part. If these
+        # columns overlap, that is, have rows in common, it is known for decreasing coefficients c
+        # only.
         self.overlapping = self.k > 1 and bands > self.b
         self.decreasing = decreasing
-        # The total squared error counts entry t of the error response in n - t rounds; the error of
-        # the last round, which is the largest, counts each entry once.
+        # Entry t of the error response occurs in n - t rounds, and counts as often in the total
+        # squared error. In the error of the last round, which is the largest, each entry counts
+        # once.
         self.weights = np.ones(n)
         if objective == "mean":
             self.weights = np.arange(n, 0, -1.0)
         self.horizon = min(n, 16 * (bands + len(inverse)))
 
     def start(self) -> np.ndarray:
-        """Returns the variables for the square root of the workload."""
+        """Returns the variables at which the descent starts, those of the square root of the
+        workload.
+        """
         c = power_series(self.inverse, -0.5, self.bands)
         if self.decreasing:
             c = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
@@ -86,7 +92,7 @@ class ToeplitzProblem:
         return c[1:]
 
     def coefficients(self, point: np.ndarray) -> tuple[np.ndarray, float]:
-        """Returns c with c_0 = 1, and the c_0 that it was divided by."""
+        """Returns the coefficients c of the encoder divided by c_0, and c_0."""
         if not self.decreasing:
             return np.concatenate([[1.0], point]), 1.0
         c = np.cumsum(point[::-1])[::-1]
@@ -95,13 +101,13 @@ class ToeplitzProblem:
         return np.full_like(c, np.nan), 1.0
 
     def log_loss(self, point: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the logarithm of the loss and its gradient; infinity where N grows without
-        bound.
+        """Returns the logarithm of the loss and its gradient. The logarithm is infinite if the
+        noise matrix N = C^-1 grows without bound.
         """
         c, scale = self.coefficients(point)
         if not np.isfinite(c).all():
             return np.inf, point
-        # A long step can overflow; the descent then shortens it.
+        # A long step can overflow. The loss is then infinite, and the descent shortens the step.
         with np.errstate(all="ignore"):
             squared_sensitivity, sensitivity_gradient = self.squared_sensitivity(c)
             squared_error, error_gradient = self._squared_error(c)
@@ -112,12 +118,15 @@ class ToeplitzProblem:
         return value, gradient[1:]
 
     def squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the squared sensitivity, as `fedmf.sensitivity` computes it, and its gradient."""
+        """Returns the squared sensitivity of the coefficients c, as `fedmf.sensitivity` computes
+        it, and its gradient.
+        """
         n = self.n
         b = self.b
         k = self.k
         if not self.overlapping:
-            # Coefficient t counts in those of the k columns that have a row t below their first.
+            # Coefficient t occurs in each of the client's k columns that has a row t rows below its
+            # first one.
             num_columns = np.ones(self.bands)
             if k > 1:
                 num_columns = np.minimum(k, -(-(n - np.arange(self.bands)) // b))
@@ -137,7 +146,8 @@ class ToeplitzProblem:
         return np.vdot(column_sum, column_sum), 2.0 * gradient
 
     def _squared_error(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the weighted sum of e_t^2 for A N = e(x) = a(x) / c(x), and its gradient.
+        """Returns the weighted sum of squares of the error response e and its gradient. The
+        generating function of e, the first column of A N, is a(x) / c(x).
 
         For prefix sums and momentum e converges to a constant. It is computed until it has settled,
         and constant from there on, so that a million rounds cost no more than the first thousands.
@@ -149,7 +159,8 @@ class ToeplitzProblem:
             T = self.horizon
             e = inverse_series(denominator, T)
             if not np.abs(e).max() <= _UNSTABLE * np.abs(e[: self.bands]).max():
-                return np.inf, c  # A zero of c inside the unit circle makes N grow without bound.
+                # If c(x) has a zero inside the unit circle, N grows without bound.
+                return np.inf, c
             tail = e[-max(T // 4, 1) :]
             settled_scale = max(np.abs(e[-1]), _SETTLED * np.abs(e).max())
             has_settled = np.abs(tail - e[-1]).max() <= _SETTLED * settled_scale
@@ -159,14 +170,14 @@ class ToeplitzProblem:
         weights = self.weights[:T].copy()
         weights[-1] += self.weights[T:].sum()
         weighted_e = weights * e
-        # d e(x) = -(e(x) / c(x)) d c(x)
+        # This uses the derivative d e(x) = -(e(x) / c(x)) d c(x).
         response = scipy.signal.lfilter([1.0], c, e)
         gradient = np.array([weighted_e[j:] @ response[: T - j] for j in range(min(self.bands, T))])
         return weighted_e @ e, -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))
 
 
-# Number of descents, each from the end of the previous one: at the kinks of the loss, the gradients
-# that a descent remembers mislead it.
+# Number of descents, each of which starts where the previous one ended. At kinks of the loss, the
+# gradients that L-BFGS has stored mislead it, and a new descent discards them.
 _NUM_DESCENTS = 3
 
 
@@ -177,8 +188,8 @@ def optimized_inverse(
     objective: str,
     stopping: Stopping,
 ) -> tuple[np.ndarray, Descent]:
-    """Returns the window r of N, with r_0 = 1 and as many entries as `start`, that has the smallest
-    loss or largest error; and the descent that led to it.
+    """Returns the coefficients r of a banded noise matrix N, with r_0 = 1 and as many entries as
+    `start`, that have the smallest loss or largest error; and the descent that found them.
 
     Args:
       inverse: the coefficients of 1 / a(x), a(x) being the workload.
@@ -198,7 +209,8 @@ def optimized_inverse(
 
 
 class InverseProblem:
-    """Squared sensitivity times squared error, as a function of r_1, r_2, ... with r_0 = 1.
+    """The loss of a Toeplitz mechanism as a function of r_1, r_2, ..., the coefficients of a banded
+    noise matrix N with r_0 = 1: squared sensitivity times squared error.
 
     c(x) = 1 / r(x) need not be non-negative and non-increasing. Under several participations the
     objective therefore takes the sensitivity of the smallest non-increasing sequence above |c|, an
@@ -209,22 +221,23 @@ class InverseProblem:
         self.n = participation.rounds
         self.inverse = inverse
         self.repeats = participation.max_participations > 1
-        # It provides the sensitivity of a C of all bands, and the weights of the rounds' errors.
+        # This problem provides the sensitivity of an encoder with all bands, and the weights of the
+        # rounds' errors.
         self.encoder_problem = ToeplitzProblem(
             inverse, participation, self.n, objective, decreasing=True
         )
 
     def log_loss(self, point: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the logarithm of the loss and its gradient; infinity where C grows beyond
-        float64.
+        """Returns the logarithm of the loss and its gradient. The logarithm is infinite if the
+        encoder C grows beyond the range of float64.
         """
         r = np.concatenate([[1.0], point])
-        # A long step can overflow; the descent then shortens it.
+        # A long step can overflow. The loss is then infinite, and the descent shortens the step.
         with np.errstate(all="ignore"):
             c = inverse_series(r, self.n)
             squared_sensitivity, c_gradient = self._squared_sensitivity(c)
             squared_error, error_gradient = self._squared_error(r)
-            # d c(x) = -d r(x) / r(x)^2
+            # This uses the derivative d c(x) = -d r(x) / r(x)^2.
             r_gradient = _divide_adjoint(r, _divide_adjoint(r, c_gradient))[: len(r)]
             gradient = error_gradient / squared_error - r_gradient / squared_sensitivity
             value = np.log(squared_sensitivity) + np.log(squared_error)
@@ -233,20 +246,25 @@ class InverseProblem:
         return value, gradient[1:]
 
     def _squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the squared sensitivity, as `fedmf.sensitivity` bounds it, and its gradient."""
+        """Returns the squared sensitivity of the coefficients c, as `fedmf.sensitivity` bounds it,
+        and its gradient.
+        """
         if not self.repeats or not np.isfinite(c).all():
             return c @ c, 2.0 * c
         magnitudes = np.abs(c)
         envelope = np.maximum.accumulate(magnitudes[::-1])[::-1]
         squared, envelope_gradient = self.encoder_problem.squared_sensitivity(envelope)
-        # Each entry of the envelope is the next |c_s| that reaches it.
+        # Each entry of the envelope equals |c_s| for the next index s at which |c_s| reaches the
+        # envelope.
         peaks = np.flatnonzero(magnitudes == envelope)
         peak_of_entry = peaks[np.searchsorted(peaks, np.arange(self.n))]
         gradient = np.bincount(peak_of_entry, envelope_gradient, minlength=self.n) * np.sign(c)
         return squared, gradient
 
     def _squared_error(self, r: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the weighted sum of e_t^2 for A N = e(x) = a(x) r(x), and its gradient."""
+        """Returns the weighted sum of squares of the error response e and its gradient. The
+        generating function of e, the first column of A N, is a(x) r(x).
+        """
         import scipy.signal
 
         e = scipy.signal.lfilter([1.0], self.inverse, np.pad(r, (0, self.n - len(r))))
@@ -255,7 +273,9 @@ class InverseProblem:
 
 
 def _divide_adjoint(polynomial: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns `values` under the adjoint of the division of a series by the polynomial."""
+    """Applies the adjoint of the linear map that divides a power series by `polynomial` to
+    `values`.
+    """
     import scipy.signal
 
     return scipy.signal.lfilter([1.0], polynomial, values[::-1])[::-1]

@@ -1,4 +1,6 @@
-"""Lower-triangular Toeplitz encoders: the same correlations in every round."""
+"""Mechanisms with a lower-triangular Toeplitz encoder, whose coefficients are the same in every
+round.
+"""
 
 import dataclasses
 from typing import ClassVar, final
@@ -10,16 +12,16 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream, check_left_inverse
 
-# Up to this many multiplications a series is divided term by term, which is most accurate; beyond
-# it, by FFT.
+# Below this number of multiplications a series is divided term by term, which is most accurate.
+# Longer series are divided by FFT.
 _MAX_DIRECT_MULTIPLICATIONS = 10**9
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ToeplitzMechanism(Mechanism):
-    """A Toeplitz encoder C[t, j] = c[t - j], whose N = C^-1 is Toeplitz as well (BLT slides:
-    "Toeplitz mechanism").
+    """A mechanism with a Toeplitz encoder C[t, j] = c[t - j], whose noise matrix N = C^-1 is
+    Toeplitz as well (BLT slides: "Toeplitz mechanism").
 
     The generating functions c(x) = sum of c_t x^t and n(x) are inverse to each other: n(x) = 1 /
     c(x). One of the two is a field, and its length decides what a noise vector costs:
@@ -77,17 +79,20 @@ class ToeplitzMechanism(Mechanism):
 
     @property
     def bands(self) -> int:
-        """Number of diagonals of C: the length of `coefficients`, or else `rounds`."""
+        """The number of diagonals of the encoder: the length of `coefficients`, or `rounds` without
+        them.
+        """
         if self.coefficients is None:
             return self.rounds
         return len(self.coefficients)
 
     def encoder(self) -> np.ndarray:
-        """Returns the encoder C, float64 (rounds, rounds), lower-triangular."""
+        """Returns the encoder C, a lower-triangular float64 array of shape (rounds, rounds)."""
         return lower_toeplitz(self.toeplitz_coefficients(), self.rounds)
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N = C^-1, float64 (rounds, rounds), lower-triangular.
+        """Returns the noise matrix N = C^-1, a lower-triangular float64 array of shape (rounds,
+        rounds).
 
         Raises:
           ValueError: float64 has too few digits for N.
@@ -96,8 +101,8 @@ class ToeplitzMechanism(Mechanism):
         return check_left_inverse(N, self.encoder())
 
     def stream(self) -> NoiseStream:
-        """Returns the rows of a banded C as a recurrence, the rows of a banded N as a window over
-        the last draws, or else the rows of N.
+        """Returns the recipe of the noise vectors: a recurrence with the rows of C if C is banded,
+        a window over the last draws if N is banded, and otherwise a product with the rows of N.
         """
         if self.noising_window is None:
             return super().stream()
@@ -112,22 +117,22 @@ class ToeplitzMechanism(Mechanism):
         return NoiseStream(rounds=n, sources=n, buffers=buffers)
 
     def banded_rows(self) -> np.ndarray | None:
-        """Returns the rows of C if it has fewer bands than rounds, or a single round; otherwise
-        None.
+        """Returns the rows of C if it has fewer bands than rounds, or if there is a single round;
+        otherwise None.
         """
         if self.coefficients is None or 1 < self.rounds == len(self.coefficients):
             return None
         return _banded_rows(self.coefficients, self.rounds)
 
     def toeplitz_coefficients(self) -> np.ndarray:
-        """Returns the coefficients c of C, float64 (bands,)."""
+        """Returns the first column c of the encoder C, float64 (bands,)."""
         if self.coefficients is not None:
             return self.coefficients
         assert self.noising_window is not None
         return inverse_series(self.noising_window, self.rounds)
 
     def noising_coefficients(self) -> np.ndarray:
-        """Returns the first column of N, float64 (rounds,)."""
+        """Returns the first column of the noise matrix N, float64 (rounds,)."""
         if self.noising_window is not None:
             return np.pad(self.noising_window, (0, self.rounds - len(self.noising_window)))
         assert self.coefficients is not None
@@ -135,8 +140,8 @@ class ToeplitzMechanism(Mechanism):
 
 
 def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
-    """Returns the (n, n) lower-triangular Toeplitz matrix whose first column begins with `column`,
-    (at most n,), and continues with zeros.
+    """Returns the (n, n) lower-triangular Toeplitz matrix whose first column is `column`, of at
+    most n entries, followed by zeros.
 
     >>> lower_toeplitz(np.array([1.0, 2.0]), 3)
     array([[1., 0., 0.],
@@ -144,7 +149,8 @@ def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
            [0., 2., 1.]])
     """
     checks.fits_in_memory("a Toeplitz matrix", (n, n))
-    # Row t is a window of the reversed column, which starts t entries further to the left.
+    # Each row is a window of the reversed column. The window of row t starts t entries further to
+    # the left than the window of row 0.
     reversed_column = np.zeros(2 * n - 1)
     reversed_column[n - len(column) : n] = column[::-1]
     row_windows = np.lib.stride_tricks.sliding_window_view(reversed_column, n)
@@ -152,8 +158,8 @@ def lower_toeplitz(column: np.ndarray, n: int) -> np.ndarray:
 
 
 def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
-    """Returns the first n coefficients of 1 / p(x), float64 (n,), for the series p(x) whose
-    coefficients are `series`, p(0) not 0.
+    """Returns the first n coefficients of 1 / p(x), float64 (n,), where p(x) is the power series
+    with the coefficients `series`, and p(0) is not 0.
 
     >>> inverse_series(np.array([1.0, -1.0]), 4)
     array([1., 1., 1., 1.])
@@ -163,8 +169,9 @@ def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
     series = series[:n]
     if n * len(series) <= _MAX_DIRECT_MULTIPLICATIONS:
         return scipy.signal.lfilter([1.0], series, np.eye(1, n)[0])
-    # Newton's iteration q <- q (2 - p q) doubles the number of correct coefficients each time.
-    # Every product is an FFT: its errors are absolute, about 1e-16 of the largest coefficient.
+    # Newton's iteration q <- q (2 - p q) doubles the number of correct coefficients each time. Its
+    # products are computed by FFT, whose errors are absolute: about 1e-16 of the largest
+    # coefficient.
     inverse = np.array([1.0 / series[0]])
     num_correct = 1
     while num_correct < n:
@@ -180,8 +187,8 @@ def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
 
 
 def _banded_rows(column: np.ndarray, n: int) -> np.ndarray:
-    """Returns the rows of a banded Toeplitz matrix, (n, len(column)): [t, j] is column[j], and 0
-    where t < j.
+    """Returns the rows of a banded Toeplitz matrix, float64 (n, len(column)). Entry [t, j] is
+    column[j], or 0 where t < j.
     """
     checks.fits_in_memory("the recipe of a banded Toeplitz matrix", (n, len(column)))
     rows = np.tile(column, (n, 1))
