@@ -182,8 +182,8 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
 
     @property
     def bands(self) -> int:
-        """The number of diagonals of the encoder C from the main diagonal down to
-        the last non-zero one: 1 for a diagonal C, and `rounds` for a C without band structure.
+        """The number of diagonals of the encoder C from the main diagonal down to the last non-zero
+        one: 1 for a diagonal C, and `rounds` for a C without band structure.
         """
         return self.rounds
 

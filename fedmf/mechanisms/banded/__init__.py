@@ -1,1 +1,3 @@
-"""Banded mechanisms (banded paper): the class, its fit, its loss and its bound."""
+"""Mechanisms whose encoder has few non-zero diagonals (banded paper): their class, its fit, and the
+loss and lower bound that the fit computes.
+"""

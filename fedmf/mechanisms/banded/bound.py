@@ -1,4 +1,4 @@
-"""Lower bounds on the losses of banded encoders, by weak duality.
+"""Lower bounds on the losses of banded encoders, computed by weak duality.
 
 `dual_bound` is for any workload. `banded_bound`, for workloads with banded inverse, needs neither a
 dense matrix nor a decomposition.
@@ -14,8 +14,8 @@ from fedmf.mechanisms.banded.recursion import NoiseRecursion, blocks_of, invert_
 
 
 def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
-    """Returns a lower bound on tr(A^T A X^-1) over positive-definite X with tr(U X) = tr(U); None
-    for an indefinite U.
+    """Returns a lower bound on tr(A^T A X^-1) over all positive-definite X with tr(U X) = tr(U),
+    where A is the workload and X = C^T C; or None if U is not positive definite.
 
     For any such X, tr(A^T A X^-1) + tr(U X) >= 2 tr((A U A^T)^(1/2)), whose right side is the
     minimum of the left over all positive-definite X. With tr(U X) = tr(U) this bounds the loss by 2
@@ -32,33 +32,37 @@ def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
     factor, info = scipy.linalg.lapack.dpotrf(U, lower=True, clean=True)
     if info != 0:
         return None
-    # T is the sum of singular values of A U^(1/2); from the eigenvalues of A U A^T half the digits
-    # of the small ones would be lost.
+    # T is the sum of the singular values of A U^(1/2). Computing it from the eigenvalues of A U A^T
+    # would lose half the digits of the small ones.
     T = scipy.linalg.svdvals(A @ factor, overwrite_a=True, check_finite=False).sum()
     return T * T / np.trace(U)
 
 
-# Number of corrections of the dual point, and of conjugate-gradient steps for each.
+# Largest number of corrections of the dual point, and largest number of conjugate-gradient steps
+# for each correction.
 _MAX_CORRECTIONS = 5
 _MAX_STEPS = 60
-# Fraction of the tolerated gap that conjugate gradients may leave as residual, in the first
-# correction and in later ones.
+# Conjugate gradients may leave a residual of this fraction of the tolerated gap: the first fraction
+# in the first correction, and the second one in later corrections.
 _FIRST_RESIDUAL = 0.3
 _LATER_RESIDUAL = 0.1
-# A gap this many times the tolerated one is not worth another correction.
+# If the gap is more than this many times the tolerated one, another correction is not worth its
+# cost.
 _MAX_GAP_RATIO = 30.0
 
 
 class BandBlocks(NamedTuple):
-    """A symmetric banded matrix as its blocks on the diagonal and right below it."""
+    """A symmetric banded matrix, stored as its blocks on the diagonal and the blocks right below
+    them.
+    """
 
     diagonal: np.ndarray
     below: np.ndarray
 
 
 class SymmetricBand:
-    """Operations on symmetric matrices of n rounds with `bands` bands on either side, in blocks of
-    `length` rounds; rounds that pad the last block are 0.
+    """Operations on symmetric (n, n) matrices with `bands` bands on either side of the diagonal,
+    stored in blocks of `length` rounds. Entries that pad the last block are 0.
     """
 
     def __init__(self, n: int, bands: int, length: int) -> None:
@@ -70,7 +74,7 @@ class SymmetricBand:
         self.is_in_below_band = lag + length < bands
 
     def clear_outside_band(self, matrix: BandBlocks) -> BandBlocks:
-        """Zeroes, in place, the entries outside the band, and returns the matrix."""
+        """Sets the entries outside the band to 0 in place, and returns the matrix."""
         diagonal_blocks, below_blocks = matrix
         np.multiply(diagonal_blocks, self.is_in_diagonal_band, out=diagonal_blocks)
         np.multiply(below_blocks, self.is_in_below_band, out=below_blocks)
@@ -82,12 +86,12 @@ class SymmetricBand:
         return matrix
 
     def inner_product(self, left: BandBlocks, right: BandBlocks) -> float:
-        """Returns tr(left right)."""
+        """Returns tr(L R), the inner product of the two symmetric matrices `left` and `right`."""
         below_product = np.vdot(left.below, right.below)
         return np.vdot(left.diagonal, right.diagonal) + 2.0 * below_product
 
     def row_sums(self, matrix: BandBlocks) -> np.ndarray:
-        """Returns the sum of magnitudes of each row, (n,)."""
+        """Returns the sum of the absolute values in each row, float64 (n,)."""
         below_magnitudes = np.abs(matrix.below)
         sums = np.abs(matrix.diagonal).sum(axis=2)
         sums[1:] += below_magnitudes.sum(axis=2)
@@ -95,11 +99,11 @@ class SymmetricBand:
         return sums.reshape(-1)[: self.n]
 
     def main_diagonal(self, matrix: BandBlocks) -> np.ndarray:
-        """Returns a copy of the main diagonal, (n,)."""
+        """Returns a copy of the main diagonal, float64 (n,)."""
         return np.einsum("tii->ti", matrix.diagonal).reshape(-1)[: self.n].copy()
 
     def add_to_main_diagonal(self, diagonal_blocks: np.ndarray, values: np.ndarray) -> None:
-        """Adds (n,) values to the main diagonal in place."""
+        """Adds `values`, float64 (n,), to the main diagonal in place."""
         padded = np.zeros(self.count * self.length)
         padded[: self.n] = values
         np.einsum("tii->ti", diagonal_blocks)[...] += padded.reshape(self.count, self.length)
@@ -113,8 +117,9 @@ def banded_bound(
     classes: np.ndarray,
     tolerance: float,
 ) -> float:
-    """Returns a lower bound on tr(A^T A X^-1) over all X with at most as many bands whose classes
-    have traces of at most 1.
+    """Returns a lower bound on tr(A^T A X^-1) over all feasible X = C^T C, where A is the workload.
+    X is feasible if it has at most as many bands as C, and its diagonal sums to at most 1 over each
+    class of rounds.
 
     Let X = C^T C, M = X^-1 A^T A X^-1 (minus the gradient of the loss along X) and Y = A X^-1 (I -
     D) for any symmetric D. Then ||A X'^(-1/2) - Y X'^(1/2)||_F^2 >= 0 bounds every feasible X':
@@ -182,7 +187,7 @@ def banded_bound(
 
 
 def _gram(C: BandBlocks) -> BandBlocks:
-    """Returns X = C^T C."""
+    """Returns the gram matrix X = C^T C in blocks."""
     X = C.diagonal.transpose(0, 2, 1) @ C.diagonal
     X[:-1] += C.below.transpose(0, 2, 1) @ C.below
     return BandBlocks(X, C.diagonal[1:].transpose(0, 2, 1) @ C.below)
@@ -191,8 +196,9 @@ def _gram(C: BandBlocks) -> BandBlocks:
 def _negative_gradient(
     C: BandBlocks, P: BandBlocks, R_gradient: list[np.ndarray]
 ) -> list[np.ndarray]:
-    """Returns the blocks of M up to three below the diagonal, from C M = T, where T is -1/2 of the
-    gradient along C, which is the gradient along R times P^T.
+    """Returns the blocks of M, the negative gradient of the loss along X = C^T C, up to three below
+    the diagonal. They solve C M = T, where T is -1/2 of the gradient along C, which is the gradient
+    along R = C P times P^T.
     """
     block_inverses = np.stack([invert_block(block) for block in C.diagonal])
     T = []
@@ -224,8 +230,8 @@ def _solve(
     classes: np.ndarray,
     max_residual: float,
 ) -> BandBlocks:
-    """Returns D with D M + M D = right_side on the matrices that `_unwanted` projects to, by
-    preconditioned conjugate gradients.
+    """Solves D M + M D = right_side for D by preconditioned conjugate gradients. D is one of the
+    matrices that `_unwanted` projects to.
 
     The operator is self-adjoint and positive definite there: tr(D (D M + M D)) = 2 tr(D M D).
     Conjugate gradients stop when the magnitudes of the residual sum to `max_residual`.
@@ -277,14 +283,14 @@ def _solve(
 
 
 def _symmetric_part(products: dict[int, np.ndarray]) -> BandBlocks:
-    """Returns M D + D M from the blocks of M D."""
+    """Returns M D + D M from the blocks of the product M D."""
     diagonal_blocks = products[0] + products[0].transpose(0, 2, 1)
     below_blocks = products[1][:-1] + products[-1][1:].transpose(0, 2, 1)
     return BandBlocks(diagonal_blocks, below_blocks)
 
 
 def _sandwich(D: BandBlocks, MD: dict[int, np.ndarray]) -> BandBlocks:
-    """Returns D M D from the blocks (t + i, t) of M D."""
+    """Returns D M D from the blocks (t + i, t) of the product M D."""
     diagonal_transposed = D.diagonal.transpose(0, 2, 1)
     below_transposed = D.below.transpose(0, 2, 1)
     diagonal_blocks = diagonal_transposed @ MD[0]
@@ -296,8 +302,8 @@ def _sandwich(D: BandBlocks, MD: dict[int, np.ndarray]) -> BandBlocks:
 
 
 def _unwanted(band: SymmetricBand, target: BandBlocks, classes: np.ndarray) -> BandBlocks:
-    """Returns the part of `target`, a matrix inside the band, that D is to remove: all but the mean
-    of each class on the main diagonal.
+    """Returns `target`, a matrix inside the band, without the mean of each class on the main
+    diagonal. This is the part that the correction D is to remove.
     """
     class_means = np.bincount(classes, band.main_diagonal(target)) / np.bincount(classes)
     diagonal_blocks = target.diagonal.copy()
@@ -306,15 +312,17 @@ def _unwanted(band: SymmetricBand, target: BandBlocks, classes: np.ndarray) -> B
 
 
 def _class_maxima(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns the largest value of each class, or 0: a class need not use its budget."""
+    """Returns the largest of the values of each class, or 0 if they are all negative, since a class
+    need not use its budget.
+    """
     maxima = np.zeros(int(classes.max()) + 1)
     np.maximum.at(maxima, classes, values)
     return maxima
 
 
 def block_product(S: list[np.ndarray], D: BandBlocks, i: int) -> np.ndarray:
-    """Returns the blocks (t + i, t) of S D, (count, length, length), 0 where there is none; S and D
-    are symmetric.
+    """Returns the blocks (t + i, t) of the product S D of two symmetric matrices, float64 (count,
+    length, length). Entry t is 0 if there is no block (t + i, t).
 
     Args:
       S: S[q][t] is the block (t + q, t), q from 0 to at least abs(i) + 1.
@@ -323,7 +331,7 @@ def block_product(S: list[np.ndarray], D: BandBlocks, i: int) -> np.ndarray:
     """
     num_blocks = len(S[0])
     product = np.zeros(S[0].shape)
-    for j in (-1, 0, 1):  # Products with the block row t + j of D.
+    for j in (-1, 0, 1):  # Each pass adds the products with the blocks of D in block row t + j.
         first_block = max(0, -i, -j)
         end_block = min(num_blocks, num_blocks - i, num_blocks - j)
         if first_block >= end_block:

@@ -1,4 +1,6 @@
-"""The best banded encoder, by L-BFGS with a dual certificate (banded paper, Prob. 2, App. B)."""
+"""The fit of the best banded encoder, by L-BFGS with a certificate from the dual problem
+(banded paper, Prob. 2, App. B).
+"""
 
 import contextlib
 import dataclasses
@@ -24,7 +26,8 @@ from fedmf.workloads import Workload
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BandedMechanism(Mechanism):
-    """A lower-triangular C with `bands` non-zero diagonals, N = C^-1 (banded paper, Sec. 3 and 4).
+    """A mechanism with a lower-triangular encoder C of `bands` non-zero diagonals, and the noise
+    matrix N = C^-1 (banded paper, Sec. 3 and 4).
 
         diagonals[t, j] = C[t, t-j]       C = | c00             |
                                               | c10  c11        |      two bands, three rounds
@@ -54,32 +57,34 @@ class BandedMechanism(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """Number of rounds n."""
+        """The number of rounds n."""
         return int(self.diagonals.shape[0])
 
     @property
     def bands(self) -> int:
-        """Number of diagonals of C."""
+        """The number of diagonals of the encoder C."""
         return int(self.diagonals.shape[1])
 
     def encoder(self) -> np.ndarray:
-        """Returns the encoder C, float64 (rounds, rounds), lower-triangular and banded."""
+        """Returns the encoder C, a lower-triangular banded float64 array, (rounds, rounds)."""
         checks.fits_in_memory("the encoder", (self.rounds, self.rounds))
         return banded_matrix(self.diagonals)
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N = C^-1, float64 (rounds, rounds), lower-triangular."""
+        """Returns the noise matrix N = C^-1, a lower-triangular float64 array of shape (rounds,
+        rounds).
+        """
         checks.fits_in_memory("the noising matrix", (self.rounds, self.rounds))
         return inverse_of_banded(self.diagonals)
 
     def banded_rows(self) -> np.ndarray:
-        """Returns the diagonals."""
+        """Returns `diagonals`, the rows of the banded encoder."""
         return self.diagonals
 
 
 def diagonals_of(C: np.ndarray, bands: int) -> np.ndarray:
-    """Returns the (n, bands) diagonals of a lower-triangular (n, n) matrix: [t, j] is C[t, t - j],
-    and 0 where t < j.
+    """Returns the diagonals of a lower-triangular matrix C of shape (n, n), float64 (n, bands).
+    Entry [t, j] is C[t, t - j], or 0 where t < j.
     """
     diagonals = np.zeros((C.shape[0], bands))
     for j in range(bands):
@@ -88,24 +93,25 @@ def diagonals_of(C: np.ndarray, bands: int) -> np.ndarray:
 
 
 # A certificate costs as much as tens of steps. It is computed when the last quarter of the steps
-# has lowered the loss by less than this fraction of the tolerance, when the steps have grown by
-# this factor since the last certificate, and the first one between these two steps.
+# has lowered the loss by less than _SLOW_DECREASE of the tolerance, or when the number of steps has
+# grown by _CHECK_GROWTH since the last certificate. The first certificate is computed between steps
+# _FIRST_CHECK and _LATEST_FIRST_CHECK.
 _SLOW_DECREASE = 0.03
 _CHECK_GROWTH = 2.0
 _FIRST_CHECK = 8
 _LATEST_FIRST_CHECK = 64
-# The descent to the start ends after this many steps, or with a step that decreases the loss by
-# less.
+# The descent that finds the start ends after this many steps, or with a step that lowers the loss
+# by less than this fraction.
 _MAX_START_STEPS = 60
 _START_DECREASE = 1e-4
 
 
 def check_memory_of_fit(rounds: int, bands: int, *, hint: str | None = None) -> None:
-    """Raises TooLargeForMemory if a fit of so many rounds and bands takes more than the available
-    memory; `hint` is the way out, None the advice to choose another family.
+    """Raises TooLargeForMemory if a banded fit with this number of rounds and bands takes more than
+    the available memory. `hint` says what to do instead; None advises to choose another family.
     """
-    # Mostly the vectors that L-BFGS stores. Measured: 59 arrays; 20 fewer where they are so large
-    # that this matters.
+    # Most of the memory holds the vectors that L-BFGS stores. The measured peak is 59 arrays, and
+    # 20 fewer for arrays so large that memory matters.
     what = f"the fit of family='banded' with bands={bands}"
     options = {}
     if hint is not None:
@@ -121,7 +127,8 @@ def fit_banded(
     bands: int | None = None,
     equal_norms: bool = True,
 ) -> BandedMechanism:
-    """Minimises ||A C^-1||_F^2 over lower-triangular C with `bands` bands.
+    """Fits the banded encoder of the smallest loss: minimises ||A C^-1||_F^2, where A is the
+    workload, over lower-triangular C with `bands` bands.
 
     equal_norms=True: over columns of norm 1 (banded paper, Sec. 4, Problem 2), for any
     participation; with bands <= min_sep the sensitivity is then sqrt(max_participations).
@@ -163,7 +170,8 @@ def fit_banded(
     if not equal_norms:
         epochs = _epochs(participation, bands)
     if workload.inverse_diagonals is not None:
-        # The recursion loses digits for some workloads, as where rates fall far and rise again.
+        # For some workloads the recursion loses too many digits, for example if learning rates fall
+        # far and rise again. The dense loss then takes its place.
         with contextlib.suppress(ArithmeticError):
             loss = StructuredLoss(workload.inverse_diagonals, bands)
             return _BandedFit(loss, workload, bands, epochs, stopping, start_time).run()
@@ -172,7 +180,9 @@ def fit_banded(
 
 
 class _BandedFit:
-    """One fit with one way to compute losses, whose digits may not suffice (ArithmeticError)."""
+    """One fit with one way to compute losses. Its `run` raises ArithmeticError if that way is not
+    accurate enough for the workload.
+    """
 
     def __init__(
         self,
@@ -193,30 +203,32 @@ class _BandedFit:
         self.variables = EncoderVariables(toeplitz_start(workload, bands), workload.rounds, min_sep)
         self.certificate: Certificate | None = None
         self.certified_at = 0
-        # Losses after each step, in units in which the first is n: with it the first step of
-        # L-BFGS, of unit length, is a sensible one.
+        # The losses after each step, in units in which the first one is n. In these units the first
+        # step of L-BFGS, of unit length, has a sensible size.
         self.values = [workload.rounds * 1.0]
         with np.errstate(all="ignore"):
             start_loss, self.start_gradient = loss.evaluate(self.variables.encoder(self.start()))
         self.unit = start_loss / workload.rounds
 
     def start(self) -> np.ndarray:
-        """Returns the variables of the Toeplitz start."""
+        """Returns the variables at which the descent starts, those of a Toeplitz encoder."""
         return np.zeros(self.variables.size)
 
     @property
     def iterations(self) -> int:
-        """Number of steps so far."""
+        """The number of steps so far."""
         return len(self.values) - 1
 
     def objective(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the loss in units of `unit`, and its gradient."""
+        """Returns the loss in units of `unit`, and its gradient with respect to the variables x."""
         with np.errstate(all="ignore"):
             loss, gradient = self.loss.evaluate(self.variables.encoder(x))
             return loss / self.unit, self.variables.pull_back(x, gradient) / self.unit
 
     def run(self) -> BandedMechanism:
-        """Descends until the certified gap is within tolerance, and warns if it is not."""
+        """Runs the descent until the certified gap is within the tolerance, and warns if it stops
+        before.
+        """
         x = self.start()
         if self.epochs is not None:
             x = self.variables.better_norms(self.start_gradient)
@@ -242,7 +254,9 @@ class _BandedFit:
         return BandedMechanism(diagonals=diagonals, certificate=certificate)
 
     def _end_step(self, x: np.ndarray) -> bool:
-        """Certifies a step where that may pay, reports it, and returns whether to stop."""
+        """Computes a certificate if one is due, reports the step to `progress`, and returns whether
+        to stop.
+        """
         gap = None
         if _worth_certifying(self.values, self.certified_at, self.stopping.tolerance):
             self.certificate = self._certify(x, self.stopping.tolerance)
@@ -254,8 +268,8 @@ class _BandedFit:
         return has_converged or self.iterations >= self.stopping.max_iterations
 
     def _certify(self, x: np.ndarray, tolerance: float) -> Certificate:
-        """Returns a certificate of x, whose bound is the largest so far: bounds hold for every
-        encoder of the family.
+        """Returns a certificate of the encoder at x. Its lower bound is the largest one so far,
+        since each bound holds for every encoder of the family.
         """
         encoder = self.variables.encoder(x)
         loss, lower_bound = self.loss.bound(encoder, self.variables.classes, tolerance)
@@ -264,12 +278,14 @@ class _BandedFit:
         return self._new_certificate(loss, lower_bound)
 
     def _new_certificate(self, loss: float, lower_bound: float) -> Certificate:
-        """Returns a certificate after the steps so far."""
+        """Returns a certificate that states the number of steps and the time so far."""
         duration = time.perf_counter() - self.start_time
         return certify(loss, lower_bound, self.iterations, duration, participation=self.epochs)
 
     def _final_certificate(self, x: np.ndarray, interrupted: bool) -> Certificate:
-        """Returns the certificate of the last step; after Ctrl-C, one that takes little time."""
+        """Returns the certificate of the last step. After Ctrl-C, a bound that takes little time is
+        used.
+        """
         if interrupted and self.certificate is not None:
             return self._new_certificate(self.values[-1] * self.unit, self.certificate.lower_bound)
         if interrupted:
@@ -280,7 +296,9 @@ class _BandedFit:
 
 
 def _worth_certifying(values: list[float], certified_at: int, tolerance: float) -> bool:
-    """Returns whether the last of these losses, one for each step, may be within tolerance."""
+    """Returns whether a certificate is due after these losses, one for each step: the descent has
+    become slow, or the last certificate is long ago.
+    """
     num_steps = len(values) - 1
     if num_steps < max(_FIRST_CHECK, int(np.ceil(1.15 * certified_at))):
         return False
@@ -291,8 +309,8 @@ def _worth_certifying(values: list[float], certified_at: int, tolerance: float) 
 
 
 def _epochs(participation: Participation, bands: int) -> Participation | None:
-    """Returns the (k, b)-participation that a fit without equal norms is for; None if equal norms
-    are the optimum.
+    """Returns the (k, b)-participation that a fit without equal column norms optimises for, or None
+    if equal norms are optimal.
     """
     n = participation.rounds
     b = participation.min_sep
@@ -316,8 +334,8 @@ def _epochs(participation: Participation, bands: int) -> Participation | None:
 
 
 def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
-    """Returns coefficients c of a Toeplitz C, float64 (bands,), c[0] = 1, that is good for
-    `workload` with columns of one norm.
+    """Returns the first column c of a Toeplitz encoder with c[0] = 1, float64 (bands,), whose loss
+    for `workload` is small once its columns are scaled to the same norm.
 
     For a workload with banded inverse they minimise |c|^2 ||A C^-1||_F^2, with a typical row of the
     inverse in all rounds. Otherwise, and where such a workload grows without bound, they are those

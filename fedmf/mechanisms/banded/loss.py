@@ -1,4 +1,4 @@
-"""Loss of a banded encoder, its gradient along the band, and its lower bound.
+"""The loss of a banded encoder, with its gradient along the band and a lower bound on it.
 
 `StructuredLoss` is for workloads with banded inverse, `DenseLoss` for any workload.
 """
@@ -20,12 +20,12 @@ _MIN_BLOCK_ROUNDS = 64
 
 
 class ImpreciseRecursion(ArithmeticError):
-    """Error that the recursion over the noise process raises where it loses digits."""
+    """The error that is raised if the recursion for the noise covariances loses too many digits."""
 
 
 class StructuredLoss:
-    """||A C^-1||_F^2 for C by columns, columns[j, o] = C[j + o, j], (n, bands), and for an A with
-    banded inverse.
+    """The loss ||A C^-1||_F^2 of a banded encoder C, for a workload A with banded inverse. C is
+    given by columns, float64 (n, bands), with columns[j, o] = C[j + o, j].
 
     It costs O(n bands^2) work and O(n bands) memory, by the recursion over the noise process.
     """
@@ -38,11 +38,13 @@ class StructuredLoss:
         self.width = min(self.n, bands + self.p - 1)
 
     def evaluate(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the loss and its gradient, (n, bands), 0 outside C."""
+        """Returns the loss and its gradient, float64 (n, bands). Gradient entries beyond the last
+        row of C are 0.
+        """
         recursion = NoiseRecursion(self._product(columns))
         R_gradient = columns_of_blocks(recursion.gradient(), self.n, self.width)
         gradient = np.zeros((self.n, self.bands))
-        for j in range(self.p):  # The adjoint of `_product`.
+        for j in range(self.p):  # This loop applies the adjoint of `_product`.
             num_bands = min(self.bands, self.width - j)
             gradient[j:, :num_bands] += (
                 R_gradient[: self.n - j, j : j + num_bands] * self.inverse[j:, j, None]
@@ -52,8 +54,8 @@ class StructuredLoss:
     def bound(
         self, columns: np.ndarray, classes: np.ndarray, tolerance: float
     ) -> tuple[float, float]:
-        """Returns the loss and a lower bound on that of every C whose squared column norms sum to
-        at most 1 in each class.
+        """Returns the loss of C, and a lower bound on the loss of every banded encoder whose
+        squared column norms sum to at most 1 in each class.
 
         A bound within the relative `tolerance` need not be made sharper.
 
@@ -67,14 +69,16 @@ class StructuredLoss:
             raise ImpreciseRecursion
         loss = squares.sum()
         bound = banded_bound(columns, self.inverse_columns, recursion, loss, classes, tolerance)
-        # Far from the optimum that bound can be useless. The main diagonal of A C^-1 alone, with
-        # entries A_ii / C_ii and C_ii at most the norm of column i, bounds the loss by the squares
-        # of the classes' sums of |A_ii|.
+        # Far from the optimum the bound can be useless. Another bound uses the main diagonal of A
+        # C^-1 alone: its entries are A_ii / C_ii, and C_ii is at most the norm of column i, so that
+        # the loss is at least the sum over classes of the squared sum of |A_ii|.
         diagonal_sums = np.bincount(classes, 1.0 / np.abs(self.inverse[:, 0]))
         return loss, max(bound, float(diagonal_sums @ diagonal_sums))
 
     def _product(self, columns: np.ndarray) -> np.ndarray:
-        """Returns R = C P by columns: R[l + o, l] = sum_j C[l + o, l + j] P[l + j, l]."""
+        """Returns the product R = C P by columns, where P = A^-1: R[l + o, l] = sum_j
+        C[l + o, l + j] P[l + j, l].
+        """
         R = np.zeros((self.n, self.width))
         for j in range(self.p):
             num_bands = min(self.bands, self.width - j)
@@ -85,8 +89,9 @@ class StructuredLoss:
 
 
 class DenseLoss:
-    """||A C^-1||_F^2 for C by columns and any A, in O(n^2 bands): C still has blocks on its
-    diagonal and right below it only.
+    """The loss ||A C^-1||_F^2 of a banded encoder C, given by columns, for any workload A, in O(n^2
+    bands) time. In blocks of at least bands - 1 rounds, C is non-zero on the diagonal and right
+    below it only.
     """
 
     def __init__(self, A: np.ndarray, bands: int) -> None:
@@ -97,13 +102,13 @@ class DenseLoss:
         self.blocks = [slice(first, min(first + size, self.n)) for first in range(0, self.n, size)]
 
     def evaluate(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the loss and its gradient, as `StructuredLoss.evaluate`."""
+        """Returns the loss and its gradient, as `StructuredLoss.evaluate` does."""
         C, band = self._with_band_view()
         band[:] = columns
         B = self._decoder(C)
-        # d||B||^2 = -2 <B, B dC C^-1>: the gradient with respect to C is -2 B^T W^T with W = C^-1
-        # B^T. Its entries inside the band need W on and right of the diagonal blocks only, solved
-        # from the first block of rows on.
+        # With B = A C^-1 and d||B||^2 = -2 <B, B dC C^-1>, the gradient with respect to C is -2 B^T
+        # W^T with W = C^-1 B^T. Its entries inside the band need only the blocks of W on the
+        # diagonal and right of it, which are solved from the first block of rows on.
         G, G_band = self._with_band_view()
         previous = self.blocks[0]
         previous_W = np.empty((0, 0))
@@ -123,7 +128,7 @@ class DenseLoss:
     def bound(
         self, columns: np.ndarray, classes: np.ndarray, tolerance: float
     ) -> tuple[float, float]:
-        """Returns the loss and a lower bound, as `StructuredLoss.bound`, in O(n^3).
+        """Returns the loss and a lower bound, as `StructuredLoss.bound` does, in O(n^3) time.
 
         At the optimum M = X^-1 A^T A X^-1 vanishes inside the band, off the diagonal, and its
         diagonal is constant on each class: there the derivative of the loss along X, -M, is zero
@@ -134,15 +139,15 @@ class DenseLoss:
         band[:] = columns
         B = self._decoder(C)
         loss = np.einsum("ij,ij->", B, B)
-        W = scipy.linalg.blas.dtrsm(1.0, C, B.T, lower=1)  # C^-1 B^T
+        W = scipy.linalg.blas.dtrsm(1.0, C, B.T, lower=1)  # W is C^-1 B^T.
         M = W @ W.T
         weights = np.einsum("ij,ij->i", columns, columns)
         means = np.bincount(classes, weights * np.diagonal(M)) / np.bincount(classes, weights)
         diagonal = np.diag(means[classes])
         is_in_band = np.tri(self.n, k=self.bands - 1, dtype=bool)
         M[is_in_band & is_in_band.T] = 0.0
-        # Far from the optimum U can be indefinite: its outer part is then scaled down until U is
-        # positive definite.
+        # Far from the optimum U = diagonal + M can be indefinite. M, its part outside the band, is
+        # then scaled down until U is positive definite.
         for fraction in (1.0, 0.9, 0.5, 0.0):
             bound = dual_bound(self.A, diagonal + fraction * M)
             if bound is not None:
@@ -152,8 +157,8 @@ class DenseLoss:
         )
 
     def _decoder(self, C: np.ndarray) -> np.ndarray:
-        """Returns B = A C^-1, lower-triangular: B C = A, solved from the last block of columns
-        back.
+        """Returns the lower-triangular decoder B = A C^-1. It solves B C = A from the last block of
+        columns to the first.
         """
         B = np.zeros((self.n, self.n))
         for index in reversed(range(len(self.blocks))):
@@ -169,10 +174,11 @@ class DenseLoss:
         return B
 
     def _with_band_view(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a zero (n, n) matrix in Fortran order, and a view of its band: [j, o] is [j + o,
-        j], or padding.
+        """Returns a zero (n, n) matrix in Fortran order, and a view of its band. Entry [j, o] of
+        the view is entry [j + o, j] of the matrix, or padding below its last row.
         """
-        # Row j holds column j, so that the view's rows are contiguous.
+        # Row j of `padded` holds column j of the matrix, so that the rows of the view are
+        # contiguous.
         padded = np.zeros((self.n, self.n + self.bands))
         row_stride, entry_stride = padded.strides
         view = np.lib.stride_tricks.as_strided(
@@ -182,7 +188,7 @@ class DenseLoss:
 
 
 def clear_outside(columns: np.ndarray) -> np.ndarray:
-    """Zeroes, in place, the entries of `columns` below the last row of the matrix."""
+    """Sets the entries of `columns` that lie below the last row of the matrix to 0 in place."""
     n, bands = columns.shape
     for o in range(1, bands):
         columns[n - o :, o] = 0.0

@@ -1,4 +1,5 @@
-"""Block recursion for the errors of banded encoders and their gradient, without a dense matrix.
+"""A block recursion that computes the errors of banded encoders, and their gradient, without a
+dense matrix.
 
 With A^-1 = P of p bands and C of b bands, R = C P has at most b + p - 1 bands and A N = A C^-1 =
 R^-1: the error y of the queries solves R y = z. Cut the rounds into blocks of at least b + p - 2;
@@ -19,14 +20,15 @@ from fedmf import checks
 
 # Smaller blocks cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 32
-# Number of rounds in which the recursion is compared with solves, and the largest relative error
-# that is accepted.
+# Number of rounds in which the recursion is compared with triangular solves, and the largest
+# relative error that is accepted.
 _NUM_SAMPLED_ROUNDS = 33
 _MAX_RELATIVE_ERROR = 1e-6
 
 
 def columns_of_rows(rows: np.ndarray) -> np.ndarray:
-    """Converts rows[t, j] = M[t, t - j] to columns[j, o] = M[j + o, j], both (n, bands).
+    """Converts the rows of a banded matrix M to its columns, both float64 (n, bands): rows[t, j] =
+    M[t, t - j], and columns[j, o] = M[j + o, j].
 
     >>> columns_of_rows(np.array([[1.0, 0.0], [2.0, 3.0]]))
     array([[1., 3.],
@@ -40,7 +42,7 @@ def columns_of_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def rows_of_columns(columns: np.ndarray) -> np.ndarray:
-    """Converts columns back to rows, the inverse of `columns_of_rows`."""
+    """Converts the columns of a banded matrix to its rows, the inverse of `columns_of_rows`."""
     n, bands = columns.shape
     rows = np.zeros((n, bands))
     for o in range(bands):
@@ -49,14 +51,15 @@ def rows_of_columns(columns: np.ndarray) -> np.ndarray:
 
 
 def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the blocks D (count, length, length) and E (count - 1, length, length), E[t] left of
-    D[t + 1], as transposed views.
+    """Returns the non-zero blocks of a banded matrix: D (count, length, length) on the diagonal,
+    and E (count - 1, length, length), where E[t] is left of D[t + 1]. Both are transposed views.
 
     The last block is padded by the identity.
     """
     n, bands = columns.shape
     num_blocks = -(-n // length)
-    # Row i of slab t is column t * length + i from its block's first row down: D[t] and then E[t].
+    # Row i of slab t holds column t * length + i of the matrix, from the first row of its block on:
+    # the column's entries in D[t] and then those in E[t].
     slabs = np.zeros((num_blocks, length, 2 * length))
     padded = np.zeros((num_blocks * length, bands))
     padded[:n] = columns
@@ -66,7 +69,7 @@ def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def _band_view(slabs: np.ndarray, bands: int) -> np.ndarray:
-    """Returns the view of slabs of blocks whose [t, i, o] is entry (i + o, i) of block t."""
+    """Returns the view of the slabs whose entry [t, i, o] is entry (i + o, i) of block t."""
     num_blocks, block_length, _ = slabs.shape
     block_stride, row_stride, entry_stride = slabs.strides
     return np.lib.stride_tricks.as_strided(
@@ -77,7 +80,9 @@ def _band_view(slabs: np.ndarray, bands: int) -> np.ndarray:
 
 
 def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarray:
-    """Joins the blocks [D, E] of `blocks_of` into columns, (n, bands), 0 below row n."""
+    """Joins the blocks [D, E] of `blocks_of` into the columns of a banded matrix, float64 (n,
+    bands). Entries below the last row are 0.
+    """
     D, E = blocks
     num_blocks, block_length, _ = D.shape
     slabs = np.zeros((num_blocks, block_length, 2 * block_length))
@@ -92,8 +97,8 @@ def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarra
 def squared_rows_by_solving(
     rows: np.ndarray, inverse: np.ndarray, rounds: np.ndarray
 ) -> np.ndarray:
-    """Computes the squared norms of some rows of A C^-1, for C and P = A^-1 by rows, (n, bands) and
-    (n, p), and increasing `rounds`.
+    """Computes the squared norms of the rows `rounds` of A C^-1, where `rows` holds the rows of C,
+    (n, bands), `inverse` those of P = A^-1, (n, p), and `rounds` increases.
 
     Each takes two triangular solves. The recursion below computes the covariance of errors y, of
     which R = C P takes differences: where they are small beside y, as where a learning rate rises
@@ -103,7 +108,7 @@ def squared_rows_by_solving(
     >>> squared_rows_by_solving(np.ones((3, 1)), prefix, np.array([0, 2]))
     array([1., 3.])
     """
-    n = int(rounds[-1]) + 1  # Later rounds do not contribute.
+    n = int(rounds[-1]) + 1  # Rounds after the last requested one do not contribute.
     solution = np.zeros((n, len(rounds)))
     solution[rounds, np.arange(len(rounds))] = 1.0
     for matrix_rows in (inverse[:n], rows[:n]):
@@ -114,19 +119,21 @@ def squared_rows_by_solving(
 
 
 def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bool:
-    """Returns whether these squared norms of the rows of A C^-1 are right to 1e-6 in a sample of
-    the rounds; arguments as in `squared_rows_by_solving`.
+    """Returns whether `squares`, the squared norms of the rows of A C^-1, have a relative error of
+    at most 1e-6 in a sample of the rounds. The other arguments are those of
+    `squared_rows_by_solving`.
     """
     sampled_rounds = np.linspace(0, len(squares) - 1, _NUM_SAMPLED_ROUNDS).round().astype(np.int64)
     sampled_rounds = np.unique(sampled_rounds)
     solved_squares = squared_rows_by_solving(rows, inverse, sampled_rounds)
     errors = np.abs(squares[sampled_rounds] - solved_squares)
-    # Written so that a NaN is imprecise.
+    # With this comparison a NaN counts as imprecise.
     return bool((errors <= _MAX_RELATIVE_ERROR * solved_squares).all())
 
 
 class NoiseRecursion:
-    """The covariances Sigma_t for an R stored by columns, and the adjoint recursion.
+    """The recursion for the covariances Sigma_t of the noise R^-1 Z within block t of rounds, where
+    R is given by columns, and its adjoint recursion for the gradient.
 
     Attributes:
       covariances: Sigma, (blocks, length, length).
@@ -153,12 +160,12 @@ class NoiseRecursion:
             self.covariances[t + 1] += F @ self.covariances[t] @ F.T
 
     def squared_errors(self) -> np.ndarray:
-        """Returns the squared norms of the rows of R^-1, (rounds,)."""
+        """Returns the squared norms of the rows of R^-1, float64 (rounds,)."""
         return np.einsum("tii->ti", self.covariances).reshape(-1)[: self.rounds]
 
     def gradient(self, max_offset: int = 1) -> list[np.ndarray]:
-        """Returns blocks of the derivative of ||R^-1||_F^2 along R, -2 R^-T R^-1 R^-T: those `q`
-        below the diagonal, q = 0..max_offset.
+        """Returns blocks of the derivative of ||R^-1||_F^2 along R, which is -2 R^-T R^-1 R^-T.
+        Item q of the list holds the blocks that are q below the diagonal, for q = 0..max_offset.
 
         Each is (blocks - q, length, length), the first two are for D and E. lam[t], the derivative
         along Sigma_t of the errors of all rounds from block t on, runs backwards: lam[t] = I +
@@ -176,12 +183,13 @@ class NoiseRecursion:
         gradient_blocks = [Y @ self.covariances]
         covariance = self.covariances
         for q in range(1, max_offset + 1):
-            # Cov(y_(t+q), y_t) = -F_(t+q) Cov(y_(t+q-1), y_t)
+            # The covariances of blocks of the noise y follow from Cov(y_(t+q), y_t) = -F_(t+q)
+            # Cov(y_(t+q-1), y_t).
             covariance = -self.transfers[q - 1 :] @ covariance[:-1]
             gradient_blocks.append(Y[q:] @ covariance)
         return gradient_blocks
 
 
 def invert_block(block: np.ndarray) -> np.ndarray:
-    """Returns the inverse of a lower-triangular matrix, lower-triangular."""
+    """Returns the inverse of a lower-triangular matrix, which is lower-triangular as well."""
     return scipy.linalg.lapack.dtrtri(block, lower=1)[0]

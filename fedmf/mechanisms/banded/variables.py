@@ -1,18 +1,21 @@
-"""Free variables of banded encoders, in which every point is feasible, for the fit."""
+"""Free variables of banded encoders: every value of them is a feasible encoder, so that fits need
+no constraints.
+"""
 
 import numpy as np
 import scipy.linalg
 
 from fedmf.mechanisms.banded.loss import clear_outside
 
-# Unit of the logarithms of norms among the variables: L-BFGS took 122, 70, 177 steps with 0.1, 0.3,
-# 1 (516 rounds).
+# Unit of the logarithms of column norms among the variables. With units 0.1, 0.3 and 1, L-BFGS took
+# 122, 70 and 177 steps (516 rounds).
 _NORM_UNIT = 0.3
 
 
 class EncoderVariables:
-    """Encoders as functions of free variables: x holds (n, bands - 1), then (n,) norms if those may
-    differ; it starts at 0.
+    """Banded encoders as functions of free variables x. The first n (bands - 1) entries of x change
+    ratios within the columns, and n more change the column norms if these may differ. The descent
+    starts at x = 0.
 
     Column j of C is norm[j] (1, ratios[j]) / |(1, ratios[j])|. The ratios move away from those of a
     Toeplitz start with coefficients c; entry [t, m - 1] of x L^T moves C[t, t - m]. L L^T has the
@@ -43,8 +46,8 @@ class EncoderVariables:
         self.preconditioner = np.linalg.cholesky(scipy.linalg.toeplitz(kernel / kernel[:1]))
 
     def better_norms(self, gradient: np.ndarray) -> np.ndarray:
-        """Returns the start with better norms: those that would be best if the share of column j in
-        the loss were proportional to norm[j]^-2, as for one band.
+        """Returns a start with better column norms. They would be optimal if the share of column j
+        in the loss were proportional to norm[j]^-2, as it is for one band.
 
         `gradient` is that of the loss along the columns of the start, x = 0.
         """
@@ -56,7 +59,7 @@ class EncoderVariables:
         return x
 
     def encoder(self, x: np.ndarray) -> np.ndarray:
-        """Returns the encoder C by columns, (n, bands)."""
+        """Returns the encoder C by columns, float64 (n, bands)."""
         unit_columns, _ = self._unit_columns(x)
         norms = self._norms(x)
         if norms is None:
@@ -64,10 +67,13 @@ class EncoderVariables:
         return unit_columns * norms[:, None]
 
     def pull_back(self, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-        """Returns the gradient with respect to x, from that with respect to the columns."""
+        """Returns the gradient of the loss with respect to x, given its gradient with respect to
+        the columns.
+        """
         unit_columns, lengths = self._unit_columns(x)
         norms = self._norms(x)
-        # Through the division by the lengths, the component along each column drops out.
+        # The columns are divided by their lengths, so that the gradient along each column drops
+        # out.
         parallel = np.einsum("ij,ij->i", gradient, unit_columns)
         ratio_gradient = gradient[:, 1:] - unit_columns[:, 1:] * parallel[:, None]
         if norms is not None:
@@ -79,13 +85,13 @@ class EncoderVariables:
         if norms is None:
             return x_gradient
         parallel *= norms
-        # The squared norms are a softmax on each class.
+        # The squared norms are a softmax of the variables within each class.
         class_sums = np.bincount(self.classes, parallel)[self.classes]
         norm_gradient = parallel - norms**2 * class_sums
         return np.append(x_gradient, _NORM_UNIT * norm_gradient)
 
     def _unit_columns(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the columns scaled to norm 1, and the lengths that they were divided by."""
+        """Returns the columns scaled to norm 1, and the lengths by which they were divided."""
         by_rows, by_columns = self._ratio_views()
         variables = x[: self.num_ratios].reshape(self.n, self.bands - 1)
         np.matmul(variables, self.preconditioner.T, out=by_rows[: self.n])
@@ -96,7 +102,7 @@ class EncoderVariables:
         return columns, lengths
 
     def _norms(self, x: np.ndarray) -> np.ndarray | None:
-        """Returns the norms of the columns, or None if they are all 1."""
+        """Returns the norms of the columns, or None if all of them are 1."""
         if self.has_equal_norms:
             return None
         logarithms = _NORM_UNIT * x[self.num_ratios :]
@@ -104,8 +110,9 @@ class EncoderVariables:
         return np.sqrt(squares / np.bincount(self.classes, squares)[self.classes])
 
     def _ratio_views(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns zeros by rows, [t, m - 1] for C[t, t - m], and a view of them by columns, [j, o -
-        1] for C[j + o, j].
+        """Returns an array of zeros for the entries below the main diagonal, by rows, with
+        [t, m - 1] for C[t, t - m]; and a view of this array by columns, with [j, o - 1] for
+        C[j + o, j].
         """
         width = self.bands - 1
         by_rows = np.zeros((self.n + self.bands, width))

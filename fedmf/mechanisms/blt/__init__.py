@@ -1,4 +1,6 @@
-"""Buffered linear Toeplitz (BLT) mechanisms: the class and its fit."""
+"""Buffered linear Toeplitz (BLT) mechanisms, whose noise a few running sums compute: their class
+and its fit.
+"""
 
 from fedmf.mechanisms.blt.fit import fit_blt
 from fedmf.mechanisms.blt.mechanism import BLTMechanism

@@ -1,4 +1,4 @@
-"""Fits of BLT encoders through their poles and zeros."""
+"""The fit of a BLT encoder, which optimises the poles and zeros of its generating function."""
 
 import dataclasses
 
@@ -23,8 +23,8 @@ def fit_blt(
     buffers: int = 4,
     objective: str = "mean",
 ) -> BLTMechanism:
-    """Fits the buffered linear Toeplitz encoder with the smallest loss ("mean") or largest error
-    ("max").
+    """Fits the buffered linear Toeplitz (BLT) encoder with the smallest loss (objective "mean") or
+    the smallest error of the worst round (objective "max").
 
     The variables are the poles and zeros of c(x) on the real line, alternating, so that every step
     is a valid `BLTMechanism` with a known sensitivity under every participation. Sensitivity and
@@ -42,7 +42,7 @@ def fit_blt(
     )
     checks.one_of("objective", objective, OBJECTIVES)
     n = workload.rounds
-    # The n - 1 free coefficients determine no more than n / 2 poles and as many zeros.
+    # The n - 1 free coefficients of an encoder determine at most n / 2 poles and as many zeros.
     num_buffers = min(buffers, max(1, n // 2))
     problem = BLTProblem(toeplitz_inverse(workload), participation, num_buffers, objective)
     first_start, *other_starts = problem.starts()

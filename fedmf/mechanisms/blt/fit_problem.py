@@ -1,4 +1,6 @@
-"""Loss of BLT encoders as a function of their poles and zeros, and its gradient, for fits."""
+"""The loss of a BLT encoder, and its gradient, as a function of its poles and zeros, which the fit
+minimises.
+"""
 
 import itertools
 from typing import NamedTuple
@@ -7,17 +9,17 @@ import numpy as np
 
 from fedmf.participation.schema import Participation
 
-# Step of the complex-step derivative: f(x + i h) = f(x) + i h f'(x) to all digits, since h^2 is
-# lost in rounding.
+# Step h of the complex-step derivative f(x + i h) = f(x) + i h f'(x). It is exact to all digits,
+# since h^2 is lost in rounding.
 _STEP = 1e-30
-# Poles and zeros are 1 / (1 + exp(u)) for increasing u. These bound the logarithms of the steps
-# between neighbouring u.
+# Poles and zeros are 1 / (1 + exp(u)) for increasing u. These two numbers bound the logarithms of
+# the steps between neighbouring u.
 _MIN_LOG_GAP = -7.0
 _MAX_LOG_GAP = 4.0
-# Partial fractions do not separate poles of a workload that are closer than this.
+# Poles of a workload that are closer than this are not separated by partial fractions.
 _MIN_POLE_GAP = 1e-4
-# Sums over time take the first rounds exactly, and approximate each later panel, twice as long as
-# the previous one, by this many nodes.
+# Sums over time are exact in this many first rounds. Later rounds are cut into panels, each twice
+# as long as the previous one, and each panel is approximated by this many nodes.
 _NUM_EXACT_ROUNDS = 64
 _NUM_NODES = 24
 
@@ -30,15 +32,16 @@ class _WorkloadPole(NamedTuple):
 
 
 def positions(variables: np.ndarray) -> np.ndarray:
-    """Returns the u of decays[0], inverse_decays[0], decays[1], ..., (..., 2 d), from variables
-    that hold the first u and the logarithms of the steps between the next ones.
+    """Returns the positions u of decays[0], inverse_decays[0], decays[1], ..., float64 (..., 2 d).
+    The variables are the first u, and then the logarithms of the steps from each u to the next.
     """
     steps = np.concatenate([variables[..., :1], np.exp(variables[..., 1:])], axis=-1)
     return np.cumsum(steps, axis=-1)
 
 
 class BLTProblem:
-    """Logarithm of squared sensitivity times squared error, and its gradient by complex steps.
+    """The logarithm of a BLT encoder's loss, squared sensitivity times squared error, and its
+    gradient by complex steps.
 
     Everything is a composition of analytic functions, evaluated for all variables at once: row v of
     an array is perturbed in variable v. Complex log1p and expm1 are written out, since numpy's lose
@@ -59,16 +62,17 @@ class BLTProblem:
             weights = np.ones(self.n)
         else:
             self.rounds, weights = time_grid(self.n)
-        # The total squared error counts entry t of the error response in n - t rounds; the error of
-        # the last round, which is the largest, counts each entry once.
+        # Entry t of the error response occurs in n - t rounds, and counts as often in the total
+        # squared error. In the error of the last round, which is the largest, each entry counts
+        # once.
         if objective == "mean":
             weights = weights * (self.n - self.rounds)
         self.weights = weights
         self.windows, self.window_weights = time_grid(self.k - 1)
 
     def starts(self) -> list[np.ndarray]:
-        """Returns variables with poles and zeros spread evenly in u, from near 1 - 1 / horizon
-        down, as for a square root (Newman 1964).
+        """Returns the variables at which descents start. Poles and zeros are spread evenly in u,
+        from near 1 - 1 / horizon down, as in the approximation of a square root (Newman 1964).
 
         Under several participations there are two kinds of optima, with a memory of about min_sep
         rounds or of a tenth of them. Neither is always better, so that both are tried.
@@ -79,13 +83,15 @@ class BLTProblem:
         return [self.spread(max(horizon, 4.0), 0.0) for horizon in horizons]
 
     def spread(self, horizon: float, last_u: float) -> np.ndarray:
-        """Returns the variables of 2 d evenly spread u, from -log(2 horizon) to `last_u`."""
+        """Returns the variables for 2 d positions u that are spread evenly from -log(2 horizon) to
+        `last_u`.
+        """
         first_u = -np.log(2.0 * horizon)
         step = (last_u - first_u) / max(2 * self.d - 1, 1)
         return np.concatenate([[first_u], np.full(2 * self.d - 1, np.log(step))])
 
     def bounds(self) -> list[tuple[float | None, float | None]]:
-        """Returns the ranges of the variables within which float64 separates poles and zeros."""
+        """Returns the range of each variable in which float64 can tell poles and zeros apart."""
         return [
             (-float(np.log(1e4 * self.n + 1e4)), 10.0),
             *[(_MIN_LOG_GAP, _MAX_LOG_GAP)] * (2 * self.d - 1),
@@ -104,7 +110,8 @@ class BLTProblem:
         return float(value[0].real), value.imag / _STEP
 
     def _squared_sensitivity(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-        """Returns the squared norm of the sum of the columns of the rounds 0, b, 2 b, ..., (size,).
+        """Returns the squared norm of the sum of the encoder's columns 0, b, 2 b, ..., the rounds
+        of one client. Entry v of the result, (size,), is for the encoder perturbed in variable v.
 
         In round s b + r, 0 < r < b, the columns sum up to sum over i of P_i(s) decays[i]^(r - 1),
         with P_i(s) = scales[i] (1 - decays[i]^(b (s + 1))) / (1 - decays[i]^b); in round s b to 1 +
@@ -115,7 +122,9 @@ class BLTProblem:
         log_pair = log_decay[:, :, None] + log_decay[:, None, :]
 
         def sum_window(s: np.ndarray, length: int) -> np.ndarray:
-            """Returns the sum over rounds s b .. s b + length - 1, (size, len(s))."""
+            """Returns the sum of squared entries in the rounds s b .. s b + length - 1, (size,
+            len(s)).
+            """
             log = log_decay[:, None, :]
             period = _expm1(self.b * log_decay)[:, None, :]
             P = scale[:, None, :] * _expm1(self.b * (s[:, None] + 1.0) * log) / period
@@ -133,7 +142,10 @@ class BLTProblem:
         return squared
 
     def _squared_error(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-        """Returns the weighted sum of squares of the first column of A N, (size,)."""
+        """Returns the weighted sum of squares of the first column of A N, where A is the workload
+        and N the noise matrix. Entry v of the result, (size,), is for the encoder perturbed in
+        variable v.
+        """
         log_decay = _log_decay(zeros)
         scale = -_residues(zeros, poles)
         t = self.rounds
@@ -159,8 +171,8 @@ class BLTProblem:
 
 
 def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns times and weights, both (m,), with sum over t = 0..count-1 of f(t) = sum of weights *
-    f(times).
+    """Returns times and weights, both float64 (m,), so that sum(weights * f(times)) approximates
+    the sum of f(t) over t = 0..count-1 with few terms.
 
     The first rounds are summed exactly. Later ones are cut into panels [T, 2 T), each summed
     through the polynomial of degree 23 in its Chebyshev points: exact for polynomials up to that
@@ -189,8 +201,8 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
         panel_center = begin + (length - 1) / 2
         half_length = (length - 1) / 2
         times.append(panel_center + half_length * np.cos(node_angles))
-        # The sums of the Chebyshev polynomials over the panel's rounds are spread over the nodes by
-        # their discrete orthogonality.
+        # The sums of the Chebyshev polynomials over the rounds of the panel are distributed over
+        # the nodes by their discrete orthogonality.
         round_angles = np.arccos((np.arange(length) - half_length) / half_length)
         sums = np.array([np.cos(degree * round_angles).sum() for degree in range(_NUM_NODES)])
         sums[1:] *= 2.0
@@ -199,8 +211,8 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _workload_poles(inverse: np.ndarray) -> list[_WorkloadPole] | None:
-    """Returns the partial fractions of a(x), the sum of weight / (1 - pole x), if its poles are
-    real, in (0, 1] and separate; otherwise None.
+    """Returns the partial fractions of the workload's generating function a(x), a sum of weight /
+    (1 - pole x), if its poles are real, in (0, 1] and separate; otherwise None.
 
     >>> [tuple(term) for term in _workload_poles(np.array([1.0, -1.5, 0.5]))]
     [(1.0, 2.0), (0.5, -1.0)]
@@ -226,23 +238,25 @@ def _workload_poles(inverse: np.ndarray) -> list[_WorkloadPole] | None:
 
 
 def _log_decay(u: np.ndarray) -> np.ndarray:
-    """Returns log(1 / (1 + exp(u)))."""
+    """Returns log(1 / (1 + exp(u))), the logarithm of the pole or zero at position u."""
     x = np.exp(u)
     return -(np.log1p(x.real) + 1j * x.imag / (1.0 + x.real))
 
 
 def _expm1(x: np.ndarray) -> np.ndarray:
-    """Returns exp(x) - 1 for an infinitesimal imaginary part."""
+    """Returns exp(x) - 1 without loss of digits, for x with an infinitesimal imaginary part."""
     return np.expm1(x.real) + 1j * x.imag * np.exp(x.real)
 
 
 def _difference(u: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Returns 1 / (1 + exp(u)) - 1 / (1 + exp(w)), without loss of digits near 1."""
+    """Returns 1 / (1 + exp(u)) - 1 / (1 + exp(w)) without loss of digits near 1."""
     return _expm1(w - u) * np.exp(u) / ((1.0 + np.exp(u)) * (1.0 + np.exp(w)))
 
 
 def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """Returns the scales, as `residues` of the class, of poles and zeros given by u, (size, d)."""
+    """Returns the scales of the buffers, float64 (size, d), as `residues` in mechanism.py, for
+    poles and zeros that are given by their positions u.
+    """
     to_zeros = _difference(poles[:, :, None], zeros[:, None, :])
     to_poles = _difference(poles[:, :, None], poles[:, None, :])
     diagonal = np.arange(poles.shape[1])
@@ -251,7 +265,8 @@ def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
 
 
 def _divided_powers(log_pole: float, log_decay: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Returns (pole^t - z^t) / (pole - z) for every z = exp(log_decay), (size, len(t), d).
+    """Returns (pole^t - z^t) / (pole - z) for all times t and every z = exp(log_decay), (size,
+    len(t), d).
 
     It is computed as M^t (1 - (m / M)^t) / (M - m), M being the larger and m the smaller of pole
     and z, which loses no digits when they are close.

@@ -1,4 +1,6 @@
-"""Buffered linear Toeplitz (BLT) encoders: correlations that a few running sums compute."""
+"""Mechanisms with a buffered linear Toeplitz (BLT) encoder, whose correlated noise a few running
+sums compute.
+"""
 
 import dataclasses
 from typing import ClassVar, final
@@ -11,16 +13,17 @@ from fedmf.mechanisms.toeplitz.mechanism import lower_toeplitz
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream
 
-# Scales whose magnitudes sum to more than this cancel, so that float32 keeps fewer than four digits
-# of the noise.
+# Scales with a sum of magnitudes above this cancel so much that float32 keeps fewer than four
+# digits of the noise.
 MAX_SUM_OF_SCALES = 1e3
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BLTMechanism(Mechanism):
-    """A Toeplitz C with a rational generating function, whose noise d buffers compute (BLT slides;
-    Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024; McMahan, Xu and Zhang 2024).
+    """A mechanism with a Toeplitz encoder C whose generating function is rational, so that d
+    buffers compute its noise (BLT slides; Dvijotham, McMahan, Pillutla, Steinke and Thakurta 2024;
+    McMahan, Xu and Zhang 2024).
 
         c(x) = product over i of (1 - inverse_decays[i] x) / (1 - decays[i] x)
 
@@ -71,7 +74,7 @@ class BLTMechanism(Mechanism):
         with np.errstate(all="ignore"):  # A quotient of values close to 0 may overflow.
             sums = [np.abs(self.scales).sum(), np.abs(self.inverse_scales).sum()]
             largest_sum = float(np.max(sums))
-        if not largest_sum <= MAX_SUM_OF_SCALES:  # Written so that a NaN is refused.
+        if not largest_sum <= MAX_SUM_OF_SCALES:  # With this comparison a NaN is refused as well.
             raise ValueError(
                 f"decays={self.decays} and inverse_decays={self.inverse_decays} give scales that "
                 f"sum to {largest_sum:.3g} and cancel, which float32 does not hold: pass values "
@@ -80,30 +83,32 @@ class BLTMechanism(Mechanism):
 
     @property
     def buffers(self) -> int:
-        """Number of buffers d, the running sums that a noise vector is computed from."""
+        """The number d of buffers, the running sums from which a noise vector is computed."""
         return len(self.decays)
 
     @property
     def scales(self) -> np.ndarray:
-        """Weights of the buffers in C, float64 (d,)."""
+        """The weights of the buffers in the encoder C, float64 (d,)."""
         return residues(self.decays, self.inverse_decays)
 
     @property
     def inverse_scales(self) -> np.ndarray:
-        """Weights of the buffers that N subtracts, float64 (d,)."""
+        """The weights of the buffers in the noise matrix N, which subtracts them; float64 (d,)."""
         return -residues(self.inverse_decays, self.decays)
 
     def encoder(self) -> np.ndarray:
-        """Returns the encoder C, float64 (rounds, rounds), lower-triangular."""
+        """Returns the encoder C, a lower-triangular float64 array of shape (rounds, rounds)."""
         return lower_toeplitz(self.toeplitz_coefficients(), self.rounds)
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N = C^-1, float64 (rounds, rounds), lower-triangular."""
+        """Returns the noise matrix N = C^-1, a lower-triangular float64 array of shape (rounds,
+        rounds).
+        """
         return lower_toeplitz(self.noising_coefficients(), self.rounds)
 
     def stream(self) -> NoiseStream:
-        """Returns the recipe x_t = z_t - sum of inverse_scales * S(t) for the noise vectors, with
-        the buffers S(t) = inverse_decays * S(t - 1) + z_{t-1}.
+        """Returns the recipe of the noise vectors, x_t = z_t - sum of inverse_scales * S(t), where
+        z_t is the draw of round t and the buffers are S(t) = inverse_decays * S(t - 1) + z_{t-1}.
         """
         n = self.rounds
         d = self.buffers
@@ -116,17 +121,17 @@ class BLTMechanism(Mechanism):
         return NoiseStream(rounds=n, sources=n, buffers=buffers)
 
     def toeplitz_coefficients(self) -> np.ndarray:
-        """Returns the coefficients c of C, float64 (rounds,)."""
+        """Returns the first column c of the encoder C, float64 (rounds,)."""
         return exponentials(self.scales, self.decays, self.rounds)
 
     def noising_coefficients(self) -> np.ndarray:
-        """Returns the first column of N, float64 (rounds,)."""
+        """Returns the first column of the noise matrix N, float64 (rounds,)."""
         return exponentials(-self.inverse_scales, self.inverse_decays, self.rounds)
 
 
 def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """Returns the r_i, (d,), with product of (1 - zeros x) / (1 - poles x) = 1 + x sum of r_i / (1
-    - poles[i] x).
+    """Returns the residues r_i, float64 (d,), for which the product of (1 - zeros x) / (1 - poles
+    x) equals 1 + x times the sum of r_i / (1 - poles[i] x).
 
     r_i = (poles[i] - zeros[i]) * product over j != i of (poles[i] - zeros[j]) / (poles[i] -
     poles[j]): products of differences only, which lose no digits however close the poles are.
@@ -141,8 +146,8 @@ def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
 
 
 def exponentials(scales: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
-    """Returns the sequence 1, sum(scales), sum(scales * decays), sum(scales * decays^2), ...,
-    float64 (n,).
+    """Returns the sequence 1, sum(scales), sum(scales * decays), sum(scales * decays^2), ... of n
+    terms.
     """
     sequence = np.eye(1, n)[0]
     lags = np.arange(n - 1)
