@@ -1,6 +1,8 @@
-"""Federated learning with TensorFlow: tasks of Keras and TFF models, and the training loop.
+"""Federated training of Keras and TensorFlow Federated (TFF) models with correlated noise.
 
-Where TensorFlow Federated is installed also its DPQuery and aggregation factory.
+The package has `Task`, which describes data and model, and `train`, which runs the training loop.
+Where TensorFlow Federated is installed, it also has a DPQuery, an aggregation factory and a check
+for TFF's own programs.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a name that needs TensorFlow Federated, which is imported at its first use.
+    """Imports TensorFlow Federated when a name that needs it is used, and returns the object.
 
-    TensorFlow Federated runs on Python 3.11 alone.
+    The import is delayed because TensorFlow Federated runs on Python 3.11 alone.
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Examples of a client's tf.data.Dataset as arrays."""
+"""Reads the examples of a client from its tf.data.Dataset into numpy arrays."""
 
 from typing import Any
 
@@ -7,15 +7,16 @@ import tensorflow as tf
 
 from fedmf.training import examples as of_examples
 
-# Limits on a client's dataset of unknown length: 256 times the 256 examples that the papers take of
-# a client, and the memory of any machine that trains.
+# A dataset of unknown length may have no end, and is read up to these limits. The number of
+# examples is 256 times the 256 that the papers take of a client. The bytes fit into the memory of
+# any machine that trains.
 MAX_EXAMPLES = 256 * 256
 MAX_BYTES = 1 << 30
 _BOUND_HINT = "give repeat() a number, or end it with take(n)"
 
 
 def read_examples(examples: Any, client_id: str) -> Any:
-    """Returns the result of `preprocess` for a client as (x, y), or (x, `Weighted`) with weights.
+    """Returns the examples of a client as (x, y) or, if they have weights, as (x, `Weighted`).
 
     Args:
       examples: a tf.data.Dataset of single examples, or unchecked arrays.
@@ -34,7 +35,7 @@ def read_examples(examples: Any, client_id: str) -> Any:
 
 
 def _arrays(examples: tf.data.Dataset, client_id: str) -> Any:
-    """Reads a dataset of single examples into arrays."""
+    """Returns all examples of a dataset as arrays, in the structure of its elements."""
     element = examples.element_spec
     is_pair = isinstance(element, tuple) and len(element) in (2, 3)
     has_shapes = all(

@@ -1,6 +1,7 @@
-"""Metrics of a model on a split of the data, with those that are undefined there.
+"""Evaluation of a model: its metrics on a split of the data, and the names of undefined metrics.
 
-Keras gives 0 for the AUC of examples of one class, and for a mean over no examples.
+A metric is undefined where Keras gives a number without meaning, such as 0 for the AUC of examples
+of one class or for a mean over no examples.
 """
 
 import collections
@@ -21,18 +22,18 @@ from fedmf.training.examples import Examples, count, split_weights, take
 from fedmf.training.learner import ClientSettings, Evaluation
 
 MAX_BATCH_EXAMPLES = 256
-# The C library requests memory for larger outputs from the system each time, page by page, which
-# took a fifth of the time with 256 examples of 20 words among 10,000.
+# For larger outputs the C library requests memory from the system each time, page by page. This
+# took a fifth of the time with batches of 256 examples, 20 words each, and a vocabulary of 10,000.
 MAX_OUTPUT_BYTES = 2**25
-# Attributes that Keras's layers set on their outputs, for its losses and metrics.
+# Keras's layers set these attributes on their outputs, and its losses and metrics read them.
 _OUTPUT_ATTRIBUTES = ("_keras_mask", "_keras_logits")
-# Keras's crossentropies also look for these operations, and take the input of the operation in
-# place of a probability that is rounded to 0.
+# If outputs come from one of these operations, Keras's crossentropies compute with the input of the
+# operation, because a probability may be rounded to 0. Each operation has its function here.
 _LOGIT_OPERATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
 
 
 def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) -> None:
-    """Updates a metric by a batch as `Model.evaluate` does.
+    """Updates a metric by the labels and outputs of a batch, as Keras's `Model.evaluate` does.
 
     Masked outputs do not count, and each example counts once, whatever its weight in the loss.
 
@@ -52,7 +53,7 @@ def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) ->
 
 
 class KerasEvaluator:
-    """`Evaluate` of a Keras or TFF model.
+    """A function of weights and examples that evaluates a Keras or TFF model, an `Evaluate`.
 
     Args:
       functions: the task's functions.
@@ -65,10 +66,10 @@ class KerasEvaluator:
         self._is_mean_loss = is_mean(functions)
         self._training_batch_size = settings.batch_size
         self._model = functions.build_model(settings.seed)
-        # A TFF model has metrics of its own.
+        # A TFF model computes its own metrics, and the task has none.
         self._tff_model = self._model if isinstance(self._model, TffModel) else None
         self._metrics = [] if functions.metrics is None else list(functions.metrics())
-        # Float64, because a float32 count stops growing at 16 million words.
+        # The count of words is float64, because a float32 count stops growing at 16 million.
         self._mean_loss = tf.keras.metrics.Mean("loss", tf.float64)
         if all(metric.name != "loss" for metric in self._metrics):
             self._metrics.append(self._mean_loss)
@@ -89,7 +90,7 @@ class KerasEvaluator:
         self._batch_size = 0
 
     def _keras_outputs(self, x: Any) -> "_BatchOutputs":
-        """Returns the outputs of a Keras model, with their attributes and logits."""
+        """Computes the outputs of a Keras model, with attributes and logits for the metrics."""
         outputs = self._model(x, training=False)
         annotations: dict[str, dict[int, tf.Tensor]] = {
             name: {} for name in (*_OUTPUT_ATTRIBUTES, *_LOGIT_OPERATIONS)
@@ -107,11 +108,11 @@ class KerasEvaluator:
     def _update_metrics_by_batch(
         self, y: Any, outputs: Any, annotations: dict[str, dict[int, tf.Tensor]]
     ) -> None:
-        """Updates all metrics by the outputs of a batch."""
+        """Updates all metrics by the labels and outputs of a batch."""
         if self._tff_model is None:
             outputs = _annotated(outputs, annotations)
         else:
-            outputs = self._tff_model(outputs)  # It updates its own metrics while it computes.
+            outputs = self._tff_model(outputs)  # It also updates its own metrics.
         for metric in self._metrics:
             if metric is self._mean_loss:
                 num_examples = tf.shape(tf.nest.flatten(y)[0])[0]
@@ -122,7 +123,11 @@ class KerasEvaluator:
                 update_metric(metric, y, outputs)
 
     def _affordable_batch_size(self, examples: Examples) -> int:
-        """Returns a power of two, or the batch size of training where the loss depends on it."""
+        """Returns a batch size for the evaluation, with outputs of at most MAX_OUTPUT_BYTES.
+
+        It is a power of two. If the loss depends on the batch size, it is the batch size of
+        training instead.
+        """
         if self._mean_loss in self._metrics and not self._is_mean_loss:
             return self._training_batch_size
         x, _ = tf.nest.map_structure(tf.constant, take(examples, slice(0, 1)))
@@ -136,7 +141,7 @@ class KerasEvaluator:
         return min(MAX_BATCH_EXAMPLES, 1 << max(0, max_examples.bit_length() - 1))
 
     def __call__(self, weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
-        """Returns the metrics of weights on examples.
+        """Returns the metrics of the model with these weights on these examples.
 
         A TFF model's own metrics all count as defined.
         """
@@ -147,8 +152,8 @@ class KerasEvaluator:
         if self._tff_model is not None:
             self._tff_model.reset_metrics()
         self._batch_size = self._batch_size or self._affordable_batch_size(examples)
-        # Batches are computed in parallel, because an operation may have a single thread, and
-        # counted in their order.
+        # Outputs of several batches are computed in parallel, because one operation may have a
+        # single thread. The metrics are updated in the order of the batches.
         waiting = collections.deque[tuple[Any, concurrent.futures.Future[_BatchOutputs]]]()
         for start in range(0, count(examples), self._batch_size):
             batch = take(examples, slice(start, start + self._batch_size))
@@ -166,7 +171,7 @@ class KerasEvaluator:
 
 
 class _BatchOutputs(NamedTuple):
-    """The outputs of a batch.
+    """The outputs of a model on a batch, with the annotations that Keras's metrics read.
 
     Attributes:
       outputs: of a Keras model; for a TFF model, which computes them later, its inputs.
@@ -179,12 +184,12 @@ class _BatchOutputs(NamedTuple):
 
 
 def _uncomputed_outputs(x: Any) -> _BatchOutputs:
-    """Returns the inputs of a batch, for a TFF model."""
+    """Returns the inputs of a batch as its outputs, which a TFF model computes later."""
     return _BatchOutputs(x, {})
 
 
 def _annotated(outputs: Any, annotations: dict[str, dict[int, tf.Tensor]]) -> Any:
-    """Returns the outputs with their attributes, computed from their logits if they have them."""
+    """Returns the outputs with Keras's attributes set again, and recomputed from any logits."""
     leaves = tf.nest.flatten(outputs)
     for name, function in _LOGIT_OPERATIONS.items():
         for index, logits in annotations[name].items():
@@ -196,7 +201,7 @@ def _annotated(outputs: Any, annotations: dict[str, dict[int, tf.Tensor]]) -> An
 
 
 _keras = tf.keras.metrics
-# AUC, and metrics that are read off a curve.
+# AUC and the metrics that are read off a curve need examples of both classes.
 _CURVE_METRICS = (
     _keras.AUC,
     _keras.PrecisionAtRecall,
@@ -204,12 +209,13 @@ _CURVE_METRICS = (
     _keras.SensitivityAtSpecificity,
     _keras.SpecificityAtSensitivity,
 )
-# A variance below this fraction of the squares is rounding.
+# The labels count as all equal if their variance is below this fraction of their squares: then it
+# is a rounding error.
 _ROUNDING = 1e-6
 
 
 def is_defined(metric: tf.keras.metrics.Metric) -> bool:
-    """Returns whether a tf.keras.metrics.Metric is defined on the examples that it has counted.
+    """Returns whether the value of a Keras metric has a meaning on the examples that it has seen.
 
     Undefined are NaN; metrics of a curve on examples of one class; precision, recall and F scores
     that divide 0 by 0; R2 of labels that are all equal; and a mean, or a subclass of it, over no
@@ -236,5 +242,5 @@ def is_defined(metric: tf.keras.metrics.Metric) -> bool:
 
 
 def _total_count(metric: tf.keras.metrics.Metric, *names: str) -> Any:
-    """Returns the sum of the metric's variables with these names."""
+    """Returns the sum of those variables of a metric that have these names."""
     return sum(np.asarray(getattr(metric, name)) for name in names)

@@ -1,7 +1,7 @@
-"""Fingerprint of a TensorFlow task's program: layers, loss and weights.
+"""Fingerprints of the program of a TensorFlow task: its layers, its loss and its initial weights.
 
-A resumed run compares it, so that the rounds of a run are of one program; no guarantee rests on it.
-It has the names of functions and not their bodies, which can differ unseen.
+A resumed run compares them with those of its start, so that all rounds run the same program. No
+guarantee rests on them: they contain the names of functions, and not their bodies.
 """
 
 import json
@@ -14,13 +14,14 @@ from fedmf.federated.model_functions import ModelFunctions
 from fedmf.fields import flat
 from fedmf.training.examples import digest
 
-# Entries of a configuration that are left out: Keras numbers names over all layers that a process
-# builds, and stores a function as its bytecode.
+# These entries of a layer's configuration are left out, because they differ between processes. For
+# example, Keras numbers the names of all layers that a process builds, and stores a function as its
+# bytecode.
 _IGNORED_KEYS = ("name", "function", "build_config", "registered_name", "module")
 
 
 def fingerprint(functions: ModelFunctions, model: Any) -> dict[str, str]:
-    """Returns a text for each component of the task's program.
+    """Returns a text for each layer, the loss and the weights, which changes if these change.
 
     Args:
       functions: the task's functions.
@@ -39,7 +40,7 @@ def fingerprint(functions: ModelFunctions, model: Any) -> dict[str, str]:
 
 
 def _nested_layers(model: Any) -> list[Any]:
-    """Returns the layers of a model, and the layers of the models among them."""
+    """Returns all layers of a model, including the layers of models that it contains."""
     layers = []
     for layer in getattr(model, "layers", ()):
         layers += [layer, *_nested_layers(layer)]
@@ -47,7 +48,7 @@ def _nested_layers(model: Any) -> list[Any]:
 
 
 def _component_texts(name: str, component: Any) -> dict[str, str]:
-    """Returns the class of a layer or a loss and its configuration, entry by entry.
+    """Returns texts of a layer or a loss: one of its class, and one of each configuration entry.
 
     A layer without a configuration has the shapes of its weights instead, and a function its name.
     """
@@ -65,7 +66,7 @@ def _component_texts(name: str, component: Any) -> dict[str, str]:
 
 
 def _reproducible(value: Any) -> Any:
-    """Returns a configuration without the entries that differ between two builds of one layer."""
+    """Returns a configuration without the entries that change when a layer is built again."""
     if isinstance(value, dict):
         return {
             key: _reproducible(entry)
@@ -80,7 +81,10 @@ def _reproducible(value: Any) -> Any:
 
 
 def _qualified_name(value: Any) -> str:
-    """Returns a text itself, or the qualified name of a class, a function or an object's class."""
+    """Returns the qualified name of a class or function, or of an object's class.
+
+    A text is returned as it is.
+    """
     if value is None or isinstance(value, str):
         return str(value)
     definition = value if hasattr(value, "__qualname__") else type(value)

@@ -1,4 +1,4 @@
-"""TensorFlow operations that would break the guarantee in a model's training."""
+"""Checks for TensorFlow operations that would break the privacy guarantee if a model had them."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from tensorflow.python.framework import op_def_registry
 
 
 class ForbiddenOperations(NamedTuple):
-    """Operations that break the guarantee.
+    """A kind of TensorFlow operations that break the guarantee, with the texts for its error.
 
     Attributes:
       pattern: regular expression of their names, matched from the start.
@@ -21,7 +21,7 @@ class ForbiddenOperations(NamedTuple):
     way_out: str
 
 
-# Moving averages, states of recurrent layers, tables of words.
+# Such operations update moving averages, states of recurrent layers or tables of words.
 WRITES = ForbiddenOperations(
     r"Assign|Resource(Scatter|StridedSliceAssign|Apply)|Scatter(Nd)?(Add|Sub|Update)$"
     r"|LookupTable(Insert|Import|Remove)|Queue(En|De)queue",
@@ -30,18 +30,19 @@ WRITES = ForbiddenOperations(
     "and so carries what it has seen of one client to the next; leave out layers that keep "
     "something from batch to batch (BatchNormalization, SpectralNormalization, stateful=True)",
 )
-# Draws from a generator whose state changes with each call; tf.random.stateless_... does not match.
-# TensorFlow does not count pooling and glimpses among the operations with a state.
+# These operations draw from a generator whose state changes with each call. Operations of
+# tf.random.stateless_... do not match. Fractional pooling and glimpses are listed here because
+# TensorFlow does not mark them as stateful.
 DRAWS = ForbiddenOperations(
     r"Random|Multinomial|Parameterized|TruncatedNormal|Stateful(?!PartitionedCall)|Rng"
     r"|NonDeterministic|.*CandidateSampler|Fractional|ExtractGlimpse|Timestamp",
     "draws random numbers",
     "leave out layers such as Dropout, and sampled losses",
 )
-# Python inside a graph could do either.
+# Python code that a graph calls could write variables or draw random numbers.
 PYTHON = ForbiddenOperations(r"(Eager)?PyFunc", "calls Python", "write it in TensorFlow")
-# Operations that TensorFlow marks as having a state or an effect, although they keep nothing from
-# call to call. All others with such a mark are refused, known or not.
+# TensorFlow marks these operations as stateful, although they keep nothing from call to call. Every
+# other operation with this mark is refused, also one that no pattern here names.
 _HARMLESS = re.compile(
     r"ReadVariableOp|ResourceGather(Nd)?|VariableShape|LookupTable(Find|Size)V2|If|While|Case"
     r"|StatefulPartitionedCall|DeviceIndex|Assert|CheckNumerics(V2)?|PrintV2"
@@ -50,10 +51,10 @@ _HARMLESS = re.compile(
 
 
 def stateful_operations(names: Iterable[str]) -> list[str]:
-    """Returns the operations that TensorFlow marks as stateful, without those in `_HARMLESS`."""
+    """Returns those operations that TensorFlow marks as stateful and `_HARMLESS` does not match."""
     stateful = []
     for name in names:
-        # Functions of the graph have no definition; their operations are checked as well.
+        # A function of the graph has no definition here. Its operations are in `names` as well.
         definition = op_def_registry.get(name)
         is_marked = definition is not None and definition.is_stateful
         if is_marked and not _HARMLESS.fullmatch(name):
@@ -62,7 +63,7 @@ def stateful_operations(names: Iterable[str]) -> list[str]:
 
 
 def check_operations(name: str, operations: Iterable[str]) -> None:
-    """Checks the operations of a model in training.
+    """Raises an error if a model in training has an operation that breaks the guarantee.
 
     Args:
       name: name of the task.

@@ -1,7 +1,8 @@
-"""Keras files that hold words as well as weights, in a form that every Python reads.
+"""Reading and writing of .keras files with vocabularies in a form that every Python can read.
 
-Keras alternates between reading words and weights. Python 3.13.0 and 3.13.1 then read uncompressed
-members of the archive at a wrong position (gh-127847 of CPython), and deflated members correctly.
+Keras alternates between reading words and weights of such a file. Python 3.13.0 and 3.13.1 then
+read uncompressed members of the archive at a wrong position (gh-127847 of CPython), and deflated
+members correctly.
 """
 
 import os
@@ -12,11 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-_WORDS_FOLDER = "assets/"  # A .keras file has the words of lookup layers there.
+_WORDS_FOLDER = "assets/"  # Folder of the lookup layers' words in a .keras file.
 
 
 def deflate_words(path: pathlib.Path) -> None:
-    """Writes a .keras file that holds words anew with deflated members; leaves other files."""
+    """Compresses the members of a .keras file that has words; leaves a file without words alone."""
     if _holds_words(path):
         deflated = path.with_name(f"deflated-{path.name}")
         _write_deflated(path, deflated)
@@ -24,7 +25,7 @@ def deflate_words(path: pathlib.Path) -> None:
 
 
 def load_keras_file(path: pathlib.Path) -> Any:
-    """Loads the model of a .keras file.
+    """Loads the model of a .keras file, without its optimizer and loss.
 
     Raises:
       Exception: Keras raises errors of many kinds.
@@ -38,7 +39,7 @@ def load_keras_file(path: pathlib.Path) -> Any:
 
 
 def _holds_words(path: pathlib.Path) -> bool:
-    """Returns whether the file is an archive with words of lookup layers."""
+    """Returns whether a file is a zip archive that has the words of lookup layers."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -46,7 +47,7 @@ def _holds_words(path: pathlib.Path) -> bool:
 
 
 def _write_deflated(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Writes the members of one archive to another, deflated."""
+    """Copies the members of a zip archive to a new archive, where they are compressed."""
     with (
         zipfile.ZipFile(source) as archive,
         zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as deflated,

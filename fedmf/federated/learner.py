@@ -1,4 +1,4 @@
-"""`KerasLearner`: models of Keras and TFF, trained and evaluated on TensorFlow."""
+"""`KerasLearner`: training, evaluation and export of Keras and TFF models with TensorFlow."""
 
 import contextlib
 import dataclasses
@@ -32,55 +32,58 @@ from fedmf.training.learner import ClientSettings, Evaluate, Learner, Machine, T
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class KerasLearner(ModelFunctions, Learner):
-    """The learner of a task with a Keras or TFF model, made of the task's functions."""
+    """An implementation of `Learner` for tasks with a Keras or TFF model.
+
+    It is made of the functions of the task, which build the model and compute loss and metrics.
+    """
 
     errors: ClassVar[tuple[type[Exception], ...]] = (tf.errors.InvalidArgumentError,)
     packages: ClassVar[tuple[str, ...]] = ("tensorflow",)
 
     @property
     def takes_no_weights(self) -> str:  # type: ignore[override]
-        """See `Learner`."""
+        """Name of the part of the task that supports no example weights; empty if all parts do."""
         if self.loss is None:
             return "TFF model with its own loss"
         return "" if self.compiled_epoch is None else "compiled_epoch"
 
     def initial_weights(self, seed: int) -> list[np.ndarray]:
-        """See `Learner.initial_weights`."""
+        """Returns the trainable weights that the model has when it is built with this seed."""
         return [variable.numpy() for variable in self.build_model(seed).trainable_variables]
 
     def prepare(self, task: TaskData, config: TrainConfig) -> None:
-        """See `Learner.prepare`. Parallel clients get one thread for each operation."""
+        """Prepares TensorFlow for a run: clients in parallel get one thread for each operation."""
         check_eager()
         is_parallel = not execution_kind(config.execution).in_tff and task.batch_size > 1
         if is_parallel and self.work_kind(task.client_settings(config)) == "autodiff":
             use_one_thread_per_operation()
 
     def limited_threads(self, threads: int | None) -> contextlib.AbstractContextManager[None]:
-        """See `Learner.limited_threads`."""
+        """Returns a context in which TensorFlow computes with at most this number of threads."""
         return limited_threads(threads)
 
     def work_kind(self, settings: ClientSettings) -> str:
-        """See `Learner.work_kind`: "compiled" or "autodiff"."""
+        """Returns "compiled" if the task's compiled epoch runs on this machine, else "autodiff"."""
         return client_setup.work_kind(self, settings)
 
     def slow(self, settings: ClientSettings) -> str:
-        """See `Learner.slow`."""
+        """Returns a sentence on why clients train slowly on this machine; empty if they do not."""
         return client_setup.slow(self, settings)
 
     def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
-        """See `Learner.client_work`."""
+        """Returns the object that trains clients and sums their clipped updates."""
         return client_setup.client_work(self, settings, machine.threads)
 
     def on_workers(self) -> Self:
-        """See `Learner.on_workers`."""
+        """Returns a learner for the workers of a cluster, which only train: it has no metrics."""
         return dataclasses.replace(self, metrics=self.metrics and list)
 
     def evaluator(self, settings: ClientSettings, machine: Machine) -> Evaluate:
-        """See `Learner.evaluator`."""
+        """Returns a function that computes the metrics of given weights on given examples."""
         return KerasEvaluator(self, settings)
 
     def metric_names(self, task: TaskData) -> list[str]:
-        """See `Learner.metric_names`."""
+        """Returns the names of the metrics; reports show the first one."""
         if self.metrics is not None:
             metrics = self.metrics()
             for metric in metrics:
@@ -98,25 +101,25 @@ class KerasLearner(ModelFunctions, Learner):
         return list(model.metric_values()) or ["loss"]
 
     def check(self, task: TaskData, config: TrainConfig) -> None:
-        """See `Learner.check`."""
+        """Checks that the model can be trained and that the privacy guarantee holds for it."""
         check_eager()
         check_model(self, task, config)
 
     def fingerprint(self, seed: int) -> dict[str, str]:
-        """See `Learner.fingerprint`: layers, loss, and initial weights, also frozen ones."""
+        """Returns texts that change if layers, loss or initial weights of the model change."""
         return fingerprint(self, self.build_model(seed))
 
     def misfit_reason(self, error: Exception) -> str:
-        """See `Learner.misfit_reason`."""
+        """Returns the part of TensorFlow's error message that says how the examples do not fit."""
         return misfit_reason(error)
 
     def all_weights(self, weights: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-        """See `Learner.all_weights`: in the order of tf.keras.Model.get_weights."""
+        """Returns all weights of the model, trained or not, in the order of Keras's get_weights."""
         all_weights: list[np.ndarray] = self._with_weights(weights, seed).get_weights()
         return all_weights
 
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
-        """See `Learner.starting_from`."""
+        """Returns a learner whose models start from these weights, whatever their seed is."""
         hint = "give all of a model's, as tf.keras.Model.get_weights does"
         weights = [np.array(weight) for weight in checks.entries("weights", weights, hint=hint)]
         model_shapes = [weight.shape for weight in self.build_model(0).get_weights()]
@@ -130,7 +133,8 @@ class KerasLearner(ModelFunctions, Learner):
 
         def build(seed: int) -> Any:
             model = build_model(seed)
-            # TFF builds models in graphs, and sets their weights afterwards.
+            # In a graph of TFF the weights cannot be set here. TFF sets them after it has built the
+            # model.
             if tf.executing_eagerly():
                 model.set_weights(weights)
             return model
@@ -138,7 +142,7 @@ class KerasLearner(ModelFunctions, Learner):
         return dataclasses.replace(self, build_model=build)
 
     def load_weights(self, path: pathlib.Path) -> list[np.ndarray]:
-        """See `Learner.load_weights`: reads a .keras file."""
+        """Returns all weights of the model in a .keras file."""
         version = _keras_version(path)
         if version.startswith("3."):
             raise ValueError(
@@ -148,7 +152,7 @@ class KerasLearner(ModelFunctions, Learner):
             )
         try:
             weights: list[np.ndarray] = load_keras_file(path).get_weights()
-        except Exception as error:  # Keras raises errors of many kinds.
+        except Exception as error:  # Keras raises many types.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(
                 f"Keras cannot load it ({lines[0]}); name a FILE.keras or the folder of a run"
@@ -156,9 +160,7 @@ class KerasLearner(ModelFunctions, Learner):
         return weights
 
     def model(self, weights: Sequence[np.ndarray], seed: int) -> Any:
-        """See `Learner.model`: a tf.keras.Model, which Keras saves and loads without the task's
-        code.
-        """
+        """Returns a Keras model with these weights, which loads without the task's code."""
         model = self._with_weights(weights, seed)
         if isinstance(model, TffModel):
             raise ValueError(
@@ -169,7 +171,7 @@ class KerasLearner(ModelFunctions, Learner):
         return model if self.export_model is None else self.export_model(model)
 
     def export(self, weights: Sequence[np.ndarray], seed: int, path: pathlib.Path) -> Any:
-        """See `Learner.export`: as FILE.keras, or as a SavedModel in a folder."""
+        """Saves a model with these weights, as FILE.keras or a SavedModel, and returns it."""
         model = self.model(weights, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -188,7 +190,7 @@ class KerasLearner(ModelFunctions, Learner):
         return model
 
     def _with_weights(self, weights: Sequence[np.ndarray], seed: int) -> Any:
-        """Returns a model of this seed with these trained weights."""
+        """Builds the model with a seed, sets its trainable weights to these, and returns it."""
         model = self.build_model(seed)
         for variable, weight in zip(model.trainable_variables, weights, strict=True):
             variable.assign(weight)

@@ -1,4 +1,4 @@
-"""The loss that clients minimise on a batch, which is the loss of Keras's `Model.fit`.
+"""The loss that clients minimise on a batch, computed as in Keras's `Model.fit`.
 
 A batch holds examples of one client only, at least one.
 """
@@ -13,12 +13,13 @@ from fedmf.federated.task_checks import KERAS_MODULES
 from fedmf.federated.tensorflow_import import rewritten
 from fedmf.training.examples import split_weights
 
-# (y, outputs) -> the loss of a batch, a float32 scalar; y is labels, or `Weighted`.
+# A function of y and the outputs of the model on a batch. It returns the loss, a float32 scalar; y
+# holds the labels, or labels with example weights as `Weighted`.
 BatchLoss = Callable[[Any, Any], tf.Tensor]
 
 
 def batch_loss(functions: ModelFunctions) -> BatchLoss:
-    """Returns the task's loss, without the model's own losses.
+    """Returns the function that computes the task's loss, without regularisers and add_loss.
 
     A Keras loss is called as Keras calls it: its reduction, its `__call__` and the mask of the
     outputs count. `check_model` checks the value, and this function does not.
@@ -39,12 +40,15 @@ def batch_loss(functions: ModelFunctions) -> BatchLoss:
 
 
 def minimised(loss: tf.Tensor, model_losses: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the loss of a batch plus the model's own losses (regularisers, add_loss)."""
+    """Returns the loss that training minimises: the task's loss plus the model's own losses.
+
+    A model's own losses are those of its regularisers and of Keras's add_loss.
+    """
     return tf.add_n([loss, *(tf.cast(model_loss, tf.float32) for model_loss in model_losses)])
 
 
 def outputs_and_losses(model: Any, x: Any) -> tuple[Any, list[tf.Tensor]]:
-    """Returns a model's outputs in training, and its own losses.
+    """Returns the outputs of a model in training mode, and its own losses of this call.
 
     In a graph of TFF a model also keeps the losses of earlier calls, and those of the call that
     built it, whose inputs nobody feeds. They are left out.
@@ -58,9 +62,9 @@ def outputs_and_losses(model: Any, x: Any) -> tuple[Any, list[tf.Tensor]]:
 
 
 def keras_mask(outputs: Any) -> tf.Tensor | None:
-    """Returns the mask of the outputs by Keras's layers, in their dtype, or None without a mask.
+    """Returns the mask that Keras's layers have set on outputs, or None if they have set none.
 
-    It is 0 where an output does not count.
+    The mask has the dtype of the outputs, and is 0 where an output does not count.
     """
     mask = getattr(outputs, "_keras_mask", None)
     return None if mask is None else tf.cast(mask, outputs.dtype)
@@ -70,13 +74,13 @@ def is_mean(functions: ModelFunctions) -> bool:
     """Returns whether the loss is a mean over examples, which allows batches of any size."""
     loss = functions.loss
     if not isinstance(loss, tf.keras.losses.Loss):
-        return True  # The contract of `Task.loss` says so.
+        return True  # `Task.loss` requires that such functions return a mean.
     is_of_keras = type(loss).__module__.startswith(KERAS_MODULES)
     return is_of_keras and loss.reduction != tf.keras.losses.Reduction.SUM
 
 
 def _keras_loss(name: str, loss: tf.keras.losses.Loss, y: Any, outputs: Any) -> tf.Tensor:
-    """Returns the sum of a Keras loss over the outputs of a model, each with the same weights.
+    """Returns the sum of a Keras loss over all outputs of a model, with the same example weights.
 
     It is computed as by keras.engine.compile_utils.LossesContainer of Keras 2.14.
     """
@@ -101,7 +105,7 @@ def _output_loss(
     outputs: tf.Tensor,
     example_weights: tf.Tensor | None,
 ) -> tf.Tensor:
-    """Returns the Keras loss of one output of a model; the weights may be None."""
+    """Returns the Keras loss of one output of a model, with example weights if they are given."""
     if example_weights is None:
         weights = keras_mask(outputs)
     else:
@@ -115,12 +119,15 @@ def _output_loss(
         return loss(labels, outputs, **arguments)
     try:
         return loss(labels[:, tf.newaxis], outputs, **arguments)
-    except ValueError:  # `Model.fit` fails here, and TFF's from_keras_model does not.
+    except ValueError:  # Keras's `Model.fit` would fail too; TFF's from_keras_model works.
         return loss(labels, outputs, **arguments)
 
 
 def _masked_weights(outputs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Returns the examples' weights times the mask, if there is one, in the shape for a loss."""
+    """Returns the example weights times the mask of the outputs, in the shape that Keras expects.
+
+    Without a mask, these are the example weights alone.
+    """
     if outputs.shape.rank > 3:
         raise ValueError(
             f"Keras's losses take no weight for each example beside outputs {outputs.shape}: give "

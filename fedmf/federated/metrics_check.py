@@ -1,4 +1,4 @@
-"""Checks of a task's metrics on its outputs and labels, also for private metrics."""
+"""Checks that the metrics of a task fit its model, and that they can be made private."""
 
 import re
 from typing import Any
@@ -19,12 +19,10 @@ from fedmf.training.learner import TaskData
 def check_metrics(
     functions: ModelFunctions, task: TaskData, model: Any, examples: Examples
 ) -> None:
-    """Raises ValueError for metrics that do not take the outputs, that are no single numbers, or of
-    which two have one name.
-    """
+    """Raises ValueError if a metric fails, is no single number or shares its name."""
     if functions.metrics is None:
         return
-    _ = task.headline  # It raises an error for an object that is no metric.
+    _ = task.headline  # This raises an error for an object that is no metric.
     metrics = list(functions.metrics())
     x, y = tf.nest.map_structure(tf.constant, examples)
     names = [metric.name for metric in metrics]
@@ -52,9 +50,9 @@ def check_metrics(
 def check_private_metrics(
     functions: ModelFunctions, task: TaskData, model: Any, examples: Examples
 ) -> None:
-    """Raises ValueError where a client's metrics would not follow from its own examples alone.
+    """Raises ValueError if a client's metrics may depend on more than the client's own examples.
 
-    The sum of private metrics would be more sensitive than the plan says.
+    The sum of private metrics would then be more sensitive than the plan says.
     """
     problem = f"private_metrics do not go with task {task.name!r}"
     if isinstance(model, TffModel) or functions.metrics is None:
@@ -94,7 +92,7 @@ def _impure_operations(task: TaskData, model: Any, update_metrics: Any) -> list[
     forward_pass = tf.function(lambda x: model(x, training=False))
     impure = set(stateful_operations(operations(forward_pass.get_concrete_function(x_specs))))
     traced_update = tf.function(update_metrics).get_concrete_function(x_specs, y_specs)
-    # Metrics may write their own variables.
+    # Metrics may write variables, which are their own counts.
     forbidden = re.compile(f"{DRAWS.pattern}|{PYTHON.pattern}")
     impure |= set(filter(forbidden.match, operations(traced_update)))
     return sorted(impure)

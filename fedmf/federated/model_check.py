@@ -1,4 +1,4 @@
-"""Check that a model carries no client's data to another one except through the clipped sum."""
+"""Checks that training carries a client's data to other clients through the clipped sum only."""
 
 import dataclasses
 from typing import Any
@@ -17,15 +17,16 @@ from fedmf.runs.executions import execution_kind
 from fedmf.training.examples import Examples, take
 from fedmf.training.learner import TaskData
 
-# Writes to the local variables of a TFF model, whose values `TffModel` restores.
+# A TFF model may write its local variables by these operations, because `TffModel` restores their
+# values.
 _LOCAL_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
-# Methods of a model that Keras's own training calls, and fedmf does not.
+# Keras's own training calls these methods of a model, and fedmf does not.
 _FIT_METHODS = ("train_step", "compute_loss")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _CheckedModel:
-    """A model under check, and its uses in training.
+    """The model that is checked, with the task and the config that it is trained for.
 
     Attributes:
       functions: the task's functions.
@@ -51,7 +52,9 @@ class _CheckedModel:
 
 
 def check_model(functions: ModelFunctions, task: TaskData, config: TrainConfig) -> None:
-    """Checks every operation of the task's model and loss in training, forwards and backwards.
+    """Checks that a task's model and loss can be trained, and that the guarantee holds for them.
+
+    Every TensorFlow operation of a training step is checked, forwards and backwards.
 
     A variable or table that the model writes would carry a client's data into the next client's
     update without clipping: the sensitivity would not be the plan's. A run with random draws could
@@ -89,7 +92,7 @@ def check_model(functions: ModelFunctions, task: TaskData, config: TrainConfig) 
 
 
 def _training_step(checked: _CheckedModel) -> Any:
-    """Returns the function of a batch to its loss and the gradients of it."""
+    """Returns a function that computes the loss of a batch (x, y) and its gradients."""
 
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -103,7 +106,7 @@ def _training_step(checked: _CheckedModel) -> Any:
 
 
 def _traced(checked: _CheckedModel, training_step: Any) -> Any:
-    """Returns the graph of the training step.
+    """Traces the training step on a batch of unknown size, and returns its graph.
 
     Raises:
       ValueError: the step cannot be traced.
@@ -126,7 +129,7 @@ def _traced(checked: _CheckedModel, training_step: Any) -> Any:
 
 
 def _check_loss_shape(checked: _CheckedModel, traced_step: Any) -> None:
-    """Raises ValueError for a loss that is no scalar."""
+    """Raises ValueError unless the loss of a batch is a scalar."""
     loss, _ = traced_step.structured_outputs
     if loss.shape.rank == 0:
         return
@@ -141,7 +144,7 @@ def _check_loss_shape(checked: _CheckedModel, traced_step: Any) -> None:
 
 
 def _check_fit(checked: _CheckedModel, training_step: Any, examples: Examples) -> None:
-    """Raises ValueError where outputs and labels of real examples do not fit."""
+    """Raises ValueError if the training step fails on real examples, whose labels may not fit."""
     try:
         training_step(*tf.nest.map_structure(tf.constant, examples))
     except tf.errors.InvalidArgumentError as error:
@@ -152,7 +155,7 @@ def _check_fit(checked: _CheckedModel, training_step: Any, examples: Examples) -
 
 
 def _check_operations(checked: _CheckedModel, traced_step: Any) -> None:
-    """Raises ValueError for operations that break the guarantee, and for hidden variables."""
+    """Raises ValueError for operations that break the guarantee, and for unlisted variables."""
     names = operations(traced_step)
     used_variables = traced_step.graph.variables
     if isinstance(checked.model, TffModel):
@@ -164,10 +167,10 @@ def _check_operations(checked: _CheckedModel, traced_step: Any) -> None:
 
 
 def _check_for_tff(checked: _CheckedModel) -> None:
-    """Raises ValueError for losses and weights that do not run in TFF."""
+    """Raises ValueError for a loss or for weights that execution='tff' does not support."""
     if checked.functions.loss is not None:
         _check_captures(checked)
-    # The vocabulary of an adapted lookup layer has no name.
+    # The vocabulary of an adapted lookup layer is among the weights, and has no name.
     frozen = [
         getattr(weight, "name", "a vocabulary") for weight in checked.model.non_trainable_variables
     ]
@@ -180,7 +183,7 @@ def _check_for_tff(checked: _CheckedModel) -> None:
 
 
 def _check_dtypes(checked: _CheckedModel) -> None:
-    """Raises ValueError for a model that does not train in float32.
+    """Raises ValueError if weights or computations of the model are not in float32.
 
     Clipped updates are float32, and small gradients are zero in float16.
     """
@@ -204,7 +207,11 @@ def _check_dtypes(checked: _CheckedModel) -> None:
 
 
 def _check_training(checked: _CheckedModel) -> None:
-    """Raises ValueError for a model whose own way of training would be ignored."""
+    """Raises ValueError for a model with training rules that fedmf does not apply.
+
+    These are methods such as train_step, and constraints on weights. A model without trainable
+    weights is refused as well.
+    """
     model = checked.model
     own_methods = [
         name
@@ -236,7 +243,7 @@ def _check_training(checked: _CheckedModel) -> None:
 
 
 def _check_labels(checked: _CheckedModel) -> None:
-    """Raises TypeError for texts as labels of a Keras loss."""
+    """Raises TypeError if the labels are texts, which no Keras loss takes."""
     has_texts = any(spec.dtype == tf.string for spec in tf.nest.flatten(checked.y_specs))
     if has_texts and isinstance(checked.functions.loss, tf.keras.losses.Loss):
         raise TypeError(
@@ -246,9 +253,9 @@ def _check_labels(checked: _CheckedModel) -> None:
 
 
 def _check_inputs(checked: _CheckedModel) -> None:
-    """Raises TypeError for examples of which Keras would silently drop a part of each number.
+    """Raises TypeError if Keras would silently drop a part of each number in the examples.
 
-    It would take 0.7 as 0 for an input of integers.
+    For example, Keras takes 0.7 as 0 where a model's input has an integer dtype.
     """
     example_specs = tf.nest.flatten(checked.x_specs)
     model_inputs = tf.nest.flatten(getattr(checked.model, "input", ()))
@@ -268,12 +275,13 @@ def _check_inputs(checked: _CheckedModel) -> None:
 
 
 def _check_outside_variables(checked: _CheckedModel, used_variables: Any) -> None:
-    """Raises ValueError for a variable that is no weight.
+    """Raises ValueError if the training step reads a variable that is no weight of the model.
 
     A program may change it between rounds, and a resume would not know its value.
     """
-    # By handle: mixed precision wraps each variable that the model lists, and the graph has the
-    # wrapped one. The vocabulary of an adapted lookup layer is listed, and is a table.
+    # Variables are compared by their handles, because mixed precision wraps each variable that the
+    # model lists, and the graph has the wrapped variable. The vocabulary of an adapted lookup
+    # layer is listed too, and is a table without a handle.
     weight_handles = {
         id(variable.handle) for variable in checked.model.variables if hasattr(variable, "handle")
     }
@@ -289,9 +297,9 @@ def _check_outside_variables(checked: _CheckedModel, used_variables: Any) -> Non
 
 
 def _check_captures(checked: _CheckedModel) -> None:
-    """Raises ValueError for a loss with a tensor or a variable from outside of it.
+    """Raises ValueError if the loss uses a tensor or a variable that was made outside of it.
 
-    The graphs that TFF builds cannot hold one.
+    The graphs that TFF builds cannot contain such a value.
     """
     forward_pass = tf.function(lambda x: checked.model(x, training=True))
     outputs = forward_pass.get_concrete_function(checked.x_specs).structured_outputs
@@ -308,9 +316,9 @@ def _check_captures(checked: _CheckedModel) -> None:
 
 
 def _check_local_variables(checked: _CheckedModel, used_variables: Any) -> None:
-    """Raises ValueError for a TFF model that keeps numbers in a variable that it does not list.
+    """Raises ValueError if a TFF model uses a variable that it does not list.
 
-    Nothing would restore its value.
+    Nothing would restore the value of that variable after a batch.
     """
     model: TffModel = checked.model
     listed_handles = {

@@ -1,4 +1,4 @@
-"""`ModelFunctions`: the functions of a task that build, train and evaluate its model."""
+"""`ModelFunctions`: the functions that a task passes to build, train and evaluate its model."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -7,12 +7,15 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-# (labels, outputs, example weights) -> scalar; see `Task.loss`.
+# A function of (labels, outputs, example weights) that returns a scalar, as `Task.loss` describes.
 LossFunction = Callable[[Any, Any, Any], Any]
 
 
 class CompiledEpoch(Protocol):
-    """A client's local epoch without automatic differentiation, for models that must be fast."""
+    """A function that trains a client for one epoch without TensorFlow's automatic differentiation.
+
+    A task may pass one, for example in C, to train faster.
+    """
 
     def __call__(
         self,
@@ -60,7 +63,7 @@ class ModelFunctions:
 
 
 def tensor_specs(spec: Any) -> Any:
-    """Returns the tf.TensorSpec of a batch of examples; `spec` is a structure of `ArraySpec`."""
+    """Returns tensor specs of a batch of any size from the `ArraySpec` structure of one example."""
     return tf.nest.map_structure(
         lambda array: tf.TensorSpec([None, *array.shape], array.dtype), spec
     )

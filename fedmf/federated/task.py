@@ -1,4 +1,4 @@
-"""`Task` of a Keras or TFF model: from arrays, from a TFF ClientData, or from functions."""
+"""`Task`: the data, the Keras or TFF model and the loss of a federated learning task."""
 
 import dataclasses
 import functools
@@ -26,10 +26,11 @@ from fedmf.training.learner import Learner
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task(training.Task):
-    """A federated learning task with a model of Keras or TFF: from arrays, from a TFF ClientData,
-    or from functions.
+    """A federated learning task: the clients' examples, a Keras or TFF model, its loss and metrics.
 
-    It has all attributes of `training.Task` but `learner`, and these:
+    `from_arrays` makes one of arrays in memory, and `from_client_data` of a TFF ClientData. The
+    constructor takes functions. A task has all attributes of `training.Task` but `learner`, and
+    these:
 
     Attributes:
       build_model: seed -> an untrained tf.keras.Model of x, or a tff.learning.models VariableModel
@@ -75,7 +76,7 @@ class Task(training.Task):
         super().__post_init__()
 
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
-        """See `training.Task.starting_from`.
+        """Returns a task whose models start from the given weights, whatever the seed of a run is.
 
         Args:
           weights: all weights of a model, including those that are not trained, as
@@ -99,7 +100,7 @@ class Task(training.Task):
         sample_weight: Any = None,
         **attributes: Any,
     ) -> Self:
-        """Returns a task whose examples are held in memory; see `training.Task.from_arrays`.
+        """Returns a task whose examples are arrays in memory, with the client id of each example.
 
         Args:
           x, y, client_ids, validation, test, sample_weight: as in `training.Task.from_arrays`.
@@ -142,7 +143,7 @@ class Task(training.Task):
         model: Callable[[], Any],
         **attributes: Any,
     ) -> Self:
-        """Returns a task on a tff.simulation.datasets.ClientData, such as SqlClientData.
+        """Returns a task whose examples come from a tff.simulation.datasets.ClientData.
 
         Args:
           train: the ClientData of the training clients.
@@ -191,14 +192,15 @@ class Task(training.Task):
 
 
 def seeded(model: Callable[[], Any]) -> Callable[[int], Any]:
-    """Returns a `Task.build_model` that seeds and calls a function without a seed.
+    """Returns a function of a seed, as `Task.build_model` is, from a function without arguments.
 
-    It seeds the random number generators of Keras, TensorFlow, numpy and Python.
+    Before it calls the function, it seeds the random number generators of Keras, TensorFlow, numpy
+    and Python.
     """
     check_model_function("model", model, num_arguments=0)
 
     def build(seed: int) -> Any:
-        tf.keras.utils.set_random_seed(seed % 2**32)  # numpy takes 32 bits.
+        tf.keras.utils.set_random_seed(seed % 2**32)  # Seeds of numpy have at most 32 bits.
         return model()
 
     return build

@@ -1,4 +1,4 @@
-"""Checks of the functions of a task with a Keras or TFF model."""
+"""Checks of the functions that a user passes to `Task`: model, loss, metrics and the like."""
 
 import types
 from typing import Any
@@ -8,9 +8,11 @@ import tensorflow as tf
 from fedmf import checks
 from fedmf.federated.tensorflow_import import keras3_note
 
-# Prefixes of the modules of Keras 2, in TensorFlow 2.14 and beside newer versions.
+# Keras 2 has modules of these names: "keras" in TensorFlow 2.14, and "tf_keras" where it is
+# installed beside a newer TensorFlow.
 KERAS_MODULES = ("keras.", "tf_keras.")
-# Name of an attribute -> (number of arguments of the function, hint for errors).
+# The optional functions of a task. Each attribute name maps to the number of arguments of the
+# function, and to a hint for the error if it is something else.
 _FUNCTIONS = {
     "metrics": (0, "pass a function that makes the list, such as lambda: [...]"),
     "compiled_epoch": (0, "pass a function that makes a CompiledEpoch, or None"),
@@ -19,7 +21,7 @@ _FUNCTIONS = {
 
 
 def check_functions(task: Any) -> None:
-    """Checks the functions of a task, as far as that needs no call of them.
+    """Checks the functions of a task without calling them.
 
     Raises:
       TypeError, ValueError: naming the attribute and what to do instead.
@@ -42,7 +44,7 @@ def check_functions(task: Any) -> None:
 
 
 def check_model_function(name: str, value: Any, *, num_arguments: int) -> None:
-    """Raises TypeError for a value that is no function that builds a model."""
+    """Raises TypeError unless a value is a function that builds a model."""
     hint = "pass a function that builds the model"
     if note := keras3_note(value):
         raise TypeError(f"{name} is{note}")
@@ -52,12 +54,12 @@ def check_model_function(name: str, value: Any, *, num_arguments: int) -> None:
 
 
 def _check_loss(loss: Any) -> None:
-    """Raises TypeError for a loss that does not take (labels, outputs, example_weights)."""
+    """Raises TypeError unless a loss takes (labels, outputs, example_weights)."""
     hint = (
         "pass a tf.keras.losses.Loss, such as MeanSquaredError(), or a function (labels, outputs, "
         "example_weights)"
     )
-    # Keras's functions take labels and outputs only.
+    # Keras's own loss functions take labels and outputs only, and so no example weights.
     is_function = isinstance(loss, types.FunctionType)
     if is_function and loss.__module__.startswith(KERAS_MODULES):
         raise TypeError(f"loss={loss!r} is a function of Keras, which takes no weights: {hint}")

@@ -1,4 +1,4 @@
-"""The metrics of a run as scalars for TensorBoard, in RUN/tensorboard."""
+"""`TensorBoard`: a callback that writes the metrics of a run for TensorBoard."""
 
 import tensorflow as tf
 
@@ -7,13 +7,13 @@ from fedmf.training.callbacks import Callback, Row
 from fedmf.training.under_way import Training
 
 _EVENTS = "events.out.tfevents.*"
-# Metadata that TensorBoard's own tf.summary.scalar writes, which newer releases of TensorFlow lack.
+# tf.summary.scalar, which newer releases of TensorFlow lack, writes this metadata with each scalar.
 _SCALAR_METADATA = tf.compat.v1.SummaryMetadata(data_class="DATA_CLASS_SCALAR")
 _SCALAR_METADATA.plugin_data.plugin_name = "scalars"
 
 
 class TensorBoard(Callback):
-    """A callback that writes each number of a round's metrics to RUN/tensorboard, as a scalar.
+    """A callback that writes the metrics of each round as scalars into the folder RUN/tensorboard.
 
     Only the owner can read the folder, as with metrics.jsonl. The guarantee covers the scalars
     under "covered".
@@ -23,7 +23,7 @@ class TensorBoard(Callback):
     """
 
     def on_start(self, training: Training) -> None:
-        """See `Callback`."""
+        """Opens the folder, and writes the rounds that the run has already finished."""
         self._folder = training.folder.path / "tensorboard"
         make_folder(self._folder)
         for event_file in self._folder.glob(_EVENTS):
@@ -33,7 +33,7 @@ class TensorBoard(Callback):
             self.on_round(training, row)
 
     def on_round(self, training: Training, row: Row) -> None:
-        """See `Callback`."""
+        """Writes the metrics of a round."""
         with self._writer.as_default():
             for name, value in training.scalars(row).items():
                 tf.summary.write(name, tf.cast(value, tf.float32), row["round"], _SCALAR_METADATA)
@@ -42,5 +42,5 @@ class TensorBoard(Callback):
             event_file.chmod(0o600)
 
     def on_end(self, training: Training) -> None:
-        """See `Callback`."""
+        """Closes the event file."""
         self._writer.close()

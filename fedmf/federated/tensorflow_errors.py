@@ -1,4 +1,4 @@
-"""The sentence of an error of TensorFlow or Keras that says what is wrong."""
+"""Extraction of the informative sentence from the long error messages of TensorFlow and Keras."""
 
 import re
 
@@ -6,9 +6,9 @@ import tensorflow as tf
 
 
 def error_reason(error: Exception) -> str:
-    """Returns the line of an error that says what is wrong.
+    """Returns the line of an error message that says what is wrong.
 
-    Keras lists a layer's arguments behind it, and names the layer before it.
+    Keras names the layer in the line before, and lists the layer's arguments in the lines after.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for number, line in reversed(list(enumerate(lines[:-1]))):
@@ -20,6 +20,6 @@ def error_reason(error: Exception) -> str:
 
 
 def misfit_reason(error: tf.errors.InvalidArgumentError) -> str:
-    """Returns an operation's error about its inputs, without names of nodes and lines of code."""
+    """Returns the message of an error about inputs, without graph node names and lines of code."""
     lines = [line for line in error.message.splitlines() if line.strip() and "[[" not in line]
     return lines[-1].rpartition("}} ")[2].strip()

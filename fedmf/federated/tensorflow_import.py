@@ -1,4 +1,4 @@
-"""Import of TensorFlow without its start-up chatter, and with its errors."""
+"""Import of TensorFlow and TensorFlow Federated, without their start-up log messages."""
 
 import contextlib
 import functools
@@ -13,12 +13,12 @@ from typing import Any
 
 from fedmf.terminal import interrupts
 
-_TFF_PYTHON = (3, 11)  # the only one that TensorFlow Federated 0.87 runs on
+_TFF_PYTHON = (3, 11)  # TensorFlow Federated 0.87 runs on no other version.
 
 
 @contextlib.contextmanager
 def _stderr_held_back() -> Iterator[None]:
-    """Holds back the output to file descriptor 2, and writes it after all if the block fails."""
+    """Hides what the `with` block writes to standard error, and shows it if the block fails."""
     sys.stderr.flush()
     saved_stderr = os.dup(2)
     with tempfile.TemporaryFile() as buffer:
@@ -36,7 +36,7 @@ def _stderr_held_back() -> Iterator[None]:
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow once, with Keras 2, which comes with it or as tf-keras.
+    """Imports TensorFlow with Keras 2, which is part of it or is the package tf-keras.
 
     TensorFlow's C++ libraries report missing GPU drivers on import and when they look for devices,
     some of it as errors; those lines are dropped. Afterwards only TensorFlow's errors are shown, no
@@ -46,13 +46,13 @@ def import_tensorflow() -> None:
     Raises:
       ImportError: saying how to install the missing packages.
     """
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # The models of a task are of Keras 2.
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # fedmf uses Keras 2.
     with _quietly("tensorflow", "fedmf.federated needs TensorFlow", _how_to_train):
         import tensorflow as tf
 
-        _ = tf.keras.Model  # This use imports Keras, and fails without tf-keras.
-        tf.config.list_physical_devices()  # It reports a missing GPU here instead of in training.
-    version = getattr(tf.keras, "__version__", "2")  # TensorFlow's own Keras 2 has no version.
+        _ = tf.keras.Model  # This imports Keras, and fails if tf-keras is missing.
+        tf.config.list_physical_devices()  # Missing GPUs are reported here.
+    version = getattr(tf.keras, "__version__", "2")  # Keras 2 in TensorFlow has no version.
     if version.startswith("3."):
         raise ImportError(
             f"tf.keras is Keras {version} here, and fedmf trains models of Keras 2 "
@@ -68,7 +68,7 @@ def _exclude_fedmf_from_autograph() -> None:
 
     fedmf's traced functions need no such rewriting, which took a seventh of a small run.
     """
-    with contextlib.suppress(ImportError):  # TensorFlow does not document these rules.
+    with contextlib.suppress(ImportError):  # These rules are undocumented.
         from tensorflow.python.autograph.core import config
 
         config.CONVERSION_RULES = (config.DoNotConvert("fedmf"), *config.CONVERSION_RULES)
@@ -87,7 +87,7 @@ def _has_keras3() -> bool:
 
 
 def keras3_note(value: Any) -> str:
-    """Returns a clause for an error about an object or a class of Keras 3, else an empty text."""
+    """Returns the end of an error message if a value is of Keras 3, else an empty text."""
     if not _has_keras3():
         return ""
     value_class = value if isinstance(value, type) else type(value)
@@ -100,16 +100,16 @@ def keras3_note(value: Any) -> str:
 
 
 def keras3_error_note(error: Exception) -> str:
-    """Returns a clause about a class of Keras 3 that an error of Keras 2 names, else an empty text.
+    """Returns the end of an error message if Keras 2 has refused a class of Keras 3.
 
-    The class is that of a layer in a model, say.
+    The class may be that of a layer in a model. For any other error the text is empty.
     """
     names_class = re.search(r"<class 'keras\.", str(error)) is not None
     return _KERAS3_NOTE if names_class and _has_keras3() else ""
 
 
 def check_eager() -> None:
-    """Checks that TensorFlow computes values, and does not build a graph of them.
+    """Checks that TensorFlow executes operations eagerly, and does not build a graph.
 
     Raises:
       RuntimeError: eager execution is off, a graph is the default, or the scope of a
@@ -131,9 +131,9 @@ def check_eager() -> None:
 
 
 def rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a user's function with its `if` and `for` on tensors rewritten by AutoGraph.
+    """Returns a user's function in a form in which its `if` and `for` work on tensors.
 
-    Keras does so where it calls a user's layers, losses and metrics.
+    AutoGraph rewrites the function, as it does where Keras calls layers, losses and metrics.
     """
     import tensorflow as tf
 
@@ -144,7 +144,7 @@ def rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def importing_tff() -> Iterator[None]:
-    """Silences the import of TensorFlow Federated and TensorFlow Privacy.
+    """Hides log messages while the block imports TensorFlow Federated and TensorFlow Privacy.
 
     Raises:
       ImportError: saying how to install them.
@@ -157,7 +157,7 @@ def importing_tff() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quietly(package: str, need: str, way_out: Callable[[], str]) -> Iterator[None]:
-    """Silences the import of a package, and says in its ImportError how to install it."""
+    """Hides log messages while the block imports a package, and adds a hint to an ImportError."""
     is_verbose = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1")
     is_loud = is_verbose or package in sys.modules
     stderr_context = contextlib.nullcontext() if is_loud else _stderr_held_back()
@@ -171,16 +171,16 @@ def _quietly(package: str, need: str, way_out: Callable[[], str]) -> Iterator[No
 
 
 def _how_to_train() -> str:
-    """Returns how to install the packages for training."""
+    """Returns a sentence on how to install the packages that training needs."""
     if sys.version_info[:2] == _TFF_PYTHON:
         return _how_to_have_tff()
     return "install them with `pip install 'fedmf[train]'`, on Python 3.11 to 3.13"
 
 
 def _how_to_have_tff() -> str:
-    """Returns how to install TensorFlow Federated, from the list of versions in the package.
+    """Returns a sentence on how to install TensorFlow Federated from the file training.lock.
 
-    A resolver finds no versions, because one of them is gone from the index.
+    The file lists all versions, because pip cannot resolve them: one is gone from the index.
     """
     command = f"`pip install --no-deps -r {pathlib.Path(__file__).parents[1] / 'training.lock'}`"
     if sys.version_info[:2] == _TFF_PYTHON:

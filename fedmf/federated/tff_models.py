@@ -1,4 +1,4 @@
-"""TFF's VariableModel and FunctionalModel as the model of a task.
+"""Adapters that let TFF's VariableModel and FunctionalModel be used as Keras models.
 
 The other modules use a task's model as a tf.keras.Model: variables, outputs of inputs, and a loss
 of labels and outputs. TFF's models compute their loss themselves, a VariableModel together with the
@@ -20,7 +20,7 @@ from fedmf.training.examples import errors_of
 
 
 def loop_model(name: str, build_model: Callable[[int], Any], has_own_loss: bool, seed: int) -> Any:
-    """Builds the model of a task: a tf.keras.Model, or a TFF model as a `TffModel`.
+    """Builds the model of a task, and wraps a TFF model in a `TffModel`.
 
     Args:
       name: name of the task.
@@ -39,7 +39,7 @@ def loop_model(name: str, build_model: Callable[[int], Any], has_own_loss: bool,
             if note := keras3_error_note(error):
                 raise TypeError(f"build_model of task {name!r} takes a layer{note}") from error
             raise
-    # No object is a model of TFF where TFF was not imported.
+    # If TFF was not imported, the model cannot be a model of TFF.
     tff = sys.modules.get("tensorflow_federated")
     if tff is not None:
         if isinstance(model, tff.learning.models.FunctionalModel):
@@ -52,7 +52,7 @@ def loop_model(name: str, build_model: Callable[[int], Any], has_own_loss: bool,
 
 
 def _check_model_class(name: str, model: Any) -> None:
-    """Raises TypeError or ValueError for a model that cannot be trained."""
+    """Raises TypeError or ValueError for an object of another class, or a model without weights."""
     if note := keras3_note(model):
         raise TypeError(f"build_model of task {name!r} gives a model{note}")
     if not isinstance(model, tf.keras.Model | TffModel):
@@ -72,7 +72,7 @@ def _check_model_class(name: str, model: Any) -> None:
 
 
 def _check_loss_source(name: str, model: Any, has_own_loss: bool) -> None:
-    """Raises ValueError where loss and metrics are missing, or there twice."""
+    """Raises ValueError unless loss and metrics come from either the task or a TFF model."""
     if isinstance(model, TffModel) and not has_own_loss:
         raise ValueError(
             f"task {name!r} has loss or metrics beside a {model.kind} of TFF, which brings "
@@ -85,10 +85,10 @@ def _check_loss_source(name: str, model: Any, has_own_loss: bool) -> None:
 
 
 def _keras3_variable_note(model: tf.keras.Model) -> str:
-    """Returns a clause about a variable of Keras 3 in the model's graph, else an empty text.
+    """Returns the end of an error message if a model computes with a variable of Keras 3.
 
     Keras 2 takes the function of a layer of Keras 3 into its graph, and does not train the layer's
-    variables.
+    variables. For other models the text is empty.
     """
     for layer in model.layers:
         for node in layer.inbound_nodes:
@@ -99,7 +99,7 @@ def _keras3_variable_note(model: tf.keras.Model) -> str:
 
 
 class TffModel(abc.ABC):
-    """A TFF model in the form of a tf.keras.Model.
+    """A TFF model with the methods of a tf.keras.Model that training and evaluation use.
 
     Attributes:
       kind: name of TFF's class, for errors.
@@ -116,19 +116,19 @@ class TffModel(abc.ABC):
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """Trained weights, followed by frozen ones."""
+        """Trainable weights, followed by weights that are not trained."""
         return [*self.trainable_variables, *self.non_trainable_variables]
 
     def __call__(self, x: Any, training: bool = False) -> "Outputs":
-        """Returns the outputs of a batch, which are computed later."""
+        """Returns an object that computes the outputs or the loss of a batch when it is asked."""
         return Outputs(model=self, x=x, training=training)
 
     def get_weights(self) -> list[np.ndarray]:
-        """Returns the values of `variables`."""
+        """Returns the values of all variables, in the order of `variables`."""
         return [variable.numpy() for variable in self.variables]
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Assigns the values of `get_weights`."""
+        """Sets all variables to these values, in the order of `variables`."""
         for variable, weight in zip(self.variables, weights, strict=True):
             variable.assign(weight)
 
@@ -138,22 +138,23 @@ class TffModel(abc.ABC):
 
     @abc.abstractmethod
     def batch_loss(self, x: Any, y: Any, training: bool) -> Any:
-        """Computes the loss of a batch, and outside of training counts the batch in the metrics."""
+        """Computes the loss of a batch; in an evaluation it also updates the metrics."""
 
     @abc.abstractmethod
     def reset_metrics(self) -> None:
-        """Sets the metrics to those of no batch."""
+        """Sets the metrics to their state before the first batch."""
 
     @abc.abstractmethod
     def _metrics(self) -> Mapping[str, Any]:
-        """Computes all metrics of the batches since the reset."""
+        """Computes all metrics of the batches since `reset_metrics` was called."""
 
     def metric_values(self) -> dict[str, float]:
-        """Returns the metrics of the batches since the reset that are single numbers.
+        """Returns the metrics since `reset_metrics` was called, if they are single numbers.
 
         TFF's counts of examples and batches are left out.
         """
-        # TFF's finalizers of Keras metrics make variables at each call, which a tf.function cannot.
+        # TFF's finalizers of Keras metrics create variables at each call. A tf.function may not, so
+        # that they run eagerly.
         runs_eagerly = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
         try:
@@ -162,7 +163,7 @@ class TffModel(abc.ABC):
             tf.config.run_functions_eagerly(runs_eagerly)
         scalars = {}
         for name, value in values.items():
-            array = np.asarray(value)  # It holds an object where the value is a mapping.
+            array = np.asarray(value)  # A mapping becomes an array of one object.
             is_scalar = not array.shape and array.dtype != object
             if is_scalar and name not in ("num_examples", "num_batches"):
                 scalars[name] = float(array)
@@ -171,7 +172,7 @@ class TffModel(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """The outputs of a TFF model for the inputs of a batch."""
+    """The outputs of a TFF model for a batch, which are computed when they are needed."""
 
     model: TffModel
     x: Any
@@ -179,16 +180,16 @@ class Outputs:
 
     @property
     def predictions(self) -> Any:
-        """The model's predictions for the batch."""
+        """The predictions for the batch, computed anew at each access."""
         return self.model.predictions(self.x, self.training)
 
     def loss(self, labels: Any) -> Any:
-        """Computes the loss of the batch."""
+        """Computes the loss of the batch for these labels."""
         return self.model.batch_loss(self.x, labels, self.training)
 
 
 class _VariableTffModel(TffModel):
-    """A VariableModel, whose `forward_pass` may write its local variables, the metrics' counts.
+    """A VariableModel of TFF, whose `forward_pass` may write variables that hold metrics.
 
     Each batch in training begins with the first values of all variables that are not trained. So
     no variable carries a client's data into another client's update, even in a model whose loss
@@ -205,24 +206,24 @@ class _VariableTffModel(TffModel):
         self._save_first_values()
 
     def _save_first_values(self) -> None:
-        """Saves the values with which each batch in training begins."""
+        """Saves the values of untrained variables, to which every training batch resets them."""
         self._first_values: list[tuple[tf.Variable, np.ndarray]] = []
-        # TFF's graphs have no values yet, and variables of their own for each client.
+        # In a graph of TFF variables have no values yet, and each client has its own variables.
         if tf.executing_eagerly():
             for variable in (*self.non_trainable_variables, *self.local_variables):
                 self._first_values.append((variable, variable.numpy()))
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """See `TffModel.set_weights`."""
+        """Sets all weights, and saves those that every training batch resets."""
         super().set_weights(weights)
         self._save_first_values()
 
     def predictions(self, x: Any, training: bool) -> Any:
-        """See `TffModel.predictions`."""
+        """Computes predictions by TFF's `predict_on_batch`."""
         return rewritten(self._model.predict_on_batch)(x, training=training)
 
     def batch_loss(self, x: Any, y: Any, training: bool) -> Any:
-        """See `TffModel.batch_loss`."""
+        """Computes the loss by TFF's `forward_pass`, which also updates the metrics."""
         if training:
             for variable, value in self._first_values:
                 variable.assign(value)
@@ -231,7 +232,7 @@ class _VariableTffModel(TffModel):
         return rewritten(self._model.forward_pass)(batch, training=training).loss
 
     def reset_metrics(self) -> None:
-        """See `TffModel.reset_metrics`."""
+        """Resets the metrics, which the TFF model keeps in variables."""
         self._model.reset_metrics()
 
     def _metrics(self) -> Mapping[str, Any]:
@@ -243,14 +244,14 @@ class _VariableTffModel(TffModel):
 
 
 class _FunctionalTffModel(TffModel):
-    """A FunctionalModel, with variables for its weights and for the state of its metrics."""
+    """A FunctionalModel of TFF, to which variables for weights and metrics are added."""
 
     kind = "FunctionalModel"
 
     def __init__(self, model: Any, models_module: Any) -> None:
         self._model = model
         self._models_module = models_module
-        self._metrics_state: Any = None  # An evaluation makes it.
+        self._metrics_state: Any = None  # `reset_metrics` creates it.
         trained, frozen = model.initial_weights
         self.trainable_variables = [tf.Variable(weight) for weight in tf.nest.flatten(trained)]
         self.non_trainable_variables = [
@@ -258,7 +259,7 @@ class _FunctionalTffModel(TffModel):
         ]
 
     def predictions(self, x: Any, training: bool) -> Any:
-        """See `TffModel.predictions`."""
+        """Computes predictions with the current values of the variables."""
         weights = [tf.convert_to_tensor(variable) for variable in self.variables]
         model_weights = tf.nest.pack_sequence_as(self._model.initial_weights, weights)
         try:
@@ -270,7 +271,7 @@ class _FunctionalTffModel(TffModel):
             ) from None
 
     def batch_loss(self, x: Any, y: Any, training: bool) -> Any:
-        """See `TffModel.batch_loss`."""
+        """Computes the loss of the predictions; in an evaluation it also updates the metrics."""
         outputs = self.predictions(x, training)
         loss = rewritten(self._model.loss)(outputs, y)
         if not training and self._metrics_state is not None:
@@ -285,7 +286,7 @@ class _FunctionalTffModel(TffModel):
         return loss
 
     def reset_metrics(self) -> None:
-        """See `TffModel.reset_metrics`."""
+        """Sets the variables of the metrics to their initial values, and creates them at first."""
         initial_state = self._model.initialize_metrics_state()
         if self._metrics_state is None:
             self._metrics_state = tf.nest.map_structure(
@@ -301,5 +302,5 @@ class _FunctionalTffModel(TffModel):
 
 
 def _assign(variables: Any, values: Any) -> None:
-    """Assigns a structure of values to a structure of variables."""
+    """Assigns values to variables; both are nested structures of the same form."""
     tf.nest.map_structure(lambda variable, value: variable.assign(value), variables, values)
