@@ -1,4 +1,4 @@
-"""The command line.
+"""Command line of fedmf: the `fedmf` command, its sections of subcommands, and its exit statuses.
 
 Commands import what they need when they run: `fedmf --help` must answer at once.
 """
@@ -25,7 +25,7 @@ from fedmf.cli.stopped import no_half_archives
 from fedmf.cli.sweep import sweep
 from fedmf.terminal import interrupts, output
 
-# Sections of `fedmf --help`, and the commands in each.
+# Sections of `fedmf --help`, with the commands in each.
 SECTIONS = {
     "Run": (demo, data, train, evaluate, export, predict, report),
     "Plan": (plan, fit, calibrate),
@@ -54,7 +54,7 @@ def cli(debug: bool) -> None:
       fedmf demo                      a private simulation in minutes, with a report
       fedmf train --help              one run
     """
-    # `main` reads --debug, because it also sees the errors of the parser.
+    # `main` reads --debug itself, because it also handles the errors of the parser.
     del debug
 
 
@@ -78,7 +78,7 @@ def _flushed_status(arguments: list[str] | None) -> int:
         status = _status(arguments)
         write_error = output.flush()
     except OSError as error:
-        # The message that ends the command could not be written.
+        # Standard error cannot take the message with which the command ended.
         status = 1
         write_error = error
         output.flush()
@@ -92,7 +92,7 @@ def _flushed_status(arguments: list[str] | None) -> int:
 
 
 def _status(arguments: list[str] | None) -> int:
-    """Runs the command, prints what ended it and returns the exit status."""
+    """Runs the command, prints the error that ended it, if any, and returns the exit status."""
     if arguments is None:
         arguments = sys.argv[1:]
     debug = "--debug" in arguments
@@ -101,7 +101,8 @@ def _status(arguments: list[str] | None) -> int:
     try:
         cli.main(args=arguments, prog_name="fedmf", standalone_mode=False, color=colors())
     except SystemExit as stop:
-        # Click replaces the error of a lost reader by the status 1.
+        # If the reader of the output is gone, click exits with status 1 in place of raising an
+        # error.
         if stop.code == 1 and output.has_lost_reader():
             return output.LOST_READER
         if isinstance(stop.code, int):
@@ -138,6 +139,6 @@ def _status(arguments: list[str] | None) -> int:
 
 
 def _interrupted(message: str, status: int) -> int:
-    """Prints why the command was interrupted, and returns the exit status."""
+    """Prints a message about the interruption, and returns the exit status."""
     click.echo(f"fedmf: {message}", err=True)
     return status

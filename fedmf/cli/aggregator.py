@@ -1,4 +1,4 @@
-"""fedmf audit aggregator: tests of a function of updates."""
+"""The command `fedmf audit aggregator`, which tests a user's function that aggregates updates."""
 
 import functools
 import importlib.util
@@ -53,7 +53,9 @@ def aggregator(function: str, config_options: dict[str, Any], as_json: bool) -> 
 
 
 def _importer(target: str) -> Callable[[], Callable[..., Any]]:
-    """Returns a function that imports the module anew and returns its function of updates."""
+    """Returns a function that imports a module anew and returns the module's aggregation
+    function.
+    """
     module, _, name = target.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -78,7 +80,7 @@ def _importer(target: str) -> Callable[[], Callable[..., Any]]:
 
 
 def _text(result: "AggregatorAudit", claim: "AggregatorClaim") -> str:
-    """Returns the outcomes as lines for a terminal."""
+    """Returns the outcomes of the tests as lines for a terminal."""
     marks = {True: "ok", False: click.style("FAILED", fg="red"), None: "-"}
     lines = []
     for test in result.tests:

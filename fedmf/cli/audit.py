@@ -1,4 +1,6 @@
-"""fedmf audit: checks of a run's or a log's guarantee, and of the noise that a mechanism makes."""
+"""The command `fedmf audit`, which checks the guarantee of a run or a log, and the noise of a
+mechanism.
+"""
 
 import dataclasses
 import math
@@ -21,18 +23,21 @@ if TYPE_CHECKING:
 
 
 class _RunByDefault(Group):
-    """`fedmf audit FOLDER` is `fedmf audit run FOLDER`."""
+    """Command group in which `fedmf audit FOLDER` means `fedmf audit run FOLDER`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads the arguments as those of `run` if they name no command."""
+        """Passes the arguments to the subcommand `run` if they name no other subcommand."""
         names_command = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        # A shell that completes the first word asks with no arguments.
+        # While a shell completes the first word there are no arguments, which must not become
+        # `run`.
         if not names_command and not ctx.resilient_parsing:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Returns the commands that begin with `incomplete`, or else the mark of folders."""
+        """Returns the commands that begin with `incomplete`, or else asks the shell to complete
+        folders.
+        """
         return super().shell_complete(ctx, incomplete) or [CompletionItem(incomplete, type="dir")]
 
 
@@ -178,7 +183,7 @@ def log(
 
 
 def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
-    """Writes a statement with these values, in the format that the suffix names."""
+    """Writes the values of a privacy statement to a file, in the format of the file's suffix."""
     from fedmf.files import write_atomically
     from fedmf.privacy.statement import as_text
 
@@ -187,14 +192,16 @@ def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
 
 
 def _with_options(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns the values with the command line's options in the text of one of them."""
+    """Returns the values, in one of which the text names command-line options in place of
+    arguments.
+    """
     if values.get(name) is None:
         return values
     return values | {name: in_option_names(values[name])}
 
 
 def _show(result: "Audit", as_json: bool) -> None:
-    """Prints an audit, and exits with status 1 if the run contradicts its plan."""
+    """Prints an audit's result, and exits with status 1 if the run contradicts its plan."""
     values = _with_options(result.values(), "not_in_the_record")
     contradictions = values["contradictions"]
     if not as_json:
@@ -223,7 +230,7 @@ def _show(result: "Audit", as_json: bool) -> None:
 
 
 def _client_lines(clients: dict[str, Any]) -> dict[str, Any]:
-    """Returns `NoncompliantClients.values` with one line of text for each client."""
+    """Returns the values about non-compliant clients with one line of text for each client."""
     from fedmf.identifiers import format_client, format_rounds
 
     client_lines = {}
@@ -345,7 +352,7 @@ def mechanism(
     if query:
         from fedmf.federated.tff.audit import Query as subject
 
-    # The delay keeps a bar from standing above the error for an argument that is refused.
+    # An argument may be refused at once. The delay keeps a bar from being drawn above that error.
     bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)
     with arguments_checked(), bar, progress_bar.refreshed(bar):
 
@@ -363,12 +370,12 @@ def mechanism(
 
 
 def _values(result: "MechanismAudit") -> dict[str, Any]:
-    """Returns an audit of a mechanism in plain JSON types."""
+    """Returns the result of a mechanism's audit in plain JSON types."""
     verdict = result.verdict
     attack = None
     if result.attack is not None:
         attack = dataclasses.asdict(result.attack)
-        del attack["findings"]  # The audit's findings have them too.
+        del attack["findings"]  # these are among the audit's findings too
         if not math.isfinite(attack["epsilon_claimed"]):
             attack["epsilon_claimed"] = None
     return {
@@ -387,7 +394,9 @@ def _values(result: "MechanismAudit") -> dict[str, Any]:
 
 
 def _least_likely_findings(findings: "Sequence[Finding]") -> "list[Finding]":
-    """Returns one finding for each test: the finding of the run with the smaller p-value."""
+    """Returns one finding for each test. Of the two runs' findings it is the one with the smaller
+    p-value.
+    """
     findings_by_test: dict[str, Finding] = {}
     for finding in findings:
         name = finding.name
@@ -401,7 +410,7 @@ def _least_likely_findings(findings: "Sequence[Finding]") -> "list[Finding]":
 
 
 def _table(result: "MechanismAudit") -> str:
-    """Returns an audit of a mechanism as a table of tests and the verdict."""
+    """Returns the result of a mechanism's audit as a table of tests, followed by the verdict."""
     verdict = result.verdict
     attack = result.attack
     lines = [f"{'test':<86} {'statistic':>9} {'p-value':>9}  verdict"]

@@ -1,4 +1,4 @@
-"""fedmf calibrate: from a mechanism and a target to a plan."""
+"""The command `fedmf calibrate`, which computes a plan from a mechanism and a privacy target."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -60,11 +60,11 @@ def calibrate(
         config = plan_config(config_options)
         with elapsed("reading the mechanism", disable=as_json):
             mechanism = config.fit()
-        # A calibration takes minutes, so a bad --stop-after is refused before it.
+        # A calibration takes minutes, so a bad --stop-after is refused before it starts.
         if table or stop_after is not None:
             _check_stop(mechanism, config, stop_after or 1)
         plan = config.plan(mechanism)
-        # The error of the running sums of updates, at clip norm 1.
+        # These are errors of the running sums of updates at clip norm 1.
         with elapsed("computing errors", disable=as_json):
             error = rmse(mechanism, config.fit_workload(), plan.participation)
             error *= update_noise_multiplier(plan)
@@ -88,7 +88,7 @@ def calibrate(
         if table and as_json:
             summary["stops"] = stopping_rows
         if not as_json:
-            # The command line and the output of the fit have these.
+            # The user gave the participation, and `fedmf fit` has printed the certificate.
             del summary["participation"], summary["certificate"]
         show(summary, as_json)
     if stopping_rows and not as_json:
@@ -106,7 +106,8 @@ def _check_stop(mechanism: "Mechanism", config: "PlanConfig", stop_after: int) -
 
 
 def _plan_values(plan: "Plan", error: float, cohort_size: int, *, rdp: bool) -> dict[str, Any]:
-    """Returns the plan's summary with its errors and, for `rdp`, its epsilon by Renyi accounting.
+    """Returns the summary of a plan with its errors and, with --rdp, its epsilon by Renyi
+    accounting.
 
     Args:
       plan: the calibrated plan.
@@ -133,7 +134,7 @@ def _plan_values(plan: "Plan", error: float, cohort_size: int, *, rdp: bool) -> 
 
 
 def _print_stopping_table(stopping_rows: list[dict[str, Any]]) -> None:
-    """Prints the guarantee of a run that ends early, one line for each number of rounds."""
+    """Prints the guarantees of a run that ends early, with one line for each number of rounds."""
     click.echo(
         "\nIf the run ends after so many rounds, and neither releases nor data decided that:"
         "\n\n  rounds  sensitivity  epsilon"

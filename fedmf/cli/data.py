@@ -1,4 +1,4 @@
-"""fedmf data: make, import and describe the data files of tasks."""
+"""The command `fedmf data`, which makes, imports and describes the data files of tasks."""
 
 import dataclasses
 import pathlib
@@ -19,9 +19,9 @@ from fedmf.cli.options import (
 )
 from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, OutputFile, Whole
 
-# The fewest words that write_synthetic_corpus takes with its default topics.
+# Smallest vocabulary that write_synthetic_corpus accepts with its default number of topics.
 _MIN_WORDS = 259
-# The sizes that `data synth` takes for each task.
+# Options for sizes that `data synth` accepts, by task.
 _SIZES_BY_TASK = {
     "stackoverflow_nwp": ("clients", "sentences_per_client", "vocabulary_size"),
     "emnist": ("clients", "examples_per_client", "only_digits"),
@@ -166,7 +166,7 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
         with arguments_checked():
             description = describe_file(file)
     except BadArgument as error:
-        # This command takes the data as an argument and not as an option.
+        # This command takes the data file as an argument and not as an option.
         raise BadArgument(error.message.replace("by data=FILE", "as FILE")) from error
     show(description, as_json)
 

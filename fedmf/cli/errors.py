@@ -1,4 +1,4 @@
-"""Errors of commands: one sentence in the words of the command line."""
+"""Errors of commands, as one sentence that names command-line options in place of arguments."""
 
 import contextlib
 import os
@@ -14,7 +14,8 @@ from fedmf.terminal import interrupts, output
 
 QUOTES = "'\""
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;:)]*[^\s,;:).]"""
-# A part of a path is no argument, nor is a part of a run's name such as epsilon=8,seed=1.
+# Text such as name=value inside a path, or inside a run's name such as epsilon=8,seed=1, is not
+# taken for an argument.
 _ARGUMENT = re.compile(
     rf"""`(?P<alone>\w+)`|(?<![\w./'",-])(?P<argument>\w+)=(?P<value>(?>{_VALUE}))(?!,\w+=)"""
 )
@@ -22,12 +23,12 @@ _TASK_OPTION = re.compile(r"`task_option` (?:'(?P<alone>[\w-]+)'|(?P<argument>[\
 
 
 class BadArgument(click.UsageError):
-    """Arguments that cannot work: exit status 2."""
+    """Error for arguments that cannot work, with exit status 2."""
 
 
 @contextlib.contextmanager
 def arguments_checked() -> Iterator[None]:
-    """Raises BadArgument for a ValueError, TypeError or FileNotFoundError of the block."""
+    """Turns a ValueError, TypeError or FileNotFoundError of the block into a BadArgument."""
     try:
         yield
     except (ValueError, TypeError, FileNotFoundError) as error:
@@ -36,7 +37,7 @@ def arguments_checked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_in_a_line() -> Iterator[None]:
-    """Prints a UserWarning without the line of code that it comes from."""
+    """Prints each UserWarning of the block without the line of code that it comes from."""
     with warnings.catch_warnings():
         show_warning: Callable[..., None] = warnings.showwarning
 
@@ -56,14 +57,14 @@ def one_line(error: BaseException) -> str:
 
 
 class Command(SectionedCommand):
-    """A command whose errors name its options where the library names its arguments.
+    """Command whose error messages name its options in place of the library's arguments.
 
     An error's exit status is 2 for bad arguments, else 1. Options of `grouped` reach the command's
     function as one argument.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Reads the command line; a file that is named like an option, such as -x, is that file."""
+        """Parses the command line. A word such as -x is read as a path if a file has that name."""
         typed = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -74,7 +75,7 @@ class Command(SectionedCommand):
             return super().parse_args(ctx, paths)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command."""
+        """Runs the command, and turns the library's errors into errors of the command line."""
         for parameter in self.get_params(ctx):
             group = getattr(parameter, "group", None)
             if group is not None:
@@ -99,7 +100,7 @@ class Command(SectionedCommand):
 
 
 def _with_folder(argument: str) -> str:
-    """Returns ./-x for -x where that is a file or folder."""
+    """Returns "./-x" for an argument "-x" if there is a file or folder of that name."""
     is_named_like_an_option = argument.startswith("-") and argument.strip("-")
     if is_named_like_an_option and os.path.lexists(argument):
         return f"./{argument}"
@@ -107,7 +108,7 @@ def _with_folder(argument: str) -> str:
 
 
 class Group(click.Group):
-    """A group of such commands."""
+    """Group of commands of the class `Command`."""
 
     command_class = Command
     group_class = type
@@ -115,7 +116,7 @@ class Group(click.Group):
 
 
 def in_option_names(message: str, context: click.Context | None = None) -> str:
-    """Replaces arguments in a message by the options of the command that runs.
+    """Replaces names of arguments in a message by the options of the running command.
 
     An option that --task-option can replace is named only if it is on the command line.
     """
@@ -131,7 +132,7 @@ def in_option_names(message: str, context: click.Context | None = None) -> str:
 
 
 def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> str:
-    """Replaces arguments in a message by the options of the same name among the parameters.
+    """Replaces names of arguments in a message by those of the given options.
 
     A message writes an argument as name=value, or in backticks. Other words are English.
 
@@ -145,7 +146,7 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
         if isinstance(parameter, click.Option):
             name = max(parameter.opts, key=len)
             names = (name, (parameter.secondary_opts or [name])[0])
-            # The library's name of an argument is the parameter's name, if the two differ.
+            # The library may know the option by the parameter's name, so both names are replaced.
             options |= {name.lstrip("-").replace("-", "_"): names, parameter.name or "": names}
 
     def option_text(match: re.Match[str]) -> str:
@@ -173,6 +174,6 @@ def with_option_names(message: str, parameters: Sequence[click.Parameter]) -> st
             return name
         return f"`{name}`"
 
-    # The command line names a file without `path=`.
+    # Users give a file on the command line without `path=`, so messages leave it out.
     message = re.sub(r"(?<![\w.])path=(?=['\"])", "", message)
     return _ARGUMENT.sub(option_text, _TASK_OPTION.sub(task_option_text, message))

@@ -1,4 +1,4 @@
-"""fedmf evaluate and export: what people do with a run's model."""
+"""The commands `fedmf evaluate`, `predict` and `export`, which use the model of a trained run."""
 
 import dataclasses
 import math
@@ -26,16 +26,18 @@ _SPLITS = ("validation", "test")
 
 
 class _Rates(Parsed):
-    """A rate, several with commas between them, or "search"."""
+    """Type of an option whose value is a rate, several rates with commas between them, or
+    "search".
+    """
 
     name = "rates"
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the only word that is a value."""
+        """Returns the only word that the option accepts."""
         return ("search",)
 
     def parsed(self, text: str) -> str | list[float]:
-        """Returns the rates, or "search"."""
+        """Returns the rates, or the word "search"."""
         if text == "search":
             return text
         try:
@@ -145,7 +147,8 @@ def evaluate(
     run_folder = None
     has_run_task = trained_run.task.description == trained_run.plan["task"]["description"]
     if has_run_data and has_run_task and trained_run.result is not None:
-        # The report of the run shows these metrics, so they must be of its own data and task.
+        # The run's report shows these metrics, so they must be those of the run's own data and
+        # task.
         run_folder = RunFolder(trained_run.path)
     if by_client:
         with warnings_in_a_line():
@@ -170,7 +173,7 @@ def evaluate(
 def _fine_tuning_options(
     client_options: Mapping[str, Any], picture_path: pathlib.Path | None
 ) -> dict[str, Any]:
-    """Returns the options of fine-tuning that are on the command line.
+    """Returns the fine-tuning options that were given on the command line.
 
     Raises:
       BadArgument: for such options without --fine-tune.
@@ -184,7 +187,7 @@ def _fine_tuning_options(
 
 
 def _has_run_data(trained_run: "TrainedRun", data: pathlib.Path | None) -> bool:
-    """Returns whether the task evaluates on the data of the run's training."""
+    """Returns whether a task evaluates on the data that the run was trained on."""
     data_version = trained_run.task.data_version
     if data_version:
         return bool(data_version == trained_run.plan["task"]["data_version"])
@@ -192,7 +195,9 @@ def _has_run_data(trained_run: "TrainedRun", data: pathlib.Path | None) -> bool:
 
 
 def _client_values(client_metrics: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Returns the statistics over clients of a metric, under the names of the output."""
+    """Returns statistics over clients of one metric, under the names that the output has for
+    them.
+    """
     return {
         "clients": client_metrics["clients"],
         "clients without examples": client_metrics["clients_without_examples"],
@@ -281,7 +286,9 @@ def predict(run: pathlib.Path, text: str, count: int, as_json: bool) -> None:
 
 
 def _draw(run: "TrainedRun", path: pathlib.Path) -> str:
-    """Draws the metrics of a run's fine-tuned clients; returns the path, or why there is none."""
+    """Draws the metrics of a run's fine-tuned clients, and returns the path or why there is no
+    picture.
+    """
     from fedmf.files import write_atomically
     from fedmf.reports.client_plots import fine_tuned_plot
     from fedmf.reports.groups import group_runs
@@ -300,7 +307,7 @@ def _load_trained(
     *,
     quiet: bool,
 ) -> "TrainedRun":
-    """Loads a run with its task and its model.
+    """Loads a run together with its task and its model.
 
     Args:
       path: folder of the run.
@@ -331,13 +338,13 @@ def _load_trained(
         )
         with elapsed("loading the model", disable=quiet):
             trained_run = training.TrainedRun.of(run, task)
-            # Reading the weights refuses a task whose model is another.
+            # Reading the weights raises an error if the task has another model than the run.
             _ = trained_run.weights
         return trained_run
 
 
 def _run_values(trained_run: "TrainedRun") -> dict[str, Any]:
-    """Returns the run's folder and its rounds, for the output."""
+    """Returns the run's folder and its number of rounds, for the output."""
     planned_rounds = trained_run.config.rounds
     if trained_run.result:
         return {"folder": str(trained_run.path), "rounds": planned_rounds}

@@ -1,4 +1,6 @@
-"""fedmf fit: from a participation schema to a mechanism file."""
+"""The command `fedmf fit`, which computes a mechanism for a participation schema and writes it to a
+file.
+"""
 
 import contextlib
 import pathlib
@@ -90,7 +92,7 @@ def fit(
     from fedmf.terminal.progress_bar import elapsed
 
     if picture:
-        # A picture that cannot be written is refused before the fit.
+        # The picture's path is checked before the fit, which takes long.
         OutputFile(".png").convert(str(out.with_suffix(".png")), None, click.get_current_context())
     interrupted_fit.set(False)
     limits = {name: config_options.pop(name) for name in _PARTICIPATION}
@@ -109,7 +111,7 @@ def fit(
     with elapsed("computing errors", disable=as_json):
         sensitivity = fedmf.sensitivity(mechanism, participation)
         errors = fedmf.per_round_error(mechanism, A, participation)
-    mechanism.save(out)  # The picture and the summary can still fail.
+    mechanism.save(out)  # saved first, since the picture and the summary can still fail
     values = _mechanism_values(mechanism, sensitivity, errors) | {"file": str(out)}
     if picture:
         with elapsed("drawing", disable=as_json):
@@ -123,7 +125,7 @@ def fit(
 
 
 def _workload(num_rounds: int, settings: dict[str, Any], shares: dict[str, Any]) -> "Workload":
-    """Returns the workload of the command's options.
+    """Returns the workload that the command's options describe.
 
     Args:
       num_rounds: rounds of the workload.
@@ -161,7 +163,7 @@ def _workload(num_rounds: int, settings: dict[str, Any], shares: dict[str, Any])
 def _read_matrices(
     matrices: pathlib.Path, workload: "Workload", options: dict[str, Any]
 ) -> "Mechanism":
-    """Reads the mechanism of another program's matrices.
+    """Builds a mechanism from matrices that another program has written.
 
     Raises:
       ValueError: for options of a fit, and for matrices of another number of rounds.
@@ -189,7 +191,7 @@ def _fitted(
     *,
     quiet: bool,
 ) -> "Mechanism":
-    """Fits a mechanism, and shows its progress unless `quiet`."""
+    """Fits a mechanism, and shows the progress unless `quiet`."""
     import fedmf
     from fedmf.mechanisms.fitting.progress import progress_line
 
@@ -225,7 +227,9 @@ def _mechanism_values(
 
 
 def _certified_for(participation: "Participation | None", family: str) -> str:
-    """Describes the participation of a certificate, which can differ from the command's."""
+    """Describes the participation that a certificate holds for, which can differ from the
+    command's.
+    """
     from fedmf.reports.text import plural
 
     if participation is None:
@@ -242,7 +246,7 @@ def _certified_for(participation: "Participation | None", family: str) -> str:
 def _picture(
     mechanism: "Mechanism", sensitivity: float, errors: Any, workload: str, out: pathlib.Path
 ) -> pathlib.Path:
-    """Draws the mechanism, scaled to sensitivity 1, beside `out`."""
+    """Draws the mechanism, scaled to sensitivity 1, into a file beside `out`."""
     from fedmf.files import write_atomically
     from fedmf.reports.pictures import mechanism_picture
     from fedmf.reports.text import plural
@@ -261,7 +265,7 @@ def _picture(
 
 @contextlib.contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """Prints each RuntimeWarning in one line, after the block."""
+    """Collects the RuntimeWarnings of the block, and prints each in one line after the block."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         yield

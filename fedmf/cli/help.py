@@ -1,4 +1,6 @@
-"""Help pages: options and commands in sections, headings in bold, on terminals only."""
+"""Help pages of the command line, with options and commands in sections and, on terminals, bold
+headings.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,8 +8,8 @@ from typing import Any
 
 import click
 
-# The sections of the help by their first field of TrainConfig. The fields that follow it belong to
-# the same section.
+# Maps the first field of TrainConfig in each section to the section's heading. The following fields
+# belong to the same section.
 CONFIG_SECTIONS = {
     "rounds": "Who takes part",
     "workload": "Mechanism",
@@ -20,7 +22,9 @@ CONFIG_SECTIONS = {
 
 
 def colors() -> bool | None:
-    """Returns False if the user has set NO_COLOR, else None: click colours terminals alone."""
+    """Returns False if the user has set NO_COLOR, else None, for which click colours only
+    terminals.
+    """
     if os.environ.get("NO_COLOR"):
         return False
     return None
@@ -33,20 +37,23 @@ def say(kind: str, message: str) -> None:
 
 
 class _Formatter(click.HelpFormatter):
-    """A formatter of help with bold headings."""
+    """Formatter of help pages with bold headings."""
 
     def write_heading(self, heading: str) -> None:
         super().write_heading(click.style(heading, bold=True))
 
 
 class Context(click.Context):
-    """A context whose help has bold headings."""
+    """Click context whose help has bold headings."""
 
     formatter_class = _Formatter
 
 
 class SectionOption(click.Option):
-    """An option in a section of the help. Its `group` is that of `fedmf.cli.options.grouped`."""
+    """Option that the help lists in a section.
+
+    Its `group` is the dict of `fedmf.cli.options.grouped` in which its value is passed.
+    """
 
     group: str | None = None
 
@@ -56,11 +63,11 @@ class SectionOption(click.Option):
 
 
 class TaskFieldOption(SectionOption):
-    """An option of a task, which --task-option can replace."""
+    """Option for one field of a task's options, which --task-option can set as well."""
 
 
 class SectionedCommand(click.Command):
-    """A command whose help lists its own options first, and then each section."""
+    """Command whose help lists its own options first, and then the options of each section."""
 
     context_class = Context
 
@@ -77,7 +84,7 @@ class SectionedCommand(click.Command):
 
 
 class SectionedGroup(click.Group):
-    """A group whose help lists its commands by what people do with them."""
+    """Group whose help lists its commands in sections."""
 
     context_class = Context
 

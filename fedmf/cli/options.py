@@ -1,4 +1,4 @@
-"""Options that several commands have, and the values they turn into."""
+"""Options that several commands share, and the configurations that their values turn into."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedmf.privacy.config import PlanConfig
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-# Seconds after which a progress line that has not changed shows its time.
+# After this many seconds without a change, a progress line also shows the elapsed time.
 _QUIET_SECONDS = 3
 
 
@@ -84,7 +84,7 @@ def options_of(
     required: Sequence[str] = (),
     defaults: bool = False,
 ) -> Decorator:
-    """Returns a decorator that adds one option for each field of a config.
+    """Returns a decorator that adds one option for each field of a configuration class.
 
     It is the only place that declares the options of a plan. Their values reach the command's
     function as one argument, for `chosen_options`.
@@ -113,13 +113,13 @@ def options_of(
         if (names and field.name not in names) or field.name in leave_out:
             continue
         settings: dict[str, Any] = {"cls": SectionOption, "section": section}
-        # Click takes None for a default too, and would not miss a required option.
+        # For click even None is a default, and a missing required option would not be noticed.
         if field.name not in required:
             settings["default"] = None
             if defaults:
                 settings["default"] = field.default
         help_text = field.metadata["help"]
-        # `FamilyCommand` adds the options of the families, one by one.
+        # `FamilyCommand` adds an option for each option of the mechanism families.
         if field.name == "mechanism_options":
             continue
         if field.name == "task_options":
@@ -132,9 +132,9 @@ def options_of(
             flags = [f"--{field.name.replace('_', '-')}"]
             settings["type"] = ConfigField(field)
             settings["required"] = field.name in required
-            # The help lists the options of the task, so it needs the task first.
+            # The help lists the options of the chosen task, so --task must be parsed first.
             settings["is_eager"] = field.name == "task"
-            # Click itself shows a default that it passes to the command.
+            # Click already shows the defaults that it passes to the command.
             if not (field.default is None or defaults or field.name in required):
                 help_text += f"  [default: {field.default}]"
         declared.append(click.option(*flags, field.name, help=help_text, **settings))
@@ -142,7 +142,7 @@ def options_of(
 
 
 def _task_field_option(field: "dataclasses.Field[Any]", section: str) -> Decorator:
-    """Returns an option that replaces --task-option for one field of a task's options."""
+    """Returns an option for one field of a task's options, which --task-option can set as well."""
     text = f"{field.metadata['help']} For tasks with this option, such as emnist and cifar10."
     return click.option(
         f"--{field.name.replace('_', '-')}",
@@ -155,7 +155,9 @@ def _task_field_option(field: "dataclasses.Field[Any]", section: str) -> Decorat
 
 
 def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the argument MECHANISM, a file, and the options of its plan, for `plan_config`."""
+    """Adds the argument MECHANISM, which is a file, and the options of its plan for
+    `plan_config`.
+    """
     from fedmf.privacy.flat_config import FIT_FIELDS
 
     mechanism = click.argument("mechanism_file", metavar="MECHANISM", type=EXISTING_FILE)
@@ -164,10 +166,10 @@ def plan_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FamilyCommand(Command):
-    """A command that has the options of every family that is registered when it runs."""
+    """Command that has the options of every mechanism family that is registered when it runs."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Returns the options, with the options of the families before --help."""
+        """Returns the command's parameters, with the options of the families before --help."""
         *own_options, help_option = super().get_params(ctx)
         names = {parameter.name for parameter in own_options}
         family_options = ctx.meta.setdefault("fedmf.family_options", _family_options())
@@ -176,7 +178,7 @@ class FamilyCommand(Command):
 
 
 def _family_options() -> list[click.Parameter]:
-    """Returns the options of the families.
+    """Returns one option for each option of the mechanism families.
 
     An option that is left out has its family's default. An option of another family is refused.
     """
@@ -212,7 +214,7 @@ def _family_options() -> list[click.Parameter]:
 
 
 class TaskCommand(Command):
-    """A command whose help lists the options of the task that --task names before --help."""
+    """Command whose help lists the options of the task given by --task, before --help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the options of the command, and the options of the task below them."""
@@ -233,11 +235,11 @@ class TaskCommand(Command):
 
 
 class ConfigCommand(TaskCommand, FamilyCommand):
-    """A command that trains: with the options of its task, and of every family."""
+    """Command that trains a model. It has the options of its task and of every mechanism family."""
 
 
 def _with_default(field: dataclasses.Field[Any]) -> str:
-    """Returns the name of a task option with its default, as in batch_size=16."""
+    """Returns the name of a task's option with its default, such as batch_size=16."""
     if field.default_factory is not dataclasses.MISSING:
         return f"{field.name}={field.default_factory()}"
     if field.default is dataclasses.MISSING:
@@ -246,7 +248,7 @@ def _with_default(field: dataclasses.Field[Any]) -> str:
 
 
 def chosen_options(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a config that are on the command line, with their values."""
+    """Returns the configuration fields that were given on the command line, with their values."""
     from fedmf.privacy.flat_config import TASK_OPTION, nested
     from fedmf.tasks.partitioned import PartitionOptions
 
@@ -268,7 +270,7 @@ def chosen_options(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `values` updated by `overrides`; options of the task are updated one by one."""
+    """Returns `values` updated by `overrides`. The options of the task are merged one by one."""
     merged_values = {**values, **overrides}
     for name in ("task_options", "mechanism_options"):
         options = {**values.get(name, {}), **overrides.get(name, {})}
@@ -278,7 +280,7 @@ def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 
 def config_values(path: pathlib.Path | None) -> dict[str, Any]:
-    """Reads the options in a TOML or JSON file; returns none without a file.
+    """Reads options from a TOML or JSON file, or returns none without a file.
 
     Raises:
       ValueError: naming the path.
@@ -288,7 +290,7 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
 
     if path is None:
         return {}
-    # Without this check a YAML file would be refused as bad JSON.
+    # A YAML file would otherwise be refused as bad JSON, which would mislead its author.
     if path.suffix not in (".toml", ".json"):
         raise ValueError(
             f"config={str(path)!r} ends in neither .toml nor .json: name a TOML "
@@ -298,7 +300,7 @@ def config_values(path: pathlib.Path | None) -> dict[str, Any]:
 
 
 def plan_config(config_options: Mapping[str, Any]) -> "PlanConfig":
-    """Returns the plan's config from the values of `plan_options`.
+    """Returns the plan's configuration from the values of `plan_options`.
 
     Raises:
       TypeError, ValueError: naming the argument that cannot work.
@@ -359,7 +361,7 @@ def show(values: dict[str, Any], as_json: bool) -> None:
     values = flat(values)
     width = max(map(len, values))
     for name, value in values.items():
-        # An infinite epsilon is null in JSON.
+        # JSON has no infinity, so an infinite epsilon is null in the values.
         if value is None:
             value = "none"
             if "epsilon" in name or "rho" in name or name.endswith(".mu"):
@@ -370,12 +372,12 @@ def show(values: dict[str, Any], as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {text}")
 
 
-# Words in the names of bounds on the privacy loss, which are rounded up.
+# Values whose name contains one of these words bound the privacy loss, and are rounded up.
 _PRIVACY_LOSSES = ("epsilon", "rho", "advantage", "true_positive_rate", ".mu")
 
 
 def _text(value: Any) -> str:
-    """Returns a value as text for a terminal, with six digits."""
+    """Returns a value as text for a terminal, where floats have six digits."""
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""fedmf paper: reproductions of the papers' tables and figures."""
+"""The command `fedmf paper`, which reproduces the tables and figures of the papers."""
 
 import pathlib
 import re
@@ -68,7 +68,7 @@ def list_items(as_json: bool) -> None:
 
 
 def _names() -> Iterable[str]:
-    """Returns the names of the items that can be made, for a shell.
+    """Returns the names of the items that can be made, for completion by a shell.
 
     It reads the catalogue alone, because importing the code of the items and Matplotlib takes
     longer than somebody who presses Tab waits.
@@ -173,7 +173,7 @@ def run(
 
 
 def _time(item: "Item", request: "Request") -> tuple[float, str]:
-    """Returns the seconds that an item takes, and a phrase for them.
+    """Returns the time that an item takes: in seconds, and as a phrase.
 
     The phrase of a study at the papers' size is its cost.
     """

@@ -1,4 +1,6 @@
-"""fedmf plan participation: what a population can give, before anything is trained."""
+"""The command `fedmf plan participation`, which forecasts how often clients take part before
+training.
+"""
 
 import dataclasses
 import pathlib
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 12
 _BY_ROUND = ("dry", "pool", "pool_rounds", "cohorts", "tried", "histogram", "spent")
-# Beginnings of the names of extremes, which can be larger in a whole population than in a sample.
+# Names of values that begin with these words are extremes. An extreme can be larger in the whole
+# population than in a simulated sample of it.
 _EXTREMES = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participations_")
 
 
@@ -136,7 +139,7 @@ def _forecast_values(
     *,
     search: bool,
 ) -> dict[str, Any]:
-    """Simulates the participation of a plan; returns the command's values.
+    """Simulates the participation of a plan, and returns the values that the command prints.
 
     Args:
       options: of the plan and of the simulation.
@@ -166,7 +169,8 @@ def _forecast_values(
     comparison: dict[str, Any] = {}
     if search and has_timers:
         if not needs_min_sep:
-            # An impossible plan is refused before the long search.
+            # The plan is checked first, since an impossible plan should be refused before the long
+            # search.
             refuse_impossible(planned, size, behavior=behavior, availability=availability)
         comparison = _search_min_sep(options, size, availability)
     if needs_min_sep:
@@ -189,7 +193,9 @@ def _forecast_values(
 def _search_min_sep(
     options: dict[str, Any], size: "Size", availability: "Availability"
 ) -> dict[str, Any]:
-    """Finds the largest min separation, and shows the progress of the search."""
+    """Finds the largest min separation at which every cohort can be filled, and shows the
+    progress.
+    """
     from fedmf.cohorts.forecast import largest_min_sep
 
     with status_line("min separation ") as progress:
@@ -203,7 +209,7 @@ def _search_min_sep(
 
 
 def _has_timers(options: dict[str, Any]) -> bool:
-    """Returns whether the devices of a plan keep a min separation by timers."""
+    """Returns whether the devices of a plan enforce a min separation by their own timers."""
     from fedmf.participation.schema import SCHEMAS
 
     if options["sampling"] is not None:
@@ -213,7 +219,7 @@ def _has_timers(options: dict[str, Any]) -> bool:
 
 
 def _searched_min_sep(search_values: dict[str, Any], size: "Size", availability: str) -> int:
-    """Returns the largest min separation of a search.
+    """Returns the largest min separation that a search has found.
 
     Raises:
       ValueError: if there was no search, or no separation lets every cohort be filled.
@@ -232,19 +238,23 @@ def _searched_min_sep(search_values: dict[str, Any], size: "Size", availability:
 
 
 def _plan_config(options: dict[str, Any], min_sep: int | None) -> "PlanConfig":
-    """Returns the config of a plan with this separation; refuses a combination that cannot be."""
+    """Returns the plan's configuration for a min separation, or raises an error if there can be
+    none.
+    """
     from fedmf.privacy.config import PlanConfig
 
     names = ("rounds", "cohort_size", "schema", "max_participations", "partitions")
     values: dict[str, Any] = {name: options[name] for name in ("sampling", *names)}
-    # Without sampling a plan takes no population: training takes that of the data.
+    # A plan without sampling takes no population, since training reads it from the data.
     if options["sampling"] is not None:
         values["population"] = options["population"]
     return PlanConfig(family="none", min_sep=min_sep, **values)
 
 
 def _budget(config: "PlanConfig", options: dict[str, Any]) -> "Budget | None":
-    """Returns the budget that the plan costs with its mechanism; None but for --schema budget."""
+    """Returns the privacy budget of the plan with its mechanism, or None without --schema
+    budget.
+    """
     import fedmf
     from fedmf.participation.schema import SCHEMAS
 
@@ -269,7 +279,8 @@ def _budget(config: "PlanConfig", options: dict[str, Any]) -> "Budget | None":
 
 
 def _for_people(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values for a terminal: none by round, and the histogram in percent.
+    """Returns the values that a terminal shows: those by round are left out, and shares are in
+    percent.
 
     Extremes of a smaller simulated population are marked as simulated.
     """

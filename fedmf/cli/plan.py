@@ -1,4 +1,4 @@
-"""fedmf plan: questions that are answered before anything is trained."""
+"""The command `fedmf plan`, which answers questions about a plan before anything is trained."""
 
 import itertools
 import pathlib
@@ -95,7 +95,7 @@ def bands(
         search = BandSearch(workload=A, **config_options)
         rows = []
         if dense:
-            # The dense fit comes first, because a size that it refuses is refused at once.
+            # The dense fit is made first, because it refuses a size that is too large at once.
             progress("fitting the dense optimum")
             rows.append(search.dense())
         progress("fitting the first number of bands")
@@ -119,7 +119,7 @@ def bands(
 
 
 def _table(choice: "BandChoice") -> str:
-    """Returns the candidates as a table, with its legend and the choice."""
+    """Returns the candidate numbers of bands as a table, with its legend and the chosen number."""
     from fedmf.privacy.rounding import up
 
     best = choice.best
@@ -160,7 +160,9 @@ def _table(choice: "BandChoice") -> str:
 
 
 def _legend(choice: "BandChoice") -> str:
-    """Returns the explanation of the table's columns, with the choice as its last line."""
+    """Returns an explanation of the table's columns. Its last line is the chosen number of
+    bands.
+    """
     from fedmf.reports.text import plural
 
     best = choice.best
@@ -363,7 +365,7 @@ def compare(
         comparison = _comparison(chosen, population, comparison_options)
         rows = []
         reasons_left_out: dict[str, str] = {}
-        # A family that the command line names is not left out: its error ends the command.
+        # A family that the user named is not skipped if it fails. Its error ends the command.
         skipped_families: dict[str, str] | None = reasons_left_out
         if comparison_options["family"]:
             skipped_families = None
@@ -395,7 +397,7 @@ def compare(
 def _comparison(
     chosen: dict[str, Any], population: int, comparison_options: dict[str, Any]
 ) -> "Comparison":
-    """Returns the comparison of the families and schemes on the command line.
+    """Compares the mechanism families and sampling schemes that the command line names.
 
     Args:
       chosen: options of the plan that are on the command line.
@@ -416,7 +418,7 @@ def _comparison(
 
 
 def _check_ins(availability: str, population: int, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Returns how often devices check in, and the largest min separation that this allows.
+    """Returns how often devices check in, and the largest min separation that this rate allows.
 
     Raises:
       ValueError: if the command line has a larger min separation.
@@ -436,7 +438,7 @@ def _check_ins(availability: str, population: int, chosen: dict[str, Any]) -> di
 
 
 def _comparison_lines(summary: dict[str, Any]) -> list[str]:
-    """Returns the lines of the comparison's table and of its legend."""
+    """Returns the lines of the comparison's table, followed by its legend."""
     from fedmf.privacy.rounding import up
     from fedmf.reports.text import aligned
 

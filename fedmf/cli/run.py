@@ -1,4 +1,4 @@
-"""fedmf train, demo, report."""
+"""The commands `fedmf train`, `demo` and `report`."""
 
 import contextlib
 import dataclasses
@@ -172,7 +172,7 @@ def train(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _TrainSettings:
-    """Settings of one call of `fedmf train`, which are no part of the run's config.
+    """Settings of one call of `fedmf train` that are not part of the run's configuration.
 
     Attributes:
       show_progress: whether progress bars are shown.
@@ -185,7 +185,7 @@ class _TrainSettings:
     machine_options: Mapping[str, Any]
 
     def callbacks(self) -> "list[Callback]":
-        """Returns the callbacks that the command line asks for."""
+        """Returns the training callbacks that the command line asks for."""
         from fedmf import training as simulation
 
         callbacks: list[Callback] = []
@@ -201,7 +201,7 @@ class _TrainSettings:
 
 
 def _train_settings(train_options: Mapping[str, Any], config: "TrainConfig") -> _TrainSettings:
-    """Returns the settings of the options outside the config.
+    """Returns the values of the options that are not part of the run's configuration.
 
     Raises:
       ValueError: for --data-on-workers without a cluster.
@@ -232,7 +232,7 @@ def _read_config(
     config_file: pathlib.Path | None,
     config_options: dict[str, Any],
 ) -> "TrainConfig":
-    """Reads a run's config: the command line wins over the file, and the file over the run.
+    """Reads a run's configuration. The command line overrides the file, and the file a resumed run.
 
     Args:
       stored_config: config of the run to resume; None for a new run.
@@ -295,7 +295,7 @@ def _result_values(trained_run: "TrainedRun", config: "TrainConfig") -> dict[str
 
 
 def _tensorboard() -> "Callback":
-    """Returns the callback that writes events, which needs TensorFlow."""
+    """Returns the callback that writes TensorBoard events, which needs TensorFlow."""
     from fedmf import federated
 
     return federated.TensorBoard()
@@ -303,7 +303,8 @@ def _tensorboard() -> "Callback":
 
 @contextlib.contextmanager
 def _dry_rounds_counted() -> Iterator[None]:
-    """Prints the controller's warning of a dry pool once, with the number of such rounds.
+    """Counts the warnings that too few clients were eligible, and prints one with the number of
+    rounds.
 
     Other warnings are printed at once, without the line of code.
     """

@@ -1,4 +1,4 @@
-"""Errors of a run that Ctrl-C, a full disk or bad arguments have stopped."""
+"""Error messages of a run that Ctrl-C, a full disk or bad arguments have stopped."""
 
 import contextlib
 import errno
@@ -9,13 +9,14 @@ from typing import Any
 
 from fedmf.cli.errors import BadArgument, one_line
 
-# Errors of a full disk, of a full quota and of the limit of `ulimit -f`.
+# Error numbers of a full disk, of a full quota and of the limit of `ulimit -f`.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]:
-    """Translates the errors of a training in `out`; yields a function for its `on_start`.
+    """Translates errors of training in the folder `out`, and yields a callback for the start of
+    round 0.
 
     Raises:
       BadArgument: for an error of the inputs before the first round. The same error later is a
@@ -25,7 +26,7 @@ def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]
     """
     from fedmf.terminal.interrupts import Interrupted
 
-    # A new run in the folder of another run is refused, and changes nothing there.
+    # Training refuses to begin a new run in the folder of another run, and changes nothing in it.
     has_another_run = not resume and (out / "config.json").exists()
     has_begun = False
 
@@ -71,7 +72,7 @@ def _folder_state(out: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def no_half_archives() -> Iterator[None]:
-    """Silences the traceback of an archive for which the disk has no room.
+    """Silences the traceback of a zip archive that could not be written because the disk is full.
 
     zipfile tries to finish such an archive when it is deleted.
     """

@@ -1,4 +1,4 @@
-"""fedmf sweep."""
+"""The command `fedmf sweep`, which trains a task for combinations of options."""
 
 import pathlib
 import sys
@@ -157,13 +157,13 @@ def sweep(
 
 
 class _SweepSettings(NamedTuple):
-    """The fixed and the varied options of a sweep's runs."""
+    """Fixed and varied options of the runs of a sweep."""
 
     fixed: dict[str, Any]
     varied: "dict[str, list[Any] | Range]"
 
     def have_noise(self) -> bool:
-        """Returns whether a run of the sweep adds noise."""
+        """Returns whether any run of the sweep adds noise."""
         from fedmf.privacy.flat_config import TARGETS
 
         return any(any(self.varied.get(name, [self.fixed.get(name)])) for name in TARGETS)
@@ -182,7 +182,7 @@ class _SweepSettings(NamedTuple):
 def _read_settings(
     config_file: pathlib.Path | None, varied: Sequence[str], config_options: Mapping[str, Any]
 ) -> _SweepSettings:
-    """Reads the options of a sweep's runs; the command line wins over the file.
+    """Reads the options of a sweep's runs, where the command line overrides the file.
 
     Args:
       config_file: file of options, of which lists vary; None without one.
@@ -222,7 +222,9 @@ def _run_states(
     space: "Space | None",
     num_trials: int | None,
 ) -> dict[str, Any]:
-    """Returns the progress of each run of a sweep, and the number of trials to come."""
+    """Returns the progress of each run of a sweep, and the number of trials that are still to
+    come.
+    """
     from fedmf.sweeps import run as driver
     from fedmf.sweeps import search
 
@@ -236,7 +238,9 @@ def _run_states(
 
 
 def _print_result(result: dict[str, Any], as_json: bool) -> None:
-    """Prints a sweep's result and its failed runs, and exits with their largest status."""
+    """Prints the result of a sweep and its failed runs, and exits with the largest exit status of
+    these.
+    """
     if as_json:
         show(result, as_json)
     elif result["text"]:
@@ -250,7 +254,7 @@ def _print_result(result: dict[str, Any], as_json: bool) -> None:
 def _check_search(
     search: str | None, trials: int | None, halving: bool, ranges: Sequence[str]
 ) -> None:
-    """Raises ValueError for options of a search and of a grid that do not go together."""
+    """Raises ValueError if options of a search and of a grid are combined."""
     if search is None and trials is not None:
         raise ValueError(f"trials={trials} are those of a search: give search=optuna beside them")
     if search is None and ranges:

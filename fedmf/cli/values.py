@@ -1,4 +1,4 @@
-"""Types of the values of options: how click reads them, and what a shell completes."""
+"""Click types for the values of options, which parse the values and complete them in a shell."""
 
 import abc
 import contextlib
@@ -19,12 +19,14 @@ from fedmf.cli.errors import BadArgument, arguments_checked, one_line, with_opti
 from fedmf.fields import MAX_COUNT, PATHS
 from fedmf.files import expanded
 
-# The most digits of a noise seed: Python's int() refuses longer texts.
+# A noise seed has at most this many digits, since Python's int() refuses longer texts.
 _MAX_SEED_DIGITS = 4000
 
 
 def completions(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    """Returns the completions of `incomplete` among `words`; a shell completes files for PATHS."""
+    """Returns the words that begin with `incomplete`. For PATHS the shell itself completes
+    files.
+    """
     if words is PATHS:
         return [CompletionItem(incomplete, type="file")]
     return [CompletionItem(word) for word in words if word.startswith(incomplete)]
@@ -38,11 +40,11 @@ def task_names() -> Iterable[str]:
 
 
 class Suggesting(click.ParamType[Any]):
-    """A type whose values a shell completes."""
+    """Click type whose values a shell can complete."""
 
     @abc.abstractmethod
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns values that complete the command line, or PATHS for names of files."""
+        """Returns the values that a shell may complete, or PATHS for names of files."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -56,12 +58,12 @@ SHARE = click.FloatRange(0, 1)
 
 
 class Whole(click.IntRange):
-    """A whole number of at least `min` that fits into 64 bits."""
+    """Click type of a whole number of at least `min` that fits into 64 bits."""
 
     name = "integer"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the number."""
+        """Returns the value as a number, or ends the command if the number is too large."""
         number = super().convert(value, param, ctx)
         if number > MAX_COUNT:
             self.fail(f"{value} does not fit into 64 bits: use fewer digits", param, ctx)
@@ -69,7 +71,7 @@ class Whole(click.IntRange):
 
 
 class FilePath(click.Path):
-    """A path that is not empty; "~" is the home folder, which no shell expands behind `--out=`."""
+    """Click type of a path. "~" is expanded, since no shell expands it behind `--out=`."""
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ EXISTING_FILE = FilePath(exists=True, dir_okay=False)
 
 
 class OneOf(click.Choice[str]):
-    """One of the families or strategies.
+    """Click type of one of the registered mechanism families or noise strategies.
 
     They are imported when needed: `fedmf --help` must not.
     """
@@ -121,7 +123,7 @@ class OneOf(click.Choice[str]):
 
 
 class Parsed(Suggesting, abc.ABC):
-    """A type whose values are parsed from text; a ValueError says what is wrong."""
+    """Click type whose values are parsed from text. A ValueError says what is wrong with a text."""
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
         """Returns no suggestions; a type with values of its own overrides this."""
@@ -129,7 +131,7 @@ class Parsed(Suggesting, abc.ABC):
         return ()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the value of a text; the command ends for a text without one."""
+        """Returns the parsed value of a text, or ends the command if the text cannot be parsed."""
         try:
             return self.parsed(value)
         except ValueError as error:
@@ -137,20 +139,20 @@ class Parsed(Suggesting, abc.ABC):
 
     @abc.abstractmethod
     def parsed(self, text: str) -> Any:
-        """Returns the value of a text."""
+        """Parses a text, and returns its value."""
 
 
 class _RunFolder(FilePath):
-    """The folder of a run."""
+    """Click type of the folder of a run."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Returns the mark with which a shell completes folders."""
+        """Returns an item that asks the shell to complete folders."""
         return [CompletionItem(incomplete, type="dir")]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the path; refuses a folder that holds no run."""
+        """Returns the path of a run's folder, or ends the command if the folder holds no run."""
         from fedmf.runs.folder import RunFolder
 
         path: Any = super().convert(value, param, ctx)
@@ -162,7 +164,7 @@ RUN = _RunFolder()
 
 
 class OutputFile(Parsed):
-    """A path that can be written to, with one of these suffixes.
+    """Click type of a path that can be written to and has one of these suffixes.
 
     Writing is tried at once, so that it does not fail after minutes of work.
     """
@@ -173,18 +175,20 @@ class OutputFile(Parsed):
         self.suffixes = suffixes
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the mark with which a shell completes files."""
+        """Returns PATHS, so that a shell completes names of files."""
         return PATHS
 
     def parsed(self, text: str) -> pathlib.Path:
-        """Returns the path; refuses another suffix, and a path that cannot be written."""
+        """Returns the path, or raises ValueError for another suffix or a path that cannot be
+        written.
+        """
         path = expanded(text)
         if path.suffix not in self.suffixes:
             suffixes = " or ".join(self.suffixes)
             raise ValueError(
                 f"{text!r} does not end in {suffixes}: the suffix says what is written"
             )
-        # The file has the name that `write_atomically` gives its temporary file.
+        # The test file has the name that `write_atomically` gives its temporary file.
         trial_path = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         try:
             if path.is_dir():
@@ -199,7 +203,7 @@ class OutputFile(Parsed):
 
 
 class Gigabytes(click.FloatRange):
-    """A number of gigabytes, as bytes."""
+    """Click type of a number of gigabytes, whose value is in bytes."""
 
     name = "GB"
 
@@ -215,19 +219,19 @@ class Gigabytes(click.FloatRange):
 
 
 class NoiseSeed(Parsed):
-    """The secret of the noise: a whole number, a file that holds it, or "os"."""
+    """Click type of the secret noise seed: a whole number, a file that holds one, or "os"."""
 
     name = "integer|os|@FILE"
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the only word that is a value."""
+        """Returns the only word that is a noise seed."""
         return ("os",)
 
     def parsed(self, text: str) -> int | str:
-        """Returns the seed, or "os"."""
+        """Returns the seed as a number, or "os"."""
         if text == "os":
             return "os"
-        # The error quotes the command line and never the content of the file, which is secret.
+        # The error message quotes the command line, and never the file's content, which is secret.
         quoted_text = text[:60]
         if text.startswith("@"):
             with contextlib.suppress(OSError, ValueError):
@@ -241,7 +245,7 @@ class NoiseSeed(Parsed):
 
 
 class ConfigField(Suggesting):
-    """The type of a config's field, with the field's own check.
+    """Click type of a configuration's field, which applies the field's own check.
 
     `none` is a value where the default is a number that can be left out.
     """
@@ -259,7 +263,7 @@ class ConfigField(Suggesting):
             self.name += "|none"
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the suggestions of the field."""
+        """Returns the values of the field that a shell may complete."""
         if self._field.name == "task":
             return task_names()
         suggestions = self._field.metadata.get("suggestions")
@@ -286,7 +290,9 @@ class ConfigField(Suggesting):
 
 
 class FamilyOption(Suggesting):
-    """The type of a family's option, of which some take a choice of texts."""
+    """Click type of a mechanism family's option. Some of the families' options are a choice of
+    texts.
+    """
 
     def __init__(self, kind: type, choices_by_family: Mapping[str, tuple[str, ...]]) -> None:
         self._type = click.types.convert_type(kind)
@@ -299,12 +305,12 @@ class FamilyOption(Suggesting):
         return choices or sorted({*itertools.chain(*self._choices_by_family.values())})
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the value of the option's kind; its family checks it."""
+        """Returns the value in the option's type. The mechanism family checks it later."""
         return self._type.convert(value, param, ctx)
 
 
 class Named(Suggesting):
-    """A name, which the command checks."""
+    """Click type of a name, which the command checks later."""
 
     name = "text"
 
@@ -312,12 +318,12 @@ class Named(Suggesting):
         self._names = names
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the names."""
+        """Returns the names that a shell may complete."""
         return self._names()
 
 
 class Listed(Suggesting):
-    """Values of one type with commas between them."""
+    """Click type of several values of one type, with commas between them."""
 
     def __init__(
         self, kind: click.ParamType[Any], name: str, words: Callable[[], Iterable[str]] = tuple
@@ -327,13 +333,13 @@ class Listed(Suggesting):
         self._words = words
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the words that a value can be."""
+        """Returns the words that a single value can be."""
         return self._words()
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Returns the completions of the last value, each behind the values before it."""
+        """Returns completions of the last value, each preceded by the values before it."""
         earlier_values, comma, _ = incomplete.rpartition(",")
         words = [f"{earlier_values}{comma}{word}" for word in self._words()]
         return completions(words, incomplete)
@@ -346,12 +352,14 @@ class Listed(Suggesting):
 
 
 class TaskOption(Parsed):
-    """An option of a task and its value."""
+    """Click type of an option of a task with its value, as in name=value."""
 
     name = "name=value"
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns the options of a built-in task: a user's own task may import TensorFlow."""
+        """Returns options of a built-in task. Another task is not asked, since it may import
+        TensorFlow.
+        """
         from fedmf import tasks
 
         task_name = ctx.params.get("task") or tasks.DEFAULT
@@ -364,7 +372,7 @@ class TaskOption(Parsed):
         return [f"{name.replace('_', '-')}=" for name in names if name != "data"]
 
     def parsed(self, text: str) -> tuple[str, str]:
-        """Returns the option and its value."""
+        """Returns the option's name and its value."""
         option, equals, setting = text.partition("=")
         if not option or not equals:
             raise ValueError(f"{text!r} names no option and its value: write it as batch-size=20")

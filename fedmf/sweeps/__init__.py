@@ -1,1 +1,3 @@
-"""Grids of runs and searches: several trained at a time, and the results compared."""
+"""Sweeps: grids and searches of training runs, several runs at a time, with a comparison of their
+results.
+"""

@@ -1,5 +1,5 @@
-"""Figures of a sweep: validation over the tuned number, and the best settings over the compared
-number.
+"""Figures of a sweep: the validation metric over the tuned number, and the test metric of the best
+settings over the compared number.
 """
 
 import dataclasses
@@ -18,12 +18,14 @@ from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
 from fedmf.sweeps.results import Best, best_settings, tuned_fields, validation_of, varying
 
-# A figure has the first of these that varies on its axis.
+# The x axis of a figure shows the first of these fields that varies in the sweep.
 _TUNED_AXES = ("server_learning_rate", "client_learning_rate", "server_momentum")
 _COMPARED_AXES = ("epsilon", "noise_multiplier", "bands", "clip_norm")
-_LOGARITHMIC_FROM = 3.0  # largest value over smallest
+# An axis is logarithmic if its largest value is at least this many times its smallest.
+_LOGARITHMIC_FROM = 3.0
 _CROSSES = " (×: stopped, or diverged)"
-_Points = dict[float | None, list[float]]  # value on the axis -> a metric for each seed
+# Maps a value on the x axis to the metric of each seed.
+_Points = dict[float | None, list[float]]
 
 
 def validation_figure(
@@ -33,7 +35,7 @@ def validation_figure(
     *,
     stopped: Sequence[Run] = (),
 ) -> bytes | None:
-    """Draws the validation metric over the first number that varies, as a PNG.
+    """Draws the final validation metric of the runs over the first number that varies, as a PNG.
 
     There is a line for each combination of compared values, or None if no number varies. Crosses
     below a line mark values whose runs were `stopped` or whose models diverged. For a search it
@@ -61,7 +63,7 @@ def validation_figure(
 
 
 def _validation_title(smoothed_over: int) -> str:
-    """Returns the title of a figure of validation, with a place for the metric's name."""
+    """Returns the title of a validation figure, with {} where the metric's name goes."""
     if smoothed_over:
         return f"Validation {{}}, mean over the last {smoothed_over} rounds"
     return "Final validation {}"
@@ -86,7 +88,7 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
             if min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_FROM:
                 ax.set_xscale("log")
                 ax.xaxis.set_major_formatter(lambda x, _: plain(float(x)))
-                if max(values) / min(values) < 10:  # hardly a power of ten on the axis
+                if max(values) / min(values) < 10:  # no power of ten may lie on the axis
                     ax.xaxis.set_minor_formatter(lambda x, _: plain(float(x)))
                 else:
                     ax.xaxis.set_minor_formatter("")
@@ -103,7 +105,9 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
 def _draw_crosses(
     ax: Any, positions: Sequence[float], heights: Sequence[float], color: str
 ) -> bool:
-    """Marks points without a finite height at the foot of the axes; returns if there are any."""
+    """Marks points without a finite height at the foot of the axes, and returns whether there are
+    any.
+    """
     lost = [x for x, height in zip(positions, heights, strict=True) if not math.isfinite(height)]
     if not lost:
         return False
@@ -138,7 +142,7 @@ def best_figure(
     first_runs = []
     for group in lines.values():
         run = next(run for run in runs if _has_values(run, group[0].compared))
-        # The tuned fields differ along a line. Its label names none of them but the bands.
+        # The tuned fields differ along a line, so its label leaves them out, except for the bands.
         tuned = {name: getattr(runs[0].config, name) for name in fields if name != "bands"}
         first_runs.append(_off_axis(runs, run, axis, tuned))
     groups = [
@@ -150,13 +154,17 @@ def best_figure(
 
 
 def _has_values(run: Run, values: Mapping[str, Any]) -> bool:
-    """Returns whether a run has these values of fields."""
+    """Returns whether the fields of a run have these values."""
     fields = config_as_run(run).flat()
     return all(fields.get(name) == value for name, value in values.items())
 
 
 def _off_axis(runs: Sequence[Run], run: Run, axis: str, fields: Mapping[str, Any]) -> Run:
-    """Returns the run with the same seed, data and value on the axis as others of its line.
+    """Returns a copy of the run that is the same for all runs of one line of the figure.
+
+    The copy has seed 0, no data path and a common value on the axis.
+
+    The copy has the seed, the data and the value on the axis of the line's first run.
 
     A run without a value on the axis has its own line.
     """
@@ -168,7 +176,9 @@ def _off_axis(runs: Sequence[Run], run: Run, axis: str, fields: Mapping[str, Any
 
 
 def _of_all_bands(line: RunGroup, group: Sequence[Best]) -> RunGroup:
-    """Returns the line of best settings, labelled with the bands of all of them."""
+    """Returns the line of best settings, labelled with the smallest and the largest number of
+    bands.
+    """
     bands = sorted({best.tuned["bands"] for best in group if best.tuned.get("bands") is not None})
     if len(bands) < 2:
         return line
@@ -179,7 +189,8 @@ def _of_all_bands(line: RunGroup, group: Sequence[Best]) -> RunGroup:
 def _draw_lines(
     axis: str, title: str, lines: Sequence[RunGroup], points: Sequence[_Points], runs: Sequence[Run]
 ) -> bytes:
-    """Draws lines of means over the seeds, with bars from the smallest to the largest value.
+    """Draws lines of means over the seeds, with vertical bars from the smallest to the largest
+    value.
 
     A cross below marks a value without a mean. A line without a value on the axis is a level.
     """
@@ -193,7 +204,7 @@ def _draw_lines(
                 "linestyle": line.line,
                 "label": line.label,
             }
-            if None in values:  # such as no noise over epsilon
+            if None in values:  # a run without noise has no epsilon
                 ax.axhline(float(np.mean(values[None])), linewidth=1.4, **style)
                 continue
             positions = sorted(x for x in values if x is not None)

@@ -1,4 +1,4 @@
-"""Grid of a sweep: all combinations of the varied values, each run once."""
+"""Grid of a sweep: trains every combination of the varied values once."""
 
 import dataclasses
 import json
@@ -24,12 +24,12 @@ _FIELDS = {
 }
 _OPTION = "task_option."
 _OF_THE_TASK = {field.name for field in dataclasses.fields(PartitionOptions)}
-MAX_NAME_CHARACTERS = 200  # file systems allow 255
+MAX_NAME_CHARACTERS = 200  # file systems allow 255 in a file name
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Range of a number from `low` to `high`, of whole numbers if both ends are an int.
+    """Range of numbers from `low` to `high`, which are whole numbers if both ends are an int.
 
     Raises:
       ValueError: it has fewer than two values, or ends that are not finite.
@@ -47,12 +47,12 @@ class Range:
 
     @property
     def whole(self) -> bool:
-        """Whether it has whole numbers alone."""
+        """Whether the range consists of whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
 def varied_values(text: str) -> tuple[str, list[Any] | Range]:
-    """Returns the field and the values in a text such as "server-learning-rate=0.1,0.2".
+    """Parses a text such as "server-learning-rate=0.1,0.2" into a field and its values.
 
     The values of a number may be a range, as in "server-learning-rate=0.1:2".
 
@@ -84,7 +84,7 @@ def varied_values(text: str) -> tuple[str, list[Any] | Range]:
 
 
 def _checked_value(name: str, text: str) -> Any:
-    """Returns the value of a field that a text says, after the field's own check.
+    """Parses the value of a field from a text, and applies the field's own check.
 
     Raises:
       TypeError, ValueError: the field refuses it.
@@ -96,7 +96,7 @@ def _checked_value(name: str, text: str) -> Any:
 
 
 def _kinds(name: str) -> tuple[type, ...]:
-    """Returns the types of a field."""
+    """Returns the types that a field's value may have."""
     option = None if name in _FIELDS else families_option(name)
     if option is not None:
         return (option,)
@@ -104,7 +104,7 @@ def _kinds(name: str) -> tuple[type, ...]:
 
 
 def typed_value(name: str, text: str) -> Any:
-    """Returns the value of a field in a text; "none" is None if the field may be None.
+    """Parses a text as the value of a field; "none" is None if the field may be None.
 
     Raises:
       ValueError: it is no number, and the field is one.
@@ -126,7 +126,7 @@ def typed_value(name: str, text: str) -> Any:
 
 
 def families_option(name: str) -> type | None:
-    """Returns the type of an option of the families, or None if no family has it."""
+    """Returns the type of a mechanism family's option, or None if no family has that option."""
     for record in fitted_families().values():
         if name in record.options:
             return record.options[name].kind
@@ -136,7 +136,7 @@ def families_option(name: str) -> type | None:
 def sweep_configs(
     fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]
 ) -> dict[str, TrainConfig]:
-    """Returns name -> configuration, for every combination.
+    """Returns a mapping from run name to configuration, for every combination of the values.
 
     A family gets only what it takes of epsilon, noise_multiplier, mechanism and the options of
     families: family=none with two epsilons is one run.
@@ -187,7 +187,7 @@ def sweep_configs(
 
 
 def applying(fixed: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a run that its family takes, the varied ones last."""
+    """Returns the fields of a run that its mechanism family accepts, with varied fields last."""
     family = chosen.get("family", fixed.get("family", _FIELDS["family"].default))
     return {k: v for k, v in {**fixed, **chosen}.items() if family in families_taking(k)}
 
@@ -221,12 +221,12 @@ def fields_in_name(run: str) -> set[str]:
 
 
 def is_taken_by_all(field: str, *configs: TrainConfig) -> bool:
-    """Returns whether the families of all these runs take the field."""
+    """Returns whether the mechanism families of all these runs accept the field."""
     return all(config.family in families_taking(field) for config in configs)
 
 
 def run_name(chosen: Mapping[str, Any]) -> str:
-    """Returns the name of the run with these values of the varied fields, in their order."""
+    """Returns the name of the run that has these values of the varied fields."""
     entries = []
     for name, value in chosen.items():
         text = str(value).lower() if value is None else str(value)

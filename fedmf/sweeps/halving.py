@@ -21,13 +21,14 @@ from fedmf.runs.folder import Run
 from fedmf.runs.notes import smaller_is_better
 from fedmf.sweeps.runs import run_folder
 
-_SHARES = (0.25, 0.5)  # of the rounds, after which settings are compared
+# Fractions of the rounds after which settings are compared.
+_SHARES = (0.25, 0.5)
 _LOSSES = ("private loss", "validation loss")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Setting:
-    """The runs of a setting, one for each seed, and how far they came at a rung.
+    """All runs of one setting, one for each seed, and their results when settings are compared.
 
     Attributes:
       runs: names.
@@ -45,7 +46,7 @@ class _Setting:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether it has a score, and no loss above its first."""
+        """Whether the setting has a finite score, and its loss is not above its first loss."""
         return math.isfinite(self.score) and not self.score > self.first_loss
 
 
@@ -63,7 +64,7 @@ def rungs(config: TrainConfig) -> list[int]:
 
 
 def expected_rounds(configs: Mapping[str, TrainConfig], after: int = 0) -> int:
-    """Returns the rounds of these runs in all, those that halving will not train left out.
+    """Returns the total number of rounds that halving will train, without those that it saves.
 
     Args:
       configs: the runs that are trained.
@@ -77,14 +78,17 @@ def expected_rounds(configs: Mapping[str, TrainConfig], after: int = 0) -> int:
         for end in (*(rung for rung in rungs(config) if rung > after), config.rounds):
             total += sum(runs_of_settings) * (end - previous)
             previous = end
-            # Which ones go on is not known, and mostly all have as many seeds.
+            # The settings that go on are not known yet. Most have equally many seeds, so the first
+            # half stands in for the better half.
             runs_of_settings = runs_of_settings[: _half(runs_of_settings)]
     return total
 
 
 def runs_going_on(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: int) -> list[str]:
-    """Returns the runs that go on after `rung` rounds: of everything compared the better half of
-    the settings of the tuned fields, rounded up.
+    """Returns the names of the runs that continue to train after `rung` rounds.
+
+    Of each group of compared runs, the better half of the settings of the tuned fields continues,
+    rounded up.
 
     A setting is judged by the mean over its seeds of a loss: the private one where runs have it,
     else that on the validation set after that round; without a loss, by the headline metric. None
@@ -100,7 +104,7 @@ def runs_going_on(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: i
     going_on = set(configs) - set(compared)
     for values, settings in _settings(compared):
         standings = [_standing(out, runs, rung) for runs in settings]
-        # A sum with NaN has no order: without a finite score a setting is the last.
+        # NaN cannot be sorted, so a setting without a finite score is put last.
         order = sorted(standings, key=lambda s: s.score if math.isfinite(s.score) else math.inf)
         best = [setting for setting in order if setting.may_go_on][: _half(order)]
         if not best:
@@ -118,7 +122,9 @@ def _half(settings: Sequence[object]) -> int:
 def _settings(
     configs: Mapping[str, TrainConfig],
 ) -> Iterator[tuple[str, list[list[str]]]]:
-    """Yields what is compared, in words, and its settings: the names of the runs of each."""
+    """Yields each group of compared runs: its description, and the names of the runs of each
+    setting.
+    """
     names = [
         name for name in differing_fields(list(configs.values())) if name not in ("data", "seed")
     ]
@@ -136,7 +142,7 @@ def _settings(
 
 
 def _standing(out: pathlib.Path, names: Sequence[str], rung: int) -> _Setting:
-    """Reads how far the runs of a setting came at a rung."""
+    """Reads the results of a setting's runs at the round `rung`, where settings are compared."""
     scores: list[float] = []
     first_losses: list[float] = []
     validated = False
@@ -162,13 +168,15 @@ def _standing(out: pathlib.Path, names: Sequence[str], rung: int) -> _Setting:
 
 
 def _run(out: pathlib.Path, name: str) -> Run | None:
-    """Reads a run of the sweep; None for one that has not begun."""
+    """Reads a run of the sweep, or returns None if the run has not begun."""
     folder = run_folder(out, name)
     return Run.load(folder) if (folder / "config.json").exists() else None
 
 
 def _curve(run: Run) -> tuple[dict[int, float], str]:
-    """Returns what is minimised after each validated round of a run, and what that is."""
+    """Returns the value to minimise after each validated round of a run, and the name of the
+    measure.
+    """
     if run.config.private_metrics:
         rounds, losses, _ = private_curve(run, "loss")
         return dict(zip(rounds.tolist(), losses.tolist(), strict=True)), _LOSSES[0]
@@ -176,7 +184,7 @@ def _curve(run: Run) -> tuple[dict[int, float], str]:
         row["round"] + 1: row["validation"] for row in run.metrics if "validation" in row
     }
     if all("loss" in metrics for metrics in validations.values()):
-        # In JSON a loss that is not a number may be null.
+        # A loss that is not a number may be null in JSON.
         values = {end: metrics["loss"] for end, metrics in validations.items()}
         return {end: math.nan if x is None else x for end, x in values.items()}, _LOSSES[1]
     metric = run.plan["task"]["headline_metric"]
@@ -187,7 +195,9 @@ def _curve(run: Run) -> tuple[dict[int, float], str]:
 
 
 def _warn_that_all_rose(best: _Setting, values: str, rung: int) -> None:
-    """Warns that no setting learns; silent where none has a score because all have failed."""
+    """Warns that no setting learns. It does not warn if no run was validated because all have
+    failed.
+    """
     if not best.validated:
         return
     subject = f" with {values}" if values else ""
@@ -200,8 +210,10 @@ def _warn_that_all_rose(best: _Setting, values: str, rung: int) -> None:
 
 
 def uncovered_note(runs: Sequence[Run], subject: str) -> str:
-    """Returns the sentence on what halving or a search of private runs went by; empty where the
-    guarantee covers it.
+    """Returns a sentence saying that settings were chosen by validation metrics, which are not
+    private.
+
+    The sentence is empty where the guarantee covers the metrics that settings were chosen by.
     """
     private = [run for run in runs if run.plan["epsilon"] is not None]
     if all(run.config.private_metrics for run in private):

@@ -1,4 +1,4 @@
-"""Process of a sweep that trains run after run, so that TensorFlow starts once.
+"""Worker process of a sweep, which trains run after run so that TensorFlow starts only once.
 
 The parent writes a line of JSON for each run, {"arguments": those of the command, "log": path}, and
 reads a line with its exit status.
@@ -11,24 +11,26 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-# The command that begins a process. It calls `serve` with the command line, which this layer cannot
-# import.
+# The command that starts a worker process. It passes `fedmf.cli.main` to `serve`, since this layer
+# of the package must not import the command line.
 PROGRAM = (
     sys.executable,
     "-c",
-    # prctl(PR_SET_PDEATHSIG, SIGKILL): Linux ends it with the sweep, also by kill -9.
+    # prctl(PR_SET_PDEATHSIG, SIGKILL) asks Linux to end the worker when the sweep ends, even by
+    # kill -9.
     "import ctypes; getattr(ctypes.CDLL(None), 'prctl', id)(1, 9); "
     "from fedmf.cli import main; from fedmf.sweeps.job import serve; serve(main)",
 )
-_STOPPED = 128  # and above: exit status of a run that a signal stopped
+# A run that a signal stopped has this exit status or a larger one.
+_STOPPED = 128
 
 
 class Job:
-    """Process that trains one run at a time, as its parent sees it."""
+    """Worker process that trains one run at a time, seen from its parent process."""
 
     def __init__(self, program: Sequence[str]) -> None:
-        # A session of its own keeps a terminal's Ctrl-C from the run, which gets it once,
-        # from the parent.
+        # The process has its own session, so that Ctrl-C in a terminal does not reach the run
+        # directly. The run gets the signal once, from its parent.
         self.process = subprocess.Popen(
             program,
             stdin=subprocess.PIPE,
@@ -40,7 +42,7 @@ class Job:
         os.set_blocking(self.process.stdout.fileno(), False)
 
     def begin(self, arguments: Sequence[str], log: str) -> None:
-        """Begins a run, whose output goes to the end of the file `log`."""
+        """Begins a run, and appends its output to the file `log`."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"arguments": arguments, "log": log}).encode() + b"\n")
         self.process.stdin.flush()
@@ -61,7 +63,7 @@ class Job:
 
 
 def serve(main: Callable[[list[str]], None]) -> None:
-    """Runs the command for each line of standard input, in the child process.
+    """Runs a command for each line of standard input. The worker process calls this.
 
     It returns after a command that a signal stopped.
     """

@@ -1,4 +1,6 @@
-"""Results of a sweep: a row for every run, the best settings, and the guarantee of all runs."""
+"""Results of a sweep: a CSV row for every run, the best settings, and the joint guarantee of all
+runs.
+"""
 
 import csv
 import dataclasses
@@ -47,7 +49,7 @@ class Best:
 
 
 def varying(runs: Sequence[Run]) -> list[str]:
-    """Returns the fields in which the runs differ, but for the path of the data."""
+    """Returns the names of the fields in which the runs differ, except for the path of the data."""
     names = differing_fields([config_as_run(run) for run in runs])
     return [name for name in names if name != "data"]
 
@@ -58,7 +60,7 @@ def stopped_by_data(runs: Iterable[Run]) -> list[Run]:
 
 
 def results_csv(runs: Sequence[Run], smoothed_over: int = 0, *, stopped: Sequence[Run] = ()) -> str:
-    """Returns a CSV with a row for every finished run: fields that vary, guarantee and metrics.
+    """Returns a CSV with a row for every finished run: its varied fields, guarantee and metrics.
 
     Fields that vary among the finished and the `stopped` runs have a column. The smoothed column is
     `validation_of`, if that is a mean. The guarantee of a simulation is that of the cohort in
@@ -103,7 +105,7 @@ def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
 
 
 def validation_of(run: Run, smoothed_over: int = 0) -> float:
-    """Returns the headline metric on the validation set.
+    """Returns the headline metric of a run on the validation set.
 
     It is the last value, or the mean of those after the last `smoothed_over` rounds.
     """
@@ -111,7 +113,8 @@ def validation_of(run: Run, smoothed_over: int = 0) -> float:
     rounds, values = validation_curve(run)
     last_values = list(values[rounds > run.config.rounds - smoothed_over])
     if not len(rounds) or rounds[-1] < run.config.rounds:
-        # The end of the run is always validated, and is no row of metrics unless it was due.
+        # A run is always validated at its end. That validation is in the metrics file only if it
+        # was due in that round.
         last_values.append(last_value)
     return float(np.mean(last_values)) if smoothed_over else last_value
 
@@ -189,7 +192,7 @@ def _best(
     smoothed_over: int,
     searched: Collection[str],
 ) -> Best:
-    """Returns the best of the settings that were tried for one combination."""
+    """Returns the best of the tried settings for one combination of the compared fields."""
     metrics = {
         setting: [validation_of(run, smoothed_over) for run in runs]
         for setting, runs in tried.items()
@@ -221,7 +224,7 @@ def _best(
 
 
 def _metric(run: Run, split: str) -> float:
-    """Returns the final headline metric on a split, or NaN."""
+    """Returns a run's final headline metric on a split, or NaN if there is none."""
     value = final_metric(run, split)
     return math.nan if value is None else value
 
@@ -233,7 +236,7 @@ def best_table(
     *,
     stopped: Sequence[Run] = (),
 ) -> str:
-    """Returns `best_settings` as text."""
+    """Returns the result of `best_settings` as a text table."""
     best = best_settings(runs, smoothed_over, searched, stopped=stopped)
     metric = metric_name(runs[0].plan["task"]["headline_metric"])
     rows = [
@@ -273,13 +276,13 @@ def _value_text(value: Any) -> str:
 
 
 def _mean_and_range(values: Sequence[float]) -> str:
-    """Returns the mean of some values and, if there are several, their range."""
+    """Returns the mean of some values as text and, if there are several, their range."""
     mean = f"{sum(values) / len(values):.4f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.4f} to {max(values):.4f})"
 
 
 def together(runs: Sequence[Run]) -> str:
-    """Returns the guarantee of all runs together, finished or not, in words.
+    """Describes in words the joint guarantee of all runs of the sweep, finished or not.
 
     All train on the same data, and all results are used when one run is chosen.
     """
@@ -288,7 +291,7 @@ def together(runs: Sequence[Run]) -> str:
         return "None of these runs promises any privacy."
     epsilon, delta = _composed(plans)
     if math.isfinite(epsilon):
-        # Rounded up, since epsilon is an upper bound.
+        # Epsilon is rounded up, since it is an upper bound.
         epsilon = math.ceil(epsilon * 100) / 100
     subject = "The private run" if len(plans) == 1 else f"The {len(plans)} private runs together"
     text = f"{subject}: epsilon {epsilon:.2f} at delta {plain(delta)}"
@@ -311,7 +314,7 @@ def together(runs: Sequence[Run]) -> str:
 
 
 def _composed(plans: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Returns epsilon and delta of several runs on the same data.
+    """Returns the epsilon and delta of several runs on the same data, taken together.
 
     Runs that use the Gaussian mechanism without sampling compose exactly: noise multipliers s_i are
     as one with 1/s^2 = sum of 1/s_i^2 (Dong, Roth and Su, Gaussian Differential Privacy, on

@@ -1,4 +1,5 @@
-"""Sweep: the runs of a grid, several at a time, and a table, a figure and a report of all runs.
+"""Sweep: trains the runs of a grid, several at a time, and writes a table, figures and a report of
+them.
 
 A run that dies ends no other run, and a finished run is never trained again. Only its owner can
 read the sweep's folder:
@@ -38,11 +39,12 @@ from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
 
 _POLL_SECONDS = 0.5
-BAD_ARGUMENTS = 2  # exit status of `fedmf train` for inputs that no run can begin with
+# Exit status of `fedmf train` for inputs with which no run can begin.
+BAD_ARGUMENTS = 2
 
 
 class StoppedSweep(interrupts.Interrupted):
-    """Ctrl-C has ended a sweep; its runs have saved their rounds."""
+    """Error that Ctrl-C has ended a sweep, whose runs have saved their rounds."""
 
 
 class Failure(NamedTuple):
@@ -56,7 +58,7 @@ class Failure(NamedTuple):
 
 
 def state(out: pathlib.Path, name: str) -> str:
-    """Returns "finished", "not begun", or the number of rounds that are done."""
+    """Returns the state of a run: "finished", "not begun" or the number of rounds that are done."""
     folder = run_folder(out, name)
     if (folder / "result.json").exists():
         return "finished"
@@ -73,7 +75,7 @@ def _num_rounds(folder: pathlib.Path) -> int:
 
 
 def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
-    """Returns the runs of a sweep by the names that they have in its folder.
+    """Returns the runs of a sweep under the names that they already have in its folder.
 
     The path of the data may have changed.
 
@@ -95,8 +97,8 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
         for present_name, present_config in present.items():
             if name not in same_runs or present_name == name:
                 _check_beside(name, config, run_folder(out, present_name), present_config)
-        # A run that an earlier command named otherwise, such as seed 0 before seeds varied, is not
-        # trained twice.
+        # An earlier command may have given the same run another name, as for seed 0 before seeds
+        # varied. Such a run is not trained twice.
         folder_name = name
         if same_runs and name not in same_runs:
             folder_name = same_runs[0]
@@ -107,7 +109,7 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
 def _check_beside(
     name: str, config: TrainConfig, folder: pathlib.Path, present_config: TrainConfig
 ) -> None:
-    """Raises an error if a run does not belong to the sweep of another run of the folder."""
+    """Raises an error if a new run and a run of the folder cannot belong to the same sweep."""
     may_differ = {"data"}
     if name != folder.name:
         may_differ |= grid.fields_in_name(name) | grid.fields_in_name(folder.name)
@@ -136,14 +138,15 @@ def _check_beside(
 
 @functools.lru_cache(maxsize=1024)
 def _digest_of(path: pathlib.Path, modified: int) -> str:
-    """Returns the digest of the mechanism in a file, which was modified at a time."""
-    del modified  # distinguishes a file from an earlier one of the same name
+    """Returns the digest of the mechanism in a file. `modified` is the file's modification time."""
+    # The time is part of the cache key, so that a rewritten file is read again.
+    del modified
     return mechanism_digest(load_mechanism(path))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """Options with which the runs of a sweep train.
+    """Options that say how the runs of a sweep train.
 
     Attributes:
       noise_seed: "os" draws a seed for every new run; from a number every configuration gets
@@ -169,7 +172,7 @@ class SweepOptions:
     test: bool = True
 
     def seed_of(self, config: TrainConfig) -> int | str:
-        """Returns a run's noise seed.
+        """Returns the noise seed of a run.
 
         Two configurations never have the same seed, since runs on the same data must not share
         noise.
@@ -181,7 +184,9 @@ class SweepOptions:
 
     @contextlib.contextmanager
     def runs(self, out: pathlib.Path, options: Sequence[str]) -> Iterator[Runs]:
-        """Opens the runs of a sweep, with additional options of `fedmf train`."""
+        """Opens the object that trains the sweep's runs, with additional arguments of `fedmf
+        train`.
+        """
         all_options = list(options)
         if not self.test:
             all_options.append("--no-test")
@@ -207,7 +212,8 @@ def run_sweep(
     *,
     smoothed_over: int = 0,
 ) -> dict[str, Any]:
-    """Trains all runs, and writes results.csv, the figures and report/ of the finished ones.
+    """Trains all runs of a grid, and writes results.csv, the figures and report/ of the finished
+    runs.
 
     Finished runs of earlier commands in the folder count as well. Arguments and errors are those of
     `train_all`; `smoothed_over` is that of `results.validation_of`, by which the best settings are
@@ -238,7 +244,7 @@ def write_results(
     searched: Sequence[str] = (),
     chosen_by: str = "",
 ) -> dict[str, Any]:
-    """Writes the files of `run_sweep`, and returns its result.
+    """Writes the result files of a sweep (see `run_sweep`), and returns its result.
 
     Args:
       out: the sweep's folder.
@@ -250,7 +256,7 @@ def write_results(
     """
     failed = {name: failure._asdict() for name, failure in failures.items()}
     names = list(names)
-    # Runs of earlier commands count as well.
+    # Runs that earlier commands trained in this folder count as well.
     folder_names = sorted(path.name for path in (out / "runs").iterdir())
     names += [name for name in folder_names if name not in names]
     begun = begun_runs(run_folder(out, name) for name in names)
@@ -289,7 +295,7 @@ def write_results(
 
 
 def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
-    """Returns the runs that have released a round: finished, stopped, or ended by a crash.
+    """Returns the runs that have released at least one round, whether finished, stopped or crashed.
 
     All of them have trained on the clients.
     """
@@ -303,7 +309,7 @@ def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
 def train_all(
     out: pathlib.Path, configs: Mapping[str, TrainConfig], options: SweepOptions
 ) -> dict[str, Failure]:
-    """Trains the runs that are not finished, and resumes those that were interrupted.
+    """Trains all unfinished runs of a grid, and resumes those that were interrupted.
 
     Args:
       out: the sweep's folder; made if needed.
@@ -324,7 +330,7 @@ def train_all(
             prepare(out, name, config, options.seed_of(config))
 
     def rounds_done(*names: str) -> int:
-        """Returns the number of rounds of these runs, by default of all."""
+        """Returns the total number of rounds that these runs have done, by default of all runs."""
         return sum(_num_rounds(run_folder(out, name)) for name in names or configs)
 
     total = sum(config.rounds for config in configs.values())
@@ -357,7 +363,9 @@ def train_all(
                 names = halving.runs_going_on(out, remaining, rung)
                 for name in remaining.keys() - set(names):
                     if rounds_done(name) and state(out, name) != "finished":
-                        # Validations decided on its end, which is not that of a shorter plan.
+                        # The run ends here because of its validation metrics. A plan of that many
+                        # rounds would not have depended on data, so the folder records the
+                        # difference.
                         RunFolder(run_folder(out, name)).mark_stopped_by_data(rounds_done(name))
                 remaining = {name: configs[name] for name in names}
                 stopped_names = [name for name in configs if name not in remaining]
@@ -371,14 +379,14 @@ def train_all(
 
 
 def outcome(out: pathlib.Path, name: str, failures: Mapping[str, Failure]) -> str:
-    """Returns the outcome of a run that has ended."""
+    """Returns the outcome of a run that has ended, as text."""
     failure = failures.get(name)
     return f"failed: {failure.reason}" if failure else state(out, name)
 
 
 @contextlib.contextmanager
 def writing(out: pathlib.Path) -> Iterator[None]:
-    """Makes the folder of a sweep; errors of writing there or in the block name the way out."""
+    """Creates the folder of a sweep. Errors of writing there or in the block say what to do."""
     try:
         for name in ("runs", "logs"):
             make_folder(out / name)
@@ -390,7 +398,10 @@ def writing(out: pathlib.Path) -> Iterator[None]:
 
 
 def _until_one_cannot_begin(names: Iterable[str], failures: Mapping[str, Failure]) -> Iterator[str]:
-    """Yields names until a run could not begin, as then most likely the others cannot either."""
+    """Yields names until a run could not begin.
+
+    If one run cannot begin, most likely no other can.
+    """
     for name in names:
         if any(failure.status == BAD_ARGUMENTS for failure in failures.values()):
             return
@@ -404,7 +415,7 @@ def iter_finished_runs(
     failures: dict[str, Failure],
     arguments: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Trains prepared runs, some at a time, and enters those that fail in `failures`.
+    """Trains prepared runs, several at a time, and records failed runs in `failures`.
 
     The next name is taken when its run can begin.
 
@@ -434,8 +445,9 @@ def iter_finished_runs(
 
 @contextlib.contextmanager
 def _stopped_together(runs: Runs) -> Iterator[None]:
-    """Passes Ctrl-C on to the runs, and raises StoppedSweep when every run has saved; a second
-    Ctrl-C ends them at once.
+    """Passes Ctrl-C on to the runs, and raises StoppedSweep when every run has saved its rounds.
+
+    A second Ctrl-C ends the runs at once.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Runs of a sweep in processes of this machine, or on the machines of a Ray cluster that share the
+"""Runs of a sweep, in processes of this machine or on a Ray cluster whose machines share the
 sweep's folder.
 """
 
@@ -19,17 +19,18 @@ _POLL_SECONDS = 0.5
 
 
 def run_folder(out: pathlib.Path, name: str) -> pathlib.Path:
-    """Returns the folder of a run."""
+    """Returns the folder of one run of a sweep."""
     return out / "runs" / name
 
 
 def log_file(out: pathlib.Path, name: str) -> pathlib.Path:
-    """Returns the file with a run's standard error."""
+    """Returns the path of the file with a run's standard error."""
     return out / "logs" / f"{name}.txt"
 
 
 def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int | str) -> None:
-    """Writes the files that `begin` reads: the configuration, and the noise seed in a private file.
+    """Writes the files from which a run begins: its configuration, and its noise seed in a private
+    file.
 
     The seed reaches another machine only through the shared folder.
     """
@@ -40,7 +41,7 @@ def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int |
 
 
 def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
-    """Returns the arguments of `job.Job.begin` for a run that begins or resumes."""
+    """Returns the arguments of `job.Job.begin` with which a run begins or resumes."""
     folder = run_folder(out, name)
     file = out / "logs" / f"{name}.json"
     arguments = ["train", "--quiet", "--out", str(folder), *options]
@@ -60,7 +61,7 @@ def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
 
 
 class LocalRuns:
-    """Runs in processes of this machine, each of which trains run after run.
+    """Runs in worker processes of this machine. Each process trains one run after another.
 
     Args:
       out: the sweep's folder.
@@ -109,7 +110,7 @@ class LocalRuns:
 
 
 class ClusterRuns:
-    """Runs on a cluster's machines.
+    """Runs on the machines of a Ray cluster.
 
     A run whose machine is lost resumes elsewhere, from its journal in the shared folder.
 
@@ -138,16 +139,18 @@ class ClusterRuns:
         self._running: dict[str, Any] = {}
 
     def begin(self, name: str) -> None:
-        """See `LocalRuns.begin`."""
+        """Begins or resumes a prepared run on a machine of the cluster."""
         self._running[name] = self._train(str(self._out), name, self._options)
 
     def finished(self) -> list[tuple[str, int]]:
-        """See `LocalRuns.finished`."""
+        """Returns the runs that have ended since the last call, with their exit statuses."""
         ended = [name for name, call in self._running.items() if self._cluster.finished(call)]
         return [(name, self._status(name, self._running.pop(name))) for name in ended]
 
     def _status(self, name: str, call: Any) -> int:
-        """Returns the exit status of a run that has ended; its log gets a lost worker's error."""
+        """Returns the exit status of a run that has ended. If its worker was lost, the log gets the
+        error.
+        """
         try:
             return int(self._cluster.value(call))
         except Exception as error:
@@ -156,11 +159,11 @@ class ClusterRuns:
             return 1
 
     def under_way(self) -> int:
-        """See `LocalRuns.under_way`."""
+        """Returns the number of runs that have not ended."""
         return len(self._running)
 
     def stop(self) -> None:
-        """See `LocalRuns.stop`."""
+        """Asks all runs to save their rounds, and waits until they have."""
         for call in self._running.values():
             self._cluster.cancel(call, force=False)
         for call in self._running.values():
@@ -168,7 +171,7 @@ class ClusterRuns:
                 pass
 
     def end(self) -> None:
-        """See `LocalRuns.end`."""
+        """Ends all runs at once."""
         for call in self._running.values():
             self._cluster.cancel(call, force=True)
 
@@ -177,7 +180,7 @@ Runs = LocalRuns | ClusterRuns
 
 
 def train_there(out: str, name: str, options: list[str]) -> int:
-    """Trains a run on a cluster's machine, in a process of its own, and returns its exit status."""
+    """Trains a run in a new process on a cluster's machine, and returns its exit status."""
     folder = pathlib.Path(out)
     if not folder.is_dir():
         raise FileNotFoundError(
@@ -190,7 +193,7 @@ def train_there(out: str, name: str, options: list[str]) -> int:
         while (status := run_job.status()) is None:
             time.sleep(_POLL_SECONDS)
         return status
-    except KeyboardInterrupt:  # the sweep stops
+    except KeyboardInterrupt:  # Ray raises this when the sweep stops the run
         run_job.process.send_signal(signal.SIGINT)
         return run_job.process.wait()
     finally:

@@ -1,5 +1,5 @@
-"""Search of a sweep: trial after trial by Optuna's TPE sampler (Bergstra et al. 2011), which uses
-the scores of the earlier trials.
+"""Search of a sweep: chooses one trial after another with Optuna's TPE sampler (Bergstra et al.
+2011), which uses the scores of earlier trials.
 
 The search stores nothing but the runs' folders. The next trial follows from them alone, so that a
 search that was stopped resumes as if it had not been.
@@ -24,8 +24,10 @@ from fedmf.sweeps.grid import Range
 from fedmf.sweeps.runs import prepare, run_folder
 from fedmf.terminal.progress_bar import bar
 
-_DIGITS = 4  # of a float from a range
-_MAX_SUGGESTIONS = 100  # for one new setting that can be trained
+# Number of significant digits of a float that is drawn from a range.
+_DIGITS = 4
+# Number of suggestions after which the search gives up finding a new setting that can be trained.
+_MAX_SUGGESTIONS = 100
 _NOT_SEARCHED = {
     **dict.fromkeys((*TARGETS, "delta"), "the weakest guarantee would be the best"),
     "seed": "the best one would be luck",
@@ -34,7 +36,7 @@ _NOT_SEARCHED = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Space:
-    """Space of settings that a search chooses from.
+    """Space of the settings that a search chooses from.
 
     Attributes:
       fixed: fixed fields as in `grid.sweep_configs`.
@@ -59,7 +61,7 @@ class Space:
         self.corners()
 
     def corners(self) -> dict[str, TrainConfig]:
-        """Returns the runs of the grid of all values and of the ends of the ranges."""
+        """Returns the grid of all listed values and of both ends of each range, as runs."""
         ends = {
             name: [values.low, values.high] if isinstance(values, Range) else values
             for name, values in self.varied.items()
@@ -67,7 +69,9 @@ class Space:
         return grid.sweep_configs(self.fixed, ends)
 
     def chosen_in(self, run: str, config: TrainConfig) -> dict[str, Any] | None:
-        """Returns a run's values of the varied fields, or None if the search cannot choose it."""
+        """Returns a run's values of the varied fields, or None if the search cannot choose this
+        run.
+        """
         named_values = dict(entry.split("=", 1) for entry in run.split(",") if "=" in entry)
         chosen: dict[str, Any] = {}
         for name, values in self.varied.items():
@@ -75,7 +79,9 @@ class Space:
             texts = {grid.run_name({name: value}), f"{name}={named_values.get(name)}"}
             if isinstance(values, list):
                 chosen.update((name, v) for v in values if grid.run_name({name: v}) in texts)
-            elif value is None and name in named_values:  # an option at its family's default
+            elif (
+                value is None and name in named_values
+            ):  # the name has a value that equals the family's default
                 value = grid.typed_value(name, named_values[name])
             if isinstance(values, Range) and value in values:
                 chosen[name] = value
@@ -87,7 +93,7 @@ class Space:
             return None
         try:
             _, chosen_config = grid.sweep_config(self.fixed, chosen)
-        except ValueError:  # with what is fixed now, the values do not go together
+        except ValueError:  # these values and the fixed fields are no configuration
             return None
         is_same = dataclasses.replace(chosen_config, data=config.data) == config
         return chosen if is_same else None
@@ -111,7 +117,9 @@ class Trial:
 
 
 def trials_in(out: pathlib.Path, space: Space) -> dict[str, Trial]:
-    """Returns the runs of a folder that the search has chosen or can choose, without scores."""
+    """Returns the runs in a folder that the search has chosen or could choose, without their
+    scores.
+    """
     files = {path.parent.name: path for path in (out / "runs").glob("*/config.json")}
     files |= {path.stem: path for path in map(_settings, (out / "logs").glob("*.txt"))}
     trials = {}
@@ -126,12 +134,13 @@ def trials_in(out: pathlib.Path, space: Space) -> dict[str, Trial]:
 
 
 def _settings(log: pathlib.Path) -> pathlib.Path:
-    """Returns the file of a run's configuration beside its log."""
+    """Returns the path of a run's configuration file, which lies beside its log."""
     return log.parent / f"{log.name.removesuffix('.txt')}.json"
 
 
 def next_trial(space: Space, trials: Mapping[str, Trial]) -> tuple[str, Trial] | None:
-    """Returns the name and the trial of the next run, the same for the same trials in any order.
+    """Chooses the next run, and returns its name and trial. The order of earlier trials does not
+    matter.
 
     Trials under way count as bad ones, so that the next is not beside them, and so do models that
     diverged. Failed trials do not count.
@@ -148,7 +157,7 @@ def next_trial(space: Space, trials: Mapping[str, Trial]) -> tuple[str, Trial] |
         chosen = _suggested(space, suggested)
         try:
             name, config = grid.sweep_config(space.fixed, chosen)
-        except ValueError:  # fields that do not go together
+        except ValueError:  # the suggested fields are no configuration
             study.tell(suggested, state=pruned)
             continue
         if all(config != trial.config for trial in trials.values()):
@@ -157,7 +166,7 @@ def next_trial(space: Space, trials: Mapping[str, Trial]) -> tuple[str, Trial] |
 
 
 def _study(space: Space, trials: Mapping[str, Trial]) -> tuple[Any, Any]:
-    """Returns an Optuna study in memory with the trials, and the state of its worst ones."""
+    """Returns an Optuna study of the trials in memory, and the state that marks diverged trials."""
     try:
         import optuna
     except ImportError:
@@ -166,11 +175,12 @@ def _study(space: Space, trials: Mapping[str, Trial]) -> tuple[Any, Any]:
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     states = optuna.trial.TrialState
-    # The sampler is made anew for each trial, and needs another seed each time.
+    # A new sampler is made for each trial, so each needs a different seed.
     sampler = optuna.samplers.TPESampler(seed=len(trials), constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     distributions = {name: _distribution(name, values) for name, values in space.varied.items()}
-    # Of many trials TPE gives older ones less weight. Digests are an order that no restart loses.
+    # TPE gives older trials less weight if there are many. The order by digest stays the same when
+    # a search restarts.
     for name in sorted(trials, key=lambda name: hashlib.sha256(name.encode()).digest()):
         trial = trials[name]
         if trial.failed:
@@ -197,7 +207,7 @@ def _study(space: Space, trials: Mapping[str, Trial]) -> tuple[Any, Any]:
 
 
 def _distribution(name: str, values: list[Any] | Range) -> Any:
-    """Returns Optuna's distribution of a field."""
+    """Returns the Optuna distribution that a field is drawn from."""
     from optuna import distributions
 
     if isinstance(values, list):
@@ -208,14 +218,16 @@ def _distribution(name: str, values: list[Any] | Range) -> Any:
 
 
 def _texts(name: str, values: list[Any]) -> list[str]:
-    """Returns values in a form that Optuna takes, as in the names of runs."""
+    """Returns values as texts, which Optuna accepts as categories. They are spelled as in names of
+    runs.
+    """
     return [grid.run_name({name: value}) for value in values]
 
 
 def _suggested(space: Space, trial: Any) -> dict[str, Any]:
-    """Returns values of the fields that the suggested family takes, in the order of the space."""
+    """Returns suggested values of the varied fields that the suggested family accepts."""
     chosen: dict[str, Any] = {}
-    # The family comes first, since it decides which fields there are.
+    # The family is suggested first, since it decides which other fields apply.
     for name in sorted(space.varied, key=lambda name: name != "family"):
         if name == "family" or name in grid.applying(space.fixed, {name: None} | chosen):
             chosen[name] = _suggested_value(name, space.varied[name], trial)
@@ -223,7 +235,7 @@ def _suggested(space: Space, trial: Any) -> dict[str, Any]:
 
 
 def _suggested_value(name: str, values: list[Any] | Range, trial: Any) -> Any:
-    """Returns the value that Optuna suggests for a field."""
+    """Returns the value of a field that Optuna suggests."""
     if isinstance(values, list):
         texts = _texts(name, values)
         return values[texts.index(trial.suggest_categorical(name, texts))]
@@ -242,7 +254,7 @@ def run_search(
     *,
     smoothed_over: int = 0,
 ) -> dict[str, Any]:
-    """Trains trials, and writes the files of `run_sweep`.
+    """Trains the trials of a search, and writes the same files as `run_sweep`.
 
     Returns:
       The result of `run_sweep`, with "search" added: {"trials": number of trials, "by": metric that
@@ -287,7 +299,7 @@ def train_trials(
     *,
     smoothed_over: int = 0,
 ) -> dict[str, driver.Failure]:
-    """Chooses trials until the folder has so many, and trains them.
+    """Chooses and trains trials until the folder has `trials` of them.
 
     Unfinished trials are trained first, failed ones too. A run of the folder that the search can
     choose, such as one of a grid, is a trial.
@@ -319,7 +331,7 @@ def train_trials(
         return name
 
     def update_trials() -> None:
-        """Enters the scores and failures of trials that have ended since the last call."""
+        """Records the scores and failures of trials that have ended since the last call."""
         for name, trial in trial_by_name.items():
             if name in failures:
                 trial_by_name[name] = dataclasses.replace(trial, failed=True)
@@ -328,7 +340,7 @@ def train_trials(
                 trial_by_name[name] = dataclasses.replace(trial, score=score)
 
     def names() -> Iterator[str]:
-        """Yields the unfinished trials, and then new ones."""
+        """Yields the names of the unfinished trials, and then of new ones."""
         unfinished = [name for name in trial_by_name if not _finished(out, name)]
         yield from map(prepare_trial, unfinished)
         while len(trial_by_name) < trials:
@@ -336,7 +348,7 @@ def train_trials(
             statuses = [failure.status for failure in failures.values()]
             states = [driver.state(out, name) for name in trial_by_name]
             if driver.BAD_ARGUMENTS in statuses and set(states) == {"not begun"}:
-                return  # most likely the others cannot begin either
+                return  # if no run could begin, most likely no other can
             new_trial = next_trial(space, trial_by_name)
             if new_trial is None:
                 return

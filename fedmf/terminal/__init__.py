@@ -1,1 +1,1 @@
-"""Progress bars, output and Ctrl-C at a terminal."""
+"""Terminal support: progress bars, output that survives a lost reader, and Ctrl-C as a flag."""

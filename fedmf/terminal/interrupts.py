@@ -7,18 +7,20 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-# Batch systems send SIGTERM before they kill; SIGHUP comes where a terminal or its connection is
-# gone. Windows has neither.
+# Batch systems send SIGTERM before they kill a process. SIGHUP arrives when a terminal or its
+# connection is lost. Windows has no SIGHUP.
 ENDING_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 
 
 class Interrupted(Exception):
-    """Ctrl-C or its like has ended a job; the message says what is saved and how to resume."""
+    """Error that Ctrl-C or a similar signal has ended a job. The message says what is saved and how
+    to resume.
+    """
 
 
-# The signals since the outermost block of this module began.
+# Signals that arrived since the outermost block of this module began.
 _received: list[int] = []
 _blocks = 0
 _deferring = 0
@@ -26,7 +28,8 @@ _deferring = 0
 
 @contextlib.contextmanager
 def handled(*numbers: int) -> Iterator[None]:
-    """Raises KeyboardInterrupt in the block for each of these signals; in `deferred`, sets a flag.
+    """Raises KeyboardInterrupt in the block when one of these signals arrives; within `deferred` it
+    only sets a flag.
 
     A second Ctrl-C raises at once in either block. A signal that is ignored, as by nohup, or that
     has another handler keeps it. Outside the main thread nothing is handled.
@@ -69,7 +72,9 @@ def handled(*numbers: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Defers the first Ctrl-C in the block until `check`, and other signals of `handled` too."""
+    """Defers the first Ctrl-C in the block until `check` is called, as well as other handled
+    signals.
+    """
     global _deferring
     with handled(signal.SIGINT):
         _deferring += 1
@@ -80,7 +85,7 @@ def deferred() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if a handled signal has come.
+    """Raises KeyboardInterrupt if a handled signal has arrived.
 
     It does so too if third-party code has swallowed or replaced the signal's own exception.
     """
@@ -89,14 +94,14 @@ def check() -> None:
 
 
 def first_received() -> int:
-    """Returns the signal that came first, or SIGINT if none came."""
+    """Returns the signal that arrived first, or SIGINT if none has arrived."""
     if not _received:
         return signal.SIGINT
     return _received[0]
 
 
 def _leave_lost_terminals(terminals: list[int]) -> None:
-    """Discards output to a lost terminal: writing to it would fail before the run is saved."""
+    """Discards output to a lost terminal, where writing would fail before the run is saved."""
     for descriptor in terminals:
         if not os.isatty(descriptor):
             nowhere = os.open(os.devnull, os.O_WRONLY)

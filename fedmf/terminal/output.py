@@ -1,4 +1,5 @@
-"""Standard output and standard error after an error: a full disk, or a pipe without a reader.
+"""Standard output and standard error after a write error, such as a full disk or a pipe without a
+reader.
 
 A pipe loses its reader under `| head`.
 """
@@ -10,7 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-# The exit status of a tool that SIGPIPE has ended.
+# Exit status of a program that SIGPIPE has ended.
 LOST_READER = 128 + signal.SIGPIPE
 _STANDARD_DESCRIPTORS = (1, 2)
 

@@ -1,4 +1,4 @@
-"""Progress bars for terminals of known and unknown size, and for log files."""
+"""Progress bars for terminals and for log files."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ def bar(
     delay: float | None = None,
     disable: bool = False,
 ) -> Any:
-    """Returns a `tqdm.tqdm` on standard error.
+    """Returns a `tqdm.tqdm` progress bar on standard error.
 
     It is drawn ten times a second on a terminal, and as a line every ten seconds elsewhere.
 
@@ -52,7 +52,7 @@ def bar(
 
 @contextlib.contextmanager
 def elapsed(description: str, *, disable: bool = False, delay: float = 3.0) -> Iterator[None]:
-    """Shows the elapsed time of work without steps on standard error, and clears it at the end.
+    """Shows on standard error how long the block has run, and clears the line at the end.
 
     Args:
       description: the work, as in "reading the run".
@@ -83,7 +83,7 @@ def elapsed(description: str, *, disable: bool = False, delay: float = 3.0) -> I
 
 @contextlib.contextmanager
 def refreshed(progress_bar: Any) -> Iterator[None]:
-    """Redraws a bar of `bar` during a long step, so that the elapsed time stays current."""
+    """Redraws a progress bar during the block, so that its elapsed time stays current."""
     if progress_bar.disable:
         yield
         return
@@ -94,12 +94,14 @@ def refreshed(progress_bar: Any) -> Iterator[None]:
             yield
     finally:
         if is_drawn.is_set():
-            # tqdm does not know of this drawing, and would leave its line.
+            # tqdm does not know that the other thread has drawn the bar, and would leave its line.
             progress_bar.clear()
 
 
 def _refresh(progress_bar: Any, is_done: threading.Event, is_drawn: threading.Event) -> None:
-    """Redraws a bar every second on a terminal, every ten elsewhere, until `is_done`."""
+    """Redraws a bar until `is_done` is set: every second on a terminal, every ten seconds
+    elsewhere.
+    """
     interval_seconds = 10.0
     if sys.stderr.isatty():
         interval_seconds = 1.0
@@ -112,7 +114,7 @@ def _refresh(progress_bar: Any, is_done: threading.Event, is_drawn: threading.Ev
 
 @contextlib.contextmanager
 def _in_background(work: Callable[[], None], is_done: threading.Event) -> Iterator[None]:
-    """Runs `work` in a thread during the block, and sets `is_done` at its end."""
+    """Runs `work` in a thread during the block, and sets `is_done` at the block's end."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
@@ -123,7 +125,7 @@ def _in_background(work: Callable[[], None], is_done: threading.Event) -> Iterat
 
 
 def _shape() -> dict[str, Any]:
-    """Returns the arguments of tqdm that fit a bar into the terminal."""
+    """Returns the tqdm arguments that fit a bar into the terminal."""
     try:
         terminal_size = os.get_terminal_size(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):
