@@ -1,4 +1,6 @@
-"""fedmf: federated learning with matrix-factorization differential privacy (MF-DP-FTRL).
+"""Federated learning with matrix-factorization differential privacy (MF-DP-FTRL).
+
+A training run takes three steps:
 
     (Workload, Participation)                -- fit -->        Mechanism (+ Certificate)
     (Mechanism, Participation, eps, delta)   -- calibrate -->  Plan
@@ -37,7 +39,9 @@ from fedmf.privacy.sampling import (
     CyclicRandomAllocation,
     MinSepPoisson,
 )
-from fedmf.privacy.sampling import CyclicShuffle as CyclicShuffle  # the former name
+from fedmf.privacy.sampling import (
+    CyclicShuffle as CyclicShuffle,  # The former name of CyclicRandomAllocation.
+)
 from fedmf.runs.audit import audit_run
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -50,7 +54,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `fedmf.train` on first use, since fits and audits need no training loop."""
+    """Imports `fedmf.train` on first use, so that fits and audits do not load the training loop."""
     if name != "train":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fedmf.training.loop import train

@@ -1,1 +1,1 @@
-"""Cohorts of clients: the participation controller, and models of devices and availability."""
+"""Selection of the clients of each round, and models of devices that are not always available."""

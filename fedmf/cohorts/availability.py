@@ -1,4 +1,6 @@
-"""Models of when devices are available, as pure functions of client and round."""
+"""Simulation of device availability: models that decide, as pure functions of client and round,
+whether a device is available.
+"""
 
 import dataclasses
 import itertools
@@ -10,21 +12,30 @@ import numpy as np
 from fedmf import checks, fields
 from fedmf.cohorts import keyed_random
 
-# Purposes of random numbers; see `keyed_random.key`.
+# Each kind of random number has its own constant, which is a part of its key (`keyed_random.key`).
+# So different kinds are independent of each other.
 _INDEPENDENT, _PLACE, _NIGHT, _AWAKE = 201, 202, 203, 204
-# Number of clients whose arrays fit into the processor's cache.
+# Clients are processed in blocks of this size, whose arrays fit into the processor's cache.
 _BLOCK_CLIENTS = 1 << 15
 
 
 @runtime_checkable
 class Availability(Protocol):
-    """Model of which clients are available.
+    """Interface of the models that decide which clients are available in a round.
 
-    It must be a pure function: equal arguments have equal results in every process.
+    `available` must be a pure function: equal arguments have equal results in every process.
     """
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns whether each client, int64 (clients,), is available in round t, bool."""
+        """Returns whether each client is available in round t.
+
+        Args:
+          t: the round.
+          clients: client indices, int64 of shape (clients,).
+
+        Returns:
+          A bool array of shape (clients,).
+        """
         ...
 
 
@@ -33,7 +44,7 @@ class Always:
     """Model in which every client is available in every round."""
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns True for every client, bool (clients,)."""
+        """Returns True for every client, as a bool array of shape (clients,)."""
         return np.ones(len(clients), bool)
 
 
@@ -50,13 +61,15 @@ class Independent(fields.Checked):
     seed: int = fields.seed(0, "")
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns an independent coin for every client and round, bool (clients,)."""
+        """Draws independently for every client whether it is available in round t. The result is a
+        bool array of shape (clients,).
+        """
         round_key = keyed_random.key(self.seed, _INDEPENDENT, t + 1)
         return keyed_random.uniform(round_key, clients) < self.probability
 
 
 def _check_hours(name: str, value: object) -> float:
-    """Returns hours from 0 to 24."""
+    """Returns the value as a float, if it is a number of hours from 0 to 24; raises otherwise."""
     hours = checks.finite_float(name, value, hint="use hours from 0 to 24")
     if not 0 <= hours <= 24:
         raise ValueError(f"{name}={hours:g} must be from 0 to 24 hours: use such a number")
@@ -65,12 +78,12 @@ def _check_hours(name: str, value: object) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window(fields.Checked):
-    """Condition on a device, such as charging, that depends on the local hour.
+    """Daily window of hours in which a device usually satisfies a condition, such as charging.
 
     Attributes:
       start, end: local hours, 0 to 24; the window contains midnight if end < start.
       inside: probability that the condition holds throughout the window of one day.
-      outside: probability that it holds in one round outside of the window.
+      outside: probability that the condition holds in one round outside of the window.
 
     >>> Window(start=22, end=7, inside=0.8, outside=0.1).length
     9.0
@@ -83,7 +96,7 @@ class Window(fields.Checked):
 
     @property
     def length(self) -> float:
-        """Length in hours: 0 if end equals start, and 24 for the window from 0 to 24."""
+        """Length of the window in hours: 0 if end equals start, 24 for a window from 0 to 24."""
         return 24.0 if self.end - self.start == 24 else (self.end - self.start) % 24
 
 
@@ -94,7 +107,9 @@ _UNMETERED = Window(start=18, end=8, inside=0.85, outside=0.55)
 
 
 def _check_zones(name: str, value: Any) -> tuple[tuple[float, float], ...]:
-    """Returns (hours from UTC, share of the clients) of each time zone."""
+    """Returns the time zones as pairs (hours from UTC, share of the clients), after checking that
+    the shares add up to 1.
+    """
     zones = tuple(
         (float(offset), checks.probability("share of a time zone", share))
         for offset, share in value
@@ -144,9 +159,11 @@ class Diurnal(fields.Checked):
     seed: int = fields.seed(0, "")
 
     def local_hours(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns the local hours since midnight of day 0, float64 (clients,)."""
+        """Returns each client's local time at round t, in hours since its midnight of day 0, as a
+        float64 array of shape (clients,).
+        """
         random_bits = keyed_random.bits(keyed_random.key(self.seed, _PLACE), clients)
-        # The upper 32 bits choose the zone, the lower ones the phase.
+        # The upper 32 random bits choose a client's time zone, the lower 32 bits its phase.
         zone_quantiles = (random_bits >> np.uint64(32)) * 2.0**-32
         phases = (random_bits & np.uint64(0xFFFFFFFF)) * 2.0**-31
         hours = phases * self.phase_hours
@@ -163,9 +180,10 @@ class Diurnal(fields.Checked):
         return hours
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns whether each client is available in round t, bool (clients,).
+        """Returns whether each client is available in round t, as a bool array of shape (clients,).
 
-        In a window a condition has one coin per client and day, and outside one per round.
+        Inside its window, a condition is drawn once for each client and day, so that it lasts for
+        the whole window. Outside, it is drawn anew in each round.
         """
         is_available = np.zeros(len(clients), bool)
         for start in range(0, len(clients), _BLOCK_CLIENTS):
@@ -177,7 +195,8 @@ class Diurnal(fields.Checked):
         """Returns the positions in `clients` of those that are available in round t."""
         windows = (self.charging, self.idle, self.unmetered)
         local_hours = self.local_hours(t, clients)
-        # A window's day begins with the window, so that a whole night belongs to one day.
+        # Days are counted from the start of a window and not from midnight. So a window that
+        # contains midnight belongs to one day and has one draw.
         days = []
         is_inside = []
         for window in windows:
@@ -185,8 +204,8 @@ class Diurnal(fields.Checked):
             day = np.floor(days_since_start)
             days.append(day)
             is_inside.append(days_since_start - day < window.length / 24)
-        # The coins of a round outside of the windows are independent. So they are replaced by one
-        # coin with the product of their probabilities.
+        # Outside of their windows, the conditions of a round are independent. So one draw with the
+        # product of their probabilities replaces a draw for each condition.
         probability = np.ones(len(clients))
         for inside, window in zip(is_inside, windows, strict=True):
             probability *= np.where(inside, 1.0, window.outside)
@@ -208,7 +227,7 @@ class Diurnal(fields.Checked):
 
 
 def availability_from_text(text: str) -> Availability:
-    """Returns the availability model of a text on a command line or in a config.
+    """Returns the availability model that a text on a command line or in a config describes.
 
     Args:
       text: "always"; "independent:0.3" or "independent:probability=0.3,seed=1"; "diurnal" or
@@ -256,5 +275,5 @@ def availability_from_text(text: str) -> Availability:
         raise ValueError(f"availability={text!r}: {error}") from None
 
 
-# Models by their name in a text.
+# The classes of availability models by their names in texts.
 _MODELS: dict[str, Any] = {"always": Always, "independent": Independent, "diurnal": Diurnal}

@@ -1,4 +1,6 @@
-"""Participation controller: samples cohorts that satisfy the participation constraint of a plan."""
+"""The participation controller, which selects the clients of each round so that every client stays
+within the participation limits of a plan.
+"""
 
 import copy
 import dataclasses
@@ -26,7 +28,7 @@ from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.sampling.draws import Draws, EpochOrder
 from fedmf.privacy.sampling.randomness import SamplingRandomness
 
-# The controller holds arrays of a few bytes per client, here tens of gigabytes.
+# The controller holds a few bytes per client. For this population they are tens of gigabytes.
 _MAX_POPULATION = 10**10
 _ROUND_HINT = "ask for a round of the run, from 0 on"
 
@@ -36,7 +38,7 @@ class PoolRanDryWarning(UserWarning):
 
 
 class ParticipationController:
-    """Samples cohorts from the clients that are eligible and available.
+    """Selects the cohort of each round from the clients that are eligible and available.
 
     A device remembers the round of its last participation and checks in when t - last >= min_sep,
     at most max_participations times (banded paper, Sec. 6 and App. K: the timer on the device).
@@ -126,20 +128,22 @@ class ParticipationController:
         self._reset()
 
     def _reset(self) -> None:
-        """Sets the state before round 0."""
+        """Sets ledger and history to their state before round 0."""
         self._reset_history()
         varies = self.sampling is not None and self.sampling.independent
         ledger_cohort_size = None if varies else self.cohort_size
         self.ledger = ParticipationLedger(cohort_size=ledger_cohort_size)
 
     def _reset_history(self) -> None:
-        """Sets the history of participations before round 0; `_update_history` fills it again."""
+        """Empties the history of participations, which `_update_history` fills from the ledger."""
         self._history = self._rule.new_history(self.population)
         self._num_in_history = 0
         self._is_history_torn = False
 
     def _fixed_order(self) -> Draws | None:
-        """Returns the fixed order of the schema; None if cohorts come from the eligible clients."""
+        """Returns the random order of the population that schema fixed_epoch repeats. It is None
+        for other schemas, where each cohort is sampled from the eligible clients.
+        """
         self._check_capacity()
         p = self.participation
         if p.has_fixed_order:
@@ -163,7 +167,9 @@ class ParticipationController:
         return None
 
     def _scheme_draws(self, sampling: Any) -> Draws:
-        """Returns the draws of a sampling scheme; raises unless it fits the other arguments."""
+        """Returns the object that samples each round for a sampling scheme, after checking that the
+        scheme fits the controller's other arguments.
+        """
         if not isinstance(sampling, Sampling):
             raise TypeError(
                 f"sampling={sampling!r} must be a scheme of fedmf.privacy.sampling, or None"
@@ -193,7 +199,9 @@ class ParticipationController:
         return sampling.draws(self.seed)
 
     def _check_no_timers(self, what: str) -> None:
-        """Raises ValueError if devices deviate from timers that `what` does not have."""
+        """Raises ValueError if the simulated devices ignore their timers, or have early ones, where
+        the server alone selects clients. `what` names that selection in the error.
+        """
         if not self.behavior.is_compliant:
             raise ValueError(
                 f"{what} leaves no choice to devices, so that none can deviate or check in early "
@@ -202,7 +210,9 @@ class ParticipationController:
             )
 
     def _check_capacity(self) -> None:
-        """Raises ValueError unless the population can fill every round within the limits."""
+        """Raises ValueError unless the population is large enough to fill every round with
+        `cohort_size` clients within their participation limits.
+        """
         p = self.participation
         size = self.cohort_size
         b = p.min_sep
@@ -234,12 +244,12 @@ class ParticipationController:
             )
 
     def resume_from(self, ledger: ParticipationLedger) -> None:
-        """Resumes a run after the rounds of its ledger.
+        """Resumes an interrupted run: the next cohort is that of the round after the ledger's last.
 
-        If the ledger is refused, the controller stays as it was.
+        If the method raises an error, the controller is unchanged.
 
         Args:
-          ledger: ledger of the run to resume.
+          ledger: participation ledger of the run to resume.
 
         Raises:
           TypeError: `ledger` is not a ParticipationLedger.
@@ -256,18 +266,19 @@ class ParticipationController:
                 f"the controller has drawn {len(self.ledger)} rounds of its own: resume with a new "
                 "controller"
             )
-        # A refused ledger must leave this controller unchanged.
+        # A copy replays the ledger first, so that a ledger that raises an error leaves this
+        # controller unchanged.
         trial = copy.copy(self)
         trial._reset()
         trial._replay(ledger)
         self._replay(ledger)
 
     def restore(self, cohorts: Sequence[np.ndarray], selections: Sequence[np.ndarray]) -> None:
-        """Restores rounds of a journal, which this controller sampled.
+        """Restores the rounds that a journal recorded, without checking them again.
 
         Args:
           cohorts: clients that took part in each round.
-          selections: clients that were selected for each round.
+          selections: clients that this controller had selected for each round.
         """
         is_noncompliant = None
         if self.behavior.noncompliant_fraction:
@@ -278,7 +289,9 @@ class ParticipationController:
         self._num_in_history = len(selections)
 
     def _replay(self, ledger: ParticipationLedger) -> None:
-        """Records the rounds of a ledger; raises ValueError at the first impossible one."""
+        """Adds the rounds of a ledger to this controller's own ledger and history. It raises
+        ValueError at the first round that this controller cannot have sampled.
+        """
         for t in range(len(ledger)):
             fault = self._selection_fault(t, ledger.selected(t))
             if fault:
@@ -288,14 +301,16 @@ class ParticipationController:
                 )
             selected = ledger.selected(t)
             if self.sampling is not None:
-                # Sampled clients that did not take part are ineligible afterwards too, but a ledger
-                # may omit them. The seed determines the sample.
+                # Clients that were sampled and did not take part are ineligible afterwards too, but
+                # a ledger may omit them. So the sample is drawn again from the seed.
                 selected = np.sort(self._sample(t))
             self._record(ledger.cohort(t), selected)
             self._update_history()
 
     def _selection_fault(self, t: int, selected: np.ndarray) -> str:
-        """Returns why this controller cannot have selected the clients in round t, or ""."""
+        """Returns the reason why this controller cannot have selected the clients in round t, or an
+        empty text if it can.
+        """
         p = self.participation
         max_size = self.ledger.cohort_size
         if t >= p.rounds:
@@ -315,9 +330,10 @@ class ParticipationController:
         )
 
     def _is_eligible(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
-        """Returns whether the timers of clients let them check in for round t, bool (clients,).
+        """Returns whether each client may be selected for round t as far as its timer is concerned,
+        as a bool array of shape (clients,).
 
-        These are the eligible clients, and the ineligible ones that do not comply.
+        True for eligible clients, and for simulated clients that do not comply with their timer.
         """
         behavior = self.behavior
         if behavior.is_compliant:
@@ -332,7 +348,9 @@ class ParticipationController:
         return is_eligible | behavior.noncompliant(clients)
 
     def _is_available(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns whether clients are available in round t, bool (clients,)."""
+        """Returns the result of the availability model for round t, after checking that it is a
+        bool array of shape (clients,).
+        """
         is_available = np.asarray(self.availability.available(t, clients))
         if is_available.shape != clients.shape or is_available.dtype != bool:
             raise ValueError(
@@ -342,9 +360,10 @@ class ParticipationController:
         return is_available
 
     def eligible(self, t: int) -> np.ndarray:
-        """Returns the mask of the eligible and available clients of round t, bool (population,).
+        """Returns whether each client is eligible and available in round t, as a bool array of
+        shape (population,).
 
-        It follows from the ledger so far, and is computed for every client.
+        The result follows from the rounds in the ledger so far. It is computed for every client.
 
         Args:
           t: a round, from 0 on.
@@ -357,14 +376,17 @@ class ParticipationController:
         return mask
 
     def cohort(self, t: int) -> np.ndarray:
-        """Returns the clients of round t, int64, increasing.
+        """Samples the clients of round t and records them in the ledger.
 
-        They are cohort_size clients at most, except with independent sampling. The cohort is a pure
-        function of (seed, t) and the ledger so far. Rounds are sampled in order; the cohort of an
-        earlier round comes from the ledger.
+        The cohort is a pure function of (seed, t) and the ledger so far. Rounds are sampled in
+        order. For an earlier round, the method returns the cohort in the ledger.
 
         Args:
           t: a round, from 0 on.
+
+        Returns:
+          Client indices in increasing order, int64. There are cohort_size of them at most, except
+          with independent sampling.
 
         Raises:
           TypeError: t is not an int.
@@ -407,7 +429,9 @@ class ParticipationController:
         return self.ledger.cohort(t)
 
     def _select(self, t: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the clients selected for round t, and those of them that are available."""
+        """Returns two arrays of clients: the ones selected for round t, and the selected ones that
+        are available.
+        """
         if self._draws is None:
             pool = Pool(
                 population=self.population,
@@ -420,34 +444,37 @@ class ParticipationController:
         available = sample[self._is_available(t, sample)]
         if self.sampling is None:
             return available, available
-        # Unavailable clients of a sample are not replaced, since a client's probability of taking
-        # part must not rise.
+        # Amplification assumes that a client takes part with the scheme's probability at most. So
+        # unavailable clients of a sample are not replaced by others.
         return sample, available
 
     def _sample(self, t: int) -> np.ndarray:
-        """Returns the eligible clients of the round's sample, available or not."""
+        """Samples round t from the scheme or the fixed order, and returns the sampled clients that
+        are eligible, available or not.
+        """
         assert self._draws is not None
         sample = self._draws.clients(t)
-        # Partitions alone ensure the separation of a scheme's samples, but not from rounds of a
-        # ledger that was recorded elsewhere.
+        # Samples of b-min-sep Poisson contain ineligible clients. The partitions of other schemes
+        # separate their own rounds, but not from rounds of a ledger that was recorded elsewhere.
         return sample[self._is_eligible(t, sample)]
 
     def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:
-        """Appends a round to the ledger."""
+        """Appends a round to the ledger, with the selected clients that do not comply."""
         noncompliant = selected[self.behavior.noncompliant(selected)]
         self.ledger.append(cohort, selected=selected, noncompliant=noncompliant)
 
     def _update_history(self) -> None:
-        """Records the new rounds of the ledger in the history.
+        """Adds to the history the rounds of the ledger that it does not have yet.
 
-        An interrupted update leaves the history torn; then it is built again from the ledger, since
-        cohorts must depend on the ledger alone.
+        An interrupted update may leave a round half recorded (a torn history). The next update then
+        builds the history again from the ledger, because cohorts must depend on the ledger alone.
         """
         if self._is_history_torn:
             self._reset_history()
         self._is_history_torn = self._num_in_history < len(self.ledger)
         while self._num_in_history < len(self.ledger):
-            # The timers of selected clients have started, even if their updates did not arrive.
+            # All selected clients are recorded, because the timer of a client starts even if its
+            # update does not arrive.
             selected = self.ledger.selected(self._num_in_history)
             self._history.record(self._num_in_history, selected)
             self._num_in_history += 1

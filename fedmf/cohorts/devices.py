@@ -1,4 +1,4 @@
-"""Simulated devices that drop out, do not comply, or check in early."""
+"""Simulation of devices that drop out, ignore their participation limits, or check in early."""
 
 import dataclasses
 
@@ -12,9 +12,10 @@ _DROPOUT, _NONCOMPLIANT, _EARLY = 101, 102, 103
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceBehavior(fields.Checked):
-    """Deviations of simulated devices from the controller's instructions; by default none.
+    """Settings of how simulated devices deviate from the controller's instructions. By default they
+    do not deviate.
 
-    They are pure functions of (seed, client, round), so that no client needs a state.
+    Deviations are pure functions of (seed, client, round), so that no client needs a state.
 
     Attributes:
       dropout: probability that a selected client contributes nothing. Its timer starts and its
@@ -44,24 +45,26 @@ class DeviceBehavior(fields.Checked):
         return self.noncompliant_fraction == 0 and self.timer_jitter == 0
 
     def dropped(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns whether each client drops out of round t, bool (clients,)."""
+        """Returns whether each client drops out of round t, as a bool array of shape (clients,)."""
         round_key = keyed_random.key(self.seed, _DROPOUT, t + 1)
         return keyed_random.uniform(round_key, clients) < self.dropout
 
     def noncompliant(self, clients: np.ndarray) -> np.ndarray:
-        """Returns whether each client is noncompliant, bool (clients,)."""
+        """Returns whether each client ignores its timer and limit, as a bool array of shape
+        (clients,).
+        """
         noncompliant_key = keyed_random.key(self.seed, _NONCOMPLIANT)
         return keyed_random.uniform(noncompliant_key, clients) < self.noncompliant_fraction
 
     def rounds_early(self, clients: np.ndarray, start_rounds: np.ndarray) -> np.ndarray:
-        """Returns the number of rounds by which each client's timer fires early, int64 (clients,).
+        """Returns the number of rounds by which each client's timer fires early.
 
         Args:
           clients: client indices, int64.
           start_rounds: numbers of the rounds in which the timers started.
 
         Returns:
-          Numbers in 0..timer_jitter.
+          Numbers in 0..timer_jitter, int64 of shape (clients,).
         """
         u = keyed_random.uniform(keyed_random.key(self.seed, _EARLY), clients, start_rounds)
         return np.floor(u * (self.timer_jitter + 1)).astype(np.int64)

@@ -1,23 +1,27 @@
-"""Exactly uniform samples from the eligible and available clients, without listing all clients."""
+"""Sampling of exactly uniform cohorts from the eligible and available clients, usually without a
+test of every client.
+"""
 
 import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
-# Largest population that is always scanned, as that is fast enough.
+# In populations up to this size every client is tested, because that is fast enough.
 SMALL = 1 << 14
-# Asking a client picked at random costs as much as scanning this many. The number affects the speed
-# of sampling, and not the distribution of cohorts.
+# Testing one client that was picked at random costs as much as testing this many clients in a scan
+# of all. The number affects the speed of sampling, and not the distribution of cohorts.
 _SCANS_PER_PICK = 20
-# Clients that are picked, and scanned, at a time; they limit the memory.
+# Largest numbers of clients that are picked at random, and scanned, in one step. They limit the
+# memory.
 _BATCH_CLIENTS = 1 << 16
 _SCAN_CLIENTS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Clients from which a round's cohort is sampled, as two functions that test clients.
+    """The clients from which a round's cohort is sampled. Two functions test whether a client is
+    one of them.
 
     Attributes:
       population: number of clients, with indices 0 .. population - 1.
@@ -30,13 +34,14 @@ class Pool:
     available: Callable[[np.ndarray], np.ndarray]
 
     def draw(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        """Returns a uniform sample of the eligible and available clients, int64, unsorted.
+        """Draws a uniform sample of `size` eligible and available clients, int64, unsorted.
 
-        It has `size` clients, or all of them if there are fewer. Clients are picked at random until
-        `size` distinct ones are eligible and available: the first `size` distinct elements of an
-        independent uniform sequence are a uniform subset. If few of the picked clients are, all
-        clients are scanned instead and the sample is drawn anew. This decision depends on numbers
-        of clients and not on which clients they are, so that the sample stays uniform.
+        If there are fewer such clients, all of them are returned. Clients are picked at random
+        until `size` distinct ones are eligible and available: the first `size` distinct elements of
+        an independent uniform sequence are a uniform subset. If few of the picked clients are
+        eligible and available, all clients are scanned instead and the sample is drawn anew. This
+        decision depends on numbers of clients and not on which clients they are, so that the sample
+        stays uniform.
         """
         if self.population <= SMALL:
             return self._scan(rng, size)
@@ -61,7 +66,7 @@ class Pool:
         return sample[:size]
 
     def _scan(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        """Returns a uniform sample after testing every client."""
+        """Tests every client, and draws a uniform sample of the eligible and available ones."""
         blocks = []
         for start in range(0, self.population, _SCAN_CLIENTS):
             stop = min(start + _SCAN_CLIENTS, self.population)

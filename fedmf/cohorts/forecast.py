@@ -1,8 +1,9 @@
 """Forecasts of a run's participation, by running the controller without training.
 
-They answer which separation a population allows, how often too few clients are eligible, how often
-a client takes part, and how many participations a budget gains over the min_sep schema. The
-simulated population may be smaller, with the same share of clients in a cohort.
+The forecasts answer which separation of rounds a population allows, how often too few clients are
+eligible, how often a client takes part, and how many participations a budget gains over the min_sep
+schema. The simulated population may be smaller than the real one, with the same share of clients in
+a cohort.
 """
 
 import dataclasses
@@ -25,21 +26,22 @@ from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.sampling import Sampling
 
-# Default sizes of the simulation. With fewer clients, chance would make pools run dry more often.
+# Default sizes of the simulation. With fewer clients, chance alone would more often leave fewer
+# eligible clients than a cohort needs.
 _SIMULATED_CLIENTS = 200_000
 _SIMULATED_COHORT = 100
 _MAX_POOL_ROUNDS = 200
 _MAX_CLIENTS = 1_000_000_000
 _MAX_ROUNDS = 10_000_000
 _HINT = "use at most the cohort size, or leave it out"
-# Number of rounds between two reports of `largest_min_sep`.
+# `largest_min_sep` reports its progress after this many rounds.
 _PROGRESS_ROUNDS = 100
 CONFIDENCE = 0.95
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size(fields.Checked):
-    """Population and cohort size of a run, and of the smaller run that simulates it.
+    """Population and cohort size of a run, and the sizes of the smaller run that simulates it.
 
     Attributes:
       population, cohort_size: sizes of the run.
@@ -77,13 +79,13 @@ class Size(fields.Checked):
         )
 
     def _default_cohort(self) -> int:
-        """Returns the cohort size of a simulation of about 200,000 clients."""
+        """Returns the cohort size with which the simulation has about 200,000 clients."""
         share = self.cohort_size * _SIMULATED_CLIENTS / self.population
         return min(self.cohort_size, max(_SIMULATED_COHORT, round(share)))
 
     @property
     def simulated_population(self) -> int:
-        """Number of clients of the simulation, with the run's ratio of population to cohort."""
+        """Number of simulated clients, in the run's ratio of population to cohort size."""
         return self.population * self.simulated_cohort // self.cohort_size
 
 
@@ -96,9 +98,9 @@ def refuse_impossible(
     sampling: Sampling | None = None,
     behavior: DeviceBehavior | None = None,
 ) -> None:
-    """Raises TypeError or ValueError if a controller of the run would.
+    """Raises the error that a `ParticipationController` of the run would raise, if any.
 
-    The errors of `forecast` itself would name the sizes of the simulation.
+    An error in the simulation would name the sizes of the simulation, and not those of the run.
     """
     if isinstance(participation, Budget):
         rounds = participation.participation.rounds
@@ -117,7 +119,7 @@ def refuse_impossible(
 
 
 def _iter_rounds(controller: ParticipationController) -> Iterator[int]:
-    """Samples the cohort of each round and yields its index."""
+    """Samples the cohorts of all rounds, and yields the index of each round after its cohort."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PoolRanDryWarning)
         for t in range(controller.participation.rounds):
@@ -135,7 +137,7 @@ def forecast(
     behavior: DeviceBehavior | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Runs the controller through all rounds without training.
+    """Forecasts who takes part in a run, by sampling the cohorts of all rounds without training.
 
     Args:
       participation: the schema to enforce, as in the controller.
@@ -197,7 +199,9 @@ def forecast(
 def _run_all_rounds(
     controller: ParticipationController, size: Size, progress: Callable[[int], None] | None
 ) -> dict[int, float]:
-    """Samples all rounds; returns the pool over the cohort size in some of them, by round."""
+    """Samples the cohorts of all rounds, and measures the pool in some of them. The result maps
+    each of these rounds to the number of eligible and available clients over the cohort size.
+    """
     participation = controller.participation
     rounds = participation.rounds
     pool_by_round: dict[int, float] = {}
@@ -228,7 +232,7 @@ def _dry_rounds(controller: ParticipationController) -> list[int]:
 def _client_figures(
     controller: ParticipationController, observed: ParticipationStats
 ) -> dict[str, Any]:
-    """Returns the figures of `forecast` on the rounds of clients."""
+    """Returns the part of a forecast about the separation and number of clients' participations."""
     compliant = controller.ledger.compliant().observed()
     num_clients = controller.population
     histogram = {0: num_clients - observed.clients, **observed.histogram}
@@ -244,7 +248,9 @@ def _client_figures(
 def _spending_figures(
     participation: Participation | Budget, controller: ParticipationController
 ) -> dict[str, Any]:
-    """Returns the figures of `forecast` on a budget's spending; {} for every other schema."""
+    """Returns the part of a forecast about how much of their participation budget clients spend; an
+    empty dict for every other schema.
+    """
     if not isinstance(participation, Budget):
         return {}
     client_sensitivity = ClientSensitivity(participation.mechanism, by_counts=False)
@@ -262,10 +268,12 @@ def largest_min_sep(
     availability: Availability | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Returns the largest min_sep of a simulation without a dry round, to 1%, by bisection.
+    """Finds by bisection, to 1%, the largest min_sep for which a simulation has a full cohort in
+    every round.
 
     The largest possible value is tried first: if devices are always available it is the result, and
-    any other value would be simulated for all rounds. All devices comply.
+    any other value would be simulated for all rounds. A round with fewer clients than the cohort
+    size is called dry. All devices comply.
 
     Args:
       size: sizes of the run and of the simulation.
@@ -317,7 +325,9 @@ def largest_min_sep(
 def _first_dry_round(
     controller: ParticipationController, progress: Callable[[str], None] | None
 ) -> int | None:
-    """Samples rounds up to the first dry one, and returns it; None if no round is dry."""
+    """Returns the first round with fewer clients than the cohort size, sampling cohorts up to it;
+    None if all cohorts are full.
+    """
     participation = controller.participation
     for t in _iter_rounds(controller):
         if progress is not None and t % _PROGRESS_ROUNDS == 0:
@@ -376,7 +386,9 @@ def compare_schemas(
 
 
 def _confidence_interval(values: np.ndarray) -> list[float]:
-    """Returns [mean, low, high] of the mean's confidence interval, by Student's t."""
+    """Returns [mean, low, high], where low and high are the ends of the mean's confidence interval
+    by Student's t distribution.
+    """
     n = len(values)
     mean = float(values.mean())
     quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)

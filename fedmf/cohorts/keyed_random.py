@@ -1,4 +1,5 @@
-"""Random numbers as a function of a key and of whole numbers, so that no client needs a state.
+"""Random numbers as pure functions of a key and of whole numbers such as a client's index, so that
+simulated clients need no state.
 
 The generator is not cryptographic. It serves simulations of availability and behavior, never noise.
 """
@@ -7,30 +8,33 @@ import functools
 
 import numpy as np
 
-# Odd multipliers of the finaliser of splitmix64 (Stafford's variant 13 of murmur3's).
+# Odd multipliers with which splitmix64 mixes the bits of a number (variant 13 of Stafford's mixers,
+# which follow murmur3).
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-# Multipliers of the columns, odd and without a simple ratio, so that columns do not cancel: 2^64
-# divided by the golden ratio (as in splitmix64), and by the square root of 2.
+# Multipliers by which `bits` adds its columns. They are odd and have no simple ratio, so that
+# columns do not cancel: 2^64 divided by the golden ratio (as in splitmix64), and by the square root
+# of 2.
 _COLUMNS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xB504F333F9DE6485))
 
 
 @functools.lru_cache(maxsize=256)
 def key(*words: int) -> np.uint64:
-    """Returns a key for whole numbers such as (seed, purpose, round).
+    """Returns the key of a sequence of whole numbers such as (seed, purpose, round).
 
-    Different numbers have unrelated keys, except that trailing zeros do not count. So a purpose is
-    never 0, and round t is passed as t + 1.
+    Different sequences have unrelated keys, except that zeros at the end do not count. So a purpose
+    is never 0, and round t is passed as t + 1.
     """
     return np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
 
 
 def bits(seed_key: np.uint64, *columns: np.ndarray) -> np.ndarray:
-    """Returns 64 random bits for each row of one or two int64 columns, uint64 of their shape.
+    """Returns 64 random bits for each entry of the columns, as a uint64 array of the same shape.
 
     Args:
       seed_key: a result of `key`.
-      columns: whole numbers such as client indices.
+      columns: one or two int64 arrays of the same shape, such as client indices. Entries at the
+        same position determine the bits at this position.
     """
     x = columns[0].astype(np.uint64)
     x *= _COLUMNS[0]
@@ -49,7 +53,8 @@ def bits(seed_key: np.uint64, *columns: np.ndarray) -> np.ndarray:
 
 
 def uniform(seed_key: np.uint64, *columns: np.ndarray) -> np.ndarray:
-    """Returns a uniform number in [0, 1) for each row of the columns, float64 of their shape.
+    """Returns a uniform number in [0, 1) for each entry of the columns, as a float64 array of the
+    same shape.
 
     Args:
       seed_key, columns: as in `bits`.

@@ -1,1 +1,1 @@
-"""The noise that a guarantee needs: accountants, amplification, the plan and its statement."""
+"""Privacy accounting: the noise that a guarantee needs, the plan of a run, and its statement."""

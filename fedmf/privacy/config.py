@@ -1,4 +1,6 @@
-"""The configuration of a plan: participation, mechanism, privacy target and clip norm."""
+"""The configuration of a plan, whose fields are command-line options and keys of config files:
+participation, mechanism, privacy target and clip norm.
+"""
 
 import dataclasses
 import json
@@ -49,16 +51,18 @@ from fedmf.schedule import CustomSchedule, schedule_text
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """The configuration of a plan, in some twenty fields.
+    """The settings from which a mechanism is fitted and a plan is calibrated.
 
-    Every field is a command-line option of the same name and a key of a config file. So is each
-    option of a family, which is an entry of `mechanism_options`. Defaults are those of the banded
-    paper's StackOverflow experiments, except the privacy target.
+    Every field is a command-line option of the same name and a key of a config file. Options of
+    mechanism families, which are entries of `mechanism_options` here, are command-line options and
+    keys too. The defaults are those of the banded paper's StackOverflow experiments, except for the
+    privacy target, which has no default.
 
     `fedmf train --help` describes each field.
 
     Attributes:
-      mechanism_options: further options of the family, as in `fedmf.fit`, without its defaults.
+      mechanism_options: further options of the mechanism family, as in `fedmf.fit`; options at
+        their default are left out.
 
     Raises:
       TypeError, ValueError: naming the field, its value and what to do instead.
@@ -73,7 +77,7 @@ class PlanConfig:
     True
     """
 
-    # Participation and sampling.
+    # Fields of participation and client sampling.
     rounds: int = fields.option(2052, "Rounds of training.", checks.rounds)
     cohort_size: int = fields.whole_number(100, "Clients of a round.")
     claimed_cohort: int | None = fields.whole_number(
@@ -102,7 +106,7 @@ class PlanConfig:
         "the mechanism's bands.",
     )
 
-    # Mechanism.
+    # Fields of the mechanism and its fit.
     workload: str = fields.choice(
         "prefix_sum", f"Errors to minimise: {', '.join(workloads.NAMES)}.", lambda: workloads.NAMES
     )
@@ -136,7 +140,7 @@ class PlanConfig:
         metadata={"help": "Further options of the family.", "check": named_options},
     )
 
-    # Privacy.
+    # Fields of the privacy target and of clipping.
     epsilon: float | None = fields.positive_float(None, "Privacy target; or give noise_multiplier.")
     noise_multiplier: float | None = fields.positive_float(
         None, "Noise multiplier of the whole run; or give epsilon.", allow_zero=True
@@ -175,7 +179,8 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         fields.check_fields(self)
-        # The plan checks these too, but only after a fit, which may take minutes.
+        # `Plan` checks delta and epsilon too, but only after the fit of the mechanism, which may
+        # take minutes.
         check_delta(self.delta)
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
@@ -207,15 +212,17 @@ class PlanConfig:
         return any(getattr(self, name) for name in TARGETS)
 
     def target(self) -> Target:
-        """Returns the privacy target; empty if the noise multiplier is set instead."""
+        """Returns the privacy target for `calibrate`, such as {"epsilon": 8.0}; an empty dict if
+        the config sets a noise multiplier instead.
+        """
         if self.true_positive_rate is not None:
             return {"true_positive_rate": parse_rates(self.true_positive_rate)}
         target: Target = {"epsilon": self.epsilon, "advantage": self.advantage}
         return target if any(target.values()) else {}
 
     def scheme(self) -> Sampling | None:
-        """Returns the sampling scheme of the claimed run, without the fields that follow from the
-        mechanism; None without sampling.
+        """Returns the sampling scheme for the claimed cohort size, or None without sampling. Fields
+        that follow from the mechanism, such as the number of partitions, may still be unset.
         """
         if self.sampling is None:
             return None
@@ -228,10 +235,10 @@ class PlanConfig:
         )
 
     def participation(self) -> Participation:
-        """Returns the participation for which mechanisms are fitted.
+        """Returns the participation of clients for which the mechanism is fitted.
 
-        With schema=budget: the min_sep participation that the budget covers. With sampling: a
-        fixed order of the population.
+        With schema=budget this is the min_sep participation that the budget covers. With sampling
+        it is a fixed order, in which every client takes part once in each pass over the population.
         """
         scheme = self.scheme()
         if scheme is not None:
@@ -244,7 +251,9 @@ class PlanConfig:
         )
 
     def budget_with(self, mechanism: Mechanism) -> Budget | None:
-        """Returns the budget of each client with this mechanism; None unless schema=budget."""
+        """Returns the participation budget of each client under a mechanism; None unless
+        schema=budget.
+        """
         check_mechanism(mechanism)
         if not SCHEMAS[self.schema].needs_encoder:
             return None
@@ -255,7 +264,7 @@ class PlanConfig:
         return Budget(mechanism=mechanism, participation=participation, pace=pace)
 
     def quantile_clipping(self) -> QuantileClipping | None:
-        """Returns the adaptation of the clip norm; None for a constant clip norm."""
+        """Returns the settings of adaptive clipping; None for a constant clip norm."""
         if self.clip_quantile is None:
             return None
         return QuantileClipping(
@@ -266,8 +275,8 @@ class PlanConfig:
         )
 
     def fit_workload(self) -> workloads.Workload:
-        """Returns the workload for which mechanisms are fitted: prefix sums in the banded paper
-        (Sec. 6).
+        """Returns the workload whose error the fit of the mechanism minimises. By default it is
+        prefix sums, as in the banded paper (Sec. 6).
         """
         schedule = None if self.workload == "identity" else self.custom_schedule()
         rates = None if schedule is None else schedule.learning_rates()
@@ -277,15 +286,17 @@ class PlanConfig:
         )
 
     def custom_schedule(self, peak: float = 1.0) -> CustomSchedule | None:
-        """Returns the schedule of learning_rate_schedule; None if that is not set."""
+        """Returns the learning rates that the field `learning_rate_schedule` sets, with the given
+        peak rate; None if the field is not set.
+        """
         if self.learning_rate_schedule is None:
             return None
         return CustomSchedule(rounds=self.rounds, peak=peak, shares=self.learning_rate_schedule)
 
     def fit(self, *, show_progress: bool = False) -> Mechanism:
-        """Returns the mechanism: read from its file, or fitted.
+        """Fits the mechanism for these settings, or loads it if the field `mechanism` names a file.
 
-        A fit takes seconds to minutes at full size, unless it is in the cache of fits.
+        A fit for thousands of rounds takes seconds to minutes, unless its result is cached on disk.
         """
         show_progress = checks.boolean("show_progress", show_progress)
         if self.mechanism is not None:
@@ -301,8 +312,8 @@ class PlanConfig:
             if value is not None:
                 options[name] = value
         if "equal_norms" in family.options:
-            # The optimum for an order of the population in epochs; fewer participations only lower
-            # its sensitivity.
+            # The fit assumes as many participations as min_sep allows. A smaller limit only lowers
+            # the sensitivity of the fitted mechanism.
             participation = dataclasses.replace(
                 participation,
                 max_participations=None,  # type: ignore[arg-type]
@@ -324,14 +335,14 @@ class PlanConfig:
 
     @with_numpy_defaults
     def plan(self, mechanism: Mechanism | None = None) -> Plan:
-        """Returns the plan with the least noise for the target.
+        """Returns the plan with the least noise that meets the config's privacy target.
 
         Args:
-          mechanism: by default the fitted one.
+          mechanism: the mechanism of the plan; by default the one that `fit` returns.
 
         Raises:
-          TypeError, ValueError: fields that do not fit together, before a calibration that takes
-            minutes.
+          TypeError, ValueError: fields that do not fit together. These errors come before the
+            calibration, which can take minutes.
         """
         if mechanism is None:
             mechanism = self.fit()
@@ -352,7 +363,7 @@ class PlanConfig:
         return self.plan_with(mechanism, calibrated.noise_multiplier)
 
     def plan_with(self, mechanism: Mechanism, noise_multiplier: float) -> Plan:
-        """Returns the plan with this noise multiplier, whatever the target."""
+        """Returns the plan with a given noise multiplier, ignoring the config's privacy target."""
         self._check_rounds(mechanism)
         scheme = self.scheme()
         budget = self.budget_with(mechanism)
@@ -377,26 +388,28 @@ class PlanConfig:
         )
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
-        _ = plan.stddev  # This raises if float32 cannot hold the noise.
+        _ = plan.stddev  # The property raises ValueError if float32 cannot hold the noise.
         return plan
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanConfig":
-        """Returns the config of a plan that was made in Python, with its mechanism in
-        mechanism.npz.
+        """Returns a config that describes a plan made in Python, and that reads the plan's
+        mechanism from the file mechanism.npz.
         """
         return PlanConfig(min_sep=1, noise_multiplier=0.0).pinned_to(plan)
 
     def pinned_to(self, plan: Plan, mechanism: str = "mechanism.npz") -> "PlanConfig":
-        """Returns a config with the numbers of `plan`, in which no field is left to be computed.
+        """Returns a copy of this config with all numbers of `plan`, so that nothing has to be
+        fitted or calibrated to make the plan again.
 
         Args:
-          plan: of this config, or one that was made in Python.
-          mechanism: the file of its mechanism.
+          plan: a plan of this config, or one that was made in Python.
+          mechanism: the file from which the copy reads the plan's mechanism.
         """
         check_plan(plan)
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
-        # Fields that the plan determines have their defaults unless they are set below.
+        # Fields that the plan determines are reset to their defaults, and the ones that this plan
+        # uses are then set from it below.
         determined = {*FIT_FIELDS, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}
         determined |= {"schema", "max_participations", "private_metrics", "largest_loss"}
         determined |= {name for name in values if name.startswith("clip_")}
@@ -424,19 +437,21 @@ class PlanConfig:
         return PlanConfig(**values)
 
     def flat(self) -> dict[str, Any]:
-        """Returns the values by field, in the order of the fields.
+        """Returns the values of the config by the names of its command-line options.
 
-        Options of the mechanism have their own names, and those of a task are task_option.NAME.
+        Options of the mechanism stand beside the fields, under their own names. Options of a
+        training task have names of the form task_option.NAME.
         """
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return with_flat_options(values)
 
     def flags(self, *, leave_out: tuple[str, ...] = (), always: tuple[str, ...] = ()) -> list[str]:
-        """Returns command-line options of the fields that are not at their default.
+        """Returns the command-line arguments that make this config, such as ["--rounds", "8"].
+        Fields at their default are left out.
 
         Args:
-          leave_out: fields without an option.
-          always: fields with an option even at their default.
+          leave_out: fields that get no argument.
+          always: fields that get an argument even at their default.
         """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return flags_of(self.flat(), defaults, leave_out=leave_out, always=always)
@@ -447,21 +462,21 @@ class PlanConfig:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads the config that `to_json` wrote.
+        """Reads a config from the JSON text that `to_json` wrote.
 
         Raises:
-          ValueError: no JSON, or values that `from_mapping` refuses.
+          ValueError: the text is not JSON, or has values that `from_mapping` refuses.
         """
         return cls.from_mapping(read_json(text), "JSON")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], origin: str) -> Self:
-        """Returns the config with these values.
+        """Returns the config whose fields have the values of a mapping.
 
         Args:
           values: as `dataclasses.asdict` or `with_flat_options` return them; missing fields have
             their default.
-          origin: of the values, in errors.
+          origin: names the source of the values in errors, such as "JSON".
 
         Raises:
           ValueError: unknown field, wrong type or value out of range.

@@ -1,9 +1,11 @@
-"""The plan of a run: its mechanism, participation, clip norm and noise, and the guarantee that
-follows. `Plan` is the only place that computes the scale of the noise.
+"""The plan of a training run: mechanism, participation limits, clip norm, noise, and the privacy
+guarantee that follows from them. `Plan` is the only place that computes the scale of the noise.
 
-A run of any mechanism is one Gaussian mechanism on C x, released once (Denisov et al. 2022, Thm.
-2.1: adaptive inputs included). So it is accounted as ONE GaussianDpEvent whose noise multiplier is
-stddev / (sensitivity * clip_norm). With client sampling the scheme may prove a smaller epsilon
+For the accounting, a whole run is one Gaussian mechanism: it releases C x + Z once, where C is the
+encoder, x has the clipped sum of each round in a row, and Z has independent normal entries with
+standard deviation stddev. That holds for adaptive inputs too (Denisov et al. 2022, Thm. 2.1). So a
+run is accounted as ONE GaussianDpEvent, whose noise multiplier is stddev / (sensitivity *
+clip_norm). With client sampling, the sampling scheme may prove a smaller epsilon
 (`fedmf.privacy.sampling`).
 """
 
@@ -29,19 +31,21 @@ from fedmf.privacy.source_tail import HOST_END, check_tail
 if TYPE_CHECKING:
     import dp_accounting
 
-# Functions import dp_accounting, which takes most of a second, so that `fedmf --help` does not wait
-# for it.
+# dp_accounting is imported inside the functions that use it. Its import takes most of a second, for
+# which `fedmf --help` should not wait.
 
-# Larger noise multipliers have squares that overflow in dp_accounting.
+# The largest noise multiplier that Renyi accounting is asked for, because dp_accounting squares it
+# and the square of a larger one may overflow.
 _LARGEST_RDP_MULTIPLIER = 1e100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """The cohort size of a run, and the larger one whose utility the run estimates.
+    """Simulation of a large cohort: the number of clients a round that a run really trains, and the
+    larger number for which it estimates the model's quality.
 
     Attributes:
-      simulated: clients a round of the run.
+      simulated: clients a round that the run trains.
       claimed: clients a round of the run whose utility is estimated; above `simulated`.
 
     Raises:
@@ -70,21 +74,21 @@ class Plan(fields.ShortRepr):
     Frozen. Every number on which the noise depends is derived here and nowhere else.
 
     Attributes:
-      mechanism: the correlation of the noise.
+      mechanism: the matrices that correlate the noise of different rounds.
       participation: the limits that the guarantee assumes for every client, for as many rounds as
         the mechanism has. With sampling it is left out: the scheme determines it.
-      noise_multiplier: stddev over sensitivity and clip_norm, of one GaussianDpEvent for the whole
-        run; 0 means no noise and no privacy (epsilon is infinite). Sampling amplifies its
-        guarantee.
+      noise_multiplier: stddev / (sensitivity * clip_norm), for one GaussianDpEvent of the whole
+        run; 0 means no noise and no privacy (epsilon is infinite). The sampling scheme, if there is
+        one, lowers the epsilon of this noise.
       clip_norm: L2 bound on one client's update in one round; the first one with quantile_clipping.
       delta: in [1e-15, 1); at least 1e-10 with most sampling schemes.
       sampling: a scheme of `fedmf.privacy.sampling`; if it does not set the number of partitions,
         that is the mechanism's bands. None for no amplification.
-      simulation: set by `simulating`; None for a run of the cohort that it claims.
-      quantile_clipping: adapts the clip norm to the updates; noise_multiplier covers both streams.
-        None for a constant clip norm.
-      private_metrics: releases metrics of the rounds with noise; noise_multiplier covers both
-        streams. None for no such metrics.
+      simulation: set by `simulating`; None for a run that trains the cohort of its guarantee.
+      quantile_clipping: adapts the clip norm to the updates' norms; noise_multiplier covers the
+        updates and the released clipping bits together. None for a constant clip norm.
+      private_metrics: releases metrics of the rounds with noise; noise_multiplier covers the
+        updates and the metrics together. None for no private metrics.
       longer: the plan of all rounds of the mechanism, for a plan of its first rounds; set only by
         `fedmf.privacy.stopping.stopped_after`, else None.
 
@@ -104,7 +108,7 @@ class Plan(fields.ShortRepr):
     """
 
     mechanism: Mechanism
-    # None is accepted with sampling only, and replaced in __post_init__.
+    # None is accepted only with sampling; __post_init__ then sets the scheme's participation.
     participation: Participation = None  # type: ignore[assignment]
     noise_multiplier: float
     clip_norm: float
@@ -152,7 +156,9 @@ class Plan(fields.ShortRepr):
         self._check_sizes()
 
     def _set_sampling(self) -> None:
-        """Sets the fields of the scheme that follow from the mechanism, and its participation."""
+        """Sets the fields of the sampling scheme that follow from the mechanism, and sets
+        `participation` to the limits that the scheme ensures.
+        """
         if self.sampling is None:
             return
         if not isinstance(self.sampling, Sampling):
@@ -170,7 +176,9 @@ class Plan(fields.ShortRepr):
         fields.set_fields(self, {"sampling": scheme, "participation": participation})
 
     def _check_streams(self) -> None:
-        """Raises if quantile_clipping or private_metrics is of another type, or has no noise."""
+        """Raises TypeError if quantile_clipping or private_metrics has a wrong type, and ValueError
+        for private metrics in a plan without noise.
+        """
         if not isinstance(self.quantile_clipping, QuantileClipping | None):
             raise TypeError(
                 f"quantile_clipping={self.quantile_clipping!r} must be a fedmf.QuantileClipping, "
@@ -188,7 +196,9 @@ class Plan(fields.ShortRepr):
             )
 
     def _check_sizes(self) -> None:
-        """Raises if delta is too small for the scheme, or the cohort is another one than its."""
+        """Raises ValueError if delta is too small for the sampling scheme, or if the plan claims
+        another cohort size than the scheme samples.
+        """
         scheme = self.sampling
         if scheme is not None and self.delta < scheme.min_delta:
             raise ValueError(
@@ -207,7 +217,9 @@ class Plan(fields.ShortRepr):
             )
 
     def _check_longer(self) -> None:
-        """Raises unless the plan of all rounds has as many, with the same noise and clip norm."""
+        """Raises unless `longer`, the plan of all rounds, has at least as many rounds as this plan
+        and the same noise, clip norm and further streams.
+        """
         longer = self.longer
         if not isinstance(longer, Plan | None):
             raise TypeError(
@@ -237,19 +249,20 @@ class Plan(fields.ShortRepr):
     @functools.cached_property
     @with_numpy_defaults
     def sensitivity(self) -> Sensitivity:
-        """The sensitivity of the encoder under the participation, for unit clip norm: exact or a
-        proven upper bound.
+        """The L2 sensitivity of the encoder for the rounds in which one client may take part, for
+        clip norm 1. It is exact or a proven upper bound.
         """
         return sensitivity(self.mechanism, self.participation)
 
     @property
     @with_numpy_defaults
     def stddev(self) -> float:
-        """The standard deviation of every entry of Z, in the units of a client's update: the noise
-        added to a SUM is N Z.
+        """The standard deviation of every entry of the Gaussian matrix Z, in the units of a
+        client's update. The noise added to the SUM of round t is row t of N Z, where N = C^-1 is
+        the noise matrix of the mechanism.
 
-        With quantile_clipping it is that of the first clip norm, and later proportional to the clip
-        norm.
+        With quantile_clipping this is the value for the first clip norm; the noise of later rounds
+        is proportional to their clip norm.
 
         Raises:
           ValueError: noise or release would be 0 or infinite in float32, in which they are
@@ -264,7 +277,7 @@ class Plan(fields.ShortRepr):
             for factor in (1 / MOST_CHANGE, MOST_CHANGE):
                 clip_norm = self.clip_norm * factor
                 check_float32_holds(multiplier, sensitivity_value, clip_norm, scale)
-            # The sum of bits has noise of its own, in units of clients.
+            # The sum of the clipping bits has separate noise, in units of clients.
             bit_multiplier = bit_stddev(self) / sensitivity_value
             check_float32_holds(bit_multiplier, sensitivity_value, 1.0, 1.0)
         if self.private_metrics is not None:
@@ -275,9 +288,11 @@ class Plan(fields.ShortRepr):
     @property
     @with_numpy_defaults
     def epsilon(self) -> float:
-        """An upper bound on epsilon under the zero-out relation.
+        """An upper bound on epsilon under the zero-out relation: one client's updates are replaced
+        by zeros.
 
-        The smaller of PLD accounting without amplification and of the sampling scheme's epsilon.
+        It is the smaller one of two bounds: PLD accounting without amplification, and the epsilon
+        that the sampling scheme proves.
         """
         unamplified = unamplified_epsilon(self)
         if self.sampling is None or self.noise_multiplier == 0:
@@ -287,16 +302,17 @@ class Plan(fields.ShortRepr):
 
     @with_numpy_defaults
     def group_epsilon(self, devices: int) -> float:
-        """Computes epsilon at the plan's delta for a user with several devices, each a client of
-        its own.
+        """Computes epsilon, at the plan's delta, for a user with several devices, each of which
+        takes part as a separate client.
 
-        Without sampling the sensitivity is exactly `devices` times as large. With sampling the
-        result is the smaller of that and of general group privacy.
+        Without sampling, the sensitivity is exactly `devices` times as large. With sampling, the
+        result is the smaller one of that bound and of general group privacy.
         """
         hint = "count the clients of one user"
         g = checks.integer("devices", devices, low=1, high=10**9, hint=hint)
         unamplified = gaussian_epsilon(self.noise_multiplier / g, self.delta)
-        # A simulation for each delta of the search would take hours.
+        # `group_epsilon` evaluates epsilon at many deltas, and a simulation for each of them would
+        # take hours. So simulated schemes have the unamplified bound only.
         if self.sampling is None or self.sampling.simulated or self.noise_multiplier == 0:
             return unamplified
         epsilon_at = functools.partial(self.sampling.epsilon, self.mechanism, unit_noise(self))
@@ -306,10 +322,10 @@ class Plan(fields.ShortRepr):
     @property
     @with_numpy_defaults
     def rho(self) -> float:
-        """The rho of zCDP: 1 / (2 noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6;
-        Denisov et al. 2022, Thm. 3.1 and Def. J.2).
+        """The rho of zero-concentrated differential privacy (zCDP): 1 / (2 noise_multiplier^2)
+        (Bun and Steinke 2016, Prop. 1.6; Denisov et al. 2022, Thm. 3.1 and Def. J.2).
 
-        Sampling does not lower it.
+        Client sampling does not lower this rho.
         """
         if self.noise_multiplier == 0:
             return math.inf
@@ -331,7 +347,7 @@ class Plan(fields.ShortRepr):
 
 
 def check_plan(plan: object) -> None:
-    """Raises TypeError if `plan` is no `Plan`."""
+    """Raises TypeError if the argument is not a `Plan`."""
     if not isinstance(plan, Plan):
         raise TypeError(
             f"plan={reprlib.repr(plan)} must be a fedmf.Plan: make one with fedmf.calibrate"
@@ -340,13 +356,14 @@ def check_plan(plan: object) -> None:
 
 @with_numpy_defaults
 def dp_event(plan: Plan) -> "dp_accounting.DpEvent":
-    """Returns the whole run as one event of dp_accounting.
+    """Returns the whole run as one `DpEvent`, for the accountants of dp_accounting.
 
     Args:
-      plan: of the run.
+      plan: the plan of the run.
 
     Returns:
-      The event of the sampling scheme if dp_accounting has it, else the unamplified Gaussian.
+      The event of the sampling scheme if dp_accounting can express it; otherwise a Gaussian event,
+      whose epsilon has no amplification.
 
     Raises:
       TypeError: `plan` is no Plan.
@@ -364,22 +381,22 @@ def dp_event(plan: Plan) -> "dp_accounting.DpEvent":
 
 
 def cohort_scale(plan: Plan) -> float:
-    """Returns simulated / claimed cohort; 1 without a simulation."""
+    """Returns the simulated cohort size divided by the claimed one; 1 without a simulation."""
     if plan.simulation is None:
         return 1.0
     return plan.simulation.simulated / plan.simulation.claimed
 
 
 def noise_multiplier_without_metrics(plan: Plan) -> float:
-    """Returns the noise multiplier of all streams but the private metrics'."""
+    """Returns the noise multiplier of everything that a run releases except its private metrics."""
     if plan.private_metrics is None:
         return plan.noise_multiplier
     return plan.private_metrics.other_noise_multiplier(plan.noise_multiplier)
 
 
 def update_noise_multiplier(plan: Plan) -> float:
-    """Returns the noise multiplier of the sums of updates alone; above the plan's with
-    quantile_clipping or private_metrics.
+    """Returns the noise multiplier of the sums of updates alone. With quantile_clipping or
+    private_metrics it is larger than the plan's, which covers all releases together.
     """
     multiplier = noise_multiplier_without_metrics(plan)
     if plan.quantile_clipping is None:
@@ -388,8 +405,8 @@ def update_noise_multiplier(plan: Plan) -> float:
 
 
 def metric_stddev(plan: Plan) -> float:
-    """Returns the standard deviation of every entry of Z of the private metrics' stream, in which a
-    client has a vector of norm at most 1; 0 without private metrics.
+    """Returns the standard deviation of the normal draws behind the noise of the private metrics,
+    to whose sum a client adds a vector of norm at most 1. It is 0 without private metrics.
     """
     if plan.private_metrics is None:
         return 0.0
@@ -398,8 +415,8 @@ def metric_stddev(plan: Plan) -> float:
 
 
 def bit_stddev(plan: Plan) -> float:
-    """Returns the standard deviation of every entry of Z of the stream of clipping bits, in units
-    of clients; 0 without quantile_clipping.
+    """Returns the standard deviation of the normal draws behind the noise of the sum of clipping
+    bits, in units of clients. It is 0 without quantile_clipping.
     """
     if plan.quantile_clipping is None:
         return 0.0
@@ -408,23 +425,24 @@ def bit_stddev(plan: Plan) -> float:
 
 
 def noise_size(plan: Plan, parameters: int) -> int:
-    """Returns the number of coordinates of a noise vector for a model of so many parameters.
+    """Returns the number of entries of one round's noise vector, for a model with `parameters`
+    parameters.
 
-    With quantile_clipping the clipping bits have one coordinate, behind the model's.
+    With quantile_clipping the vector has one more entry, at its end, for the sum of clipping bits.
     """
     return parameters + (plan.quantile_clipping is not None)
 
 
 def unit_noise(plan: Plan) -> float:
-    """Returns the standard deviation of Z for unit clip norm, of the claimed run, which sampling
-    schemes take.
+    """Returns the standard deviation of every entry of Z for clip norm 1, without the scaling of a
+    simulated cohort. Sampling schemes take it as their argument `noise`.
     """
     return plan.noise_multiplier * plan.sensitivity.value
 
 
 def per_query_noise_multiplier(plan: Plan) -> float:
-    """Returns the noise multiplier of one sampled query (banded paper, Thm. 4); without sampling
-    that of the run.
+    """Returns the noise multiplier of each of the sampled queries to which a run with client
+    sampling reduces (banded paper, Thm. 4). Without sampling it is the plan's noise multiplier.
     """
     if plan.sampling is None:
         return plan.noise_multiplier
@@ -432,8 +450,8 @@ def per_query_noise_multiplier(plan: Plan) -> float:
 
 
 def unamplified_epsilon(plan: Plan) -> float:
-    """Computes epsilon without amplification, which does not rest on the secrecy of the sampled
-    clients; `Plan.epsilon` without sampling.
+    """Computes epsilon without amplification by sampling. It also holds against attackers who know
+    which clients were sampled, and equals `Plan.epsilon` for a plan without sampling.
 
     >>> import fedmf
     >>> config = fedmf.PlanConfig(rounds=8, min_sep=4, family="identity", noise_multiplier=2.0)
@@ -444,10 +462,11 @@ def unamplified_epsilon(plan: Plan) -> float:
 
 
 def rdp_epsilon(plan: Plan) -> float:
-    """Computes epsilon by Renyi accounting, which the older literature reports.
+    """Computes epsilon by Renyi accounting, for comparison with the older literature, which reports
+    it.
 
-    The smaller of the sampling scheme's and of the unamplified Gaussian's. It is at least
-    `Plan.epsilon`, up to rounding.
+    The result is the smaller one of the sampling scheme's Renyi epsilon and of the epsilon of the
+    Gaussian without amplification. It is at least `Plan.epsilon`, up to rounding.
     """
     if plan.noise_multiplier > _LARGEST_RDP_MULTIPLIER:
         return rdp_epsilon(dataclasses.replace(plan, noise_multiplier=_LARGEST_RDP_MULTIPLIER))

@@ -1,8 +1,12 @@
-"""Sampling schemes, whose randomness amplifies a guarantee: one class and one file each, all with
-the interface of `fedmf.privacy.sampling.base.Sampling`.
+"""Sampling schemes: random selections of the clients of each round, which lower epsilon at the same
+noise as long as the selection stays secret (privacy amplification).
+
+Each scheme is one class in one file, with the interface of
+`fedmf.privacy.sampling.base.Sampling`.
 """
 
-# The order of these imports is the order of the schemes in help texts and tables.
+# Each import registers a scheme. Help texts and tables list the schemes in the order of these
+# imports, so isort must not change it.
 # isort: off
 from fedmf.privacy.sampling.base import SCHEMES, Sampling, scheme_class, scheme_name, takes
 from fedmf.privacy.sampling.poisson import CyclicPoisson
@@ -12,7 +16,7 @@ from fedmf.privacy.sampling.balls_in_bins import BallsInBins
 from fedmf.privacy.sampling.min_sep_poisson import MinSepPoisson
 # isort: on
 
-# The former name of the class, for one release.
+# The former name of CyclicRandomAllocation remains importable for one release.
 CyclicShuffle = CyclicRandomAllocation
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""The interface of sampling schemes: the clients that each round samples, the guarantee that
-follows, and a short description for the privacy statement.
+"""The interface of sampling schemes. A scheme defines the clients that each round samples, the
+epsilon that follows, and a short description for the privacy statement.
 
-A scheme is one class. Calibration, controller, audits, statements, configs and the command line
-call its methods and know no scheme by name.
+Each scheme is one class. Calibration, controller, audits, statements, configs and the command line
+use only the methods of this interface, so a new scheme needs no change in them.
 """
 
 import abc
@@ -31,19 +31,20 @@ if TYPE_CHECKING:
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
-# Largest probability that an audit reports contradictions of a run that was sampled as planned.
+# Largest probability that an audit finds contradictions in a run that was sampled as planned.
 FALSE_POSITIVE_RATE = 1e-6
 
-# Schemes by their names on the command line and in configs.
+# The classes of all schemes by their names on the command line and in configs.
 SCHEMES: "dict[str, type[Sampling]]" = {}
-# Names before the current release, which are read for one release more.
+# Names of schemes that an earlier release used; they are accepted for one more release.
 _NAME_BY_FORMER_NAME = {"reshuffle": "random-allocation"}
-# Deltas of a privacy curve, for schemes that compute epsilon from delta and not the reverse.
+# The deltas at which `Sampling.curve` computes epsilon, for schemes that cannot compute delta from
+# epsilon.
 _DELTAS = tuple(float(d) for d in 10.0 ** np.arange(-10, 0.01, 0.1)[:-1])
 # The fields of a `PlanConfig` from which schemes are made.
 SETTINGS = ("population", "cohort_size", "partitions", "min_sep")
 
-# Checks of the fields that schemes share.
+# Checks of the fields that several schemes have.
 check_population = functools.partial(
     checks.integer, low=1, high=fields.MAX_COUNT, hint="use the number of clients"
 )
@@ -54,8 +55,8 @@ check_bands = functools.partial(
     checks.integer, low=1, hint="use the number of bands, or leave it out"
 )
 
-# Methods that sum terms so small that they underflow, which must not raise under the caller's
-# settings of numpy.
+# Methods in whose sums small terms underflow to 0. They run with numpy's default error handling,
+# because a caller may have set numpy to raise on underflow.
 _NUMERICAL_METHODS = {
     "contradictions",
     "curve",
@@ -72,7 +73,7 @@ def _check_mechanism(name: str, value: Mechanism) -> Mechanism:
     return value
 
 
-# Checks of the arguments that the methods of all schemes share, by argument name.
+# The check of each argument that methods of schemes have in common, by the argument's name.
 _CHECK_BY_ARGUMENT: dict[str, Callable[[str, Any], Any]] = {
     "mechanism": _check_mechanism,
     "noise": functools.partial(
@@ -88,7 +89,7 @@ _CHECK_BY_ARGUMENT: dict[str, Callable[[str, Any], Any]] = {
 def _with_checked_arguments(
     method: Callable[_Parameters, _Result],
 ) -> Callable[_Parameters, _Result]:
-    """Returns the method with a check of every argument that `_CHECK_BY_ARGUMENT` names."""
+    """Wraps a method so that it checks every argument that `_CHECK_BY_ARGUMENT` names."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -102,7 +103,7 @@ def _with_checked_arguments(
 
 
 def _add_argument_checks(scheme: type) -> None:
-    """Replaces the public methods that a class defines by ones that check their arguments."""
+    """Wraps all public methods that a class defines so that they check their arguments."""
     for name, method in list(vars(scheme).items()):
         if inspect.isfunction(method) and not name.startswith("_"):
             setattr(scheme, name, _with_checked_arguments(method))
@@ -112,18 +113,20 @@ def _add_argument_checks(scheme: type) -> None:
 class Sampling(fields.Checked, abc.ABC):
     """A sampling scheme: random selection of the clients of each round, which amplifies privacy.
 
-    A scheme is a frozen, keyword-only dataclass. With `name = "mine"` it is `--sampling mine`.
-    Configs and command lines set its fields among population, cohort_size, partitions and min_sep.
-    A scheme with other fields overrides `configured`, `settings` and `resized`.
+    A scheme is a frozen, keyword-only dataclass. A class with `name = "mine"` is selected on the
+    command line by `--sampling mine`. Its fields may be any of population, cohort_size, partitions
+    and min_sep, which configs and command lines set. A scheme with other fields overrides
+    `configured`, `settings` and `resized`.
 
-    In all methods `noise` is the standard deviation of Z for unit clip norm.
+    In all methods, `noise` is the standard deviation of the entries of Z for clip norm 1. N Z is
+    the noise of all rounds, where N is the mechanism's noise matrix.
 
     Attributes:
       name: on the command line and in configs; a class without a name is abstract.
       population: clients that can be sampled.
-      cohort_size: clients of a round, on average; the divisor of the mean.
+      cohort_size: average number of clients of a round, by which sums of updates are divided.
       independent: whether clients are sampled independently of each other, so that cohorts vary in
-        size and clients that are away are not replaced.
+        size and unavailable clients are not replaced.
       needs_bands: whether clients are ineligible for as many rounds as the mechanism has bands.
       probability: largest probability, over clients and rounds, that a client is sampled in a round
         in which it can be.
@@ -138,7 +141,7 @@ class Sampling(fields.Checked, abc.ABC):
     min_delta: ClassVar[float] = MIN_COMPOSED_DELTA
     simulated: ClassVar[bool] = False
 
-    if TYPE_CHECKING:  # Subclasses have fields or properties of these names.
+    if TYPE_CHECKING:  # Every subclass has fields or properties with the following names.
 
         @property
         def population(self) -> int: ...  # noqa: D102
@@ -166,10 +169,11 @@ class Sampling(fields.Checked, abc.ABC):
         partitions: int | None = None,
         min_sep: int | None = None,
     ) -> Self:
-        """Returns the scheme with these settings; None leaves a setting out.
+        """Returns the scheme with the given settings, of which None means not set.
 
         Raises:
-          ValueError: a setting that the scheme has no field for, or a field without a setting.
+          ValueError: a setting for which the scheme has no field, or a required field that is not
+            set.
         """
         value_by_name = {
             "population": population,
@@ -190,7 +194,10 @@ class Sampling(fields.Checked, abc.ABC):
         return cls(**settings)
 
     def settings(self) -> dict[str, Any]:
-        """Returns the fields of a `PlanConfig` from which `configured` makes this scheme."""
+        """Returns the values of the `PlanConfig` fields that describe this scheme, by field name.
+
+        `configured` makes the same scheme from them.
+        """
         values = {name: getattr(self, name) for name in SETTINGS if hasattr(self, name)}
         return {"sampling": self.name, **values}
 
@@ -200,14 +207,15 @@ class Sampling(fields.Checked, abc.ABC):
         return dataclasses.replace(self, **sizes)
 
     def facts(self, rounds: int) -> dict[str, Any]:
-        """Returns the class of the scheme, its fields and the numbers that follow from them, in
-        plain JSON types.
+        """Returns the name of the scheme's class, its fields, and numbers computed from them for a
+        run of `rounds` rounds, in plain JSON types.
         """
         return {"scheme": type(self).__name__, **dataclasses.asdict(self)}
 
     @abc.abstractmethod
     def for_mechanism(self, mechanism: Mechanism) -> Self:
-        """Returns the scheme with the fields set that follow from the mechanism.
+        """Returns a copy of the scheme in which fields that follow from the mechanism are set, such
+        as a number of partitions equal to its bands.
 
         Raises:
           ValueError: no amplification is proven for the mechanism.
@@ -215,60 +223,72 @@ class Sampling(fields.Checked, abc.ABC):
 
     @abc.abstractmethod
     def participation(self, rounds: int) -> Participation:
-        """Returns the participation that holds for every client, whatever is sampled."""
+        """Returns the participation limits that every client satisfies in every possible sample."""
 
     @abc.abstractmethod
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """Returns an upper bound on epsilon for the zero-out relation; infinite where no
-        amplification is proven.
+        """Returns an upper bound on epsilon for the zero-out relation (one client's updates become
+        zeros). It is infinite where no amplification is proven.
         """
 
     def curve(
         self, mechanism: Mechanism, noise: float, *, search: bool = False
     ) -> tuple[tuple[float, float], ...]:
-        """Returns pairs (epsilon, delta) that hold simultaneously, except with probability
-        `curve_failure`.
+        """Returns the privacy curve of a run as pairs (epsilon, delta).
+
+        All pairs hold simultaneously, except with probability `curve_failure`.
 
         Args:
           mechanism, noise: as in `epsilon`.
-          search: whether a simulated scheme uses random numbers independent of those of the proof.
+          search: True for the search for the noise, in which a simulated scheme uses other random
+            numbers than in the final proof.
         """
         deltas = [delta for delta in _DELTAS if delta >= self.min_delta]
         pairs = [(self.epsilon(mechanism, noise, delta), delta) for delta in deltas]
         return tuple((epsilon, delta) for epsilon, delta in pairs if math.isfinite(epsilon))
 
     def curve_failure(self, mechanism: Mechanism) -> float:
-        """Returns the probability, over the simulation's randomness, that `curve` is too small."""
+        """Returns the probability that `curve` has a pair that is too small because of the random
+        numbers of a simulation; 0 for schemes that simulate nothing.
+        """
         return 0.0
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """Returns a fast estimate for the noise search; `epsilon` verifies its result."""
+        """Estimates epsilon quickly, for the search for the least noise. `epsilon` then verifies
+        the noise that the search found.
+        """
         return self.epsilon(mechanism, noise, delta)
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
-        """Returns sentences for the privacy statement about the simulation behind `epsilon` at this
-        delta; empty if `epsilon` is not simulated.
+        """Returns sentences for the privacy statement about the simulation that `epsilon` rests on;
+        an empty text if `epsilon` is not simulated.
         """
         return ""
 
     def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent | None":
-        """Returns the run as an event of dp_accounting; None if dp_accounting has no such event."""
+        """Returns the run as a `DpEvent` of dp_accounting, or None if dp_accounting cannot express
+        this scheme.
+        """
         return None
 
     def rdp_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """Returns epsilon by Renyi accounting of `event`; infinite without an event."""
+        """Computes epsilon by Renyi accounting of `event`; infinite if that is None."""
         event = self.event(mechanism, noise)
         return math.inf if event is None else event_rdp_epsilon(event, delta)
 
     @abc.abstractmethod
     def draws(self, seed: int) -> Draws:
-        """Returns the samples of all rounds, a pure function of (seed, round)."""
+        """Returns an object that samples the clients of any round, as a pure function of the seed
+        and the round.
+        """
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Returns evidence that the record was not sampled by this scheme, one sentence each.
+        """Returns sentences with evidence that a record of participation was not sampled by this
+        scheme; an empty list if there is no evidence.
 
-        A record that was sampled by it has any with probability at most `FALSE_POSITIVE_RATE`. Too
-        few participations contradict nothing, because sampled clients may drop out.
+        For a record that was sampled by this scheme, the list is not empty with probability at most
+        `FALSE_POSITIVE_RATE`. Too few participations are no evidence, because sampled clients may
+        drop out.
         """
         if observed.clients > self.population:
             return [
@@ -277,10 +297,12 @@ class Sampling(fields.Checked, abc.ABC):
         return []
 
     def unlikely(self, words: str, at_least: int, *, draws: int, times: int) -> list[str]:
-        """Returns `words` as evidence if sampling hardly gives a count of `at_least`, else nothing.
+        """Returns a list with one sentence of evidence, which begins with `words`, if a count of at
+        least `at_least` is too unlikely under this scheme. Otherwise the list is empty.
 
-        The count is the largest of `times` counts, each of `draws` samples with `probability`. A
-        scheme may call this three times, which divide `FALSE_POSITIVE_RATE` among them.
+        The count is the largest of `times` binomial counts, each of `draws` independent draws with
+        probability `self.probability`. A scheme may call this method three times; each call has a
+        third of `FALSE_POSITIVE_RATE`.
         """
         from scipy import stats
 
@@ -293,16 +315,19 @@ class Sampling(fields.Checked, abc.ABC):
         ]
 
     def unlikely_cohort(self, observed: ParticipationStats, draws: int) -> list[str]:
-        """Returns evidence if `draws` samples hardly give a round as large as the largest one."""
+        """Returns a list with one sentence of evidence if the largest round has more clients than
+        sampling from `draws` clients makes likely. Otherwise the list is empty.
+        """
         largest = int(observed.cohort_sizes.max())
         words = f"a round has {largest} clients"
         return self.unlikely(words, largest, draws=draws, times=observed.rounds)
 
     @abc.abstractmethod
     def description(self, mechanism: Mechanism, noise: float) -> Description:
-        """Returns a short description of the scheme, with numbers rounded to the safe side.
+        """Returns clauses that describe the scheme in the privacy statement, with numbers rounded
+        to the safe side.
 
-        The template of the privacy statement makes the sentences from it.
+        The template of the privacy statement makes whole sentences from them.
         """
 
 
@@ -310,14 +335,14 @@ _add_argument_checks(Sampling)
 
 
 def scheme_name(argument: str, value: object) -> str:
-    """Returns the name of a registered scheme, of which `value` is the name or a former name.
+    """Returns the current name of a sampling scheme, given its current or its former name.
 
     Args:
-      argument: names the value in errors.
-      value: as configs, plan.json and command lines have it.
+      argument: the name of the argument in errors.
+      value: the scheme's name in a config, a plan.json or a command line.
 
     Raises:
-      TypeError, ValueError: no name of a scheme.
+      TypeError, ValueError: `value` is not the name of a scheme.
 
     >>> scheme_name("sampling", "reshuffle")
     'random-allocation'
@@ -327,12 +352,12 @@ def scheme_name(argument: str, value: object) -> str:
 
 
 def scheme_class(name: str) -> type[Sampling]:
-    """Returns the scheme of this name or former name."""
+    """Returns the class of a sampling scheme, given its current or its former name."""
     return SCHEMES[scheme_name("sampling", name)]
 
 
 def takes(name: str, setting: str) -> bool:
-    """Returns whether the scheme of this name has a field named `setting`.
+    """Returns whether a sampling scheme, given by its name, has a field named `setting`.
 
     >>> takes("poisson", "min_sep")
     False
