@@ -1,4 +1,4 @@
-"""Guarantees of the clients of a record: those that follow the plan, and those that do not.
+"""Guarantees of clients from their recorded rounds, whether or not they followed the plan.
 
 A `Tally` goes through the clients of a record block by block. It computes the sensitivity of the
 run to each client's own rounds, and counts the clients whose rounds the plan does not allow.
@@ -27,7 +27,9 @@ from fedmf.privacy.rounding import finite_or_none
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Achieved:
-    """Guarantee of a plan's noise at an observed sensitivity, without amplification by sampling.
+    """Guarantee that a plan's noise gives for the observed participation of clients.
+
+    It does not count amplification by sampling, which a record of participation cannot prove.
 
     Attributes:
       planned: the plan.
@@ -49,22 +51,27 @@ class Achieved:
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise multiplier of the run, for updates and bits together."""
+        """Noise multiplier of the run at the observed sensitivity.
+
+        It accounts for the noise of the updates and of the bits that adapt the clip norm.
+        """
         return self.plan.noise_multiplier
 
     @property
     def epsilon(self) -> float:
-        """Epsilon at the plan's delta, also if the cohorts are known."""
+        """Epsilon at the plan's delta, valid even if an attacker knows the cohorts."""
         return unamplified_epsilon(self.plan)
 
     @property
     def rho(self) -> float:
-        """Rho of zero-concentrated differential privacy."""
+        """Rho of the guarantee in zero-concentrated differential privacy."""
         return self.plan.rho
 
     def values(self) -> dict[str, Any]:
-        """Returns the guarantee in plain JSON types, as `guarantee_values` of
-        `fedmf.privacy.describe` does; an infinite epsilon is null.
+        """Returns the guarantee and the sensitivity in plain JSON types.
+
+        The names are those of `fedmf.privacy.describe.guarantee_values`. An infinite epsilon is
+        null.
         """
         return guarantee_values(self.plan) | {
             "sensitivity": self.sensitivity.value,
@@ -75,7 +82,7 @@ class Achieved:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoncompliantClient:
-    """Client whose rounds the plan does not allow.
+    """Client that took part in rounds which the plan does not allow, and its guarantee.
 
     Attributes:
       client: its id in the record.
@@ -101,7 +108,9 @@ class NoncompliantClient:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoncompliantClients:
-    """Clients whose rounds the plan does not allow, and the guarantee of all others.
+    """Clients that took part in rounds which the plan does not allow.
+
+    The guarantee of all other clients is there for comparison.
 
     Attributes:
       clients: number of them.
@@ -134,7 +143,7 @@ _ROUNDING_ERROR = 1e-9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CostlyClient:
-    """Non-compliant client to which the run is most sensitive.
+    """Non-compliant client, with the sensitivity of the run to its rounds.
 
     Attributes:
       row: index of the client's first row in the record, which is sorted by client and round.
@@ -148,7 +157,7 @@ class CostlyClient:
 
 
 class Tally:
-    """Sensitivities of a run to the clients that pass through `counted`.
+    """Largest sensitivities of a run to its clients, computed while clients pass through `counted`.
 
     Args:
       plan: the allowed participation, and the mechanism.
@@ -179,14 +188,14 @@ class Tally:
             self.clients_by_spending = spending_histogram(participation.budget, np.zeros(0))
 
     def counted(self, blocks: Iterable[ClientRounds]) -> Iterator[ClientRounds]:
-        """Yields the blocks of clients, and counts each of them."""
+        """Yields blocks of clients unchanged, and adds the clients of each to the tally."""
         for clients in blocks:
             self._count(clients)
             self._num_rows += len(clients.rounds)
             yield clients
 
     def _count(self, clients: ClientRounds) -> None:
-        """Adds the clients of one block."""
+        """Adds the clients of one block to the tally."""
         squared = self._client_sensitivity.squared(clients)
         participation = self.plan.participation
         is_compliant = participation.allows_each(clients, spent_squared=squared)
@@ -222,26 +231,31 @@ class Tally:
         if not self.num_noncompliant and self.unrecorded:
             return planned
         if self._largest_compliant.squared < 0:
-            # Further clients may have taken part in the unrecorded rounds alone. The run is at most
-            # as sensitive to them as to a non-compliant client, who counts in all these rounds.
+            # No recorded client followed the plan. Other clients may have taken part in the
+            # unrecorded rounds alone. The run is at most as sensitive to such a client as to a
+            # non-compliant client, who counts in all unrecorded rounds.
             if not self.unrecorded:
                 return None
             return self._largest_noncompliant.sensitivity()
         observed = self._largest_compliant.sensitivity()
-        # Bounds for single sets of rounds and rounding may exceed the planned sensitivity slightly,
-        # which covers every client that followed the plan.
+        # The observed value may exceed the planned sensitivity slightly, because it is rounded and
+        # may be an upper bound. The planned sensitivity covers every client that followed the
+        # plan.
         if self.unrecorded or observed.value < planned.value * (1 - _ROUNDING_ERROR):
             return observed
         return planned
 
     def noncompliant_sensitivity(self) -> Sensitivity | None:
-        """Returns the largest sensitivity to a non-compliant client; None if there is none."""
+        """Returns the largest sensitivity of the run to a non-compliant client.
+
+        It is None if all clients followed the plan.
+        """
         if not self.num_noncompliant:
             return None
         return self._largest_noncompliant.sensitivity()
 
     def costly_clients(self) -> list[tuple[CostlyClient, Sensitivity]]:
-        """Returns at most ten non-compliant clients, those with the largest sensitivities first."""
+        """Returns the ten non-compliant clients with the largest sensitivities, largest first."""
         sensitivities = [
             self._client_sensitivity.of(client.rounds) for client in self._costly_clients
         ]
@@ -250,7 +264,7 @@ class Tally:
 
 
 def later_rounds(unrecorded: Any) -> Sequence[int]:
-    """Checks and returns the argument `unrecorded`, a sequence of round numbers."""
+    """Checks that the argument `unrecorded` is a sequence of round numbers, and returns it."""
     hint = "give the numbers of rounds, in a list"
     if isinstance(unrecorded, range):
         return unrecorded
@@ -260,7 +274,7 @@ def later_rounds(unrecorded: Any) -> Sequence[int]:
 
 
 def unrecorded_sentence(tally: Tally, hint: str) -> str | None:
-    """Returns a sentence on how the unrecorded rounds are accounted; None if there are none.
+    """Returns a sentence on how an audit counts rounds without a record; None if there are none.
 
     Args:
       tally: of the recorded rounds.

@@ -1,9 +1,10 @@
-"""Auditor that tests any aggregator, as a black box, against a claimed noise multiplier.
+"""Audit of any aggregator of client updates, as a black box, against a claimed noise multiplier.
 
-The noise is sampled on updates of zeros. A movement is then the projection of releases onto the
-direction of the updates, along which the noise is known. A test fails if its result contradicts the
-claim; a deviation that costs only utility is reported as a remark. P-values are exact or upper
-bounds, to first order in 1 / entries where a scale of the noise is estimated.
+The noise is sampled by calls with updates of zeros. Then the audit measures movements: how far the
+updates of clients move a release, along a direction in which the noise is known. A test fails if
+its result contradicts the claim; a deviation that costs only utility is reported as a remark.
+P-values are exact or upper bounds, to first order in 1 / entries where a scale of the noise is
+estimated.
 """
 
 from fedmf.audits import aggregator_noise_tests as noise_tests
@@ -32,7 +33,8 @@ from fedmf.numpy_errors import with_numpy_defaults
 
 __all__ = ["AggregatorClaim", "Maker", "audit_aggregator"]
 
-# The bound is infinite if no update moves a release; JSON then holds this finite number.
+# The bound on the noise multiplier is infinite if no update moves a release. This finite number
+# takes its place, because JSON has no infinity.
 _MAX_NOISE_MULTIPLIER = 1e12
 # If all tests pass, the bound on the noise multiplier is at least this fraction of the claim.
 _MIN_FRACTION_IF_PASSED = 0.9
@@ -40,7 +42,9 @@ _MIN_FRACTION_IF_PASSED = 0.9
 
 @with_numpy_defaults
 def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
-    """Tests a function of updates against a claim, and bounds its noise multiplier from above.
+    """Tests whether an aggregation function clips and adds noise as claimed.
+
+    It also bounds the noise multiplier of the function from above.
 
     Args:
       make: returns the function in its initial state; called at the start of each run.
@@ -76,7 +80,8 @@ def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
     if sample.is_finite:
         multiplier_bound = _bound_noise_multiplier(runs, sample, claim, outcomes)
     if all(outcome.passed is not False for outcome in outcomes.by_name.values()):
-        # A bound far below the claim needs evidence that fails a test.
+        # If no test fails, nothing contradicts the claim, so that the bound is not reported far
+        # below it.
         multiplier_bound = max(multiplier_bound, _MIN_FRACTION_IF_PASSED * claim.multiplier())
     for test_name in NOISE_TESTS + MOVEMENT_TESTS:
         if test_name not in outcomes.by_name:
@@ -99,7 +104,7 @@ def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
 def _bound_noise_multiplier(
     runs: AggregatorRuns, sample: NoiseSample, claim: AggregatorClaim, outcomes: Outcomes
 ) -> float:
-    """Runs all tests on finite noise and returns an upper bound on the noise multiplier."""
+    """Runs all tests that need finite noise, and returns an upper bound on the noise multiplier."""
     noise_model = fit_noise(sample, claim)
     noise_tests.check_tails(sample, noise_model, outcomes)
     check_dependence(sample, noise_model, claim, outcomes)

@@ -1,4 +1,4 @@
-"""Result of an audit: the planned guarantee, and that of the observed participation."""
+"""`Audit`: the result of an audit, which compares a run's guarantee with the planned one."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -23,18 +23,18 @@ from fedmf.privacy.systems import SYSTEMS, Subject, check_audited_system
 
 
 def _checked_sentences(name: str, value: Any) -> tuple[str, ...]:
-    """Checks and returns a sequence of texts."""
+    """Checks that a value is a sequence of texts, and returns it as a tuple."""
     return checks.strings(name, value, hint="give a list of sentences")
 
 
 def _checked_system(name: str, value: Any) -> str:
-    """Checks and returns a key of `SYSTEMS`."""
+    """Checks that a value names a kind of system in `SYSTEMS`, and returns it."""
     return checks.one_of(name, value, tuple(SYSTEMS))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Audit(fields.Checked, fields.ShortRepr):
-    """Planned guarantee, and the guarantee of the participation that was observed.
+    """Planned guarantee of a run, beside the guarantee that follows from the observed rounds.
 
     Attributes:
       planned: the plan.
@@ -85,19 +85,20 @@ class Audit(fields.Checked, fields.ShortRepr):
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of `achieved` at the plan's delta; 0 if nobody took part."""
+        """Epsilon of the achieved guarantee at the plan's delta; 0 if nobody took part."""
         return 0.0 if self.achieved is None else self.achieved.epsilon
 
     @property
     def rho(self) -> float:
-        """Rho of `achieved` in zero-concentrated DP; 0 if nobody took part."""
+        """Rho of the achieved guarantee in zero-concentrated DP; 0 if nobody took part."""
         return 0.0 if self.achieved is None else self.achieved.rho
 
     @property
     def amplified_epsilon(self) -> float | None:
-        """Epsilon with amplification by the plan's sampling, which no record can prove.
+        """Epsilon with amplification by sampling, if the clients were sampled as planned.
 
-        It is None if the plan has no sampling, or if the record contradicts the plan.
+        No record can prove how they were sampled. The value is None if the plan has no sampling, or
+        if the record contradicts the plan.
         """
         if self.planned.sampling is None or self.contradictions:
             return None
@@ -186,10 +187,11 @@ class Audit(fields.Checked, fields.ShortRepr):
         }
 
     def _observed_values(self, cohort_size: int | None, population: int | None) -> dict[str, Any]:
-        """Returns the observed participation, as a statement shows it."""
+        """Returns the observed participation in plain JSON types, for the privacy statement."""
         observed = self.observed
         sampling = self.planned.sampling
-        # With independent sampling the cohort sizes are random, and no round is short.
+        # If each client is sampled independently, cohort sizes are random, so that no round
+        # counts as short.
         short_rounds = None
         if cohort_size is not None and not (sampling is not None and sampling.independent):
             short_rounds = observed.short_rounds
@@ -230,7 +232,7 @@ class Audit(fields.Checked, fields.ShortRepr):
         }
 
     def _commands(self) -> list[str] | None:
-        """Returns the commands that audit the log again; None without a log."""
+        """Returns the commands that repeat the audit; None if a ledger was audited and no log."""
         if self.log is None:
             return None
         form_options = dataclasses.asdict(self.log.form)
@@ -240,19 +242,25 @@ class Audit(fields.Checked, fields.ShortRepr):
         return [command]
 
     def _achieved_values(self) -> dict[str, Any] | None:
-        """Returns the achieved guarantee; None if nobody took part, and for a simulation."""
+        """Returns the achieved guarantee in plain JSON types.
+
+        It is None if nobody took part, or if the run simulates a larger cohort.
+        """
         if self.achieved is None or self.planned.simulation is not None:
             return None
         return self.achieved.values()
 
     def _noncompliant_values(self) -> dict[str, Any] | None:
-        """Returns the clients that broke the plan; None if nobody did."""
+        """Returns the clients that broke the plan, in plain JSON types; None if nobody did."""
         if self.noncompliant_clients is None:
             return None
         return self.noncompliant_clients.values()
 
     def spending(self) -> dict[str, Any]:
-        """Returns {"clients_by_share_spent": counts} of a participation budget; empty without."""
+        """Returns the number of clients that spent each share of a participation budget.
+
+        The key is "clients_by_share_spent". The result is empty if the plan has no such budget.
+        """
         if not self.shares_spent:
             return {}
         return {"clients_by_share_spent": dict(self.shares_spent)}
@@ -260,7 +268,8 @@ class Audit(fields.Checked, fields.ShortRepr):
     def values(self) -> dict[str, Any]:
         """Returns the planned and the achieved guarantee in plain JSON types.
 
-        An infinite epsilon is null, and so are all values that a simulation does not show.
+        An infinite epsilon is null. So is each value that is unknown because the run simulates a
+        larger cohort.
         """
         participation = self.planned.participation
         observed = self.observed

@@ -1,4 +1,4 @@
-"""Empirical lower bounds on epsilon from the canaries of one run.
+"""Empirical lower bounds on epsilon from canaries, artificial clients in a training run.
 
 Each of m canaries is included in the run by a fair coin; the updates of the others are zero, as in
 the zero-out relation. An attacker computes a score of each canary from the releases and guesses the
@@ -26,15 +26,15 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import Plan, unamplified_epsilon
 
-# Entries of the columns that one convolution filters.
+# One convolution filters columns with at most this many entries together.
 _MAX_FILTERED_ENTRIES = 2**20
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Returns an upper bound on the chance of the correct guesses under (epsilon, delta)-DP.
+    """Returns an upper bound on the chance of this many correct guesses under (epsilon, delta)-DP.
 
-    For v correct guesses it is Pr[W >= v] + 2 m delta max_i (Pr[v > W >= v - i] / i), where W is
-    binomial with the number of guesses and probability e^epsilon / (1 + e^epsilon).
+    For v correct guesses of m canaries it is Pr[W >= v] + 2 m delta max_i (Pr[v > W >= v - i] / i),
+    where W is binomial with the number of guesses and probability e^epsilon / (1 + e^epsilon).
 
     >>> round(p_value(100, 10, 10, 0.0, 0.0) * 2**10, 9)
     1.0
@@ -43,7 +43,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 
     chance_correct = special.expit(epsilon)
     i = np.arange(1, correct + 1)
-    # bdtrc(k, r, p) = Pr[W > k].
+    # scipy's bdtrc(k, r, p) is Pr[W > k] for a binomial W of r trials with probability p.
     tail = 1.0
     if correct:
         tail = float(special.bdtrc(correct - 1, guesses, chance_correct))
@@ -55,7 +55,7 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 def gaussian_refuted(
     canaries: int, guesses: int, correct: int, mu: float, significance: float
 ) -> bool:
-    """Returns whether the correct guesses have a chance below `significance` under mu-Gaussian DP.
+    """Returns whether this many correct guesses refute mu-Gaussian DP at a significance level.
 
     This is the recursion of arXiv 2410.22235, in its notation.
     """
@@ -75,7 +75,9 @@ def gaussian_refuted(
 def epsilon_bound(
     scores: np.ndarray, included: np.ndarray, delta: float, significance: float
 ) -> float:
-    """Returns the largest epsilon that the coins refute for this delta; 0 if they refute none.
+    """Returns the largest epsilon that the correct guesses refute for this delta.
+
+    It is 0 if they refute no epsilon. The guesses are about the coins that included canaries.
 
     Args:
       scores: float64 (canaries,), larger for canaries that seem to be included.
@@ -97,7 +99,9 @@ def epsilon_bound(
 def gaussian_epsilon_bound(
     scores: np.ndarray, included: np.ndarray, delta: float, significance: float
 ) -> float:
-    """Returns the epsilon of the largest mu that the coins refute, for a Gaussian mechanism.
+    """Returns a lower bound on epsilon that assumes a Gaussian mechanism.
+
+    It is the epsilon of the largest mu for which the correct guesses refute mu-Gaussian DP.
 
     The arguments are those of `epsilon_bound`.
     """
@@ -115,7 +119,9 @@ def gaussian_epsilon_bound(
 def normal_epsilon_bound(
     scores: np.ndarray, included: np.ndarray, delta: float, significance: float
 ) -> float:
-    """Returns the epsilon of a lower bound on the signal-to-noise ratio of normal scores.
+    """Returns a lower bound on epsilon that assumes normally distributed scores.
+
+    It is the epsilon of a lower bound on their signal-to-noise ratio.
 
     The difference of the means, divided by its standard error, has a non-central t distribution if
     the scores have equal variances. If the signal differs between canaries, the bound is on its
@@ -138,7 +144,7 @@ def normal_epsilon_bound(
     return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
 
 
-# Assumption on the mechanism -> function that computes the bound.
+# Each assumption on the mechanism has a function that computes the bound under it.
 BOUNDS = {
     "nothing": epsilon_bound,
     "Gaussian mechanism": gaussian_epsilon_bound,
@@ -148,7 +154,7 @@ BOUNDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _GuessCount:
-    """Number of guesses, and of the correct ones among them."""
+    """Number of guesses, and how many of them are correct."""
 
     guesses: int
     correct: int
@@ -157,7 +163,7 @@ class _GuessCount:
 def _guess_counts(
     scores: np.ndarray, included: np.ndarray, significance: float
 ) -> list[_GuessCount]:
-    """Returns the correct guesses for several numbers of guesses.
+    """Counts the correct guesses of an attacker, for several numbers of guesses.
 
     One half of the guesses is that the canaries with the highest scores are included, the other
     half that those with the lowest are not. Half of the canaries, a quarter and so on are guessed
@@ -175,9 +181,9 @@ def _guess_counts(
 
 
 def _largest_refuted(is_refuted: Callable[[float], bool]) -> float:
-    """Returns the largest value that is refuted, from below and to a relative error of 1e-9.
+    """Returns the largest value that a test refutes, rounded down with a relative error of 1e-9.
 
-    All values below a refuted one are refuted. The result is 0 if none is.
+    The test must refute all values below a refuted one. The result is 0 if it refutes no value.
     """
     if not is_refuted(0.0):
         return 0.0
@@ -198,7 +204,10 @@ def _largest_refuted(is_refuted: Callable[[float], bool]) -> float:
 def release_scores(
     mechanism: Mechanism, rounds: np.ndarray, projections: np.ndarray, clip_norm: float
 ) -> np.ndarray:
-    """Returns the log-likelihood ratio of each canary, in or out, up to a positive factor.
+    """Returns the log-likelihood ratio of "included" to "not included" for each canary.
+
+    The ratios are right up to a positive factor. The noise matrix N is C^-1, or a pseudoinverse.
+    Column j of x has the contributions of canary j to the rounds, and y_j the releases along it.
 
     In coordinates in which the noise is white according to the mechanism, N N^T = L L^T, an
     included canary j adds a_j = L^-1 x_j, and <a_j, S^-1 (L^-1 y_j - a_j / 2)> is its
@@ -223,10 +232,10 @@ def release_scores(
 
 
 def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the function that multiplies columns by L^-1.
+    """Returns a function that whitens columns: it multiplies them by L^-1, where L L^T = N N^T.
 
-    For Toeplitz and banded mechanisms it multiplies by C, since L then equals N = C^-1 up to the
-    signs of its columns.
+    N is the noise matrix. For Toeplitz and banded mechanisms the function multiplies by the encoder
+    C, since L then equals N = C^-1 up to the signs of its columns.
     """
     import scipy.linalg
     import scipy.signal
@@ -249,7 +258,7 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
         return filtered
     if rows is not None:
         return lambda columns: checks.banded_times(rows, columns)
-    # Memory of N with twice as many sources as rounds, its QR factors, and L.
+    # The memory is for N with twice as many sources as rounds, its QR factors, and L.
     hint = "audit the canaries of a run with fewer rounds"
     checks.fits_in_memory("the audit of these canaries", (n, n), copies=6, hint=hint)
     L = causal_factor(mechanism.noising())
@@ -257,10 +266,11 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _solve_covariance(y: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Returns S^-1 times the columns, where S = y y^T / m + c I for the m columns of y.
+    """Returns S^-1 times the columns, where S is an estimate of the covariance of y.
 
-    The shrinkage c is the sum of squares of y divided by m^2. By the Woodbury identity the matrix
-    that is inverted has the smaller dimension of y.
+    The estimate is S = y y^T / m + c I for the m columns of y. The shrinkage c is the sum of
+    squares of y divided by m^2. By the Woodbury identity the matrix that is inverted has the
+    smaller dimension of y.
     """
     import scipy.linalg
 
@@ -275,7 +285,7 @@ def _solve_covariance(y: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryBound:
-    """Lower bound on epsilon that one score proves.
+    """Lower bound on epsilon from one score of the canaries, under one assumption.
 
     Attributes:
       score: "all releases" or "final model".
@@ -293,7 +303,7 @@ class CanaryBound:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryAudit:
-    """Lower bounds on epsilon from the canaries of one run, beside the claim.
+    """Lower bounds on epsilon from the canaries of a run, beside the epsilon that the plan claims.
 
     Attributes:
       canaries, included: number of canaries, and of the included ones among them.
@@ -318,7 +328,7 @@ class CanaryAudit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryEvidence:
-    """Coins of a run's canaries, and the releases along their directions. It is secret.
+    """Record of a run with canaries, from which lower bounds on epsilon follow. It is secret.
 
     Attributes:
       included: bool (canaries,), the coins.
@@ -357,7 +367,9 @@ class CanaryEvidence:
 def audit_canaries(
     plan: Plan, evidence: CanaryEvidence, *, confidence: float = 0.95
 ) -> CanaryAudit:
-    """Computes lower bounds on epsilon from all releases and from the final model of a run.
+    """Computes lower bounds on epsilon from the canaries of a run.
+
+    One set of bounds uses all releases, and another the final model only.
 
     The score of all releases uses the rounds of a canary, and is compared with the epsilon for
     known cohorts; so are the bounds that assume a Gaussian mechanism. Canaries that never took part
@@ -393,7 +405,8 @@ def audit_canaries(
     significance = error / (len(scores) * len(BOUNDS))
     for score_name, canary_scores in scores.items():
         for assumption, compute_bound in BOUNDS.items():
-            # Only this bound is valid for secret cohorts, on which amplification rests.
+            # Amplification assumes that the cohorts are secret. Only the bound from the final
+            # model, without an assumption, is valid then.
             is_amplified = score_name == "final model" and assumption == "nothing"
             selected = took_part
             epsilon_claimed = unamplified_epsilon(plan)

@@ -1,9 +1,10 @@
-"""Distinguishing attack on released rows: an empirical lower bound on a plan's epsilon.
+"""Distinguishing attack on the releases of a plan: an empirical lower bound on its epsilon.
 
 The attack decides from the releases whether one client took part, in the worst rounds that the plan
 allows. The client contributes u_t * clip_norm * e in round t, with u_t in {-1, 0, 1} and a unit
 vector e, or nothing. The releases along e are then y = clip_norm * u + N z if the client is present
-and N z if it is absent. The likelihood ratio depends on y only through
+and N z if it is absent, where N is the noise matrix, C the encoder, and z has normal entries. The
+likelihood ratio depends on y only through
 
     s = <v, L^-1 y> / stddev,   v = L^-1 u / |L^-1 u|       Normal(snr, 1) or, absent, Normal(0, 1)
     snr = clip_norm |L^-1 u| / stddev <= 1 / noise_multiplier,   as |L^-1 u| <= |C u| <= sensitivity
@@ -27,11 +28,11 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Budgeted, Participation
 from fedmf.privacy.plan import Plan, cohort_scale
 
-# Up to this many patterns of rounds are all tried.
+# All patterns of rounds are tried if there are at most this many.
 MAX_PATTERNS = 5_000
-# All signs are tried for up to this many rounds.
+# All signs of the contributions are tried if the pattern has at most this many rounds.
 _MAX_ROUNDS_FOR_ALL_SIGNS = 8
-# Up to this many rounds of a pattern are moved one at a time.
+# Rounds of a pattern are moved one at a time if it has at most this many rounds.
 MAX_MOVED_ROUNDS = 64
 _MAX_SWEEPS = 20
 # Relative difference below which two values count as equal.
@@ -41,7 +42,7 @@ _MIN_TRIALS = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorstCase:
-    """Contributions of one client, and the statistic that detects them best.
+    """Contributions of one client to the rounds, and the statistic that detects them best.
 
     Attributes:
       contributions: u, float64 (n,), entries -1, 0, 1.
@@ -55,7 +56,7 @@ class WorstCase:
 
 
 def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCase:
-    """Searches for the rounds and signs of a client that the released rows reveal best.
+    """Searches for the rounds and signs of a client's contributions that releases reveal best.
 
     All patterns of rounds are tried if they are few. Otherwise the search tries windows of rounds
     min_sep apart, and then moves single rounds of the best window: a lower bound on the worst case.
@@ -77,7 +78,7 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
             "without noise, or that simulates a larger cohort, guarantees nothing of what runs"
         )
     n = plan.mechanism.rounds
-    # L, its inverse E, X, and one matrix of intermediate results.
+    # The memory is for L, its inverse E, X = E^T E, and one matrix of intermediate results.
     hint = "take a plan of the same family with fewer rounds"
     checks.fits_in_memory("the search of all rounds", (n, n), copies=4, hint=hint)
     L = causal_factor(plan.mechanism.noising())
@@ -109,7 +110,10 @@ def _first_largest(values: Iterable[float]) -> int:
 
 
 def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarray:
-    """Searches for the contributions u with the largest u^T X u, as `worst_case` does.
+    """Searches for the client contributions u with the largest u^T X u.
+
+    X is (N N^T)^-1 for the noise matrix N, so that u^T X u is the squared signal-to-noise ratio of
+    the client up to a factor. The search is the one of `worst_case`.
 
     The entries of u are -1, 0 and 1, and not 0 only in rounds that the participation allows.
     """
@@ -129,7 +133,7 @@ def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarr
 
 
 def _worst_of(X: np.ndarray, patterns: Sequence[Sequence[int]]) -> np.ndarray:
-    """Returns the contributions on one of the patterns of rounds with the largest u^T X u."""
+    """Returns the contributions u with the largest u^T X u among these patterns of rounds."""
     candidates = [_with_signs(X, pattern) for pattern in patterns]
     return candidates[_first_largest(_energy(X, u) for u in candidates)]
 
@@ -137,14 +141,15 @@ def _worst_of(X: np.ndarray, patterns: Sequence[Sequence[int]]) -> np.ndarray:
 def evenly_spaced(costs: np.ndarray, budget: Budgeted) -> list[list[int]]:
     """Returns patterns of equally spaced rounds within a participation budget, for every gap.
 
-    The rounds are 0, gap, 2 gap, ... until the budget is spent: not all that it allows.
+    The rounds are 0, gap, 2 gap, ... until the budget is spent. The budget allows other patterns
+    as well.
     """
     spaced = (np.arange(0, len(costs), gap) for gap in range(1, len(costs) + 1))
     return [rounds[budget.affords(block_sums(costs, rounds))].tolist() for rounds in spaced]
 
 
 def _energy(X: np.ndarray, u: np.ndarray) -> float:
-    """Returns u^T X u."""
+    """Returns u^T X u, using only the rounds in which u is not 0."""
     support = np.flatnonzero(u)
     return float(u[support] @ X[np.ix_(support, support)] @ u[support])
 
@@ -166,7 +171,7 @@ def _with_signs(X: np.ndarray, pattern: Iterable[int]) -> np.ndarray:
         signs = sign_choices[_first_largest(energies)]
     elif has_negative:
         for _ in range(len(support)):
-            # Flipping sign i changes the energy by -4 s_i (sum_(j != i) X_ij s_j).
+            # For signs s, flipping s_i changes s^T X s by -4 s_i (sum over j != i of X_ij s_j).
             flip_gain = -signs * (gram @ signs - np.diagonal(gram) * signs)
             if flip_gain.max() <= _RELATIVE_TIE * gram.max():
                 break
@@ -201,7 +206,7 @@ def _move_rounds(X: np.ndarray, u: np.ndarray, min_sep: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distinguishing:
-    """Result of a distinguishing attack, beside the claim.
+    """Result of a distinguishing attack, beside the values that the plan claims.
 
     Attributes:
       present, absent: numbers of trials with and without the client.
@@ -242,7 +247,7 @@ def audit_distinguishing(
     *,
     confidence: float = 0.95,
 ) -> Distinguishing:
-    """Tests a plan's claim and bounds epsilon from below, by trials of a distinguishing attack.
+    """Tests the claim of a plan, and bounds its epsilon from below, by trials of an attack.
 
     Args:
       plan: the claim.
@@ -291,7 +296,7 @@ def audit_distinguishing(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _MeasuredSnr:
-    """Signal-to-noise ratio of the statistic s in the trials.
+    """Signal-to-noise ratio of the attack's statistic s, as measured in the trials.
 
     Attributes:
       value: the signal divided by the standard deviation.
@@ -311,7 +316,7 @@ class _MeasuredSnr:
 
 
 def _measure_snr(present: np.ndarray, absent: np.ndarray, confidence: float) -> _MeasuredSnr:
-    """Measures the signal-to-noise ratio, with a confidence interval to first order."""
+    """Measures the signal-to-noise ratio of the trials, with an approximate confidence interval."""
     import scipy.stats
 
     degrees = len(present) + len(absent) - 2
@@ -331,7 +336,7 @@ def _measure_snr(present: np.ndarray, absent: np.ndarray, confidence: float) -> 
 
 
 def _signal_findings(plan: Plan, case: WorstCase, snr: _MeasuredSnr) -> Iterator[Finding]:
-    """Yields tests of the signal and of the variance of s.
+    """Yields tests of the signal and the variance of the attack's statistic s.
 
     Under the claim s has variance 1, which has a test of its own: the difference of the means is
     then exactly normal.
@@ -361,7 +366,7 @@ def _signal_findings(plan: Plan, case: WorstCase, snr: _MeasuredSnr) -> Iterator
 
 
 class _DecisionCounts(NamedTuple):
-    """Counts of the attack's decisions: numbers, or arrays for several thresholds.
+    """Counts of the attack's decisions, as numbers or, for several thresholds, as arrays.
 
     Attributes:
       num_true_positives: trials with the client in which the attack decides "present".
@@ -379,7 +384,7 @@ class _DecisionCounts(NamedTuple):
 def _count_decisions(
     present: np.ndarray, absent: np.ndarray, delta: float, confidence: float
 ) -> _DecisionCounts:
-    """Selects a threshold on the first half of the trials and counts decisions on the second."""
+    """Selects a threshold from the first half of the trials, and applies it to the second half."""
     present_for_threshold, present_trials = np.split(present, [len(present) // 2])
     absent_for_threshold, absent_trials = np.split(absent, [len(absent) // 2])
     threshold = _select_threshold(present_for_threshold, absent_for_threshold, delta, confidence)
@@ -392,7 +397,9 @@ def _count_decisions(
 
 
 def _epsilon_bound(counts: _DecisionCounts, delta: float, error: float) -> np.ndarray:
-    """Returns log((true-positive rate - delta) / false-positive rate), a lower bound on epsilon.
+    """Returns the lower bound on epsilon that the attack's decisions prove.
+
+    It is log((TPR - delta) / FPR), for the true-positive and false-positive rates TPR and FPR.
 
     (epsilon, delta)-DP implies TPR <= exp(epsilon) * FPR + delta for every attack. Both rates are
     the ends of Clopper-Pearson intervals, each with error / 2.
@@ -420,11 +427,11 @@ def _epsilon_bound(counts: _DecisionCounts, delta: float, error: float) -> np.nd
 def _select_threshold(
     present: np.ndarray, absent: np.ndarray, delta: float, confidence: float
 ) -> float:
-    """Returns a threshold above which the attack decides "present", from these trials alone.
+    """Returns a threshold on the statistic above which the attack decides "present".
 
-    It maximises the bound that is expected for normal statistics with the observed means and
-    variance. That is far less random than the threshold with the largest observed bound. The bound
-    from the other trials is valid for any threshold.
+    It maximises the bound that is expected for normal statistics with the means and the variance of
+    these trials. That is far less random than the threshold with the largest observed bound. The
+    bound from the other trials is valid for any threshold.
     """
     std = math.sqrt((present.var() + absent.var()) / 2)
     snr = max(0.0, float(present.mean() - absent.mean()) / std)
@@ -433,7 +440,7 @@ def _select_threshold(
 
 
 class ExpectedBound(NamedTuple):
-    """Lower bound on epsilon from trials with the expected counts.
+    """Lower bound on epsilon that trials prove if all counts equal their expectations.
 
     Attributes:
       epsilon: the bound.
@@ -447,9 +454,10 @@ class ExpectedBound(NamedTuple):
 def expected_bound(
     snr: float, present: int, absent: int, delta: float, confidence: float
 ) -> ExpectedBound:
-    """Returns the bound on epsilon at the best threshold, if the counts are the expected ones.
+    """Returns the lower bound on epsilon that trials prove on average, at the best threshold.
 
-    At threshold s the true-positive rate is Phi(snr - s), and the false-positive rate Phi(-s).
+    All counts are replaced by their expectations. At threshold s the true-positive rate is Phi(snr
+    - s), and the false-positive rate Phi(-s).
 
     >>> round(expected_bound(1.0, 10_000, 10_000, 1e-6, 0.95).epsilon, 2)
     2.17
@@ -469,10 +477,13 @@ def expected_bound(
 
 
 def _epsilon_p_value(counts: _DecisionCounts, delta: float, epsilon: float) -> float:
-    """Returns the smallest error at which the bound exceeds the claimed epsilon."""
+    """Returns the p-value of a claimed epsilon.
+
+    It is the smallest error rate at which the lower bound exceeds the claim.
+    """
     if not _epsilon_bound(counts, delta, 1.0) > epsilon:
         return 1.0
-    # Bisection over log10 of the error.
+    # The search bisects log10 of the error.
     low = -300.0
     high = 0.0
     for _ in range(60):

@@ -1,11 +1,11 @@
-"""The result of one statistical test of an audit."""
+"""`Finding`: the statistic and the p-value of one statistical test in an audit."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of one statistical test.
+    """Result of one statistical test: its name, its statistic and its p-value.
 
     Attributes:
       name: the test, with the quantity that `statistic` holds.

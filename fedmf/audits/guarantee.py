@@ -1,9 +1,9 @@
-"""Audits of a record of participation: the guarantee of the plan's noise as the run was observed.
+"""Audits of participation: the privacy guarantee that follows from the rounds of each client.
 
-A record of (client, round) shows how often and how far apart clients took part, and so the
-guarantee without amplification by sampling. It cannot show whether the clients were sampled at
-random and the cohorts stayed secret: an amplified guarantee is repeated as planned, with the
-evidence in the record against its sampling scheme.
+An audit reads a record of (client, round) pairs. The record shows how often and how far apart
+clients took part, and so the guarantee without amplification by sampling. It cannot show whether
+the clients were sampled at random and the cohorts stayed secret: an amplified guarantee is repeated
+as planned, with the evidence in the record against its sampling scheme.
 """
 
 import dataclasses
@@ -33,14 +33,14 @@ from fedmf.participation.schema import EveryRound
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.plan import Plan, check_plan
 
-_MAX_MEMORY = 2**50  # bytes, more than any machine has
+_MAX_MEMORY = 2**50  # In bytes; no machine has as much.
 
 
 @with_numpy_defaults
 def audit_ledger(
     ledger: ParticipationLedger, plan: Plan, *, unrecorded: Sequence[int] = (), hint: str = ""
 ) -> Audit:
-    """Computes the guarantee of the plan's noise for the participation in a ledger.
+    """Computes the privacy guarantee of a run from the participation that its ledger records.
 
     The standard deviation of the noise is that of the run; the observed sensitivity determines the
     noise multiplier (banded paper, Sec. 6: a separation of 400 planned, 385 observed). Clients that
@@ -93,7 +93,7 @@ def audit_ledger(
 def _audit_clients(
     ledger: ParticipationLedger, plan: Plan, unrecorded: Sequence[int], hint: str
 ) -> Audit:
-    """Returns the audit of all clients of a ledger; the arguments are checked."""
+    """Returns the audit of all clients of a ledger, given arguments that are already checked."""
     client_ids, client_rounds = ledger.clients()
     tally = Tally(plan, unrecorded)
     for _ in tally.counted([client_rounds]):
@@ -116,7 +116,7 @@ def audit_log(
     memory: int = DEFAULT_MEMORY,
     folder: str | os.PathLike[str] | None = None,
 ) -> Audit:
-    """Computes the guarantee of the plan's noise for the participation in a log file.
+    """Computes the privacy guarantee of a run from a log file of the clients in each round.
 
     The file may be CSV, JSON lines or Parquet, of any length: see `fedmf.audits.log.sorted_log`.
 
@@ -186,7 +186,7 @@ def audit_log(
 
 
 def _lookalikes_sentence(lookalikes: tuple[str, str]) -> str:
-    """Returns a sentence on two client ids that look alike to a reader."""
+    """Returns a sentence which says that two client ids that look alike count as one client."""
     first_client, second_client = map(ascii, lookalikes)
     return (
         f"clients {first_client} and {second_client} differ only in characters that leave no "
@@ -203,7 +203,7 @@ def _make_audit(
     first_round: int = 0,
     unrecorded: str | None,
 ) -> Audit:
-    """Returns the audit of the clients that a tally has counted.
+    """Returns the audit of the clients whose rounds a `Tally` has counted.
 
     Args:
       stats: of the observed participation.

@@ -1,4 +1,4 @@
-"""Participation logs of other systems: CSV, JSON lines or Parquet files of (client, round).
+"""Reading of participation logs: CSV, JSON lines or Parquet files with a client and round per row.
 
 DuckDB reads a log of any length into a temporary table on disk and sorts it in bounded memory. The
 audit reads the table block by block, so that the log is never held whole.
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY = 10**9
 _MIN_MEMORY_BYTES = 256 * 10**6
 _MAX_ROUNDS = 10**9
-# Rows of a block, unless one client has more.
+# Number of rows that are read at a time. A client with more rows makes its block larger.
 _BLOCK_ROWS = 2**19
-# SQL for a client id in which characters that look alike are mapped to one of them.
+# This SQL expression is the client id after characters that look alike are mapped to one of them.
 _SKELETON = tables.skeleton_sql("client")
-# SQL for this id, or NULL if the client id is empty or has invisible characters at its ends.
+# This SQL expression is the id after that mapping. It is NULL if the client id is empty or has
+# invisible characters at its ends.
 _CHECKED_CLIENT = (
     f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') "
     f"THEN nullif({_SKELETON}, '') END"
@@ -38,7 +39,7 @@ _CHECKED_CLIENT = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogForm(fields.Checked):
-    """Columns of a log, and how its rows are counted.
+    """Names of the columns of a log, the number of its first round, and the rule for duplicates.
 
     Attributes:
       client_column, round_column: names of the columns.
@@ -68,7 +69,7 @@ class LogForm(fields.Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParticipationLog:
-    """Description of a log file that was read.
+    """Description of a log file that was read: its name, its hash and its numbers of rows.
 
     Attributes:
       name: of the file, without its folder.
@@ -94,7 +95,7 @@ class ParticipationLog:
 
 
 class SortedLog:
-    """Log in a temporary table on disk, sorted by client and round.
+    """Participation log in a temporary table on disk, sorted by client and round.
 
     Attributes:
       description: of the file.
@@ -115,7 +116,7 @@ class SortedLog:
         return self._db.execute(query).fetchall()[0][0]
 
     def cohort_sizes(self) -> np.ndarray:
-        """Returns the number of clients of each round, int64 (rounds,)."""
+        """Returns the number of clients in each round, an int64 array of shape (rounds,)."""
         rows = self._db.execute("SELECT round, count(*) FROM log GROUP BY round").fetchall()
         round_numbers, num_clients = np.array(rows, np.int64).T
         cohort_sizes = np.zeros(self.rounds, np.int64)
@@ -123,7 +124,7 @@ class SortedLog:
         return cohort_sizes
 
     def clients(self) -> Iterator[ClientRounds]:
-        """Yields blocks of clients with their rounds, which are counted from 0."""
+        """Yields the clients block by block, with their rounds numbered from 0."""
         num_rows = int(self._single_value("SELECT count(*) FROM log"))
         block_rows = _BLOCK_ROWS
         begin = 0
@@ -136,7 +137,8 @@ class SortedLog:
             starts = np.flatnonzero(columns["is_next_client"])
             end = len(columns["round"])
             if begin + block_rows < num_rows:
-                # The last client of the block may have further rows: it starts the next block.
+                # The last client of the block may have further rows, so that the next block begins
+                # with this client.
                 end = int(starts[-1])
             if end:
                 block = np.asarray(columns["round"][:end])
@@ -223,7 +225,7 @@ def sorted_log(
 
 
 def _quoted(value: object | None) -> str | None:
-    """Returns the first 80 characters of a value in quotes; None stays None."""
+    """Returns the first 80 characters of a value in quotes, or None for None."""
     if value is None:
         return None
     return ascii(str(value)[:80])
@@ -231,7 +233,7 @@ def _quoted(value: object | None) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _LogColumns:
-    """SQL of the columns of the table `log`, in terms of those of the view `source`.
+    """SQL expressions that compute the columns of the table `log` from the view `source`.
 
     Attributes:
       client: id of the client, which is equal for texts that look alike; NULL if not valid.
@@ -246,7 +248,7 @@ class _LogColumns:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _LogFile:
-    """Log file, and the table of its rows in DuckDB."""
+    """Log file whose rows are read into a DuckDB table named `log`."""
 
     path: pathlib.Path
     rounds: int
@@ -254,7 +256,7 @@ class _LogFile:
 
     @property
     def _last_round(self) -> int:
-        """Number of the run's last round in the log."""
+        """Number that the log gives to the last round of the run."""
         return self.form.first_round + self.rounds - 1
 
     def check_path(self) -> None:
@@ -272,9 +274,9 @@ class _LogFile:
             )
 
     def read(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> ParticipationLog:
-        """Fills the table `log`, sorted by client and round, and returns the file's description."""
+        """Reads the file into the sorted table `log`, and returns a description of the file."""
         stat_before = self.path.stat()
-        # DuckDB takes more memory to keep the order of rows.
+        # DuckDB would need more memory to keep the order of rows.
         db.execute("SET preserve_insertion_order = false")
         self._load(db, scratch)
         num_rows = self._num_rows(db)
@@ -306,7 +308,7 @@ class _LogFile:
         )
 
     def _load(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> None:
-        """Fills the table `log`, and raises an error that names the first row that is not valid."""
+        """Reads the file into the table `log`, or raises an error for the first invalid row."""
         import duckdb
 
         try:
@@ -332,7 +334,7 @@ class _LogFile:
             raise ValueError(self._fault(num_invalid, row, client, round_text, fault))
 
     def _open_source(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> _LogColumns:
-        """Creates the view `source` of the file and returns the SQL that checks its columns."""
+        """Creates the view `source` of the file, and returns SQL that checks its columns."""
         form = self.form
         columns = {"client_column": form.client_column, "round_column": form.round_column}
         source = tables.scan_file(db, self.path, columns, scratch, ids=tuple(columns))
@@ -361,7 +363,7 @@ class _LogFile:
         return num_rows
 
     def _lookalikes(self, db: "duckdb.DuckDBPyConnection") -> tuple[str, str] | None:
-        """Returns two spellings that count as one client, or None."""
+        """Returns two spellings of client ids that count as one client; None if there are none."""
         return db.execute(
             """
             SELECT min(coalesce(spelling, client)) AS lowest,
@@ -378,7 +380,7 @@ class _LogFile:
         round_text: str | None,
         fault: str | None,
     ) -> str:
-        """Returns the error message for the first row that is not valid."""
+        """Returns the error message for the first invalid row."""
         row_in_words = (
             f"row {row} of log {self.path} has {self.form.client_column} {_quoted(client)} and "
             f"{self.form.round_column} {_quoted(round_text)}"
@@ -417,7 +419,7 @@ class _LogFile:
                 )
 
     def _drop_duplicates(self, db: "duckdb.DuckDBPyConnection") -> int:
-        """Drops rows that repeat a client and round, and returns their number.
+        """Drops rows that repeat the client and round of another row, and returns their number.
 
         Raises:
           ValueError: there are such rows, and the form refuses them.

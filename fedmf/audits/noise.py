@@ -1,6 +1,7 @@
 """Tests whether released noise has the distribution that a plan claims.
 
-The claim is that the d columns of Y (n, d) are independent Normal(0, scale^2 N N^T). The QR
+The noise of all n rounds is Y, an array of shape (n, d) for d coordinates. The claim is that its
+columns are independent Normal(0, scale^2 N N^T), where N is the noise matrix. The QR
 decomposition N^T = Q R gives the causal square root L = R^T, L L^T = N N^T, without forming N N^T,
 and then
 
@@ -24,21 +25,22 @@ from fedmf.audits.finding import Finding
 from fedmf.numpy_errors import with_numpy_defaults
 
 FALSE_POSITIVE_RATE = 1e-6
-# Lags at which the correlation of rounds is tested. They include the block lengths in which noise
-# vectors are precomputed.
+# The correlation of rounds is tested at these distances. They include the block lengths in which
+# noise vectors are precomputed.
 _LAGS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256)
-# Limits on the coordinates that are correlated in pairs.
+# These limits bound the number of coordinates whose pairwise correlations are tested.
 MAX_COMPARED_COORDINATES = 2048
 MAX_PAIR_MULTIPLICATIONS = 4e9
-# Rows whose correlations are computed at once.
+# Number of rows whose correlations with all others are computed at once.
 _BLOCK_ROWS = 1024
-# Largest error of W, in standard deviations, from the rounding of float32 rows.
+# Rounding of releases to float32 may change the whitened noise by at most this, in standard
+# deviations.
 MAX_ROUNDING_STDDEVS = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseAudit(fields.Checked):
-    """Findings of all tests, and the verdict at one false-positive rate.
+    """Findings of all noise tests, with a verdict at one false-positive rate for all of them.
 
     Attributes:
       findings: one for each test.
@@ -55,7 +57,7 @@ class NoiseAudit(fields.Checked):
 
     @property
     def contradictions(self) -> tuple[Finding, ...]:
-        """Findings that contradict the claim, the worst first; a p-value of NaN contradicts it."""
+        """Findings that contradict the claim, sorted by p-value; NaN counts as a contradiction."""
         contradicting = [
             finding for finding in self.findings if not finding.p_value >= self.threshold
         ]
@@ -68,9 +70,10 @@ class NoiseAudit(fields.Checked):
 
 
 def causal_factor(noising: np.ndarray) -> np.ndarray:
-    """Returns the causal factor L of the noise covariance, L L^T = N N^T.
+    """Returns the Cholesky factor L of the noise covariance: L L^T = N N^T.
 
-    L, (n, n), is lower triangular with a positive diagonal.
+    N is the noise matrix. L has shape (n, n) for n rounds, and is lower triangular with a positive
+    diagonal.
 
     Args:
       noising: N, (n, m) of rank n.
@@ -99,7 +102,9 @@ def causal_factor(noising: np.ndarray) -> np.ndarray:
 
 
 def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
-    """Returns the whitened noise W = L^-1 Y / scale, (n, d).
+    """Returns the whitened noise W = L^-1 Y / scale, an array of shape (rounds, coordinates).
+
+    If Y is noise of the claimed distribution, the entries of W are independent standard normals.
 
     Args:
       factor: L, from `causal_factor`.
@@ -120,7 +125,7 @@ def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
         )
     checks.positive("scale", scale, "noise of a plan without noise cannot be audited")
     inverse = scipy.linalg.solve_triangular(factor, np.eye(n), lower=True, check_finite=False)
-    # An entry of Y that was rounded once to float32 has a relative error of at most 2^-24.
+    # Rounding an entry of Y to float32 causes a relative error of at most 2^-24.
     rounding = 2.0**-24 * math.sqrt(float(((inverse**2) @ (factor**2).sum(axis=1)).max()))
     if not rounding < MAX_ROUNDING_STDDEVS:
         raise ValueError(
@@ -138,7 +143,7 @@ def audit_noise(
     leaves: Sequence[int],
     false_positive_rate: float = FALSE_POSITIVE_RATE,
 ) -> NoiseAudit:
-    """Tests that the entries of all runs are independent standard normals.
+    """Tests that the whitened noise of one or several runs is independent and standard normal.
 
     Args:
       whitened: W of one run, or of several independent runs, each (n, d).
@@ -176,13 +181,13 @@ def audit_noise(
     for (i, first_run), (j, second_run) in itertools.combinations(enumerate(runs, 1), 2):
         pair_findings = _test_two_runs(first_run, second_run, columns)
         findings += _with_prefix(f"runs {i} and {j}: ", pair_findings)
-    # Entries in the tails are rare, so that all runs are tested together.
+    # Entries in the tails are rare, so that the tail tests use the entries of all runs together.
     findings += tails.tail_findings(np.concatenate(runs))
     return NoiseAudit(findings=tuple(findings), false_positive_rate=false_positive_rate)
 
 
 def _with_prefix(prefix: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yields findings with a prefix of their names."""
+    """Yields findings with a prefix before their names."""
     for finding in findings:
         yield dataclasses.replace(finding, name=prefix + finding.name)
 
@@ -205,8 +210,9 @@ def _test_one_run(W: np.ndarray, leaves: tuple[int, ...], columns: np.ndarray) -
         "normality: distance of the distribution of all entries", W.ravel(), "norm"
     )
     yield from _test_leaves(W, leaves)
-    # An orthogonal change of basis preserves the distribution of W, and turns any stationary
-    # dependence over rounds into frequencies of unequal variance.
+    # The cosine transform is orthogonal, so that it preserves the claimed distribution of W. If
+    # entries depend on each other in the same way in all rounds, their frequencies have unequal
+    # variances.
     coordinates = np.ascontiguousarray(W[:, columns].T)
     for axis, rows, compared_rows in (("round", W, W), ("coordinate", W.T, coordinates)):
         if len(rows) > 1:
@@ -216,13 +222,13 @@ def _test_one_run(W: np.ndarray, leaves: tuple[int, ...], columns: np.ndarray) -
     if n > 1:
         yield _test_lags(W)
     if n > 1 and d > 1:
-        # The correlation of a coordinate with itself a round apart is one of the lags above.
+        # `_test_lags` already tests the correlation of a coordinate with itself a round later.
         name = "correlation of any two coordinates, a round apart"
         yield _largest_correlation(name, coordinates[:, :-1], coordinates[:, 1:], skip_same=True)
 
 
 def _test_leaves(W: np.ndarray, leaves: tuple[int, ...]) -> Iterator[Finding]:
-    """Tests the variance of each leaf, and the correlation of any two leaves."""
+    """Tests the noise variance of each model leaf, and the correlation of any two leaves."""
     W_by_leaf = {
         f"columns {end - size}..{end - 1}": W[:, end - size : end]
         for end, size in zip(np.cumsum(leaves), leaves, strict=True)
@@ -250,7 +256,7 @@ def _test_leaves(W: np.ndarray, leaves: tuple[int, ...]) -> Iterator[Finding]:
 
 
 def _test_lags(W: np.ndarray) -> Finding:
-    """Tests the correlation of rounds at several lags."""
+    """Tests the correlation between rounds that are 1, 2, 3 and more rounds apart."""
     n = len(W)
     correlations = []
     for lag in dict.fromkeys((*_LAGS, n // 2)):
@@ -265,7 +271,7 @@ def _test_lags(W: np.ndarray) -> Finding:
 def _test_two_runs(
     first_run: np.ndarray, second_run: np.ndarray, columns: np.ndarray
 ) -> Iterator[Finding]:
-    """Tests that two runs are independent."""
+    """Tests that the noise of two runs is independent."""
     yield _correlation("correlation of the same entries", first_run, second_run)
     yield _largest_correlation("correlation of any round with any round", first_run, second_run)
     first_coordinates = np.ascontiguousarray(first_run[:, columns].T)
@@ -275,7 +281,10 @@ def _test_two_runs(
 
 
 def _compared_coordinates(leaves: tuple[int, ...], rounds: int) -> np.ndarray:
-    """Returns the columns that are correlated in pairs: all, or the first ones of each leaf."""
+    """Returns the columns whose pairwise correlations are tested.
+
+    These are all columns or, if they are too many, the first columns of each leaf.
+    """
     affordable_by_time = int(math.sqrt(MAX_PAIR_MULTIPLICATIONS / rounds))
     max_columns = max(2, min(MAX_COMPARED_COORDINATES, affordable_by_time))
     max_per_leaf = max_columns
@@ -291,13 +300,13 @@ def _compared_coordinates(leaves: tuple[int, ...], rounds: int) -> np.ndarray:
 
 
 def _disjoint_pairs(n: int, lag: int) -> np.ndarray:
-    """Returns the first rounds t of pairs (t, t + lag) that have no round in common."""
+    """Returns rounds t for which no two of the pairs (t, t + lag) have a round in common."""
     first_rounds = np.flatnonzero(np.arange(n) % (2 * lag) < lag)
     return first_rounds[first_rounds + lag < n]
 
 
 def _test_variances(name: str, rows: np.ndarray) -> Iterator[Finding]:
-    """Tests the variance of the most extreme row and, if there are several, those of all rows.
+    """Tests the variances of rows: the most extreme one, and the distribution of all.
 
     The sums of squares of rows of standard normals are independent and chi-squared. Their p-values
     are uniform, which a Kolmogorov-Smirnov test checks; the smallest of them is at most p with
@@ -307,7 +316,8 @@ def _test_variances(name: str, rows: np.ndarray) -> Iterator[Finding]:
 
     num_rows, size = rows.shape
     sums = (rows**2).sum(axis=1)
-    # These are the chi-square distribution functions without the overhead of scipy.stats.
+    # chdtr and chdtrc are the chi-square distribution function and its complement. They have less
+    # overhead than scipy.stats.
     lower = scipy.special.chdtr(size, sums)
     upper = scipy.special.chdtrc(size, sums)
     p_values = np.minimum(2 * np.minimum(lower, upper), 1)
@@ -325,7 +335,7 @@ def _test_variances(name: str, rows: np.ndarray) -> Iterator[Finding]:
 
 
 def _worst_of(name: str, findings: list[Finding]) -> Finding:
-    """Combines several findings into one, by Bonferroni's correction."""
+    """Returns the finding with the smallest p-value, after Bonferroni's correction."""
     worst = min(findings, key=lambda finding: finding.p_value)
     return Finding(
         name=f"{name}, the most extreme of {len(findings)}: {worst.name}",
@@ -335,9 +345,9 @@ def _worst_of(name: str, findings: list[Finding]) -> Finding:
 
 
 def _test_means(name: str, rows: np.ndarray) -> Finding:
-    """Tests the most extreme mean of a row.
+    """Tests the means of rows, by the most extreme of them.
 
-    The means times sqrt(size) are independent standard normals.
+    Under the claim the means times sqrt(size) are independent standard normals.
     """
     import scipy.special
 
@@ -352,14 +362,14 @@ def _test_means(name: str, rows: np.ndarray) -> Finding:
 
 
 def _p_value_of_smallest(p_value: float, num_tests: int) -> float:
-    """Returns the chance that the smallest of independent uniform p-values is at most this one."""
+    """Returns the chance that the smallest of several independent p-values is at most this one."""
     if p_value >= 1:
         return 1.0
     return -math.expm1(num_tests * math.log1p(-p_value))
 
 
 def _correlation(name: str, first: np.ndarray, second: np.ndarray) -> Finding:
-    """Tests the correlation about 0 of two arrays of distinct entries."""
+    """Tests whether two arrays are uncorrelated, given that their entries have mean 0."""
     a = first.ravel()
     b = second.ravel()
     r = float(a @ b / math.sqrt(float(a @ a) * float(b @ b)))
@@ -367,10 +377,10 @@ def _correlation(name: str, first: np.ndarray, second: np.ndarray) -> Finding:
 
 
 def _correlation_p_value(r: float, num_pairs: int) -> float:
-    """Returns the p-value of a correlation about 0.
+    """Returns the p-value of a correlation r of pairs of standard normals.
 
-    r sqrt((num_pairs - 1) / (1 - r^2)) has Student's t distribution with num_pairs - 1 degrees of
-    freedom.
+    If the pairs are independent, r sqrt((num_pairs - 1) / (1 - r^2)) has Student's t distribution
+    with num_pairs - 1 degrees of freedom.
     """
     import scipy.special
 
@@ -383,7 +393,7 @@ def _correlation_p_value(r: float, num_pairs: int) -> float:
 def _largest_correlation(
     name: str, rows: np.ndarray, other_rows: np.ndarray | None = None, *, skip_same: bool = False
 ) -> Finding:
-    """Tests the largest correlation about 0 of two rows, by Bonferroni's correction.
+    """Tests the largest correlation of any two rows, with Bonferroni's correction.
 
     Args:
       name: of the test.
@@ -414,7 +424,7 @@ def _largest_correlation(
 
 
 def _unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Returns the rows, each divided by its norm."""
+    """Returns the rows of an array, each divided by its L2 norm."""
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-300)
 
 

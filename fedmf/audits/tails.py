@@ -1,4 +1,4 @@
-"""Tests of the tails of standard normal noise.
+"""Tests for noise whose tails are cut off, which breaks differential privacy.
 
 Noise that is cut off at 3 or 4 standard deviations has almost the claimed variance and distribution
 function. But a release beyond the cut proves that a client is there: delta is then the chance of
@@ -27,25 +27,26 @@ from fedmf import checks
 from fedmf.audits.finding import Finding
 from fedmf.numpy_errors import with_numpy_defaults
 
-# Distances from 0, in standard deviations: entries beyond each of them are counted.
+# The tests count the entries beyond each of these distances from 0, in standard deviations.
 DISTANCES = (2.0, 2.5, 3.0, 3.5, 4.0, 4.5)
-# Entries within these distances are counted as well. The second count is skipped for noise on a
-# grid whose steps are not small beside it.
+# Entries within these distances of 0 are counted as well. The count within `_AT_ZERO` is skipped
+# for noise on a grid whose steps are too coarse for it.
 _NEAR_ZERO = 0.03
 _AT_ZERO = 0.001
-# Number of tests of `tail_findings`.
+# `tail_findings` yields this number of findings.
 NUM_TESTS = len(DISTANCES) + 4
-# Entries are limited to this size in the test of the fourth moment.
+# The test of the fourth moment replaces larger absolute values by this one.
 _MOMENT_LIMIT = 4.0
 _NUM_NODES = 200
 _MAX_TILT = 1.0
-# Range of cuts. A normal that is cut near 0 is uniform, and ends at sqrt(3) for variance 1.
+# Cuts are searched in this range. A normal that is cut near 0 is almost uniform, and its largest
+# value is then sqrt(3) at variance 1.
 _MIN_CUT = 1e-2
 _MAX_CUT = 37.0
 
 
 def tail_findings(values: np.ndarray) -> Iterator[Finding]:
-    """Tests the tails of values that are independent standard normals under the claim.
+    """Tests whether values have the tails of independent standard normals.
 
     Args:
       values: at least one entry, any shape.
@@ -86,10 +87,10 @@ def tail_findings(values: np.ndarray) -> Iterator[Finding]:
 
 
 def _count_p_value(count: int, num_entries: int, chance: float) -> float:
-    """Returns the exact two-sided p-value of a binomial count."""
+    """Returns the exact two-sided p-value of a count that is binomial under the claim."""
     import scipy.special
 
-    # The incomplete beta function gives the binomial distribution.
+    # bdtr and bdtrc are the binomial distribution function and its complement.
     at_least = 1.0
     if count:
         at_least = float(scipy.special.bdtrc(count - 1, num_entries, chance))
@@ -106,7 +107,8 @@ def _test_entries_at_zero(sizes: np.ndarray) -> Finding:
     count = int((sizes <= _AT_ZERO).sum())
     p_value = _count_p_value(count, len(sizes), chance)
     near_sizes = np.sort(sizes[(sizes > 0) & (sizes <= _NEAR_ZERO)])
-    # On a coarse grid most sizes are repeated, and the count depends on where the steps are.
+    # On a coarse grid most sizes occur several times. The count then depends on the grid, so that
+    # the test is skipped.
     num_repeated = int((near_sizes[1:] == near_sizes[:-1]).sum())
     if 2 * num_repeated > len(near_sizes):
         p_value = 1.0
@@ -119,7 +121,9 @@ def _test_entries_at_zero(sizes: np.ndarray) -> Finding:
 
 
 def moment_p_value(mean: float, entries: int) -> float:
-    """Returns an upper bound on the two-sided p-value of the mean of f(z).
+    """Returns an upper bound on the two-sided p-value of the mean of f(z) = z^4 - 6 z^2.
+
+    Absolute values of z are limited to 4.
 
     Args:
       mean: of f(z) over all entries.
@@ -133,7 +137,7 @@ def moment_p_value(mean: float, entries: int) -> float:
     _, lowest_mean = _cumulant(-_MAX_TILT)
     _, highest_mean = _cumulant(_MAX_TILT)
     if lowest_mean < mean < highest_mean:
-        # Any tilt gives a valid bound; this one gives the sharpest.
+        # Any theta (the tilt) gives a valid bound, and this one gives the sharpest.
         tilt = scipy.optimize.brentq(
             lambda theta: _cumulant(theta)[1] - mean, -_MAX_TILT, _MAX_TILT, xtol=1e-15
         )
@@ -145,7 +149,7 @@ def moment_p_value(mean: float, entries: int) -> float:
 
 @with_numpy_defaults
 def power(cut: float, entries: int, *, threshold: float) -> float:
-    """Returns a lower bound on the chance to detect noise that is cut off.
+    """Returns a lower bound on the chance that the tests detect noise with this cut.
 
     It is the power of the best single test among the counts and the largest entry.
 
@@ -169,7 +173,7 @@ def power(cut: float, entries: int, *, threshold: float) -> float:
         """Returns the chance that an entry of the cut noise is at most this size."""
         return min(1.0, math.erf(min(cut, scale * size) / math.sqrt(2)) / chance_before_cut)
 
-    # The largest entry fails its test if it is too small for the claim.
+    # The test of the largest entry fails if that entry is too small for the claim.
     best_power = chance_within(largest_seen_end(entries, threshold=threshold)) ** entries
     for distance in DISTANCES:
         claimed_chance = 2 * float(scipy.special.ndtr(-distance))
@@ -183,7 +187,7 @@ def power(cut: float, entries: int, *, threshold: float) -> float:
 
 
 def entries_to_see(cut: float, *, threshold: float) -> int:
-    """Returns the number of entries that detect noise with this cut with certainty.
+    """Returns the number of entries with which the tests are certain to detect this cut.
 
     Args:
       cut: as in `power`.
@@ -200,7 +204,7 @@ def entries_to_see(cut: float, *, threshold: float) -> int:
 
 
 def smallest_unseen_cut(entries: int, *, threshold: float) -> float:
-    """Returns the smallest cut that is not detected with certainty.
+    """Returns the smallest cut that the tests may miss with this number of entries.
 
     It is 0 if the entries are too few to detect any cut.
 
@@ -220,7 +224,7 @@ def smallest_unseen_cut(entries: int, *, threshold: float) -> float:
 
 
 def end_of_noise(cut: float) -> float:
-    """Returns the largest possible value of a cut standard normal, scaled to variance 1.
+    """Returns the largest possible value of a cut standard normal after scaling to variance 1.
 
     >>> round(end_of_noise(2.5), 3)
     2.619
@@ -231,9 +235,10 @@ def end_of_noise(cut: float) -> float:
 
 
 def largest_seen_end(entries: int, *, threshold: float) -> float:
-    """Returns the largest m with 2 (2 Phi(m) - 1)^entries <= threshold.
+    """Returns the largest value m so that noise within [-m, m] is detected with certainty.
 
-    Noise that ends at m or below is detected with certainty.
+    It is the largest m with 2 (2 Phi(m) - 1)^entries <= threshold, where Phi is the normal
+    distribution function.
     """
     import scipy.special
 
@@ -258,10 +263,10 @@ def _fourth_moments(sizes: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _quadrature() -> tuple[np.ndarray, np.ndarray]:
-    """Returns values of f and their probabilities, for integrals over the normal distribution.
+    """Returns values of f(z) with weights, for expectations over a standard normal z.
 
-    They are the nodes of Gauss-Legendre quadrature within the limit of |z|, and the limit itself.
-    200 nodes give E exp(theta f(z)) to 13 digits for all tilts in use.
+    The values of z are the nodes of Gauss-Legendre quadrature within the limit of |z|, and the
+    limit itself. 200 nodes give E exp(theta f(z)) to 13 digits for all tilts in use.
     """
     import scipy.special
 
@@ -274,7 +279,7 @@ def _quadrature() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cumulant(theta: float) -> tuple[float, float]:
-    """Returns log E exp(theta f(z)) and its derivative."""
+    """Returns log E exp(theta f(z)) for a standard normal z, and its derivative by theta."""
     values, chances = _quadrature()
     max_exponent = float((theta * values).max())
     tilted_chances = chances * np.exp(theta * values - max_exponent)
