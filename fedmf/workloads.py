@@ -1,4 +1,5 @@
-"""Workloads: lower-triangular queries A on which error is measured.
+"""Workloads: lower-triangular matrices A. Row t of A x is the quantity that round t estimates, and
+the error of a mechanism is measured on it.
 
 Training itself uses no workload.
 """
@@ -14,16 +15,18 @@ from fedmf import checks
 from fedmf.numpy_errors import with_numpy_defaults
 
 NAMES = ("prefix_sum", "momentum_sgd", "identity")
-# Default momentum of momentum_sgd.
+# Default momentum of `momentum_sgd`.
 MOMENTUM = 0.95
 
-# Losses are squares of entries, and steps of fits squares of those.
+# Largest magnitude of an entry. The loss squares entries, and the steps of a fit square the result
+# again.
 _MAX_MAGNITUDE = 1e75
 
 
 @final
 class Workload:
-    """A linear query A over the rounds' inputs: row t of A x is what round t should estimate well.
+    """A workload: a lower-triangular matrix A over the inputs x of the rounds. Row t of A x is the
+    quantity that round t should estimate well.
 
     A determines which encoder is best (`fedmf.fit`) and how error is reported (`fedmf.loss`), but
     not privacy. Workloads of SGD have a banded inverse, which the constructors below store instead
@@ -54,7 +57,7 @@ class Workload:
     name: str
     rounds: int
     inverse_diagonals: np.ndarray | None
-    __array_ufunc__ = None  # It makes numpy refuse `array @ workload`.
+    __array_ufunc__ = None  # This setting makes numpy refuse `array @ workload`.
 
     def __init__(self, name: str, matrix: np.ndarray | Sequence[Sequence[float]]) -> None:
         array = checks.lower_triangular("matrix", matrix)
@@ -66,7 +69,7 @@ class Workload:
     def from_inverse(
         cls, name: str, inverse_diagonals: np.ndarray | Sequence[Sequence[float]]
     ) -> "Workload":
-        """Returns the workload A whose inverse is banded and given by rows.
+        """Returns the workload A whose banded inverse A^-1 is given by its rows.
 
         Args:
           name: name in reports.
@@ -108,15 +111,17 @@ class Workload:
 
     @functools.cached_property
     def matrix(self) -> np.ndarray:
-        """A, float64 (rounds, rounds), read-only; ValueError if it does not fit into memory."""
+        """The matrix A, read-only float64 (rounds, rounds). Reading it raises ValueError if it does
+        not fit into memory.
+        """
         assert self.inverse_diagonals is not None
         checks.fits_in_memory(f"the matrix of workload {self.name!r}", (self.rounds, self.rounds))
         return checks.frozen_copy(_solve_banded(self.inverse_diagonals))
 
     @property
     def coefficients(self) -> np.ndarray | None:
-        """First column of A, float64 (rounds,), if A is known to be Toeplitz (the same in every
-        round); otherwise None.
+        """The first column of A, float64 (rounds,), if A is known to be Toeplitz, that is, to have
+        the same coefficients in every round; otherwise None.
         >>> momentum_sgd(4, momentum=0.5).coefficients
         array([1.   , 1.5  , 1.75 , 1.875])
         """
@@ -133,7 +138,9 @@ class Workload:
         return np.asarray(scipy.signal.lfilter([1.0], inverse_rows[-1], np.eye(1, self.rounds)[0]))
 
     def __matmul__(self, other: "Workload") -> "Workload":
-        """Returns the workload A_self A_other, which applies `self` to the outputs of `other`."""
+        """Returns the workload with the matrix product A_self A_other, which applies `self` to the
+        outputs of `other`.
+        """
         if not isinstance(other, Workload):
             return NotImplemented
         if self.rounds != other.rounds:
@@ -142,7 +149,7 @@ class Workload:
                 "make both for the same"
             )
         name = f"{self.name} @ {other.name}"
-        # (A_self A_other)^-1 = A_other^-1 A_self^-1
+        # The inverse of the product is (A_self A_other)^-1 = A_other^-1 A_self^-1.
         other_inverse = other.inverse_diagonals
         self_inverse = self.inverse_diagonals
         if other_inverse is None or self_inverse is None:
@@ -151,7 +158,8 @@ class Workload:
 
 
 def identity(n: int) -> Workload:
-    """Returns the workload A = I: every round's own input, as in per-round statistics.
+    """Returns the identity workload A = I, in which each round estimates its own input, as in
+    per-round statistics.
 
     Args:
       n: number of rounds, a positive int.
@@ -171,8 +179,8 @@ def identity(n: int) -> Workload:
 
 
 def prefix_sum(n: int) -> Workload:
-    """Returns the workload of prefix sums: A[t, j] = 1 for j <= t, the iterates of SGD at learning
-    rate 1 (Denisov et al. 2022, App. A, Eq. 10).
+    """Returns the workload of prefix sums, A[t, j] = 1 for j <= t, which give the iterates of SGD
+    at learning rate 1 (Denisov et al. 2022, App. A, Eq. 10).
 
     Args:
       n: number of rounds, a positive int.
@@ -195,7 +203,7 @@ def prefix_sum(n: int) -> Workload:
 @with_numpy_defaults
 def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
     """Returns the workload of SGD's iterates under a learning-rate schedule: A[t, j] =
-    learning_rates[j], j <= t (Denisov et al. 2022, Prop. 4.2, M_eta).
+    learning_rates[j] for j <= t (Denisov et al. 2022, Prop. 4.2, M_eta).
 
     Args:
       learning_rates: (n,) positive.
@@ -226,7 +234,7 @@ def by_name(
     momentum: float = MOMENTUM,
     learning_rates: np.ndarray | None = None,
 ) -> Workload:
-    """Returns a workload by its name on the command line and in configs.
+    """Returns the workload that has this name on the command line and in configs.
 
     Args:
       name: one of `NAMES`.
@@ -259,8 +267,8 @@ def by_name(
 
 @with_numpy_defaults
 def momentum_buffer(n: int, momentum: float) -> Workload:
-    """Returns the workload of heavy-ball SGD's momentum buffers: A[t, j] = momentum^(t - j), j <= t
-    (Denisov et al. 2022, Prop. 4.2, M_beta).
+    """Returns the workload of the momentum buffers of heavy-ball SGD: A[t, j] = momentum^(t - j)
+    for j <= t (Denisov et al. 2022, Prop. 4.2, M_beta).
 
     Args:
       n: number of rounds, a positive int.
@@ -286,8 +294,8 @@ def momentum_buffer(n: int, momentum: float) -> Workload:
 def momentum_sgd(
     n: int, momentum: float = 0.95, learning_rates: Sequence[float] | np.ndarray | None = None
 ) -> Workload:
-    """Returns the workload of heavy-ball momentum SGD's iterates under a learning-rate schedule
-    (Denisov et al. 2022, Prop. 4.2, Eq. 9).
+    """Returns the workload of the iterates of heavy-ball momentum SGD under a learning-rate
+    schedule (Denisov et al. 2022, Prop. 4.2, Eq. 9).
 
     A[t, j] = sum over i in j..t of learning_rates[i] * momentum ** (i - j), `sgd(learning_rates) @
     momentum_buffer(n, momentum)`.
@@ -327,14 +335,14 @@ def momentum_sgd(
 
 
 def check_workload(workload: object) -> None:
-    """Raises TypeError unless the argument is a workload."""
+    """Raises TypeError unless `workload` is a Workload."""
     if not isinstance(workload, Workload):
         raise TypeError(f"workload is of type {type(workload).__name__}: pass a fedmf.Workload")
 
 
 def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
-    """Raises ValueError unless the largest entry and the smallest on the diagonal, (rounds,), are
-    within 1e-75 to 1e75.
+    """Raises ValueError unless the largest entry of the matrix and the smallest entry on its
+    diagonal, both by magnitude, lie within 1e-75 to 1e75.
     """
     largest_entry = float(np.abs(matrix).max())
     smallest_diagonal = float(np.abs(diagonal).min())
@@ -353,12 +361,16 @@ def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
 
 
 def _two_bands(diagonal: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Returns the rows of a matrix with `diagonal` and, in row t > 0, left[t] before it."""
+    """Returns the rows of a lower-triangular matrix with two bands: diagonal[t] on the diagonal of
+    row t, and for t > 0 left[t] to the left of it.
+    """
     return np.tril(np.stack([diagonal, left], axis=1))[:, : len(diagonal)]
 
 
 def _solve_banded(rows: np.ndarray) -> np.ndarray:
-    """Returns the inverse of the banded lower-triangular matrix with these rows, in O(n^2 p)."""
+    """Returns the inverse of the banded lower-triangular matrix whose rows are given as (n, p)
+    bands, in O(n^2 p) time.
+    """
     n, p = rows.shape
     A = np.zeros((n, n))
     for t in range(n):

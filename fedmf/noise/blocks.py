@@ -1,4 +1,6 @@
-"""Block form of a noise stream: blocks of rounds, with a state of few rows between them."""
+"""The block form of a noise stream: noise vectors are computed for a block of rounds at a time, and
+a state of a few rows carries over to the next block.
+"""
 
 import dataclasses
 import itertools
@@ -9,23 +11,24 @@ import scipy.linalg
 
 from fedmf.noise.stream import NoiseStream
 
-# A compressed noising matrix N + E is the inverse of the encoder (I + C E)^-1 C, whose sensitivity
-# is that of C within a factor 1 / (1 - ||C E||). The norm must not exceed this, which is less than
-# a rounding error of float32.
+# A compressed noise matrix N + E is the inverse of the encoder (I + C E)^-1 C, whose sensitivity is
+# that of C within a factor 1 / (1 - ||C E||). The norm ||C E|| must not exceed this, which is less
+# than a rounding error of float32.
 MAX_DEVIATION = 1e-7
-# Thresholds below which singular values are cut off, relative to the largest entry of N. They are
+# Thresholds, relative to the largest entry of N, below which singular values are dropped. They are
 # tried in this order.
 _CUTS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
-# Relative difference below which two singular values count as equal.
+# Two singular values count as equal if their relative difference is below this.
 _EQUAL = 1e-6
-# Length of a projection, relative to the longest one, from which it is accepted. Since it is no
-# simple fraction, rounding does not decide.
+# A projection is accepted if its length is at least this fraction of the longest one. Since the
+# fraction is not a simple one, rounding does not decide.
 _ACCEPTED_LENGTH = 0.6137
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BlockForm:
-    """Computation of the rows X of N Z in blocks, with a state S of `width` rows between them.
+    """A computation of X = N Z in blocks of rounds, where N is the noise matrix and Z holds one
+    draw per round. A state S of up to `width` rows carries over from each block to the next.
 
         [ X_b     ]             [ Z_b ]    X_b, Z_b   rows bounds[b] .. bounds[b + 1] - 1 of N Z, Z
         [ S_(b+1) ] = matrix(b) [ S_b ]    S_0 = 0
@@ -54,26 +57,26 @@ class BlockForm:
 
     @property
     def rounds(self) -> int:
-        """Number of rounds, n."""
+        """The number of rounds, n."""
         return self.bounds[-1]
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks."""
+        """The number of blocks."""
         return len(self.bounds) - 1
 
     @property
     def length(self) -> int:
-        """Number of rounds of the longest block, L."""
+        """The number of rounds of the longest block, L."""
         return int(np.diff(self.bounds).max())
 
     @property
     def first_width(self) -> int:
-        """Number of rows of S_0."""
+        """The number of rows of S_0, the state before the first block."""
         return self.matrix(0).shape[1] - self.bounds[1]
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N of these blocks, float64 (rounds, rounds)."""
+        """Returns the noise matrix N that these blocks compute, float64 (rounds, rounds)."""
         n = self.rounds
         N = np.zeros((n, n))
         S = np.zeros((self.first_width, 0))
@@ -87,7 +90,7 @@ class BlockForm:
 
 
 def equal_blocks(rounds: int, length: int) -> tuple[int, ...]:
-    """Returns the bounds of blocks of equal length; the last block may be shorter.
+    """Returns the bounds of blocks of `length` rounds, of which the last one may be shorter.
 
     >>> equal_blocks(5, 2)
     (0, 2, 4, 5)
@@ -96,7 +99,7 @@ def equal_blocks(rounds: int, length: int) -> tuple[int, ...]:
 
 
 def growing_blocks(rounds: int, longest: int) -> tuple[int, ...]:
-    """Returns the bounds of blocks that double up to `longest` rounds.
+    """Returns the bounds of blocks whose lengths double until they reach `longest` rounds.
 
     While they double, a block is as long as all blocks before it together. If a block is computed
     while the previous one is used, that takes at most two rows a round, and a single row before
@@ -116,7 +119,8 @@ def growing_blocks(rounds: int, longest: int) -> tuple[int, ...]:
 def block_form(
     stream: NoiseStream, *, bounds: tuple[int, ...], max_width: int | None = None
 ) -> BlockForm | None:
-    """Returns the block form of a stream, or None if its state has more than `max_width` rows.
+    """Returns the block form of a noise stream, or None if its state would have more than
+    `max_width` rows.
 
     The state of a recurrence is its last bands - 1 rows, that of buffers their sums and last draws.
     A contraction is compressed: rounds s, s + 1, ... need N[s:, :s] Z[:s] of the draws before s,
@@ -147,7 +151,8 @@ def block_form(
 
 
 class _StreamMatrices:
-    """Block matrices of a recurrence or of buffers, by block index.
+    """A function that returns the matrix of each block of a recurrence or of buffers, given the
+    index of the block.
 
     Successive blocks of equal coefficients, as Toeplitz encoders have, share one matrix.
     """
@@ -163,7 +168,8 @@ class _StreamMatrices:
         stop = self._bounds[b + 1]
         coefficients = self._stream.coefficients(start, stop)
         if coefficients != self._cached_coefficients:
-            with np.errstate(all="ignore"):  # `check_float32` refuses a matrix that overflows.
+            # A matrix that overflows is refused later, by `check_float32`.
+            with np.errstate(all="ignore"):
                 matrix = self._stream.block(start, stop)
             matrix.setflags(write=False)
             self._cached_coefficients = coefficients
@@ -172,7 +178,7 @@ class _StreamMatrices:
 
 
 def with_small_first_states(form: BlockForm) -> BlockForm:
-    """Returns the same blocks with smaller states at the beginning.
+    """Returns a block form with the same blocks, but with smaller states in the first rounds.
 
     While there are fewer draws than rows of a state, the draws themselves are the state, those of
     the newest block first. The first blocks have few rounds, and each of them would otherwise read
@@ -181,7 +187,8 @@ def with_small_first_states(form: BlockForm) -> BlockForm:
     if form.is_rolling:
         return form
     first_matrices = []
-    state_of_draws = np.zeros((form.first_width, 0))  # S_b = state_of_draws @ draws
+    # The state is a linear function of the draws so far: S_b = state_of_draws @ draws.
+    state_of_draws = np.zeros((form.first_width, 0))
     for b, (start, stop) in enumerate(itertools.pairwise(form.bounds)):
         M = form.matrix(b)
         count = stop - start
@@ -199,7 +206,9 @@ def with_small_first_states(form: BlockForm) -> BlockForm:
 
 
 def _compress(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> BlockForm | None:
-    """Returns the block form of a compressed N, or None if there is none of `max_width` rows."""
+    """Returns the block form of a compressed noise matrix N, or None if the compression needs
+    states of more than `max_width` rows.
+    """
     counts = np.diff(bounds).tolist()
     for cut in _CUTS:
         matrices = _truncated_matrices(N, bounds, max_width, cut * float(np.abs(N).max()))
@@ -213,7 +222,9 @@ def _compress(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> BlockFo
 
 
 def deviation(approximation: np.ndarray, N: np.ndarray) -> float:
-    """Returns the Frobenius norm of C E, for E = approximation - N and C = N^-1."""
+    """Returns the Frobenius norm of C E, where E = approximation - N is the error and C = N^-1 the
+    encoder.
+    """
     CE = scipy.linalg.solve_triangular(N, approximation - N, lower=True, check_finite=False)
     return float(np.linalg.norm(CE))
 
@@ -221,13 +232,14 @@ def deviation(approximation: np.ndarray, N: np.ndarray) -> float:
 def _truncated_matrices(
     N: np.ndarray, bounds: tuple[int, ...], max_width: int, cut: float
 ) -> list[np.ndarray] | None:
-    """Returns the block matrices of N without singular values up to `cut`.
+    """Returns the block matrices of N with all singular values up to `cut` dropped, or None if a
+    state has more than `max_width` rows.
 
     Each is (rounds of the block + r_(b+1), rounds of the block + r_b). None means that a state has
     more than `max_width` rows.
     """
     n = len(N)
-    needed = np.zeros((n, 0))  # N[s:, :s] in the coordinates of S_b
+    needed = np.zeros((n, 0))  # This is N[s:, :s] in the coordinates of the state S_b.
     matrices = []
     for s, e in itertools.pairwise(bounds):
         block = np.hstack([N[s:e, s:e], needed[: e - s]])
@@ -246,7 +258,8 @@ def _truncated_matrices(
 
 
 def _canonical_rotation(values: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Returns the orthogonal matrix (r, r) that rotates singular vectors to a canonical basis.
+    """Returns the orthogonal matrix, float64 (r, r), that rotates singular vectors to a basis that
+    does not depend on the LAPACK in use.
 
     With it a saved state means the same under every LAPACK. A singular value determines its vector
     up to the sign, and equal values determine only the space of their vectors. A state in one basis
@@ -262,7 +275,8 @@ def _canonical_rotation(values: np.ndarray, right: np.ndarray) -> np.ndarray:
     rotation = np.zeros((r, r))
     group_starts = np.flatnonzero(values[1:] < (1 - _EQUAL) * values[:-1]) + 1
     for start, end in zip([0, *group_starts], [*group_starts, r], strict=True):
-        # Projections of the unit vectors onto the part of the space without a basis vector yet.
+        # These are the projections of the unit vectors onto the part of the space that no basis
+        # vector spans yet.
         projections = right[start:end].copy()
         for i in range(start, end):
             lengths = np.linalg.norm(projections, axis=0)

@@ -1,4 +1,4 @@
-"""Noise streams with a state of a few running sums."""
+"""Noise streams whose state consists of a few running sums, the buffers."""
 
 import dataclasses
 import math
@@ -11,7 +11,8 @@ from fedmf import checks, fields
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Buffers:
-    """Recipe for rows of N Z from the last w draws and q running sums (buffers) of older draws.
+    """A recipe for the rows x_t of N Z, where N is the noise matrix and row t of Z is the draw z_t.
+    Each row is computed from the last w draws and from q running sums (buffers) of older draws.
 
         S(t) = decay * S(t-1) + write[t-w] z_(t-w)                  S(t) = 0 for t < w
         x_t  = sum_(j<w) window[t, j] z_(t-j) + read[t] . S(t)
@@ -80,16 +81,18 @@ class Buffers:
 
     @property
     def rounds(self) -> int:
-        """Number of rows, n."""
+        """The number of rows, n."""
         return int(self.window.shape[0])
 
     @property
     def width(self) -> int:
-        """Number of rows of the state, q + w - 1: S(t), then z_(t-1), ..., z_(t-w+1)."""
+        """The number of rows of the state, q + w - 1. They are the sums S(t), and then the draws
+        z_(t-1), ..., z_(t-w+1).
+        """
         return len(self.decay) + self.window.shape[1] - 1
 
     def step(self, t: int, z: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row t and the state after it.
+        """Returns row t of N Z, and the state after round t.
 
         Args:
           t: round.
@@ -99,16 +102,19 @@ class Buffers:
         q = len(self.decay)
         w = self.window.shape[1]
         sums = state[:q]
-        recent_draws = np.concatenate([z[None], state[q:]])  # z_t, z_(t-1), ...
+        # The draws are in the order z_t, z_(t-1), ...
+        recent_draws = np.concatenate([z[None], state[q:]])
         x = _weighted_sum(self.window[t], recent_draws) + _weighted_sum(self.read[t], sums)
         if t + 1 >= w:
-            # The draw z_(t+1-w) leaves the window and enters the sums; with feedback row t does.
+            # In this round the draw z_(t+1-w) leaves the window and enters the sums. With feedback,
+            # row t enters them instead.
             entering = x if self.feedback else recent_draws[-1]
             sums = (self.decay * sums.T).T + np.multiply.outer(self.write[t + 1 - w], entering)
         return x, np.concatenate([sums, recent_draws[:-1]])
 
     def block(self, start: int, stop: int) -> np.ndarray:
-        """Returns the matrix of a block, float64 (rounds + width, rounds + width).
+        """Returns the matrix M that computes a block of rounds at once, float64 (rounds + width,
+        rounds + width).
 
         For rounds start .. stop - 1, [rows; state after them] = M [draws; state before them].
         Without feedback the draw of round start + k + 1 - w enters the sums in round start + k:
@@ -143,7 +149,8 @@ class Buffers:
         rows_from_y[:, :count] = through_sums
         for j in range(w):
             rows_from_y[np.arange(count), np.arange(count) + w - 1 - j] += window[:, j]
-        # The newest draw is the first one of the state, but the last one of y.
+        # The state begins with its newest draw, while y ends with it. The columns are therefore
+        # reversed.
         M[:count] = np.hstack(
             [rows_from_y[:, w - 1 :], from_sums, rows_from_y[:, : w - 1][:, ::-1]]
         )
@@ -157,7 +164,7 @@ class Buffers:
         return M
 
     def coefficients(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the rows of window, read and write for rounds start .. stop - 1.
+        """Returns the rows of `window`, `read` and `write` that rounds start .. stop - 1 use.
 
         The row of write is that of the draw that enters the sums in the round; 0 if there is none.
         """
@@ -166,7 +173,7 @@ class Buffers:
         return self.window[start:stop], self.read[start:stop], write
 
     def first_column(self) -> np.ndarray:
-        """Returns column 0 of N, float64 (rounds,)."""
+        """Returns the first column of the noise matrix N, float64 (rounds,)."""
         n, w = self.window.shape
         column = np.empty(n)
         sums = np.zeros(len(self.decay))
@@ -175,13 +182,16 @@ class Buffers:
             column[t] = from_window + self.read[t] @ sums
             sums = self.decay * sums
             if t + 1 >= w:
-                # Draw t + 1 - w enters the sums. Here draw 0 is 1, and every other draw is 0.
+                # Draw t + 1 - w enters the sums. Column 0 of N is the response to a draw of 1 in
+                # round 0, after which all draws are 0.
                 entering = column[t] if self.feedback else float(t + 1 == w)
                 sums += self.write[t + 1 - w] * entering
         return column
 
     def matrix(self) -> np.ndarray:
-        """Returns N, float64 (rounds, rounds), lower-triangular."""
+        """Returns the noise matrix N, a lower-triangular float64 array of shape (rounds,
+        rounds).
+        """
         n = self.rounds
         checks.fits_in_memory("the noising matrix of these buffers", (n, n))
         N = np.zeros((n, n))
@@ -192,6 +202,8 @@ class Buffers:
 
 
 def _weighted_sum(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns the weighted sum of the rows, as np.tensordot does, but without its overhead."""
+    """Returns the weighted sum of the rows. The result is that of np.tensordot, without its
+    overhead.
+    """
     flat_rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     return np.dot(weights[None], flat_rows).reshape(rows.shape[1:])

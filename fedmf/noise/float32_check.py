@@ -1,4 +1,4 @@
-"""Check that float32 arithmetic, in which noise is computed, represents the noise of a stream.
+"""The check that the noise of a stream keeps its distribution when it is computed in float32.
 
 A run releases x + N z. If rounding makes it x + N z + e, an adversary who inverts N sees z + N^-1 e
 in place of z, but the guarantee is for z. So the check passes Gaussian draws through the stream in
@@ -15,7 +15,8 @@ from fedmf.noise.blocks import BlockForm, block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 
 # Largest allowed error of a recovered draw of standard deviation 1. Most mechanisms of the library
-# are near 1e-6 and low_rank at 3e-5; the error of fft grows with the rounds, to 3e-4 at 100,000.
+# have errors near 1e-6, and low_rank 3e-5. The error of fft grows with the rounds, to 3e-4 at
+# 100,000.
 _TOLERANCE = 1e-3
 _NUM_PROBES = 4
 # Number of rounds whose draws are recovered together.
@@ -23,7 +24,8 @@ _BLOCK_ROUNDS = 64
 
 
 def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
-    """Raises ValueError if the noise of a causal stream has another distribution in float32.
+    """Raises ValueError if float32 is not accurate enough for a causal noise stream, so that its
+    noise would have another distribution.
 
     Args:
       stream: a causal stream of any form.
@@ -36,7 +38,7 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
     ValueError: the noising matrix is too ill-conditioned for float32, ...
     """
     z = np.random.default_rng(0).standard_normal((stream.rounds, _NUM_PROBES), np.float32)
-    with np.errstate(all="ignore"):  # An overflow fails the comparison below.
+    with np.errstate(all="ignore"):  # If a number overflows, the comparison below is false.
         recovered = _recovered_draws(stream, form, z)
         error = float(np.abs(recovered - z).max())
     if not error <= _TOLERANCE:
@@ -47,7 +49,7 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
 
 
 def _recovered_draws(stream: NoiseStream, form: BlockForm | None, z: np.ndarray) -> np.ndarray:
-    """Returns the draws, float64, that follow from the float32 rows of N z."""
+    """Recovers the draws z, float64, from the rows of N z as they are computed in float32."""
     if stream.contraction is not None:
         N = stream.contraction
         rows = N.astype(np.float32) @ z if form is None else _rows_of_run(form, z)
@@ -62,7 +64,7 @@ def _recovered_draws(stream: NoiseStream, form: BlockForm | None, z: np.ndarray)
 
 
 def _rows_of_run(form: BlockForm, z: np.ndarray) -> np.ndarray:
-    """Returns the rows of N z as a run computes them, float32."""
+    """Returns the float32 rows of N z, computed in the same way as in a run."""
     x = z.copy()
     S = np.zeros((form.first_width, z.shape[1]), np.float32)
     for b, (start, stop) in enumerate(itertools.pairwise(form.bounds)):
@@ -73,7 +75,9 @@ def _rows_of_run(form: BlockForm, z: np.ndarray) -> np.ndarray:
 
 
 def _invert_recurrence(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
-    """Returns z = C x from the rows x of N z and the diagonals of C, float64."""
+    """Returns the draws z = C x, float64, from the rows x of N z and the diagonals of the encoder
+    C.
+    """
     assert stream.recurrence is not None
     z = np.zeros(x.shape)
     for j, diagonal in enumerate(stream.recurrence.T):
@@ -82,7 +86,9 @@ def _invert_recurrence(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
 
 
 def _invert_buffers(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
-    """Returns z from the rows x of N z of buffers, float64, solving block by block."""
+    """Returns the draws z, float64, from the rows x of N z that buffers computed. It solves one
+    block of rounds after another.
+    """
     bounds = equal_blocks(stream.rounds, _BLOCK_ROUNDS)
     form = block_form(stream, bounds=bounds)
     assert form is not None
@@ -97,7 +103,7 @@ def _invert_buffers(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
 
 
 def _solve(N: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Returns N^-1 x for a lower-triangular N, float64; infinities if N is singular."""
+    """Returns N^-1 x in float64 for a lower-triangular N, or infinities if N is singular."""
     try:
         return np.asarray(
             scipy.linalg.solve_triangular(N, x.astype(np.float64), lower=True, check_finite=False)

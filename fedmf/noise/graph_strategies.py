@@ -1,4 +1,4 @@
-"""Strategies that compute noise vectors in a TensorFlow graph, and their costs."""
+"""Strategies that compute the noise vectors inside a TensorFlow graph, and their costs."""
 
 import math
 
@@ -9,17 +9,18 @@ from fedmf.noise.strategy import PRODUCTS_PER_DRAW, NoiseStrategy, row_bytes
 from fedmf.noise.stream import NoiseStream
 
 GRAPH_STRATEGIES = ("recurrent", "precomputed")
-# Largest state of a graph. TFF copies its server state many times a round, between processes: 0.1
-# to 0.9 s for 16 MB, depending on the allocator.
+# Largest state of a graph. TFF copies its server state between processes many times a round, which
+# takes 0.1 to 0.9 s for 16 MB, depending on the allocator.
 MAX_STATE_BYTES = 128 * 2**20
-# Largest table of constants for the recurrence of a graph.
+# Largest table of constants that the recurrence of a graph may have.
 _MAX_TABLE_BYTES = 64 * 2**20
-# Estimated cost of passing a vector of model size through TFF's state; see `strategy.DRAW_SECONDS`.
+# Estimated cost of passing one vector of model size through TFF's state, in the unit of
+# `strategy.DRAW_SECONDS`.
 _PASSING_COST = 5.0
 
 
 def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -> NoiseStrategy:
-    """Returns the strategy "recurrent" in a graph whose state passes through TFF.
+    """Returns the strategy "recurrent" for a graph, whose state TFF passes from round to round.
 
     Args:
       stream: noise stream of the mechanism.
@@ -31,7 +32,8 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
         max_width = min(max_width, MAX_STATE_BYTES // row_bytes(size))
     has_feedback = stream.buffers is not None and stream.buffers.feedback
     if stream.contraction is not None or has_feedback:
-        # The coefficients differ from round to round: a table of (1 + width)^2 entries each.
+        # The coefficients differ from round to round. The graph therefore holds a table with (1 +
+        # width)^2 entries for each round.
         max_width = min(max_width, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
     form = block_form(stream, bounds=equal_blocks(stream.rounds, 1), max_width=max_width)
     if form is None:
@@ -52,13 +54,14 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
 
 
 def check_graph_strategy(name: str | None) -> None:
-    """Raises TypeError or ValueError unless `name` is a strategy of a graph, or None."""
+    """Raises TypeError or ValueError unless `name` is None or one of GRAPH_STRATEGIES."""
     if name is not None:
         checks.one_of("noise_strategy", name, GRAPH_STRATEGIES)
 
 
 def choose_graph_strategy(stream: NoiseStream, size: int, name: str | None = None) -> NoiseStrategy:
-    """Returns the strategy of a graph, "recurrent" unless `name` is "precomputed".
+    """Returns the strategy of a graph: "precomputed" if `name` asks for it, and otherwise
+    "recurrent".
 
     Args:
       stream: noise stream of the mechanism.

@@ -1,4 +1,6 @@
-"""Strategies that precompute noise vectors on the host, their costs, and the choice of one."""
+"""Strategies that precompute noise vectors on the host, outside any graph: their costs, and the
+choice between them.
+"""
 
 import pathlib
 from collections.abc import Iterator
@@ -28,20 +30,24 @@ from fedmf.noise.strategy import (
 from fedmf.noise.stream import NoiseStream
 
 HOST_STRATEGIES = ("recurrent", "regenerated")
-# Rows that are computed from all draws in one product. Longer blocks are whole multiples of it, so
-# that rows are bitwise identical for every length.
+# Number of rows that one product computes from all draws. Longer blocks are whole multiples of it,
+# so that the rows are bitwise identical for every block length.
 ROWS_TOGETHER = 128
-# Compressing a noising matrix of 2052 rounds takes about this many seconds, and n^3 in general. It
-# is done if it saves more.
+# Compressing a noise matrix of 2052 rounds takes about this many seconds, and the time grows as
+# rounds^3. The matrix is compressed if that saves more time than it takes.
 _COMPRESS_SECONDS = 5.0
-# It is also done if it takes less than this, and the regenerated rows would take much memory.
+# The matrix is also compressed if that takes less than this, and the regenerated rows would take
+# much memory.
 _SHORT_SECONDS = 0.1
-# A strategy with fewer rows is preferred if its price is at most this factor higher.
+# If the other strategy has fewer rows, it is preferred unless its price is higher by more than this
+# factor.
 _PRICE_RATIO = 1.1
-# Largest state of a compressed matrix, and largest number of rounds with an explicit N.
+# Largest number of rows in the state of a compressed matrix, and largest number of rounds for which
+# N is formed.
 _MAX_COMPRESSED_ROWS = 64
 _MAX_CONTRACTED_ROUNDS = 4096
-# Block lengths that are compared, and the one of a compressed matrix.
+# Block lengths among which the cheapest is chosen, and the one block length for a compressed
+# matrix.
 _BLOCK_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _COMPRESSED_LENGTH = 16
 
@@ -53,7 +59,8 @@ def host_strategies(
     memory_bytes: int | None = None,
     folder: str | pathlib.Path | None = None,
 ) -> list[NoiseStrategy]:
-    """Returns both strategies, the better one first and an impossible one last.
+    """Returns both strategies of the host, "recurrent" and "regenerated". The better one is first,
+    and one that is not possible is last.
 
     The better one is the cheaper one. Rows in memory are preferred to a memory map that is hardly
     cheaper.
@@ -96,7 +103,7 @@ def choose_host_strategy(
     folder: str | pathlib.Path | None = None,
     name: str | None = None,
 ) -> NoiseStrategy:
-    """Returns the better strategy, or the one called `name`.
+    """Returns the better strategy of the host, or the one called `name`.
 
     Args:
       stream, size, memory_bytes, folder: see `host_strategies`.
@@ -114,7 +121,7 @@ def choose_host_strategy(
         if name == "regenerated":
             strategies = [_regenerated(stream, storage)]
         else:
-            # A recurrence that is asked for by name may take any time to compress.
+            # A user who chooses the recurrence by name accepts any time that the compression takes.
             strategies = [_recurrent(stream, storage, compress=True)]
     best = strategies[0]
     if not best.possible:
@@ -131,7 +138,8 @@ def choose_host_strategy(
 
 
 def _recurrent(stream: NoiseStream, storage: Storage, compress: bool) -> NoiseStrategy:
-    """Returns the strategy that computes a block from its own draws and a state of few rows.
+    """Returns the strategy "recurrent", which computes each block of noise vectors from the draws
+    of its own rounds and a state of few rows.
 
     Its block length is the one of the lowest cost.
 
@@ -169,11 +177,13 @@ def _recurrent(stream: NoiseStream, storage: Storage, compress: bool) -> NoiseSt
 
 
 def _recurrent_blocks(form: BlockForm, length: int, storage: Storage) -> NoiseStrategy:
-    """Returns the strategy "recurrent" with these blocks, of `length` rounds at most."""
+    """Returns the strategy "recurrent" with the blocks of `form`, which have at most `length`
+    rounds.
+    """
     L = form.length
     r = form.width
     if form.is_rolling:
-        # The state consists of earlier rows of N Z.
+        # In this case the state consists of earlier rows of N Z, which are in memory already.
         num_outputs = L
         past_rows = r
         state_rows = 0
@@ -204,12 +214,15 @@ def _recurrent_blocks(form: BlockForm, length: int, storage: Storage) -> NoiseSt
 
 
 def _regenerated(stream: NoiseStream, storage: Storage) -> NoiseStrategy:
-    """Returns the strategy that computes a block from all draws so far, of which it stores some."""
+    """Returns the strategy "regenerated", which computes each block of noise vectors from all draws
+    so far. It stores some of these draws, and draws the rest again.
+    """
     n = stream.rounds
     if stream.contraction is None and n > _MAX_CONTRACTED_ROUNDS:
         reason = f"{n} rounds: the rows of N are not written out beyond {_MAX_CONTRACTED_ROUNDS}"
         return NoiseStrategy(name="regenerated", reason=reason)
-    # These two do not depend on the memory, so that rows are bitwise identical on every machine.
+    # These two numbers do not depend on the memory, so that the rows are bitwise identical on every
+    # machine.
     product_rows = min(ROWS_TOGETHER, 2 ** (longest_block(storage.size).bit_length() - 1))
     width = tile_width(storage.size, min(product_rows, -(-n // 2)))
     scratch = 4 * THREADS * (n + product_rows) * min(storage.size, width)
@@ -224,7 +237,8 @@ def _regenerated(stream: NoiseStream, storage: Storage) -> NoiseStrategy:
 
 
 def _partitions(n: int, product_rows: int, max_rows: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yields bounds of blocks, and the number of draws that can be stored beside them.
+    """Yields partitions of the rounds into blocks: the bounds of the blocks, and the number of
+    draws that can be stored beside them.
 
     They range from short blocks with many stored draws to the longest possible blocks without any.
 
@@ -241,7 +255,7 @@ def _partitions(n: int, product_rows: int, max_rows: int) -> Iterator[tuple[tupl
     while True:
         bounds = growing_blocks(n, length)
         free_rows = max_rows - waiting_rows(bounds, 0)
-        # The draws of the last block are not needed again.
+        # The draws of the last block are not needed again, so that they are not stored.
         stored_draws = max(0, min(free_rows, bounds[-2]))
         yield bounds, stored_draws
         if length >= max_length:
@@ -252,14 +266,16 @@ def _partitions(n: int, product_rows: int, max_rows: int) -> Iterator[tuple[tupl
 def _regenerated_blocks(
     bounds: tuple[int, ...], *, product_rows: int, width: int, stored_draws: int
 ) -> NoiseStrategy:
-    """Returns the strategy "regenerated" with these blocks, before its rows are placed."""
+    """Returns the strategy "regenerated" with these blocks, before memory or a memory map is chosen
+    for its rows.
+    """
     n = bounds[-1]
     starts = np.array(bounds[:-1])
     stops = np.array(bounds[1:])
     num_stored = np.minimum(starts, stored_draws)
     num_draws = int((stops - num_stored).sum())
     num_products = int(((stops - starts) * stops).sum())
-    # The stored draws are copied for a block that also needs draws that are not stored.
+    # A block that needs stored draws as well as others copies the stored ones.
     num_copies = 2 * n + stored_draws + int(num_stored[stops > stored_draws].sum())
     layout = TileLayout(
         tile_width=width,

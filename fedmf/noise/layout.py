@@ -1,26 +1,30 @@
-"""Tiles of coordinates in which precomputed noise is computed, and the memory that they take."""
+"""The tiles of coordinates in which precomputed noise is computed, and the memory that
+they take.
+"""
 
 import dataclasses
 import math
 
 import numpy as np
 
-# Threads that compute noise, each with its own working memory.
+# Number of threads that compute noise, each of which has its own working memory.
 THREADS = 2
-# Largest number of coordinates of a tile: large enough for a matrix product, small enough for the
-# cache.
+# Largest number of coordinates of a tile. It is large enough for an efficient matrix product, and
+# small enough for the cache.
 TILE = 65_536
-# The noise source draws this number of coordinates together. A tile is a whole multiple.
+# The noise source draws this number of coordinates together, so that the width of a tile is a
+# multiple of it.
 CHUNK = 1024
 # Smaller tiles cost more in calls than in arithmetic.
 _SMALL_TILE = 16_384
-# Longest block of a model of few chunks, for which a whole tile is computed at a time.
+# Longest block of a model with few chunks. For such a model a whole tile is computed at a time.
 _SHORT_BLOCK = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TileLayout:
-    """Memory for the blocks of noise that are computed, and for their rows until they are used.
+    """The memory that holds blocks of noise while they are computed, and their rows until they are
+    used.
 
     Attributes:
       tile_width: number of coordinates of a tile.
@@ -36,11 +40,13 @@ class TileLayout:
 
     @property
     def rows(self) -> int:
-        """Number of rows of model size in memory, except for some tiles."""
+        """The number of rows of model size in memory, not counting the few tiles that threads are
+        writing.
+        """
         return self.waiting_rows + self.stored_draws
 
     def num_slots(self, num_tiles: int) -> int:
-        """Returns the number of tile rows that the memory holds."""
+        """Returns the number of tile-wide rows that the memory has room for."""
         return num_tiles * self.waiting_rows + THREADS * self.longest
 
 
@@ -54,7 +60,7 @@ def tile_width(size: int, length: int) -> int:
 
 
 def longest_block(size: int) -> int:
-    """Returns the largest number of rounds of a block.
+    """Returns the largest number of rounds that a block may have, for a model of `size` parameters.
 
     In a longer one, the share that is computed in one round would be less than half a tile.
     """
@@ -62,7 +68,8 @@ def longest_block(size: int) -> int:
 
 
 def waiting_rows(bounds: tuple[int, ...], past_rows: int) -> int:
-    """Returns the largest number of rows of model size that wait at a time.
+    """Returns the largest number of rows of model size that are in memory at a time, waiting to be
+    used or carrying the past.
 
     In round t these are the rows of its block from t on, those of the next block in the tiles that
     are already computed, and in every tile the rows that carry the past.
@@ -78,7 +85,7 @@ def waiting_rows(bounds: tuple[int, ...], past_rows: int) -> int:
     next_past = np.minimum(past_rows, next_stops)
     figures = np.stack((stops - starts, next_stops - starts, past, next_past), axis=1)
     max_rows = 1
-    # Most blocks have the same figures, which are evaluated once.
+    # Most blocks have the same figures, so that each distinct set of figures is evaluated once.
     for num_rounds, num_ahead, num_past, num_next_past in set(map(tuple, figures.tolist())):
         num_used = np.arange(num_rounds)
         rows_in_old_tiles = np.maximum(num_rounds - num_used, num_past)

@@ -1,4 +1,4 @@
-"""Memory and disk space that the noise of a run may take."""
+"""The limits on memory and disk space that the noise of a run may take."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ from fedmf.noise.strategy import NoiseStrategy, row_bytes
 
 
 def default_memory() -> int:
-    """Returns a quarter of the bytes of memory that this machine or its container has."""
+    """Returns a quarter of the memory of this machine or its container, in bytes."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit_file = pathlib.Path("/sys/fs/cgroup/memory.max")
     limit = limit_file.read_text().strip() if limit_file.exists() else "max"
@@ -22,7 +22,7 @@ def default_memory() -> int:
 
 
 def default_disk(folder: str | pathlib.Path | None) -> int:
-    """Returns two thirds of the free bytes on the disk of a folder.
+    """Returns two thirds of the free space on the disk that holds `folder`, in bytes.
 
     Args:
       folder: need not exist; None is the folder of temporary files.
@@ -36,7 +36,7 @@ def default_disk(folder: str | pathlib.Path | None) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Storage:
-    """Limits on the memory and disk space for noise vectors.
+    """Limits on the memory and disk space for the noise vectors of one model.
 
     Attributes:
       size: number of model parameters.
@@ -52,7 +52,7 @@ class Storage:
     def of(
         cls, size: int, memory_bytes: int | None, folder: str | pathlib.Path | None
     ) -> "Storage":
-        """Returns the limits for a model and a machine.
+        """Returns the limits for a model of `size` parameters on this machine.
 
         Args:
           size: number of model parameters.
@@ -67,7 +67,8 @@ class Storage:
         return cls(size=size, memory=memory, disk=default_disk(folder))
 
     def placed(self, strategy: NoiseStrategy, scratch: int, file_cost: float) -> NoiseStrategy:
-        """Returns the strategy with its rows in memory or, if they do not fit, in a memory map.
+        """Returns the strategy with its rows in memory if they fit, and otherwise in a memory map
+        on disk.
 
         If neither has the space, it returns a strategy that is not possible.
 
@@ -93,7 +94,8 @@ class Storage:
         )
 
     def row_limits(self, scratch: int, *, has_recurrence: bool) -> list[int]:
-        """Returns the numbers of rows that fit into memory, and into a memory map.
+        """Returns the number of noise vectors that fit into memory and, unless only memory is
+        considered, the number that fits into a memory map.
 
         Args:
           scratch: bytes that are needed in memory beside the rows.

@@ -1,4 +1,4 @@
-"""Description and cost of one way to compute the noise vectors of a run."""
+"""The description of one way to compute the noise vectors of a run, and its cost."""
 
 import dataclasses
 import math
@@ -7,25 +7,26 @@ from typing import Any
 from fedmf.noise.blocks import BlockForm
 from fedmf.noise.layout import TileLayout
 
-# The unit of cost is drawing one vector of Gaussians of model size, which takes 19 ms for 4,050,000
-# float32 coordinates on one thread of a busy machine. This is the time per coordinate.
+# The unit of cost is drawing one Gaussian vector of model size. That takes 19 ms for 4,050,000
+# float32 coordinates, on one thread of a busy machine. This constant is the time per coordinate.
 DRAW_SECONDS = 4e-9
-# Number of multiply-adds of such vectors that take one unit of cost.
+# Number of multiply-adds of vectors of model size that cost as much as one draw.
 PRODUCTS_PER_DRAW = 200.0
-# Estimated cost of copying a vector, and of reading or writing it in a file.
+# Estimated costs of copying one vector, and of reading it from a file or writing it to one.
 COPY_COST = 0.1
 FILE_COST = 1.0
-# Memory is preferred to a memory map unless it costs more than this factor.
+# Memory is preferred to a memory map unless it costs more by at least this factor.
 _DISK_PENALTY = 1.25
-# Bytes of noise vectors beyond which a strategy with fewer of them is chosen at about equal cost.
+# If the noise vectors take more bytes than this, a strategy with fewer of them is preferred at
+# about equal cost.
 LARGE_MEMORY = 2**28
-# Largest ratio of costs that count as about equal in that choice.
+# Costs whose ratio is at most this count as about equal in that choice.
 _EQUAL_COST_RATIO = 1.03
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NoiseStrategy:
-    """One way to compute the noise vectors of a run.
+    """One way to compute the noise vectors of a run, with its cost and the memory that it takes.
 
     Attributes:
       name: one of HOST_STRATEGIES or GRAPH_STRATEGIES.
@@ -58,20 +59,24 @@ class NoiseStrategy:
 
     @property
     def possible(self) -> bool:
-        """Whether the strategy can be used."""
+        """Whether the strategy can be used, which is the case if its cost is finite."""
         return math.isfinite(self.cost)
 
     @property
     def price(self) -> float:
-        """Cost with the penalty of a memory map, by which strategies are compared."""
+        """The cost by which strategies are compared. It includes a penalty for a memory map."""
         return self.cost * _DISK_PENALTY if self.disk else self.cost
 
     def seconds(self, size: int) -> float:
-        """Returns the estimated average time of a round of `size` parameters, on one thread."""
+        """Returns the estimated average time that a round takes on one thread, in seconds, for a
+        model of `size` parameters.
+        """
         return self.cost * size * DRAW_SECONDS
 
     def summary(self) -> dict[str, Any]:
-        """Returns the figures of the strategy as plain JSON types."""
+        """Returns the name, cost and memory of the strategy, with its other figures, as plain JSON
+        types.
+        """
         return {
             "name": self.name,
             "length": self.length,
@@ -86,12 +91,12 @@ class NoiseStrategy:
 
 
 def row_bytes(size: int) -> int:
-    """Returns the bytes of one float32 vector of `size` parameters."""
+    """Returns the number of bytes of one float32 vector of `size` parameters."""
     return 4 * max(1, size)
 
 
 def cheapest(strategies: list[NoiseStrategy]) -> NoiseStrategy:
-    """Returns the strategy of the lowest price.
+    """Returns the strategy with the lowest price.
 
     If it takes much memory, it returns the one with the fewest rows among those of about the lowest
     price.
@@ -105,7 +110,7 @@ def cheapest(strategies: list[NoiseStrategy]) -> NoiseStrategy:
 
 
 def explain(strategies: list[NoiseStrategy]) -> str:
-    """Returns a table of the strategies in the order of choice."""
+    """Returns a table of the strategies as text, one line for each in the given order."""
     format_line = "{:<11} {:>6} {:>6} {:>5} {:>9} {:>9}  {}".format
     lines = [format_line("strategy", "cost", "block", "state", "memory", "file", "why")]
     for strategy in strategies:

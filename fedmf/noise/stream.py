@@ -10,13 +10,13 @@ import scipy.linalg
 from fedmf import checks, fields
 from fedmf.noise.buffers import Buffers
 
-# Largest allowed difference of N C and I, on random vectors of signs.
+# Largest allowed entry of (N C - I) s, for random vectors s of signs.
 _INVERSE_TOLERANCE = 1e-6
 _NUM_PROBES = 4
 
 
 def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
-    """Returns `value` as the coefficients (rounds, bands) of a banded C.
+    """Checks the coefficients of a banded encoder C, float64 (rounds, bands), and returns them.
 
     They must be finite, positive on the main diagonal, and zero outside C.
     """
@@ -31,7 +31,8 @@ def check_recurrence(name: str, value: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NoiseStream(fields.Checked):
-    """Recipe for the rows of N Z, where row i of Z is the draw of source i.
+    """A recipe for the rows of N Z, the noise vectors of a run. N is the noise matrix, and row i of
+    Z is the Gaussian draw of source i.
 
     It does not depend on an array library. Exactly one form is set::
 
@@ -95,7 +96,9 @@ class NoiseStream(fields.Checked):
             )
 
     def as_contraction(self) -> "NoiseStream":
-        """Returns the stream of the same noise with the contraction N."""
+        """Returns a stream of the same noise that is computed as a contraction, that is, with the
+        rows of N.
+        """
         if self.contraction is not None:
             return self
         if self.recurrence is not None:
@@ -106,7 +109,8 @@ class NoiseStream(fields.Checked):
         return NoiseStream(rounds=self.rounds, sources=self.sources, contraction=N)
 
     def causal(self) -> "NoiseStream":
-        """Returns a stream of the same distribution whose row t depends on sources 0..t only.
+        """Returns a stream whose noise has the same distribution, and whose row t depends on
+        sources 0..t only.
 
         It is this stream itself if it is causal. The distribution of the rows of N Z depends on
         N N^T only. With N = L Q, L lower-triangular and Q of orthonormal rows, L Z has the same
@@ -123,7 +127,7 @@ class NoiseStream(fields.Checked):
         L = L * np.where(np.diag(L) < 0, -1.0, 1.0)
         signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _NUM_PROBES))
         solve = functools.partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
-        # This is Q Q^T signs, which equals the signs if L is accurate.
+        # This is Q Q^T signs, which equals `signs` if L is accurate.
         recovered = solve(N @ (N.T @ solve(signs, trans="T")))
         error = float(np.abs(recovered - signs).max())
         if not error <= _INVERSE_TOLERANCE:
@@ -134,7 +138,7 @@ class NoiseStream(fields.Checked):
         return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
 
     def rows(self, draw: Callable[[int], np.ndarray]) -> Iterator[np.ndarray]:
-        """Yields the rows of N Z, float64, each of the shape of a draw.
+        """Yields the rows of N Z in float64. Each has the shape of a draw.
 
         This numpy implementation is the reference. If draw(i) is the basis vector e_i, the rows are
         those of N, which tests every mechanism and every implementation. A recurrence or buffers
@@ -157,7 +161,7 @@ class NoiseStream(fields.Checked):
 
     @property
     def width(self) -> int:
-        """Number of rows in the state of a recurrence or of buffers.
+        """The number of rows in the state of a recurrence or of buffers.
 
         The state consists of the last x, or of the sums and the last z.
         """
@@ -167,7 +171,7 @@ class NoiseStream(fields.Checked):
         return self.buffers.width
 
     def step(self, t: int, z: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row t of N Z and the state after it, of a recurrence or of buffers.
+        """Returns row t of N Z, and the state after round t, for a recurrence or buffers.
 
         Args:
           t: round.
@@ -182,7 +186,8 @@ class NoiseStream(fields.Checked):
         return x, np.concatenate([x[None], S])[: len(S)]
 
     def block(self, start: int, stop: int) -> np.ndarray:
-        """Returns the matrix of a block, float64 (rounds + width, rounds + width).
+        """Returns the matrix M that computes a block of rounds at once, float64 (rounds + width,
+        rounds + width).
 
         For rounds start .. stop - 1 of a recurrence or of buffers, [rows; state after them] =
         M [draws; state before them].
@@ -193,7 +198,9 @@ class NoiseStream(fields.Checked):
         return self.buffers.block(start, stop)
 
     def coefficients(self, start: int, stop: int) -> tuple[bytes, ...]:
-        """Returns the coefficients of a block as bytes; equal ones have equal block matrices."""
+        """Returns the coefficients of a block of rounds as bytes. Blocks with equal coefficients
+        have equal matrices.
+        """
         if self.recurrence is not None:
             return (self.recurrence[start:stop].tobytes(),)
         assert self.buffers is not None
@@ -202,7 +209,8 @@ class NoiseStream(fields.Checked):
 
 
 def _recurrence_block(coefficients: np.ndarray) -> np.ndarray:
-    """Returns the block matrix of a recurrence, whose state is its last rows, the newest first.
+    """Returns the matrix that computes a block of a recurrence. The state of a recurrence is its
+    last rows, the newest first.
 
     The rows of C in the block consist of A for the rounds of the block and P for the rounds before
     it, so that A X + P S = Z.
@@ -210,7 +218,7 @@ def _recurrence_block(coefficients: np.ndarray) -> np.ndarray:
     count, bands = coefficients.shape
     width = bands - 1
     M = np.zeros((count + width, count + width))
-    if count == 1:  # The general case below takes ten times as long.
+    if count == 1:  # For a single round, the general case below would take ten times as long.
         M[0] = np.append(1.0, -coefficients[0, 1:]) / coefficients[0, 0]
         M[1:2] = M[0]
         M[2:, 1:width] = np.eye(max(0, width - 1))
@@ -229,7 +237,7 @@ def _recurrence_block(coefficients: np.ndarray) -> np.ndarray:
 
 
 def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
-    """Returns C, (n, n), with C[t, t - j] = coefficients[t, j]."""
+    """Returns the banded matrix C, float64 (n, n), with C[t, t - j] = coefficients[t, j]."""
     n, bands = coefficients.shape
     checks.fits_in_memory("the matrix of these diagonals", (n, n))
     C = np.zeros((n, n))
@@ -239,13 +247,15 @@ def banded_matrix(coefficients: np.ndarray) -> np.ndarray:
 
 
 def inverse_of_banded(coefficients: np.ndarray) -> np.ndarray:
-    """Returns N = C^-1, (n, n), from the coefficients of C, checked by `check_left_inverse`."""
+    """Returns the noise matrix N = C^-1, float64 (n, n), of a banded encoder C.
+    `check_left_inverse` has checked it.
+    """
     C = banded_matrix(coefficients)
     return check_left_inverse(triangular_inverse(C), C)
 
 
 def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
-    """Returns N, or raises ValueError if it is not an accurate left inverse of C.
+    """Returns N, or raises ValueError if N is not an accurate left inverse of C.
 
     A run releases x + N z. With N C = I + E this is N (C' x + z) for C' = C (I + E)^-1, so that the
     sensitivity of C' determines the guarantee. It is near that of C if the entries |c_i| E_ij /
@@ -255,9 +265,9 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
     Raises:
       ValueError: N C is not I to 6 digits.
     """
-    scales = np.abs(C).max(axis=0)  # Norms may underflow.
+    scales = np.abs(C).max(axis=0)  # The scales are maxima, since norms may underflow.
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(C.shape[1], _NUM_PROBES))
-    with np.errstate(all="ignore"):  # An overflow fails the comparison below.
+    with np.errstate(all="ignore"):  # If a number overflows, the comparison below is false.
         recovered = (N @ (C @ (signs / scales[:, None]))) * scales[:, None]
         error = float(np.abs(recovered - signs).max())
     if not error <= _INVERSE_TOLERANCE:
@@ -270,7 +280,7 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
 
 
 def triangular_inverse(C: np.ndarray) -> np.ndarray:
-    """Returns C^-1 of a lower-triangular C, with exact zeros above the diagonal."""
+    """Returns the inverse of a lower-triangular matrix C, with exact zeros above the diagonal."""
     checks.fits_in_memory("the inverse of this encoder", C.shape, copies=3)
     return np.tril(
         scipy.linalg.solve_triangular(C, np.eye(C.shape[0]), lower=True, check_finite=False)

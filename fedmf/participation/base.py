@@ -1,4 +1,6 @@
-"""Base class of the participation schemas: which rounds one client may take part in."""
+"""The base class of participation schemas, which define the rounds that one client may take part
+in.
+"""
 
 import abc
 import dataclasses
@@ -28,7 +30,8 @@ Method = TypeVar("Method")
 if TYPE_CHECKING:
 
     def abstract(method: Method) -> Method:
-        """Returns the method unmarked, so that type checkers accept `Participation(...)`.
+        """Returns the method without marking it abstract, so that type checkers accept
+        `Participation(...)`.
 
         The call returns an object of a subclass, which no type checker knows.
         """
@@ -36,14 +39,15 @@ if TYPE_CHECKING:
 else:
     from abc import abstractmethod as abstract
 
-# Schema classes by their name in configs and on the command line.
+# The registered schema classes, by the names that configs and the command line use for them.
 SCHEMAS: "SchemaRegistry[Participation]" = SchemaRegistry()
 _LIMITS_HINT = "let `implied_limits` return numbers in 1..rounds"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Participation(fields.Checked, abc.ABC):
-    """Constraint on the rounds in which one client takes part, in a run of `rounds` rounds.
+    """A participation schema: a constraint on the rounds in which one client takes part, in a run
+    of `rounds` rounds.
 
     - "single": at most one round (Denisov et al. 2022, Sec. 3).
     - "fixed_epoch": at most `max_participations` rounds out of a window of that many rounds exactly
@@ -86,28 +90,31 @@ class Participation(fields.Checked, abc.ABC):
     settings: ClassVar[tuple[str, ...]] = ()
     # Name of the argument that determines the separation.
     separation_argument: ClassVar[str] = "min_sep"
-    # Whether the allowed rounds depend on the encoder; then a `fedmf.Budget` decides them.
+    # Whether the allowed rounds depend on the encoder. If so, a `fedmf.Budget` decides which rounds
+    # are allowed.
     needs_encoder: ClassVar[bool] = False
-    # Whether the server draws clients in a fixed order, so that devices have no choice.
+    # Whether the server selects clients in a fixed order, so that devices cannot choose their
+    # rounds.
     has_fixed_order: ClassVar[bool] = False
-    # Whether the schema also constrains the first rounds of a run alone; see `shortened`.
+    # Whether the schema can also be stated for the first rounds of a run alone, by `shortened`.
     has_shorter_form: ClassVar[bool] = False
-    # Whether a round of an allowed set may be replaced by any round that is min_sep or more from
-    # the remaining ones.
+    # Whether any round of an allowed set may be replaced by another round that is min_sep or more
+    # away from the remaining ones.
     has_movable_rounds: ClassVar[bool] = False
-    # Sentence of a privacy statement on a client's rounds, a Jinja template over `limits()`.
+    # The sentence of a privacy statement that states which rounds a client takes part in. It is a
+    # Jinja template that is filled in with `limits()`.
     assumption: ClassVar[str] = (
         "Every client takes part in at most {{ max_participations }} of the {{ rounds }} rounds, "
         "and any two consecutive participations of a client are at least {{ min_sep }} rounds "
         "apart."
     )
-    # Words before min_sep in a privacy statement's table of the observed rounds.
+    # The words in front of min_sep in the table of observed rounds of a privacy statement.
     separation_kind: ClassVar[str] = "at least"
 
     rounds: int = fields.validated(checks.rounds)
     schema: str = fields.validated(SCHEMAS.check_name)
-    # None is replaced by an int in __post_init__. So the fields have the type int, although
-    # __init__ also takes None.
+    # The fields have the type int, although `__init__` also takes None, since __post_init__
+    # replaces None by an int.
     min_sep: int = None  # type: ignore[assignment]
     max_participations: int = None  # type: ignore[assignment]
     budget: float | None = None
@@ -126,7 +133,8 @@ class Participation(fields.Checked, abc.ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "__repr__" not in vars(cls):  # Otherwise @dataclass generates one.
+        # Without this assignment @dataclass would generate another __repr__.
+        if "__repr__" not in vars(cls):
             cls.__repr__ = Participation.__repr__  # type: ignore[method-assign]
         if "schema" in vars(cls):
             SCHEMAS.register(cls)
@@ -140,9 +148,10 @@ class Participation(fields.Checked, abc.ABC):
         max_participations: int | None = None,
         budget: float | None = None,
     ) -> Self:
-        """Returns an object of the schema's class, whose fields `__init__` sets."""
+        """Creates an object of the schema's own class, whose fields `__init__` sets."""
         if rounds is None and schema is None:
-            # Copies, pickles and msgspec set the fields later, and `_set_class` the class.
+            # Copies, pickles and msgspec set the fields of the object later, and `_set_class` then
+            # sets its class.
             instance_class = SCHEMAS["single"] if cls is Participation else cls
             return object.__new__(instance_class)  # type: ignore[return-value]
         if schema is None:
@@ -152,7 +161,8 @@ class Participation(fields.Checked, abc.ABC):
         schema_class = SCHEMAS[SCHEMAS.check_name("schema", schema)]
         if issubclass(schema_class, cls):
             return object.__new__(schema_class)
-        # `dataclasses.replace` was called with another schema.
+        # This class is not a base of the schema's class, as when `dataclasses.replace` changes the
+        # schema.
         return schema_class(  # type: ignore[return-value]
             rounds=rounds,  # type: ignore[arg-type]
             schema=schema,
@@ -166,7 +176,9 @@ class Participation(fields.Checked, abc.ABC):
         self._set_class()
 
     def _set_class(self) -> None:
-        """Sets the class of an object to its schema's, as a copy or pickle has another one."""
+        """Sets the class of this object to the class of its schema. Copies and pickles are created
+        with another class.
+        """
         schema_class = SCHEMAS[SCHEMAS.check_name("schema", self.schema)]
         if type(self) is not schema_class:
             object.__setattr__(self, "__class__", schema_class)
@@ -181,14 +193,15 @@ class Participation(fields.Checked, abc.ABC):
         fields.set_fields(self, limits)
 
     def implied_limits(self) -> tuple[int, int] | None:
-        """Returns (min_sep, max_participations) if they follow from the schema.
+        """Returns (min_sep, max_participations) if the schema determines both, or None if its user
+        chooses them.
 
         None means that a user of the schema chooses them.
         """
         return None if "min_sep" in self.settings else (1, self.rounds)
 
     def _resolved_limits(self) -> Limits:
-        """Returns the limits that the schema implies or, if it implies none, the chosen ones."""
+        """Returns the limits that the schema implies, or else the limits that its user chose."""
         chosen = {"min_sep": self.min_sep, "max_participations": self.max_participations}
         implied_limits = self.implied_limits()
         if implied_limits is None:
@@ -198,7 +211,9 @@ class Participation(fields.Checked, abc.ABC):
         return implied
 
     def _check_budget(self) -> None:
-        """Raises ValueError if a budget was set although the schema has none."""
+        """Raises ValueError if a budget was passed. Schemas that have a budget override this
+        method.
+        """
         if self.budget is not None:
             raise ValueError(
                 f"budget={self.budget!r} does not suit schema={self.schema!r}: leave it out"
@@ -209,7 +224,9 @@ class Participation(fields.Checked, abc.ABC):
         return f"Participation({limits})"
 
     def limits(self) -> dict[str, Any]:
-        """Returns the fields as plain JSON types; `budget` only if the schema has one."""
+        """Returns the fields as plain JSON types. The field `budget` is included only if the schema
+        has one.
+        """
         limits = dataclasses.asdict(self)
         if "budget" not in self.settings:
             del limits["budget"]
@@ -217,7 +234,9 @@ class Participation(fields.Checked, abc.ABC):
 
     @staticmethod
     def from_limits(values: Mapping[str, Any]) -> "Participation":
-        """Returns the participation whose `limits()` are among `values`."""
+        """Builds a participation from a mapping that contains its `limits()` and perhaps other
+        entries.
+        """
         names = [field.name for field in dataclasses.fields(Participation)]
         return Participation(**{name: values[name] for name in names if name in values})
 
@@ -225,7 +244,7 @@ class Participation(fields.Checked, abc.ABC):
     def for_fit(
         cls, *, rounds: int, min_sep: int | None, max_participations: int | None
     ) -> "Participation":
-        """Returns the participation that mechanisms are fitted for.
+        """Returns the participation that mechanisms are fitted for in a plan with this schema.
 
         Args:
           rounds, min_sep, max_participations: fields of a `PlanConfig` with this schema.
@@ -238,12 +257,14 @@ class Participation(fields.Checked, abc.ABC):
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Returns the fields of a `PlanConfig`, except rounds, that yield this participation."""
+        """Returns the fields of a `PlanConfig`, except `rounds`, that describe this
+        participation.
+        """
         settings = {name: getattr(self, name) for name in self.settings}
         return {"schema": self.schema, "budget": self.budget, **settings}
 
     def shortened(self, rounds: int) -> "Participation":
-        """Returns the participation in the first `rounds` rounds of the run.
+        """Returns the same schema for the first `rounds` rounds of the run alone.
 
         Args:
           rounds: in 1..self.rounds.
@@ -268,7 +289,8 @@ class Participation(fields.Checked, abc.ABC):
         return dataclasses.replace(self, rounds=rounds, **limits)  # type: ignore[arg-type]
 
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
-        """Returns whether one client may take part in exactly these rounds, never twice in one.
+        """Returns whether one client may take part in exactly these rounds. A round that occurs
+        twice is not allowed.
 
         Args:
           rounds_of_one_client: from 0 on, in any order.
@@ -288,7 +310,8 @@ class Participation(fields.Checked, abc.ABC):
 
     @abstract
     def allows_sorted(self, sorted_rounds: list[int]) -> bool:
-        """Returns whether the schema's own rule allows these rounds of one client.
+        """Returns whether the schema's own rule allows these rounds of one client, apart from the
+        two limits.
 
         Args:
           sorted_rounds: increasing rounds of the run, within min_sep and max_participations.
@@ -296,7 +319,8 @@ class Participation(fields.Checked, abc.ABC):
         raise NotImplementedError
 
     def affords(self, spent_squared: Any) -> Any:
-        """Returns whether the budget pays for rounds with this sum of |X_st|.
+        """Returns whether the budget pays for a client's rounds, given the sum of |X_st| over them,
+        where X = C^T C for the encoder C.
 
         Args:
           spent_squared: the sum, a number or an array of numbers.
@@ -310,7 +334,7 @@ class Participation(fields.Checked, abc.ABC):
     def allows_each(
         self, clients: ClientRounds, spent_squared: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns whether the rounds of each client are allowed, bool (clients,).
+        """Returns for each client of a record whether its rounds are allowed, bool (clients,).
 
         Args:
           clients: rounds of each client of a record.
@@ -328,7 +352,9 @@ class Participation(fields.Checked, abc.ABC):
         return np.array(is_allowed, bool)
 
     def new_history(self, num_clients: int) -> History:
-        """Returns an empty history of clients for `is_eligible`, before round 0."""
+        """Returns an empty participation history of `num_clients` clients, which `is_eligible`
+        reads.
+        """
         return RoundLists(num_clients)
 
     def is_eligible(
@@ -339,7 +365,7 @@ class Participation(fields.Checked, abc.ABC):
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Returns whether clients are eligible for round t, bool (clients,).
+        """Returns for each of the clients whether it is eligible for round t, bool (clients,).
 
         Args:
           t: a round after all recorded ones.
@@ -359,7 +385,8 @@ class Participation(fields.Checked, abc.ABC):
         return np.array(is_eligible, bool)
 
     def violations(self, observed: ParticipationStats, most_spent: float) -> list[str]:
-        """Returns a sentence for each limit that a record with disallowed rounds exceeds.
+        """Returns a sentence for each limit that a record exceeds. It is called for records in
+        which a client has disallowed rounds.
 
         Args:
           observed: statistics of the record.
@@ -380,7 +407,8 @@ class Participation(fields.Checked, abc.ABC):
         return sentences + self.rule_violations(observed, exceeds_limit=bool(sentences))
 
     def rule_violations(self, observed: ParticipationStats, *, exceeds_limit: bool) -> list[str]:
-        """Returns a sentence for each violation of the schema's own rule.
+        """Returns a sentence for each way in which a record violates the schema's own rule, apart
+        from the two limits.
 
         There is at least one if the record exceeds neither limit.
 
@@ -391,7 +419,7 @@ class Participation(fields.Checked, abc.ABC):
         return [] if exceeds_limit else [f"a client took part in rounds that {self} excludes"]
 
     def describe_limit(self) -> str:
-        """Returns the limit for the title of a figure.
+        """Returns the schema's main limit in words, for the title of a figure.
 
         >>> Participation(rounds=8, schema="min_sep", min_sep=4).describe_limit()
         'min separation 4'
@@ -399,7 +427,8 @@ class Participation(fields.Checked, abc.ABC):
         return f"min separation {self.min_sep:,}"
 
     def describe_planned_limits(self) -> tuple[str, str]:
-        """Returns the planned separation and participations, for a table of the observed ones.
+        """Returns the planned separation and the planned number of participations in words. They
+        stand beside the observed values in a table.
 
         >>> Participation(rounds=8, schema="min_sep", min_sep=4).describe_planned_limits()
         ('planned 4', 'planned 2')
@@ -407,7 +436,8 @@ class Participation(fields.Checked, abc.ABC):
         return f"planned {self.min_sep:,}", f"planned {self.max_participations:,}"
 
     def patterns(self) -> Iterator[tuple[int, ...]]:
-        """Yields every maximal set of allowed rounds of one client, as a sorted tuple.
+        """Yields every maximal set of allowed rounds of one client, as a sorted tuple. A set is
+        maximal if no round can be added.
 
         Every allowed set is a subset of a maximal one. With "min_sep" their number grows
         exponentially with the rounds, so that the method serves brute-force checks of small cases.
@@ -420,7 +450,8 @@ class Participation(fields.Checked, abc.ABC):
         yield from self._maximal_sets(())
 
     def sensitivity(self, strategy: Any) -> Sensitivity:
-        """Returns the L2 sensitivity of x -> C x, or an upper bound.
+        """Returns the L2 sensitivity of x -> C x to one client, where C is the encoder, or an upper
+        bound.
 
         By default it is the bound for all sets of rounds within min_sep and max_participations.
         `fedmf.sensitivity` checks its arguments, calls this method and caches the result.
@@ -434,7 +465,7 @@ class Participation(fields.Checked, abc.ABC):
         return Sensitivity(value=bound.value, exact=False, method=method)
 
     def _maximal_sets(self, first_rounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Yields the maximal sets that begin with the rounds `first_rounds`."""
+        """Yields the maximal sets of allowed rounds that begin with `first_rounds`."""
         unused_rounds = [t for t in range(self.rounds) if t not in first_rounds]
         additions = [t for t in unused_rounds if self.allows((*first_rounds, t))]
         if not additions:

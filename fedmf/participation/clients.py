@@ -1,4 +1,6 @@
-"""Rounds of a record grouped by client, so that long records are counted block by block."""
+"""The rounds of a participation record grouped by client. Grouping in blocks of clients lets long
+records be counted piece by piece.
+"""
 
 import dataclasses
 import functools
@@ -9,7 +11,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ClientRounds:
-    """All rounds of some clients of a record.
+    """The rounds in which each of several clients of a record took part.
 
     Attributes:
       rounds: the rounds of one client after those of another, increasing for each, ints (rows,).
@@ -25,7 +27,8 @@ class ClientRounds:
 
     @staticmethod
     def of_cohorts(cohorts: Sequence[np.ndarray]) -> "tuple[np.ndarray, ClientRounds]":
-        """Returns the clients that took part, int64 and increasing, and their rounds.
+        """Returns the clients that took part in any of the cohorts, int64 and increasing, and the
+        rounds of each.
 
         Args:
           cohorts: clients of each round, without duplicates.
@@ -33,8 +36,9 @@ class ClientRounds:
         sizes = [len(cohort) for cohort in cohorts]
         clients = np.concatenate([np.zeros(0, np.int64), *cohorts])
         if clients.max(initial=0) < 2**32:
-            clients = clients.astype(np.uint32)  # Halves the memory of the steps below.
-        # A stable sort leaves the rounds of each client in order.
+            # A smaller dtype halves the memory of the steps below.
+            clients = clients.astype(np.uint32)
+        # A stable sort keeps the rounds of each client in increasing order.
         order = np.argsort(clients, kind="stable")
         rounds = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)[order]
         clients = clients[order]
@@ -47,35 +51,38 @@ class ClientRounds:
         return len(self.starts)
 
     def of(self, client: int) -> np.ndarray:
-        """Returns the rounds of the client with this index, increasing."""
+        """Returns the increasing rounds of the client with index `client` in this object."""
         return self.rounds[self.starts[client] :][: self.counts[client]]
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """Number of rounds of each client, int64 (clients,)."""
+        """The number of rounds of each client, int64 (clients,)."""
         return np.diff(self.starts, append=len(self.rounds))
 
     @functools.cached_property
     def spans(self) -> np.ndarray:
-        """Difference between each client's last and first round, (clients,)."""
+        """The difference between each client's last and first round, ints (clients,)."""
         return self.rounds[self.starts + self.counts - 1] - self.rounds[self.starts]
 
     @functools.cached_property
     def gaps(self) -> np.ndarray:
-        """Difference between each round and the client's previous one, (rows,); 0 for the first."""
+        """The difference between each round and the same client's previous round, ints (rows,). It
+        is 0 for the first round of a client.
+        """
         gaps = np.diff(self.rounds, prepend=self.rounds[:1])
         gaps[self.starts] = 0
         return gaps
 
     @functools.cached_property
     def is_repeat(self) -> np.ndarray:
-        """Mask of the rows that are not the first of their client, bool (rows,)."""
+        """A mask of all rows except the first one of each client, bool (rows,)."""
         is_repeat = np.ones(len(self.rounds), bool)
         is_repeat[self.starts] = False
         return is_repeat
 
     def smallest_gaps(self, single: int) -> np.ndarray:
-        """Returns the smallest difference between two rounds of each client, (clients,).
+        """Returns for each client the smallest difference between two of its rounds, ints
+        (clients,).
 
         Args:
           single: the value for clients with one round.

@@ -6,19 +6,23 @@ import numpy as np
 
 
 class History(abc.ABC):
-    """Base of the participation histories of clients 0, 1, ..., recorded round by round."""
+    """The base class of participation histories. A history holds what a schema needs to know of the
+    past rounds of clients 0, 1, ...
+    """
 
     @abc.abstractmethod
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Records round t for distinct clients, int64 (clients,)."""
+        """Records that these distinct clients, int64 (clients,), took part in round t."""
 
     @abc.abstractmethod
     def grow(self, num_clients: int) -> None:
-        """Adds clients without a participation, up to `num_clients` clients or more."""
+        """Adds clients that have not taken part yet, until there are at least `num_clients`
+        clients.
+        """
 
 
 class TimerHistory(History):
-    """Last round of each client and the number of its participations.
+    """A history that holds the last round of each client and the number of its participations.
 
     It takes two to eight bytes of memory per client.
 
@@ -44,23 +48,27 @@ class TimerHistory(History):
         self._max_participations = max_participations
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Records round t for distinct clients, int64 (clients,)."""
+        """Records that these distinct clients, int64 (clients,), took part in round t."""
         counts = self.counts[clients]
         self.counts[clients] = np.where(counts < self._max_participations, counts + 1, counts)
         self.round_after[clients] = t + 1
 
     def grow(self, num_clients: int) -> None:
-        """Adds clients without a participation, up to `num_clients` clients or more."""
+        """Adds clients that have not taken part yet, until there are at least `num_clients`
+        clients.
+        """
         num_missing = num_clients - len(self.counts)
         if num_missing > 0:
-            # The arrays at least double, since adding clients one by one would copy them each time.
+            # The length of the arrays at least doubles. Adding one client at a time would copy them
+            # each time.
             padding = (0, max(num_missing, len(self.counts)))
             self.round_after = np.pad(self.round_after, padding)
             self.counts = np.pad(self.counts, padding)
 
 
 class EpochHistory(TimerHistory):
-    """Last round of each client, and the number of epochs since its first one.
+    """A history that holds the last round of each client, and the number of epochs from its first
+    round to its last one.
 
     Epochs that the client missed count as well.
 
@@ -82,7 +90,9 @@ class EpochHistory(TimerHistory):
         self._epoch = epoch
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Records round t, and the epochs up to it, for distinct clients, int64 (clients,)."""
+        """Records that these distinct clients, int64 (clients,), took part in round t, and counts
+        the epochs up to it.
+        """
         round_after = self.round_after[clients].astype(np.int64)
         num_epochs = np.where(round_after == 0, 1, (t + 1 - round_after) // self._epoch)
         counts = self.counts[clients] + num_epochs
@@ -91,7 +101,7 @@ class EpochHistory(TimerHistory):
 
 
 class RoundLists(History):
-    """All rounds of each client, for schemas that need them.
+    """A history that holds all rounds of each client, for schemas that need them.
 
     Args:
       num_clients: the clients are 0 .. num_clients - 1; `grow` adds others.
@@ -107,15 +117,17 @@ class RoundLists(History):
         self._rounds_by_client: dict[int, list[int]] = {}
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Adds round t to the rounds of distinct clients, int64 (clients,)."""
+        """Records that these distinct clients, int64 (clients,), took part in round t."""
         for client in clients.tolist():
             self._rounds_by_client.setdefault(client, []).append(t)
 
     def grow(self, num_clients: int) -> None:
-        """Adds clients without a participation, up to `num_clients` clients or more."""
+        """Adds clients that have not taken part yet, until there are at least `num_clients`
+        clients.
+        """
         self._num_clients = max(self._num_clients, num_clients)
 
     def rounds_of(self, clients: np.ndarray | slice) -> list[list[int]]:
-        """Returns a list of increasing rounds for each of the clients."""
+        """Returns for each of the clients the list of its rounds, in increasing order."""
         client_indices = np.arange(self._num_clients)[clients].tolist()
         return [self._rounds_by_client.get(client, []) for client in client_indices]

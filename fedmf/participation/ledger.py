@@ -1,4 +1,6 @@
-"""Participation ledger: the record of who took part when, from which audits compute guarantees."""
+"""The participation ledger: the record of who took part in which round, from which audits compute
+the guarantee that a run achieved.
+"""
 
 import json
 import os
@@ -20,7 +22,9 @@ _FORMAT = "fedmf ledger 1"
 
 
 class _LedgerFile(msgspec.Struct, forbid_unknown_fields=True):
-    """Content of a ledger file. Each of `rounds` holds the three client lists of a `_Round`."""
+    """The content of a ledger file. Each entry of `rounds` holds the three client lists of one
+    `_Round`.
+    """
 
     format: str
     cohort_size: int | None
@@ -28,7 +32,7 @@ class _LedgerFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Round(NamedTuple):
-    """Clients of a round, int64 and read-only.
+    """The clients of one round, as read-only int64 arrays.
 
     Attributes:
       cohort: clients that took part.
@@ -42,7 +46,7 @@ class _Round(NamedTuple):
 
 
 class ParticipationLedger:
-    """Append-only list of cohorts, the clients that took part in rounds 0, 1, ...
+    """An append-only record of a run's cohorts, the clients that took part in rounds 0, 1, ...
 
     The ledger also holds the selected clients, of which some may have contributed nothing, and the
     noncompliant clients of a simulation.
@@ -79,7 +83,7 @@ class ParticipationLedger:
         selected: np.ndarray | None = None,
         noncompliant: np.ndarray | None = None,
     ) -> None:
-        """Records the next round.
+        """Records the clients of the next round.
 
         Args:
           cohort: distinct clients that took part, ints (clients,).
@@ -110,7 +114,8 @@ class ParticipationLedger:
         selections: Sequence[np.ndarray],
         is_noncompliant: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
-        """Appends rounds of a journal, whose clients were checked when they were recorded.
+        """Appends rounds that were read from a journal. Their clients are not checked again, since
+        they were checked when they were recorded.
 
         Args:
           cohorts, selections: clients of each round, int64.
@@ -126,7 +131,7 @@ class ParticipationLedger:
             self._rounds.append(_Round(cohort, selected, noncompliant))
 
     def cohort(self, t: int) -> np.ndarray:
-        """Returns the clients that took part in round t, int64 (clients,), read-only.
+        """Returns the clients that took part in round t, a read-only int64 array.
 
         Args:
           t: a round of the ledger, from 0 on.
@@ -134,7 +139,7 @@ class ParticipationLedger:
         return self._recorded_round(t).cohort
 
     def selected(self, t: int) -> np.ndarray:
-        """Returns the clients that were selected for round t, int64 (clients,), read-only.
+        """Returns the clients that were selected for round t, a read-only int64 array.
 
         They are `cohort(t)` and the clients that contributed nothing.
 
@@ -145,21 +150,21 @@ class ParticipationLedger:
 
     @property
     def cohorts(self) -> list[np.ndarray]:
-        """Clients that took part, a read-only array for each round."""
+        """The clients that took part in each round, as a list of read-only arrays."""
         return [recorded.cohort for recorded in self._rounds]
 
     @property
     def selections(self) -> list[np.ndarray]:
-        """Clients that were selected, a read-only array for each round."""
+        """The clients that were selected for each round, as a list of read-only arrays."""
         return [recorded.selected for recorded in self._rounds]
 
     def _recorded_round(self, t: int) -> _Round:
-        """Returns what is recorded of round t; raises TypeError or ValueError if nothing is."""
+        """Returns the record of round t, or raises TypeError or ValueError if there is none."""
         hint = f"ask for a round that is recorded, of {len(self)}"
         return self._rounds[checks.integer("t", t, low=0, high=len(self) - 1, hint=hint)]
 
     def noncompliant(self, participation: Participation | None = None) -> np.ndarray:
-        """Returns the clients that are known to be noncompliant, int64, increasing.
+        """Returns the clients that are known to ignore their timer or limit, int64 and increasing.
 
         Args:
           participation: a schema; adds the clients whose rounds it does not allow.
@@ -187,13 +192,13 @@ class ParticipationLedger:
         return np.unique(np.concatenate([np.zeros(0, np.int64), *client_arrays]))
 
     def planned(self) -> "ParticipationLedger":
-        """Returns the ledger of the plan, whose cohorts are the selected clients."""
+        """Returns the ledger of a run in which all selected clients take part, as planned."""
         return self._with_rounds(
             [_Round(old.selected, old.selected, old.noncompliant[:0]) for old in self._rounds]
         )
 
     def compliant(self) -> "ParticipationLedger":
-        """Returns the ledger without the noncompliant clients. Its cohorts vary in size."""
+        """Returns the ledger without the noncompliant clients, so that its cohorts vary in size."""
         excluded = self.noncompliant()
         rounds: list[_Round] = []
         for recorded in self._rounds:
@@ -203,7 +208,7 @@ class ParticipationLedger:
         return ledger
 
     def first(self, rounds: int) -> "ParticipationLedger":
-        """Returns the ledger of the first rounds.
+        """Returns the ledger of the first `rounds` rounds.
 
         Args:
           rounds: their number.
@@ -212,7 +217,7 @@ class ParticipationLedger:
         return self._with_rounds(self._rounds[:rounds])
 
     def _with_rounds(self, rounds: list[_Round]) -> "ParticipationLedger":
-        """Returns a ledger of the same cohort size with these rounds."""
+        """Returns a ledger with these rounds and the same planned cohort size."""
         ledger = ParticipationLedger(cohort_size=self.cohort_size)
         ledger._rounds = rounds
         return ledger
@@ -222,7 +227,7 @@ class ParticipationLedger:
         return ClientRounds.of_cohorts(self.cohorts)
 
     def pairs(self) -> np.ndarray:
-        """Returns all (round, client) pairs, int64 (participations, 2), in order of rounds."""
+        """Returns all (round, client) pairs in order of rounds, int64 (participations, 2)."""
         pair_arrays = [np.zeros((0, 2), np.int64)]
         for t, cohort in enumerate(self.cohorts):
             pair_arrays.append(np.stack(np.broadcast_arrays(t, cohort), axis=1))
@@ -243,7 +248,7 @@ class ParticipationLedger:
         return ParticipationStats.of_cohorts(self.cohorts, short_rounds=num_short)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the ledger to a file of mode 0600, for `load`.
+        """Writes the ledger to a file that only its owner can read (mode 0600). `load` reads it.
 
         Raises:
           TypeError: `path` is not a path.
@@ -263,7 +268,7 @@ class ParticipationLedger:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "ParticipationLedger":
-        """Reads the ledger that `save` wrote.
+        """Reads a ledger from a file that `save` wrote.
 
         Raises:
           TypeError: `path` is not a path.
@@ -291,7 +296,8 @@ class ParticipationLedger:
         return ledger
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Returns the header round,client and a row for each participation, in order of rounds.
+        """Returns the ledger as CSV text: the header round,client and then a row for each
+        participation, in order of rounds.
 
         Unlike `save`, it omits the number of rounds and the selected clients that contributed
         nothing.
@@ -311,7 +317,7 @@ class ParticipationLedger:
     def from_csv(
         text: str | os.PathLike[str], *, rounds: int, cohort_size: int | None
     ) -> "ParticipationLedger":
-        """Returns the ledger of text that `to_csv` wrote.
+        """Builds a ledger from CSV text that `to_csv` wrote.
 
         Nobody took part in a round without a row.
 
@@ -336,7 +342,9 @@ class ParticipationLedger:
 
 
 def _check_cohort_size(cohort_size: Any) -> int | None:
-    """Returns the cohort size as an int, or None."""
+    """Returns the planned cohort size as an int, or None. Raises TypeError or ValueError for other
+    values.
+    """
     if cohort_size is None:
         return None
     hint = "use the number of clients a round, or None where cohorts vary"
@@ -344,7 +352,9 @@ def _check_cohort_size(cohort_size: Any) -> int | None:
 
 
 def _check_clients(name: str, values: Any) -> np.ndarray:
-    """Returns distinct, non-negative client indices as a read-only int64 copy, in their order."""
+    """Returns a read-only int64 copy of client indices, or raises an error unless they are distinct
+    and non-negative.
+    """
     clients = np.asarray(values)
     if clients.size and clients.dtype.kind not in "iu":
         raise TypeError(

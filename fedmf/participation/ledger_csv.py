@@ -1,4 +1,6 @@
-"""CSV text of a participation ledger: a header, and one row for each participation."""
+"""The CSV text of a participation ledger, which has a header and then one row for each
+participation.
+"""
 
 import io
 import os
@@ -16,7 +18,8 @@ _DAMAGED = "the ledger is damaged"
 
 
 def read_text(text: str | os.PathLike[str]) -> str:
-    """Returns CSV text with "\\n" as line ends, from such text or from the path of a file of it.
+    """Returns CSV text with "\n" at the end of each line. The argument is either the text itself or
+    the path of a file that contains it.
 
     Raises:
       TypeError: `text` is neither text nor a path.
@@ -41,7 +44,8 @@ def read_text(text: str | os.PathLike[str]) -> str:
 
 
 def parse_pairs(text: str, rounds: int) -> np.ndarray:
-    """Returns the (round, client) pairs of CSV text, int64 (participations, 2), in its order.
+    """Returns the (round, client) pairs of CSV text in the order of its rows, int64
+    (participations, 2).
 
     Args:
       text: the result of `read_text`.
@@ -65,7 +69,8 @@ def parse_pairs(text: str, rounds: int) -> np.ndarray:
     reason = "a row is not round,client"
     try:
         with warnings.catch_warnings():
-            # numpy only warns of numbers that are not whole, or too large.
+            # For numbers that are too large or not whole, numpy only warns. The warning is made an
+            # error.
             warnings.simplefilter("error")
             rows = io.StringIO(text.removeprefix(HEADER))
             pairs = np.loadtxt(rows, np.int64, delimiter=",", comments=None, ndmin=2)
@@ -80,7 +85,7 @@ def parse_pairs(text: str, rounds: int) -> np.ndarray:
 
 
 def _first_fault(text: str, rounds: int) -> str | None:
-    """Returns the first wrong row of the text and what is wrong with it, or None."""
+    """Returns a description of the first wrong row of the text, or None if all rows are right."""
     lines = text.removeprefix(HEADER).splitlines()
     for row, line in enumerate(lines, 1):
         if not line:

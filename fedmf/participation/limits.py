@@ -1,4 +1,6 @@
-"""The two limits of every participation schema: min_sep and max_participations."""
+"""The two limits of every participation schema: min_sep, the smallest distance between two rounds
+of a client, and max_participations.
+"""
 
 import itertools
 from collections.abc import Iterable
@@ -10,7 +12,7 @@ ROUNDS_HINT = "pass 0-based round indices"
 
 
 class Limits(NamedTuple):
-    """Limits on the rounds of one client.
+    """The limits that apply to the rounds of one client.
 
     Attributes:
       min_sep: smallest difference between two of its rounds.
@@ -24,7 +26,8 @@ class Limits(NamedTuple):
 def check_implied_limits(
     schema: str, rounds: int, *, min_sep: Any, max_participations: Any, implied: Limits
 ) -> None:
-    """Raises ValueError if a limit was set to another value than the schema implies.
+    """Raises ValueError if the user set a limit to a value other than the one that the schema
+    implies.
 
     Args:
       schema: name of the schema.
@@ -46,7 +49,8 @@ def check_implied_limits(
 
 
 def chosen_limits(schema: str, rounds: int, *, min_sep: Any, max_participations: Any) -> Limits:
-    """Returns the limits that were set, with the largest possible number of participations if none.
+    """Returns the limits that the user set. Without max_participations, it is the largest number of
+    rounds that fits.
 
     Args:
       schema: name of the schema.
@@ -76,7 +80,9 @@ def chosen_limits(schema: str, rounds: int, *, min_sep: Any, max_participations:
 
 
 def are_within_limits(sorted_rounds: list[int], rounds: int, limits: Limits) -> bool:
-    """Returns whether increasing rounds of one client are of the run and within the limits."""
+    """Returns whether the increasing rounds of one client lie within the run and keep to both
+    limits.
+    """
     if not sorted_rounds:
         return True
     if sorted_rounds[0] < 0 or sorted_rounds[-1] >= rounds:
@@ -88,7 +94,7 @@ def are_within_limits(sorted_rounds: list[int], rounds: int, limits: Limits) -> 
 
 
 def sorted_client_rounds(rounds_of_one_client: Iterable[int]) -> list[int]:
-    """Returns the rounds of one client as increasing ints.
+    """Returns the rounds of one client as a list of increasing ints.
 
     Raises:
       TypeError: an entry is not an int.

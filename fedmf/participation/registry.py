@@ -1,4 +1,4 @@
-"""Registry of participation schemas by name."""
+"""The registry of participation schemas by their names."""
 
 from typing import Any, TypeVar
 
@@ -8,14 +8,18 @@ Schema = TypeVar("Schema")
 
 
 class SchemaRegistry(dict[str, type[Schema]]):
-    """Schema classes by their name in configs and on the command line."""
+    """A mapping from the names of participation schemas, as in configs and on the command line, to
+    their classes.
+    """
 
     def check_name(self, name: str, value: Any) -> str:
-        """Returns `value`, the name of a registered schema, for the argument `name`."""
+        """Returns `value` if it is the name of a registered schema, and raises an error otherwise.
+        The message calls the argument `name`.
+        """
         return checks.one_of(name, value, tuple(self))
 
     def register(self, schema_class: type[Schema]) -> None:
-        """Registers a class under the default of its field `schema`.
+        """Registers a schema class under its name, the default of its field `schema`.
 
         Raises:
           TypeError: the name is not a str, or the class inherits from another schema, whose methods
@@ -37,7 +41,8 @@ class SchemaRegistry(dict[str, type[Schema]]):
                 "fedmf.Participation"
             )
         registered = self.get(name, schema_class)
-        # A notebook cell that runs again defines its class again, which replaces the earlier one.
+        # A notebook cell that runs again defines its class again. The new class replaces the
+        # earlier one.
         is_same_module = registered.__module__ == schema_class.__module__
         if not is_same_module or registered.__qualname__ != class_name:
             raise ValueError(

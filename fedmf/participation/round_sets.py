@@ -1,4 +1,6 @@
-"""Sensitivity of any matrix to one client, whose rounds are one of the sets of a schema."""
+"""The sensitivity of any matrix C to one client, whose rounds are one of the sets that a schema
+allows.
+"""
 
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ _MAX_ROWS_AT_ONCE = 512
 
 
 class RoundSets(NamedTuple):
-    """Sets of rounds that one client may take part in.
+    """The sets of rounds that one client may take part in.
 
     Attributes:
       rounds: length of the run.
@@ -34,7 +36,7 @@ class RoundSets(NamedTuple):
 
 
 def of_matrix(C: np.ndarray, sets: RoundSets) -> Sensitivity:
-    """Returns the sensitivity of any C, (m, rounds)."""
+    """Returns the sensitivity of any encoder C, float64 (m, rounds), to one client."""
     b = sets.min_sep
     k = sets.max_participations
     if k > 1 and sets.are_windows:
@@ -45,7 +47,8 @@ def of_matrix(C: np.ndarray, sets: RoundSets) -> Sensitivity:
 
 
 def of_disjoint_columns(squared_norms: np.ndarray, sets: RoundSets) -> Sensitivity:
-    """Returns the sensitivity of an encoder whose columns, for one client, have no common row.
+    """Returns the sensitivity of an encoder in which no row is non-zero in two columns of the same
+    client.
 
     Args:
       squared_norms: squared norms of the columns, (rounds,).
@@ -54,7 +57,7 @@ def of_disjoint_columns(squared_norms: np.ndarray, sets: RoundSets) -> Sensitivi
     b = sets.min_sep
     k = sets.max_participations
     if k == 1:
-        # The sensitivity to a single participation is the largest column norm.
+        # With a single participation, the sensitivity is the largest column norm.
         return from_squared(
             squared_norms.max(),
             True,
@@ -75,7 +78,8 @@ def of_disjoint_columns(squared_norms: np.ndarray, sets: RoundSets) -> Sensitivi
 
 
 def _are_separated_columns_disjoint(C: np.ndarray, b: int) -> bool:
-    """Returns whether columns b or more rounds apart have no common non-zero row, so that X_ij = 0.
+    """Returns whether any two columns of C that are b or more rounds apart have no common non-zero
+    row, so that their entries of X = C^T C are 0.
 
     The test compares with exact zeros, since a tolerance would drop small entries of X, and the
     noise would be too small.
@@ -97,7 +101,8 @@ def _are_separated_columns_disjoint(C: np.ndarray, b: int) -> bool:
 
 
 def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
-    """Returns the largest sum of each row over at most k indices that are at least b apart, (r,).
+    """Returns for each row of `weights` the largest sum over at most k indices that are at least b
+    apart, float64 (r,).
 
     Banded paper, Alg. 3 (VecSens): F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m]), and F = 0 out
     of range. Its inner loop is a running maximum from the right, here of all rows at once.
@@ -115,14 +120,17 @@ def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
 
 
 def _separated_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
-    """Returns the sensitivity to at most k rounds, any two of them at least b apart."""
+    """Returns the sensitivity to one client with at most k rounds, any two of them at least b
+    apart.
+    """
     n = C.shape[1]
     checks.fits_in_memory("the sensitivity of this encoder", (n, n), copies=5)
     X = C.T @ C
     magnitudes = np.abs(X)
     diagonal = np.diagonal(X)
     if k == 2:
-        # Two rounds are always sign-tight, so that the largest of all pairs is exact.
+        # For two rounds, the sum of |X| is attained by contributions of the right signs. The
+        # largest sum of all pairs is therefore exact.
         pair_sums = diagonal[:, None] + diagonal[None, :] + 2.0 * magnitudes
         is_separated = np.triu(np.ones((n, n), dtype=bool), b)
         value = max(diagonal.max(), pair_sums[is_separated].max())
@@ -131,8 +139,9 @@ def _separated_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
             True,
             "all pairs of rounds (multi-epoch paper, Eq. 3; banded paper, Prop. E.1): exact",
         )
-    # Banded paper, Alg. 4 (Thm. 3); its loop runs over the rows i of X (printed: j). No client has
-    # two rounds less than b apart, so that those entries may count as 0.
+    # Banded paper, Alg. 4 (Thm. 3), in which the loop runs over the rows i of X (printed: j). No
+    # client has two rounds less than b apart, so that the entries of X for such pairs may count as
+    # 0.
     lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     magnitudes[(lags > 0) & (lags < b)] = 0.0
     sums_by_block = []
@@ -143,7 +152,8 @@ def _separated_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
     bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
     # Multi-epoch paper, Thm. 2.1. The largest eigenvalue of X bounds that of every submatrix. The
     # bound holds for vectors as well: sum_ij X_ij <u_i, u_j> <= lambda_max * sum_i |u_i|^2 <=
-    # lambda_max * k. The mean row sum is at most lambda_max, and often too large already.
+    # lambda_max * k. The mean row sum of X is at most lambda_max. If k times the mean row sum is
+    # not below the bound, the eigenvalue need not be computed.
     if k * X.sum() / n < bound:
         spectral_bound = k * largest_eigenvalue(X)
         if spectral_bound < bound:
@@ -156,15 +166,16 @@ def _separated_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
 
 
 def _window_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
-    """Returns the sensitivity to windows of k rounds exactly b apart.
+    """Returns the sensitivity to one client whose rounds are a window of k rounds exactly b apart.
 
     See the multi-epoch paper, Sec. 2, Eq. 3 and Thm. 2.1.
     """
-    # A window is named by its first round modulo b, and its position among the rounds of that
-    # residue.
+    # A window is identified by its first round modulo b, and by its position among the rounds with
+    # the same remainder.
     bounds: list[tuple[float, bool, tuple[int, int]]] = []
     gram_by_start: dict[int, np.ndarray] = {}
-    # With C itself, every start would read strided columns of a large array.
+    # The transposed copy has each column in contiguous memory. In C itself, every pass would read
+    # strided columns of a large array.
     transposed = np.ascontiguousarray(C.T)
     for start in range(b):
         columns = transposed[start::b]
@@ -188,9 +199,10 @@ def _window_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
 
 
 def _window_sums(X: np.ndarray, width: int) -> np.ndarray:
-    """Returns the sum of the diagonal block X[p : p + width, p : p + width] for every p."""
+    """Returns for every p the sum of the diagonal block X[p : p + width, p : p + width]."""
     if width == X.shape[0]:
         return np.array([X.sum()])
-    # Differences of running totals would lose digits, and a sensitivity must not be too small.
+    # The sums are not differences of running totals, which would lose digits: a sensitivity must
+    # not be too small.
     windows = np.lib.stride_tricks.sliding_window_view(X, (width, width))
     return np.array([windows[p, p].sum() for p in range(X.shape[0] - width + 1)])

@@ -1,4 +1,4 @@
-"""Participation schemas of the literature, as subclasses of `Participation`."""
+"""The participation schemas of the literature, each a subclass of `Participation`."""
 
 import dataclasses
 import itertools
@@ -30,15 +30,15 @@ __all__ = [
     "Single",
 ]
 
-# The sum of |X_st| that a client spends has rounding errors. A budget allows this relative margin,
-# and its sensitivity is larger by as much.
+# The sum of |X_st| that a client spends has rounding errors. A budget therefore allows this
+# relative margin, and the sensitivity that it states is larger by as much.
 BUDGET_ROUNDING = 1e-12
 _MAX_BUDGET = 1e150  # Its square must not overflow float64.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Separated(Participation):
-    """Base of the schemas that allow all rounds within min_sep and max_participations.
+    """The base class of schemas whose only constraints are min_sep and max_participations.
 
     A timer and a count of participations decide whether a client is eligible.
     """
@@ -46,21 +46,23 @@ class _Separated(Participation):
     has_shorter_form: ClassVar[bool] = True
 
     def rule_violations(self, observed: ParticipationStats, *, exceeds_limit: bool) -> list[str]:
-        """Returns [], since the schema has no rule but the two limits."""
+        """Returns an empty list, since the schema has no rule apart from the two limits."""
         return []
 
     def allows_sorted(self, sorted_rounds: list[int]) -> bool:
-        """Returns True, since the schema has no rule but the two limits."""
+        """Returns True, since the schema has no rule apart from the two limits."""
         return True
 
     def allows_each(
         self, clients: ClientRounds, spent_squared: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns whether the rounds of each client are allowed, bool (clients,)."""
+        """Returns for each client whether its rounds are allowed, bool (clients,)."""
         return _are_within_limits(self, clients)
 
     def new_history(self, num_clients: int) -> History:
-        """Returns the timers and counts of clients before round 0."""
+        """Returns the history before round 0, which holds the last round of each client and the
+        number of its participations.
+        """
         return TimerHistory(
             num_clients, rounds=self.rounds, max_participations=self.max_participations
         )
@@ -73,16 +75,19 @@ class _Separated(Participation):
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Returns whether the timers and counts of clients allow round t, bool (clients,)."""
+        """Returns for each of the clients whether min_sep and max_participations let it take part
+        in round t, bool (clients,).
+        """
         assert isinstance(history, TimerHistory)
         round_after = history.round_after[clients]
         counts = history.counts[clients]
         if t >= self.rounds:
             return np.zeros(len(counts), bool)
-        # The limits have the dtype of the arrays, since numpy is ten times slower with Python ints.
+        # The limits are converted to the dtype of the arrays, since numpy is ten times slower with
+        # Python ints.
         is_within_limit = counts < counts.dtype.type(self.max_participations)
         if isinstance(rounds_early, int):
-            # A client that never took part, with round_after 0, passes this comparison too.
+            # A client that never took part has round_after 0, and passes this comparison too.
             last_allowed = min(max(t + 1 - self.min_sep + rounds_early, 0), self.rounds)
             has_timer_fired = round_after <= round_after.dtype.type(last_allowed)
             return has_timer_fired & is_within_limit
@@ -95,7 +100,9 @@ class _Separated(Participation):
         yield from self._patterns_from(())
 
     def sensitivity(self, strategy: Any) -> Sensitivity:
-        """Returns the L2 sensitivity of an encoder, exact or the smallest upper bound known."""
+        """Returns the L2 sensitivity of an encoder to one client: exact, or the smallest upper
+        bound known.
+        """
         has_all_rounds = self.max_participations == self.rounds
         sets = RoundSets(
             self.rounds, self.min_sep, self.max_participations, are_windows=has_all_rounds
@@ -103,12 +110,13 @@ class _Separated(Participation):
         return sensitivity_to_sets(strategy, sets)
 
     def _patterns_from(self, first_rounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Yields the maximal sets that begin with the rounds `first_rounds`."""
+        """Yields the maximal sets of allowed rounds that begin with `first_rounds`."""
         min_sep = self.min_sep
         is_full = len(first_rounds) == self.max_participations
         next_round = first_rounds[-1] + min_sep if first_rounds else 0
         if is_full or next_round >= self.rounds:
-            # A set is maximal if it is full, or if no gap before a round has room for another one.
+            # A set is maximal if it is full, or if no gap before one of its rounds has room for
+            # another round.
             gaps = itertools.pairwise((-min_sep, *first_rounds))
             if is_full or all(later - earlier < 2 * min_sep for earlier, later in gaps):
                 yield first_rounds
@@ -119,7 +127,8 @@ class _Separated(Participation):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Single(_Separated):
-    """Schema with at most one round per client (Denisov et al. 2022, Sec. 3).
+    """The schema in which each client takes part in at most one round
+    (Denisov et al. 2022, Sec. 3).
 
     Attributes:
       rounds, schema, min_sep, max_participations, budget: as of `Participation`.
@@ -131,13 +140,14 @@ class Single(_Separated):
     schema: str = "single"
 
     def implied_limits(self) -> tuple[int, int]:
-        """Returns a separation of all rounds, and one participation."""
+        """Returns a min_sep of all rounds, and one participation."""
         return self.rounds, 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedEpoch(Participation):
-    """Schema with rounds exactly min_sep apart (multi-epoch paper, Sec. 2).
+    """The schema in which the rounds of a client are exactly min_sep apart
+    (multi-epoch paper, Sec. 2).
 
     The rounds of a client lie in a window of max_participations epochs, of which it may miss some.
 
@@ -158,7 +168,9 @@ class FixedEpoch(Participation):
     schema: str = "fixed_epoch"
 
     def rule_violations(self, observed: ParticipationStats, *, exceeds_limit: bool) -> list[str]:
-        """Returns a sentence for separations that are not whole epochs, or for too many epochs."""
+        """Returns a sentence if rounds of a client are not whole epochs apart, or if they span too
+        many epochs.
+        """
         sentences = off_multiples(observed, self.min_sep)
         if sentences or exceeds_limit:
             return sentences
@@ -168,7 +180,9 @@ class FixedEpoch(Participation):
         ]
 
     def allows_sorted(self, sorted_rounds: list[int]) -> bool:
-        """Returns whether the rounds are whole epochs apart, in one window."""
+        """Returns whether the rounds are whole epochs apart and span at most max_participations
+        epochs.
+        """
         if not sorted_rounds:
             return True
         first_round = sorted_rounds[0]
@@ -179,7 +193,7 @@ class FixedEpoch(Participation):
     def allows_each(
         self, clients: ClientRounds, spent_squared: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns whether the rounds of each client are allowed, bool (clients,)."""
+        """Returns for each client whether its rounds are allowed, bool (clients,)."""
         is_within_limits = _are_within_limits(self, clients)
         if not len(clients):
             return is_within_limits
@@ -188,7 +202,7 @@ class FixedEpoch(Participation):
         return is_within_limits & is_in_step & is_in_window
 
     def new_history(self, num_clients: int) -> History:
-        """Returns the last rounds of clients before round 0.
+        """Returns the history before round 0, which holds the last round of each client.
 
         Epochs are counted too if a client's window can end before the run does.
         """
@@ -211,7 +225,8 @@ class FixedEpoch(Participation):
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Returns whether round t fits the epochs and windows of clients, bool (clients,).
+        """Returns for each of the clients whether round t is whole epochs after its last round and
+        within its window, bool (clients,).
 
         It must be a whole number of epochs after the client's last round.
         """
@@ -219,7 +234,8 @@ class FixedEpoch(Participation):
         round_after = history.round_after[clients]
         if t >= self.rounds:
             return np.zeros(len(round_after), bool)
-        # Numbers have the dtype of the array, since numpy is ten times slower with Python ints.
+        # The numbers are converted to the dtype of the array, since numpy is ten times slower with
+        # Python ints.
         to_dtype = round_after.dtype.type
         is_in_step = round_after % to_dtype(self.min_sep) == to_dtype((t + 1) % self.min_sep)
         is_in_step &= round_after <= to_dtype(min(t, self.rounds))
@@ -238,14 +254,17 @@ class FixedEpoch(Participation):
                 yield rounds_in_step[first : first + window_length]
 
     def sensitivity(self, strategy: Any) -> Sensitivity:
-        """Returns the L2 sensitivity of an encoder, exact or the smallest upper bound known."""
+        """Returns the L2 sensitivity of an encoder to one client: exact, or the smallest upper
+        bound known.
+        """
         sets = RoundSets(self.rounds, self.min_sep, self.max_participations, are_windows=True)
         return sensitivity_to_sets(strategy, sets)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSep(_Separated):
-    """Schema with at most max_participations rounds, min_sep or more apart (banded paper, Def. 1).
+    """The schema in which a client takes part in at most max_participations rounds, any two of them
+    at least min_sep apart (banded paper, Def. 1).
 
     Attributes:
       rounds, schema, min_sep, max_participations, budget: as of `Participation`.
@@ -259,7 +278,7 @@ class MinSep(_Separated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EveryRound(_Separated):
-    """Schema without a constraint: a client may take part in every round.
+    """The schema without a constraint, in which a client may take part in every round.
 
     Attributes:
       rounds, schema, min_sep, max_participations, budget: as of `Participation`.
@@ -272,7 +291,8 @@ class EveryRound(_Separated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Budgeted(Participation):
-    """Schema that bounds the sum of |X_st| over the rounds s, t of a client by budget^2.
+    """The schema that bounds the sum of |X_st| over all rounds s and t of a client by budget^2,
+    where X = C^T C for the encoder C.
 
     X = C^T C is the Gram matrix of the encoder C. A `fedmf.Budget` has the encoder, and decides
     which rounds are allowed.
@@ -307,7 +327,9 @@ class Budgeted(Participation):
     def for_fit(
         cls, *, rounds: int, min_sep: int | None, max_participations: int | None
     ) -> Participation:
-        """Returns the min_sep participation that the budget pays for."""
+        """Returns the min_sep participation whose sensitivity is the budget. Mechanisms are fitted
+        for it.
+        """
         return Participation(
             rounds=rounds,
             schema=MinSep.schema,
@@ -316,23 +338,29 @@ class Budgeted(Participation):
         )
 
     def violations(self, observed: ParticipationStats, most_spent: float) -> list[str]:
-        """Returns a sentence that compares the largest spending of a client with the budget."""
+        """Returns a sentence that compares the largest sensitivity that one client's rounds cost
+        with the budget.
+        """
         return [
             f"a client's rounds cost a sensitivity of {most_spent:.6g} where a budget of "
             f"{self.budget:.6g} was planned"
         ]
 
     def describe_limit(self) -> str:
-        """Returns the budget for the title of a figure."""
+        """Returns the budget in words, for the title of a figure."""
         return f"participation budget {self.budget:.4g}"
 
     def describe_planned_limits(self) -> tuple[str, str]:
-        """Returns the budget twice, since it replaces the planned separation and participations."""
+        """Returns the budget in words, twice: it takes the place of both the planned separation and
+        the planned participations.
+        """
         description = f"budget {self.budget:.4g}"
         return description, description
 
     def affords(self, spent_squared: Any) -> Any:
-        """Returns whether the budget pays for rounds with this sum of |X_st|."""
+        """Returns whether the budget pays for a client's rounds, given the sum of |X_st|
+        over them.
+        """
         assert self.budget is not None
         is_number = isinstance(spent_squared, int | float | np.number | np.ndarray)
         if not is_number or np.asarray(spent_squared).dtype.kind not in "iuf":
@@ -343,17 +371,21 @@ class Budgeted(Participation):
         return spent_squared <= self.budget**2 * (1 + 2 * BUDGET_ROUNDING)
 
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
-        """Raises ValueError, since the allowed rounds depend on the encoder."""
+        """Raises ValueError, since the allowed rounds depend on the encoder, which a schema does
+        not have.
+        """
         raise self._missing_encoder()
 
     def allows_sorted(self, sorted_rounds: list[int]) -> bool:
-        """Raises ValueError, since the allowed rounds depend on the encoder."""
+        """Raises ValueError, since the allowed rounds depend on the encoder, which a schema does
+        not have.
+        """
         raise self._missing_encoder()
 
     def allows_each(
         self, clients: ClientRounds, spent_squared: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns whether the budget pays for the rounds of each client, bool (clients,)."""
+        """Returns for each client whether the budget pays for its rounds, bool (clients,)."""
         if spent_squared is not None:
             return np.asarray(self.affords(spent_squared))
         raise ValueError(
@@ -362,7 +394,9 @@ class Budgeted(Participation):
         )
 
     def new_history(self, num_clients: int) -> History:
-        """Raises ValueError, since eligibility depends on the encoder."""
+        """Raises ValueError, since eligibility depends on the encoder, which a schema does not
+        have.
+        """
         raise self._missing_encoder()
 
     def is_eligible(
@@ -373,15 +407,20 @@ class Budgeted(Participation):
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Raises ValueError, since eligibility depends on the encoder."""
+        """Raises ValueError, since eligibility depends on the encoder, which a schema does not
+        have.
+        """
         raise self._missing_encoder()
 
     def patterns(self) -> Iterator[tuple[int, ...]]:
-        """Raises ValueError, since the allowed rounds depend on the encoder."""
+        """Raises ValueError, since the allowed rounds depend on the encoder, which a schema does
+        not have.
+        """
         raise self._missing_encoder()
 
     def sensitivity(self, strategy: Any) -> Sensitivity:
-        """Returns the budget, or the sensitivity to all rounds if that is smaller.
+        """Returns the budget, or the sensitivity to a client that takes part in all rounds if that
+        is smaller.
 
         The budget is a bound for every C: the sum of X_st <u_s, u_t> over s and t is at most that
         of |X_st|, which the schema bounds.
@@ -395,7 +434,9 @@ class Budgeted(Participation):
         return Sensitivity(value=value, exact=False, method=method)
 
     def _missing_encoder(self) -> ValueError:
-        """Returns the error for a question that a `fedmf.Budget` answers."""
+        """Returns the error for a method that needs the encoder, and names `fedmf.Budget`, which
+        has one.
+        """
         return ValueError(
             f'the rounds that schema="{self.schema}" allows depend on the encoder: ask a '
             "fedmf.Budget, which has one"
@@ -403,7 +444,9 @@ class Budgeted(Participation):
 
 
 def _are_within_limits(participation: Participation, clients: ClientRounds) -> np.ndarray:
-    """Returns whether the rounds of each client are within the run and the limits, (clients,)."""
+    """Returns for each client whether its rounds lie within the run and keep to both limits, bool
+    (clients,).
+    """
     if not len(clients):
         return np.zeros(0, bool)
     last_rounds = clients.rounds[clients.starts + clients.counts - 1]

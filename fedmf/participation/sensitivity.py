@@ -1,4 +1,5 @@
-"""L2 sensitivity of x -> C x to one client (multi-epoch paper, Def. 1).
+"""The L2 sensitivity of x -> C x, where C is the encoder, to one client
+(multi-epoch paper, Def. 1).
 
 The client contributes vectors of norm at most 1 to the rounds that its schema allows. Every value
 is exact or a proven upper bound, for vectors of any dimension: a bound for scalar contributions can
@@ -30,16 +31,18 @@ from fedmf.participation.sharpening import (
 # The largest entry of an encoder must be within this factor of 1, so that its square is a normal
 # float64.
 _MAX_MAGNITUDE = 1e100
-# Number of rounds up to which the bounds of a Toeplitz encoder's matrix are computed as well.
+# Up to this number of rounds, a Toeplitz encoder is also formed as a matrix, whose bounds may be
+# smaller.
 _MAX_ROUNDS_TRIED_DENSE = 1024
-# Number of a client's rounds up to which a bound from a Toeplitz X is sharpened, since sharpening
-# needs the matrix.
+# If X is Toeplitz and a client has at most this number of rounds, the bound is sharpened.
+# Sharpening forms the matrix of the client's rounds.
 _MAX_WINDOW_SHARPENED = 4096
 
 
 @with_numpy_defaults
 def sensitivity_to_sets(strategy: Any, sets: RoundSets) -> Sensitivity:
-    """Returns the sensitivity of an encoder to one client, exact or the smallest upper bound known.
+    """Returns the sensitivity of an encoder to one client: exact, or the smallest upper bound
+    known.
 
     Args:
       strategy: C, float64 (m, rounds), or an object with the methods of a mechanism: `encoder()`
@@ -76,7 +79,9 @@ def sensitivity_to_sets(strategy: Any, sets: RoundSets) -> Sensitivity:
 
 
 def _squared_column_norms(rows: np.ndarray) -> np.ndarray:
-    """Returns the squared column norms of C, (n,), from rows[t, j] = C[t, t - j], (n, bands)."""
+    """Returns the squared column norms of a banded C, float64 (n,). C is given by its rows, (n,
+    bands), with rows[t, j] = C[t, t - j].
+    """
     n, bands = rows.shape
     squares = np.zeros((n, bands))
     for j in range(bands):
@@ -85,7 +90,9 @@ def _squared_column_norms(rows: np.ndarray) -> np.ndarray:
 
 
 def _result_of(mechanism: Any, name: str) -> Any:
-    """Returns the result of a mechanism's method, or None if there is no such method."""
+    """Returns the result of calling the mechanism's method `name`, or None if it has no such
+    method.
+    """
     if isinstance(mechanism, type):
         return None
     method = getattr(mechanism, name, None)
@@ -93,7 +100,7 @@ def _result_of(mechanism: Any, name: str) -> Any:
 
 
 def check_columns(columns: int, rounds: int) -> None:
-    """Raises ValueError unless an encoder has one column for each round."""
+    """Raises ValueError unless the encoder has one column for each round."""
     if columns != rounds:
         raise ValueError(
             f"encoder has {columns} columns but participation has rounds={rounds}: "
@@ -102,7 +109,9 @@ def check_columns(columns: int, rounds: int) -> None:
 
 
 def _check_magnitude(entries: np.ndarray) -> np.ndarray:
-    """Returns the entries, or raises ValueError if their squares would overflow or underflow."""
+    """Returns the entries of an encoder, or raises ValueError if their squares would overflow or
+    underflow.
+    """
     largest = float(np.abs(entries).max())
     if largest and not 1.0 / _MAX_MAGNITUDE <= largest <= _MAX_MAGNITUDE:
         raise ValueError(
@@ -113,8 +122,8 @@ def _check_magnitude(entries: np.ndarray) -> np.ndarray:
 
 
 def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
-    """Returns the sensitivity of a lower-triangular Toeplitz C, from the non-zero part c of its
-    first column, in time of about O(n).
+    """Returns the sensitivity of a lower-triangular Toeplitz encoder C in about O(n) time, from c,
+    the first column of C up to its last non-zero entry.
 
     With c_t >= 0 and not increasing, X_ij = sum over s <= n - 1 - max(i, j) of c_s c_(s + |i - j|)
     is non-negative, and no larger for a larger max(i, j) or a larger |i - j|. The m-th round (from
@@ -130,13 +139,13 @@ def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
     b = sets.min_sep
     k = sets.max_participations
     if k == 1:
-        # The other columns are truncations of the first one.
+        # All other columns are shifted and truncated copies of the first one.
         return from_squared(
             float(c @ c), True, "norm of the first column, the largest of a Toeplitz encoder: exact"
         )
     if len(c) <= b:
-        # The columns of one client have no common row (banded paper, Thm. 2), and the norm of its
-        # m-th one is at most that of column m b.
+        # No row is non-zero in two columns of the same client (banded paper, Thm. 2). The norm of
+        # its m-th column is at most that of column m b.
         num_whole = min(k, (n - len(c)) // b + 1)
         squared_norms = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(num_whole, k)])
         squared = num_whole * float(c @ c) + float(squared_norms.sum())
@@ -147,8 +156,8 @@ def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
             "(banded paper, Thm. 2): exact",
         )
     decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
-    # If only rounding makes the sequence larger than c, its sensitivity counts as exact. It is then
-    # too large by rounding, and never too small.
+    # If the sequence exceeds c only by rounding, its sensitivity counts as exact. Rounding then
+    # makes it too large, never too small.
     is_exact = bool(np.abs(decreasing - c).max() <= ROUNDING * c[0])
     kind = "(McMahan et al. 2024): exact" if is_exact else "above |C|: upper bound"
     method = f"rounds 0, b, 2b, ... of a decreasing Toeplitz encoder {kind}"
@@ -156,22 +165,24 @@ def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
 
 
 def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
-    """Returns the squared norm of the sum of columns 0, b, ..., (k - 1) b of a Toeplitz matrix.
+    """Returns the squared norm of the sum of columns 0, b, ..., (k - 1) b of a lower-triangular
+    Toeplitz matrix.
 
     Args:
       c: non-negative first column; entries after its end are 0.
       n: number of rounds.
       b, k: spacing and number of the columns.
     """
-    # With c and the sum cut into rows of b entries, each row of the sum is that of the last k rows
-    # of c.
+    # Cut both c and the sum of columns into rows of b entries. Each row of the sum is then the sum
+    # of the last k rows of c.
     rows = np.zeros((-(-n // b), b))
     rows.ravel()[: len(c)] = c
     if k >= len(rows):
         sums = np.cumsum(rows, axis=0)
     else:
-        # A sum of k rows is the end of one block of k rows and the beginning of the next.
-        # Differences of running totals would lose digits, and a sensitivity must not be too small.
+        # A sum of k consecutive rows is the end of one block of k rows plus the beginning of the
+        # next one. Differences of running totals would lose digits, and a sensitivity must not be
+        # too small.
         blocks = np.zeros((-(-len(rows) // k), k, b))
         blocks.reshape(-1, b)[: len(rows)] = rows
         sums = np.cumsum(blocks, axis=1)
@@ -183,7 +194,8 @@ def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
 
 
 def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
-    """Returns the sensitivity of an encoder with X_ij = x_|i - j|, from x alone.
+    """Returns the sensitivity of an encoder C with a Toeplitz X = C^T C, X_ij = x_|i - j|, from its
+    first column x alone.
 
     All windows of k rounds have the same X, and shorter ones are no worse: another round, with a
     contribution orthogonal to the others, makes the client's sum larger. Without windows the bound
@@ -203,14 +215,16 @@ def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
     if k <= 2:
         squared = x[0]
         if k == 2:
-            # Two rounds are always sign-tight. In windows they are exactly b apart.
+            # For two rounds, the sum of |X| is attained by contributions of the right signs. In
+            # windows, the two rounds are exactly b apart.
             pair_entries = x[b : b + 1] if sets.are_windows else x[b:]
             squared = 2.0 * (x[0] + np.abs(pair_entries).max())
         return from_squared(
             squared, True, "pairs of rounds of a Toeplitz X (multi-epoch paper, Eq. 3): exact"
         )
     window_row = x[::b][:k]
-    # Entry j of the row occurs 2 (k - j) times in the window's X, and entry 0 k times.
+    # Entry 0 of the row occurs k times in the X of the window, and every other entry j 2 (k - j)
+    # times.
     num_entries = 2.0 * np.arange(k, 0, -1.0)
     num_entries[0] = k
     total = float(num_entries @ np.abs(window_row))
@@ -223,7 +237,8 @@ def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
 
 
 def _largest_spread_sum(x: np.ndarray, b: int, k: int) -> tuple[float, bool]:
-    """Returns a bound on the squared sensitivity of X_ij = x_|i - j|, and whether it is attained.
+    """Returns an upper bound on the squared sensitivity of an encoder with X_ij = x_|i - j|, and
+    whether the bound is attained.
 
     The client has at most k rounds, at least b apart. Of m rounds, the i-th and the (i + j)-th are
     at least j b apart, and at most n - 1 - (m - 1 - j) b, since the m - 1 - j rounds outside them

@@ -1,4 +1,4 @@
-"""Check that a population is large enough for a separation.
+"""The check that a population of clients is large enough for a planned separation.
 
 At most `population // cohort_size` consecutive rounds can have disjoint full cohorts.
 """
@@ -13,7 +13,8 @@ def check_separation(
     schema: str = "min_sep",
     name: str = "min_sep",
 ) -> None:
-    """Raises ValueError if min_sep is missing, or too large for full cohorts of a population.
+    """Raises ValueError if min_sep is missing, or so large that the population cannot fill every
+    cohort.
 
     Args:
       min_sep: the separation; None if it is missing.

@@ -1,4 +1,5 @@
-"""Largest sensitivity over several sets of rounds, with the bounds of the largest ones sharpened.
+"""The largest sensitivity to one client over several sets of rounds. The largest upper bounds are
+sharpened as far as a limit on the work allows.
 
 Contributions of norm at most 1 to the rounds of a set S move C x by at most the root of the sum of
 |X_ij| over i, j in S, X = C^T C; `fedmf.participation.sensitivity` cites the papers.
@@ -17,14 +18,15 @@ from fedmf.participation.vector_bound import vector_sensitivity_bounds
 
 Name = TypeVar("Name")
 
-# Relative difference of the sums of |X| and X up to which a set counts as sign-tight: rounding.
+# If the sums of |X| and of X over a set differ by at most this relative amount, they count as
+# equal: the difference is rounding.
 ROUNDING = 1e-12
-# Largest number of multiplications for sharpening the bounds of many sets. The sets after that
-# are bounded by their |X| sum.
+# Largest number of multiplications that may be spent on sharpening bounds. After that, the sum of
+# |X| bounds the remaining sets.
 SHARPENING_BUDGET = 2e10
-# Cost of `vector_sensitivity_bounds`, in eigenvalue computations.
+# Cost of one call of `vector_sensitivity_bounds`, in eigenvalue computations.
 _ALIGNMENT_COST = 300
-# Relative distance between a bound and an attained value up to which the bound is called exact.
+# An upper bound is called exact if it exceeds an attained value by at most this relative amount.
 _ATTAINED = 1e-8
 _SPECTRAL_AND_SUMS = (
     "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm "
@@ -38,7 +40,8 @@ _ALIGNMENT = (
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity(fields.Checked):
-    """L2 sensitivity for contributions of norm at most 1.
+    """The L2 sensitivity of an encoder to one client whose contribution to each round has norm at
+    most 1.
 
     Attributes:
       value: the sensitivity, not squared.
@@ -54,7 +57,7 @@ class Sensitivity(fields.Checked):
 
 
 def from_squared(squared: float, exact: bool, method: str) -> Sensitivity:
-    """Returns the sensitivity with this square."""
+    """Returns the sensitivity whose square is `squared`."""
     return Sensitivity(value=float(np.sqrt(squared)), exact=bool(exact), method=method)
 
 
@@ -63,7 +66,8 @@ def largest_sharpened(
     gram: Callable[[Name], np.ndarray],
     multiplications: float = SHARPENING_BUDGET,
 ) -> Sensitivity:
-    """Returns the sensitivity to one client that takes part in all rounds of one of several sets.
+    """Returns the largest sensitivity to one client that takes part in all rounds of one of several
+    sets.
 
     Args:
       bounds: for each set its sum of |X|, whether the sensitivity attains that sum, and its name.
@@ -76,13 +80,13 @@ def largest_sharpened(
     ... ).exact
     True
     """
-    # heapq pops the smallest entry, so that the bounds are negated.
+    # The bounds are negated, since heapq pops the smallest entry first.
     heap = [(-bound, is_tight, name) for bound, is_tight, name in bounds]
     heapq.heapify(heap)
     has_spectral_bound: set[Any] = set()
     attained_by_name: dict[Any, float] = {}
-    # The largest bound is the result if it is tight. Otherwise it is sharpened, first by the
-    # spectral norm and then by the semidefinite program, and compared again.
+    # If the largest bound is attained, it is the result. Otherwise it is sharpened, first by the
+    # spectral norm and then by the semidefinite program, and compared with the other bounds again.
     while True:
         negated_bound, is_tight, name = heap[0]
         largest_bound = -negated_bound
@@ -112,6 +116,6 @@ def largest_sharpened(
 
 
 def largest_eigenvalue(X: np.ndarray) -> float:
-    """Returns the largest eigenvalue of a symmetric X, (k, k)."""
+    """Returns the largest eigenvalue of a symmetric matrix X, float64 (k, k)."""
     n = X.shape[0]
     return float(scipy.linalg.eigvalsh(X, subset_by_index=(n - 1, n - 1))[0])

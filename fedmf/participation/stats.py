@@ -1,4 +1,6 @@
-"""Participation statistics of a record, which determine the guarantee that a run achieved."""
+"""Participation statistics of a recorded run, from which the guarantee that the run achieved
+follows.
+"""
 
 import collections
 import dataclasses
@@ -13,7 +15,7 @@ from fedmf.participation.clients import ClientRounds
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ParticipationStats(fields.ShortRepr):
-    """Counts over all clients of a run.
+    """Statistics of a run: how often, and how far apart, its clients took part.
 
     Attributes:
       cohort_sizes: number of clients of each recorded round, int64, shape (rounds,).
@@ -37,7 +39,7 @@ class ParticipationStats(fields.ShortRepr):
 
     @staticmethod
     def of_cohorts(cohorts: Sequence[np.ndarray], *, short_rounds: int = 0) -> "ParticipationStats":
-        """Returns the statistics of a run.
+        """Computes the statistics of a run from the cohort of each round.
 
         Args:
           cohorts: clients of each round, ints, without duplicates.
@@ -51,7 +53,8 @@ class ParticipationStats(fields.ShortRepr):
     def of_clients(
         blocks: Iterable[ClientRounds], *, cohort_sizes: np.ndarray, short_rounds: int = 0
     ) -> "ParticipationStats":
-        """Returns the statistics of a run whose clients come in blocks.
+        """Computes the statistics of a run from the rounds of its clients, which come in blocks of
+        clients.
 
         Args:
           blocks: all rounds of some clients each, and of all clients together.
@@ -75,36 +78,40 @@ class ParticipationStats(fields.ShortRepr):
 
     @property
     def rounds(self) -> int:
-        """Number of recorded rounds, with the last ones in which nobody took part if recorded."""
+        """The number of recorded rounds. If the last rounds are recorded, they count even if nobody
+        took part.
+        """
         return len(self.cohort_sizes)
 
     @property
     def participations(self) -> int:
-        """Number of (client, round) pairs."""
+        """The number of (client, round) pairs."""
         return int(self.cohort_sizes.sum())
 
     @property
     def clients(self) -> int:
-        """Number of distinct clients."""
+        """The number of distinct clients that took part."""
         return sum(self.histogram.values())
 
     @property
     def max_participations(self) -> int:
-        """Largest number of participations of one client; 0 if nobody took part."""
+        """The largest number of participations of one client, or 0 if nobody took part."""
         return max(self.histogram, default=0)
 
     @property
     def min_separation(self) -> int | None:
-        """Smallest difference between two rounds of one client; None if no client has two."""
+        """The smallest difference between two rounds of one client, or None if no client took part
+        twice.
+        """
         return min(self.separations, default=None)
 
     @property
     def empty_rounds(self) -> int:
-        """Number of recorded rounds in which nobody took part."""
+        """The number of recorded rounds in which nobody took part."""
         return int((self.cohort_sizes == 0).sum())
 
     def summary(self) -> dict[str, Any]:
-        """Returns the figures for the result of a run, as plain JSON types."""
+        """Returns the statistics that the result of a run contains, as plain JSON types."""
         return {
             "rounds": self.rounds,
             "participations": self.participations,
@@ -116,7 +123,8 @@ class ParticipationStats(fields.ShortRepr):
 
 
 def off_multiples(observed: ParticipationStats, num_partitions: int) -> list[str]:
-    """Returns a sentence if separations of a client's rounds are not multiples of a number.
+    """Returns a list with one sentence if any separation between two rounds of a client is not a
+    multiple of `num_partitions`; otherwise an empty list.
 
     Args:
       observed: statistics of a record.
@@ -132,6 +140,8 @@ def off_multiples(observed: ParticipationStats, num_partitions: int) -> list[str
 
 
 def _count_values(values: np.ndarray) -> dict[int, int]:
-    """Returns the number of occurrences of each value, increasing."""
+    """Returns a mapping from each distinct value, in increasing order, to the number of its
+    occurrences.
+    """
     unique_values, counts = np.unique(values, return_counts=True)
     return dict(zip(unique_values.tolist(), counts.tolist(), strict=True))

@@ -1,15 +1,18 @@
-"""Maximum of a quadratic form over unit vectors, the squared sensitivity to one client's rounds."""
+"""Bounds on the squared sensitivity to the rounds of one client, which is the maximum of a
+quadratic form over unit vectors.
+"""
 
 import numpy as np
 import scipy.linalg
 
-# The ascent ends with a sweep that raises the sum by less than this factor.
+# The ascent ends after a sweep that raises the sum by less than this fraction.
 _CONVERGED = 1e-13
 _MAX_SWEEPS = 2000
 
 
 def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
-    """Computes an attained value and an upper bound of the maximum of sum_ij X_ij <g_i, g_j>.
+    """Computes two bounds on the maximum of sum_ij X_ij <g_i, g_j> over unit vectors g_i: a value
+    that is attained, and an upper bound.
 
     The g_i are unit vectors of any dimension.
 
@@ -31,8 +34,8 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
     [3.0, 3.0]
     """
     k = X.shape[0]
-    # By Barvinok and Pataki there is an optimal R of a rank r with r (r + 1) / 2 <= k. One more
-    # dimension avoids bad local maxima.
+    # By Barvinok and Pataki there is an optimal R = G G^T of a rank r with r (r + 1) / 2 <= k. One
+    # more dimension than that avoids bad local maxima.
     G = np.random.default_rng(0).standard_normal((k, int(np.sqrt(2 * k)) + 2))
     G /= np.linalg.norm(G, axis=1, keepdims=True)
     diagonal = np.diagonal(X)
@@ -50,8 +53,8 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
             break
     y = np.einsum("ij,ij->i", G, XG)
     smallest_eigenvalue = float(scipy.linalg.eigvalsh(np.diag(y) - X, subset_by_index=(0, 0))[0])
-    # The eigenvalue has an error of about k units of rounding of the matrix's norm, by which the
-    # bound is raised.
+    # The computed eigenvalue has an error of about k units of rounding, relative to the norm of the
+    # matrix. The bound is raised by this error.
     norm_bound = float(np.abs(y).max() + np.linalg.norm(X))
     rounding = 4.0 * k * float(np.finfo(np.float64).eps) * norm_bound
     return attained, float(y.sum()) + k * max(0.0, rounding - smallest_eigenvalue)
