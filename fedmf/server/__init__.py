@@ -1,3 +1,3 @@
-"""The server's side of a plan, without a framework: clipped sums, noise vectors, releases, and the
-journal of committed rounds.
+"""The server side of training with a privacy plan, without a training framework: it clips and sums
+client updates, adds noise, and commits each round to a journal.
 """

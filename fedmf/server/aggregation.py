@@ -1,5 +1,5 @@
-"""Pure functions from a round's clipped sum to its release, and from releases to the next clip norm
-and scales, for numpy arrays and for tensors.
+"""Pure functions that compute a round's release from its clipped sum, and the next clip norm and
+scales from releases. They work on numpy arrays and on tensors.
 
 A state depends on releases alone. `xp` is numpy, or tensorflow for tensors.
 """
@@ -15,7 +15,7 @@ from fedmf.server.following import LARGEST_ROOT, ClipState, Scaling, ScalingStat
 
 
 def noise_stddev(plan: Plan, clip: ClipState | tuple[()], xp: Any = np) -> Any:
-    """Returns the standard deviation of a round's noise, float32 ().
+    """Returns the standard deviation of the noise in a round's sum, a float32 scalar.
 
     It is proportional to the clip norm. Where that adapts, the sum is in effect divided by it
     before noise of a fixed scale is added, and multiplied by it again.
@@ -27,8 +27,8 @@ def noise_stddev(plan: Plan, clip: ClipState | tuple[()], xp: Any = np) -> Any:
 
 
 def released_bits(plan: Plan, clients: Any, clipped: Any, noise: Any, xp: Any = np) -> Any:
-    """Returns the noisy sum over clients of b_i - 1/2, float32 (): b_i is 1 for an update within
-    the clip norm, and 0 for a longer one.
+    """Returns the noisy sum of b_i - 1/2 over clients, a float32 scalar. The bit b_i is 1 if the
+    update of client i is within the clip norm, and 0 if it is longer.
 
     Args:
       plan: with the scale of this noise.
@@ -40,7 +40,8 @@ def released_bits(plan: Plan, clients: Any, clipped: Any, noise: Any, xp: Any = 
 
 
 def noisy_mean(clipped_sum: Any, noise: Any, divisor: Any, xp: Any = np) -> Any:
-    """Returns (clipped_sum + noise) / divisor in float32: added in float64 and rounded once.
+    """Returns (clipped_sum + noise) / divisor as float32. The sum is computed in float64 and
+    rounded once.
 
     The noise has no digits below those of float32, and this rounding removes such digits of the
     sum.
@@ -54,7 +55,7 @@ def noisy_mean(clipped_sum: Any, noise: Any, divisor: Any, xp: Any = np) -> Any:
 
 
 def initial_clip(clip_norm: float, xp: Any = np) -> ClipState:
-    """Returns the state of the clip norm before round 0."""
+    """Returns the state of the adaptive clip norm before round 0."""
     norm = _cast(xp, np.float64(clip_norm), np.float64)
     zero = _cast(xp, np.float32(0), np.float32)
     return ClipState(norm, norm, zero, zero)
@@ -69,7 +70,7 @@ def clip_after(
     t: Any,
     xp: Any = np,
 ) -> ClipState:
-    """Returns the state of the clip norm after round t.
+    """Returns the state of the adaptive clip norm after round t.
 
     Args:
       clipping: of the plan.
@@ -90,13 +91,15 @@ def clip_after(
         step = xp.exp(-clipping.learning_rate * (_cast(xp, mean, np.float64) - clipping.quantile))
         next_norm = _clip(xp, state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
     is_due = xp.equal((t + 1) % clipping.every, 0)
-    # A NaN, which bits of a failed round can lead to, must not become the clip norm.
+    # The bits of a failed round may give a NaN, which must not become the clip norm.
     norm = xp.where(is_due & (next_norm < np.inf), next_norm, state.norm)
     return ClipState(norm, state.norm, bits, xp.where(is_due, np.float32(0), within))
 
 
 def initial_scaling(shapes: Sequence[Any], xp: Any = np) -> ScalingState:
-    """Returns the state of the scales before round 0: arrays of ones in these shapes."""
+    """Returns the state of the update scales before round 0. Its scales are arrays of ones in these
+    shapes.
+    """
     moment = [xp.zeros(shape, np.float32) for shape in shapes]
     scales = [xp.ones(shape, np.float32) for shape in shapes]
     return ScalingState(moment, scales, xp.zeros([2], np.float32))
@@ -105,7 +108,7 @@ def initial_scaling(shapes: Sequence[Any], xp: Any = np) -> ScalingState:
 def scaling_after(
     scaling: Scaling, state: ScalingState, mean: Sequence[Any], t: Any, xp: Any = np
 ) -> ScalingState:
-    """Returns the state of the scales after round t.
+    """Returns the state of the update scales after round t.
 
     Args:
       scaling: of the run.
@@ -123,7 +126,7 @@ def scaling_after(
     moment = [_next_moment(scaling, v, g, xp) for v, g in zip(state.moment, mean, strict=True)]
     scales = _cond(
         xp,
-        xp.equal((t + 1) % scaling.every, 0),  # A graph of TFF compares tensors by identity.
+        xp.equal((t + 1) % scaling.every, 0),  # In a TFF graph, `==` compares identities.
         lambda: _scales_of(scaling, moment, xp),
         lambda: list(state.scales),
     )
@@ -136,16 +139,18 @@ def scaling_after(
 
 
 def _next_moment(scaling: Scaling, v: Any, mean: Any, xp: Any) -> Any:
-    """Returns the second moment of a leaf after a release."""
+    """Returns the second moment of one array after a release."""
     square = xp.square(_clip(xp, mean, np.float32(-LARGEST_ROOT), np.float32(LARGEST_ROOT)))
     if scaling.rule == "adagrad":
         return xp.minimum(v + square, np.float32(LARGEST_ROOT**2))
-    # Rounding must not make it negative, because its root is taken.
+    # Rounding must not make the moment negative, because its square root is taken.
     return xp.maximum(v + np.float32(1 - scaling.decay) * (square - v), np.float32(0))
 
 
 def _scales_of(scaling: Scaling, moment: Sequence[Any], xp: Any) -> list[Any]:
-    """Returns (rms(v) + epsilon) / (sqrt(v) + epsilon) for each leaf of the second moment v."""
+    """Returns the scales (rms(v) + epsilon) / (sqrt(v) + epsilon) for each array v of the second
+    moment, where rms is taken over all arrays.
+    """
     num_entries = sum(int(np.prod(v.shape)) for v in moment)
     total = sum(_total(xp, v) for v in moment)
     rms = _cast(xp, xp.sqrt(total / max(num_entries, 1)), np.float32)
@@ -154,42 +159,42 @@ def _scales_of(scaling: Scaling, moment: Sequence[Any], xp: Any) -> list[Any]:
 
 
 def _cast(xp: Any, value: Any, dtype: Any) -> Any:
-    """Returns the value in this dtype."""
+    """Casts a value to this dtype, by numpy or TensorFlow."""
     if xp is np:
         return np.asarray(value).astype(dtype)
     return xp.cast(value, dtype)
 
 
 def _clip(xp: Any, value: Any, low: Any, high: Any) -> Any:
-    """Returns the value, or the nearer end where it is outside low .. high."""
+    """Clips a value to the range from `low` to `high`."""
     if xp is np:
         return np.clip(value, low, high)
     return xp.clip_by_value(value, low, high)
 
 
 def _log(xp: Any, value: Any) -> Any:
-    """Returns the natural logarithm."""
+    """Returns the natural logarithm of an array or tensor."""
     if xp is np:
         return np.log(value)
     return xp.math.log(value)
 
 
 def _total(xp: Any, array: Any) -> Any:
-    """Returns the sum of the entries, added in float64."""
+    """Returns the sum of all entries, computed in float64."""
     if xp is np:
         return np.sum(array, dtype=np.float64)
     return xp.reduce_sum(xp.cast(array, np.float64))
 
 
 def _largest(xp: Any, array: Any) -> Any:
-    """Returns the largest of non-negative entries; 0 without entries."""
+    """Returns the largest of the entries, which are non-negative; 0 for an empty array."""
     if xp is np:
         return np.max(array, initial=0)
     return xp.reduce_max(xp.concat([[0.0], xp.reshape(array, [-1])], axis=0))
 
 
 def _cond(xp: Any, condition: Any, if_true: Callable[[], Any], if_false: Callable[[], Any]) -> Any:
-    """Returns the result of one of two functions, by a condition that may be a tensor."""
+    """Returns if_true() or if_false(), depending on a condition that may be a tensor."""
     if xp is np:
         return if_true() if condition else if_false()
     return xp.cond(condition, if_true, if_false)

@@ -1,4 +1,6 @@
-"""A file to which rows are appended, and which nobody else may edit meanwhile."""
+"""`AppendedFile`: a file to which one process appends rows, with a check that no other program
+edits it.
+"""
 
 import hashlib
 import os
@@ -10,11 +12,11 @@ Stamp = tuple[int, ...]
 
 
 class FileWasEdited(ValueError):
-    """Another program edited, replaced or removed a file of this process."""
+    """The error for a file that another program edited, replaced or removed."""
 
 
 class AppendedFile:
-    """Rows of a file. Each is written once, at the end of the file.
+    """A file of rows. Each row is written once, at the end of the file.
 
     Rows that an interrupt or a full disk kept from the file are written by the next `flush`.
 
@@ -27,11 +29,12 @@ class AppendedFile:
         self._end = 0
         self._digest = hashlib.sha256()
         self._pending = b""
-        # The stamp of the file as this process left it.
+        # The file's stamp after the last write of this process. It changes if another program
+        # writes.
         self._stamp: Stamp | None = None
 
     def begin(self) -> None:
-        """Writes the empty file."""
+        """Creates the file without rows."""
         write_atomically(self.path, b"", mode=0o600)
 
     @property
@@ -46,8 +49,8 @@ class AppendedFile:
         return digest.hexdigest()
 
     def restore(self, rows: bytes) -> bytes:
-        """Makes `rows` the content for the next `flush`, and returns bytes that follow them in the
-        file.
+        """Sets the rows that the file must have, and returns the bytes that follow them in the
+        file. The next `flush` writes rows that are missing.
 
         The file may be missing, or end within the rows, where a crash came before they were
         written.
@@ -70,11 +73,12 @@ class AppendedFile:
         return content[len(rows) :]
 
     def append(self, rows: bytes) -> None:
-        """Adds rows, which the next `flush` writes."""
+        """Adds rows that the next `flush` writes."""
         self._pending += rows
 
     def check(self) -> None:
-        """Compares the file with the rows that this process wrote, if its stamp has changed.
+        """Checks that the file still has the rows that this process wrote. Its contents are read
+        only if its stamp has changed.
 
         Raises:
           FileWasEdited: it is missing or has other rows.
@@ -89,7 +93,8 @@ class AppendedFile:
             raise FileWasEdited(f"{self.path.name} was removed") from None
 
     def flush(self, *, sync: bool = False) -> None:
-        """Writes the rows that are not in the file yet, and removes any bytes that follow them.
+        """Writes the rows that are not in the file yet. Bytes that an interrupted write left behind
+        the rows are removed first.
 
         Args:
           sync: whether to wait until no power failure can lose them.
@@ -117,15 +122,17 @@ class AppendedFile:
             self._count_as_written(stamp_of(descriptor))
 
     def _count_as_written(self, stamp: Stamp) -> None:
-        """Counts the pending rows as written, with the file's stamp of after it."""
+        """Counts the pending rows as written, and keeps the file's new stamp."""
         digest = self._digest.copy()
         digest.update(self._pending)
         end = self._end + len(self._pending)
-        # In one line, so that as few instructions as possible are between these for an interrupt.
+        # All attributes change in one line, so that an interrupt can hardly come between them.
         self._digest, self._end, self._pending, self._stamp = digest, end, b"", stamp
 
 
 def stamp_of(file: int | pathlib.Path) -> Stamp:
-    """Returns numbers of a file's status, some of which change when somebody writes to it."""
+    """Returns a file's device, inode, size and times, some of which change when a program writes to
+    it.
+    """
     state = os.stat(file)
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns

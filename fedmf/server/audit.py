@@ -1,5 +1,5 @@
-"""Audit of code that adds noise: it runs a server, or other code in its place, on a small model
-through all rounds, without clients or with the worst one.
+"""Audit of code that adds noise, such as a server. It runs the code through all rounds of a plan on
+a small model, first with zero updates and then with the worst-case client of an attack.
 
 `fedmf.audits.noise` tests the noise and `fedmf.audits.distinguishing` the result of the attack.
 They see only releases of the audited code. The claim is the plan's stddev and its mechanism's
@@ -24,27 +24,29 @@ from fedmf.server.means import MeansState, NoisyMeans, in_shapes
 from fedmf.server.rows import HostNoise
 from fedmf.server.state import check_plan
 
-# In standard deviations: noise that is cut off there fails an audit of the default size.
+# An audit of the default size detects noise that is cut off at this many standard deviations.
 SEEN_CUT = 4.0
-# At least as many tests as an audit makes.
+# An upper bound of the number of tests in an audit.
 _MAX_TESTS = 64
-# Entries of a run that show a scale off by 3% at a false-positive rate of 1e-6, and a margin.
+# The least number of noise entries in a run. It detects, with a margin, a scale off by 3% at a
+# false-positive rate of 1e-6.
 _MIN_ENTRIES = 60_000
 _MIN_COORDINATES = 256
-# More trials would take weeks.
+# An attack with more trials would take weeks.
 _MAX_TRIALS = 10**9
-# The attack's update is longer than the clip norm by this factor, so that clipping bounds it.
+# The attack's update exceeds the clip norm by this factor, so that clipping has to shorten it.
 _OVERSHOOT = 3.0
-# The fixed divisor of plans that do not simulate a cohort.
+# The audit divides sums by this number, unless the plan simulates a cohort.
 _DIVISOR = 10
 
 Progress = Callable[[int, int], None]
-# Round -> (coordinates along each of which one client sends an update, the updates' size).
+# A function of the round. It returns the coordinates along each of which one client sends an
+# update, and the size of these updates.
 Clients = Callable[[int], tuple[np.ndarray, float]]
 
 
 class AuditedCode(Protocol):
-    """The code that an audit runs, made for one run.
+    """Interface of the code that an audit runs. An object is made for one run.
 
     Attributes:
       initial_state: before round 0.
@@ -53,7 +55,8 @@ class AuditedCode(Protocol):
     initial_state: Any
 
     def release(self, state: Any, places: np.ndarray, size: float) -> tuple[Any, np.ndarray]:
-        """Returns the state after the next round, and its release, as `released_rows` yields it.
+        """Returns the state after the next round, and the round's release as `released_rows` yields
+        it.
 
         Args:
           state: before the round; numpy arrays after a resume.
@@ -62,7 +65,7 @@ class AuditedCode(Protocol):
         """
 
 
-# (plan, coordinates, noise seed) -> the audited code.
+# A function of plan, number of coordinates and noise seed, which makes the code under audit.
 MakeAudited = Callable[[Plan, int, int], AuditedCode]
 
 
@@ -86,7 +89,8 @@ class MechanismAudit:
 
     @property
     def smallest_unseen_cut(self) -> float:
-        """The smallest number of standard deviations at which noise could be cut off and pass.
+        """The smallest number of standard deviations at which noise could be cut off and still pass
+        the audit.
 
         The noise is scaled to the claimed variance. A smaller cut fails the audit with certainty.
         """
@@ -104,7 +108,7 @@ def audit_mechanism(
     progress: Progress | None = None,
     subject: "MakeAudited | None" = None,
 ) -> MechanismAudit:
-    """Runs a plan and tests its releases against the claims of the plan.
+    """Runs a plan on a small model, and tests its releases against the claims of the plan.
 
     There are two runs with different seeds on zero updates, the second stopped and resumed in the
     middle, and then the distinguishing attack.
@@ -152,7 +156,7 @@ def audit_mechanism(
     scale = plan.stddev / divisor_of(plan)
     first_run = runs.releases(coordinates, noise_seed=16 * seed + 1)
     noises = [whiten(causal_matrix, first_run, scale)]
-    del first_run  # It is as large as its noise.
+    del first_run  # This array is as large as its noise.
     resumed_run = runs.releases(coordinates, noise_seed=16 * seed + 2, resume_at=num_rounds // 2)
     noises.append(whiten(causal_matrix, resumed_run, scale))
     del resumed_run
@@ -174,7 +178,8 @@ def audit_mechanism(
 
 
 def _audited_plan(plan: Any) -> Plan:
-    """Returns the plan without its sampling: the attack's client takes part in known rounds.
+    """Returns the plan without its sampling, because the client of the attack takes part in known
+    rounds.
 
     Raises:
       TypeError, ValueError: no plan, one with private metrics, or too many rounds for the memory.
@@ -187,14 +192,15 @@ def _audited_plan(plan: Any) -> Plan:
             f"{update_noise_multiplier(plan):.6g}"
         )
     num_rounds = plan.mechanism.rounds
-    # N, its causal factor, the factor's inverse, and squares of the last two.
+    # The audit holds five matrices: the noise matrix N, its causal factor, the factor's inverse,
+    # and the squares of the last two.
     hint = "audit a plan of the same family with fewer rounds"
     checks.fits_in_memory("the audit of all rounds", (num_rounds, num_rounds), copies=5, hint=hint)
     return dataclasses.replace(plan, sampling=None)
 
 
 class _AuditedRuns:
-    """Runs of an audited plan through all its rounds.
+    """Runs of the audited code through all rounds of a plan.
 
     Args:
       plan: of the runs.
@@ -220,7 +226,9 @@ class _AuditedRuns:
         clients: "Clients | None" = None,
         resume_at: int = 0,
     ) -> np.ndarray:
-        """Returns the releases of one run, of `released_rows`: float64 (rounds, entries)."""
+        """Runs the audited code once, and returns its releases as a float64 array of shape (rounds,
+        entries).
+        """
         releases = []
         for release in released_rows(
             self._plan,
@@ -238,9 +246,11 @@ class _AuditedRuns:
 
 
 def _attack(plan: Plan, runs: _AuditedRuns, trials: int, seed: int) -> Distinguishing:
-    """Runs the distinguishing attack in so many trials, one for each coordinate of a run."""
-    # The attack is on the releases of updates. With quantile_clipping their noise is larger than
-    # that of the plan, whose guarantee covers the bits as well.
+    """Runs the distinguishing attack with this number of trials. Each coordinate of one run is a
+    trial.
+    """
+    # The attack sees the releases of updates only. With quantile_clipping their noise is larger
+    # than the plan's, whose guarantee covers the clipping bits as well.
     updates_plan = dataclasses.replace(
         plan, noise_multiplier=update_noise_multiplier(plan), quantile_clipping=None
     )
@@ -253,7 +263,7 @@ def _attack(plan: Plan, runs: _AuditedRuns, trials: int, seed: int) -> Distingui
 
 
 def _checked_trials(trials: Any) -> int:
-    """Returns the number of trials.
+    """Checks the number of trials of an attack, and returns it.
 
     Raises:
       TypeError, ValueError: too few for an attack, or too many.
@@ -266,7 +276,7 @@ def _checked_trials(trials: Any) -> int:
 
 
 def _default_coordinates(rounds: int, false_positive_rate: float) -> int:
-    """Returns the size of the model for an audit of so many rounds."""
+    """Returns the default number of model parameters for an audit with this number of rounds."""
     num_entries = tails.entries_to_see(SEEN_CUT, threshold=false_positive_rate / _MAX_TESTS)
     entries_per_run = max(_MIN_ENTRIES, -(-num_entries // 2))
     return max(_MIN_COORDINATES, -(-entries_per_run // rounds))
@@ -275,7 +285,8 @@ def _default_coordinates(rounds: int, false_positive_rate: float) -> int:
 def worst_clients(
     plan: Plan, case: WorstCase, trials: int, seed: int
 ) -> tuple[Clients, np.ndarray]:
-    """Returns the clients of an attack, and whether each trial has its client, bool (trials,).
+    """Returns the attack's clients as a function of the round, and for each trial whether its
+    client is present, bool (trials,).
 
     Client i sends updates along coordinate i, in the rounds of `case`.
     """
@@ -293,7 +304,9 @@ def worst_clients(
 
 
 def model_of(coordinates: int) -> list[tuple[int, ...]]:
-    """Returns the shapes of a small model's leaves, one a scalar, with so many entries in all."""
+    """Returns the shapes of a small model's arrays, which have `coordinates` entries in all. One of
+    them is a scalar.
+    """
     hint = "use some hundred or more"
     coordinates = checks.integer("coordinates", coordinates, low=8, high=checks.MAX_SIZE, hint=hint)
     quarter = (coordinates - 1) // 4
@@ -301,7 +314,7 @@ def model_of(coordinates: int) -> list[tuple[int, ...]]:
 
 
 def divisor_of(plan: Plan) -> int:
-    """Returns the number that the sums of `released_rows` are divided by."""
+    """Returns the number that the audit divides each round's sum by."""
     return _DIVISOR if plan.simulation is None else plan.simulation.simulated
 
 
@@ -314,7 +327,8 @@ def released_rows(
     resume_at: int = 0,
     subject: MakeAudited | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yields the release of each round of the plan, flat: float64 (coordinates,).
+    """Runs the audited code through all rounds of the plan, and yields each release as a flat
+    array, float64 (coordinates,).
 
     Where the clip norm adapts, it is in units of plan.clip_norm, and one more entry has the noise
     of the bits on the same scale. Without `clients`, two clients send zeros. Before round
@@ -335,7 +349,7 @@ def released_rows(
 
 
 class ServerMeans:
-    """The sums, the noise and the means of a server.
+    """The default code under audit: the sums, the noise and the means of a `Server`.
 
     Args:
       plan: of the run.
@@ -354,12 +368,13 @@ class ServerMeans:
     def release(
         self, state: MeansState, places: np.ndarray, size: float
     ) -> tuple[MeansState, np.ndarray]:
-        """See `AuditedCode`."""
+        """Returns the state after the next round and its release, as `AuditedCode` describes."""
         plan = self._plan
         params = self._means.client_params(state)
-        # The client of the attack sees the clip norm of the round.
+        # The client of the attack knows the clip norm of the round, and scales its update by it.
         size *= params.clip_norm / plan.clip_norm
-        # The sum is a function of updates and clip norm, and most of a round's cost.
+        # The sum depends only on the updates and the clip norm. It is cached, because computing it
+        # takes most of a round's time.
         sum_key = (places.tobytes(), size, params.clip_norm)
         if sum_key not in self._sums:
             update_sum = self._means.empty_sum(len(places))

@@ -1,5 +1,5 @@
-"""Calls of a server's methods: one at a time, in one process, with a seed that no other server
-uses.
+"""Guards for calls of a server's methods. Calls run one at a time and in one process, and two
+servers with the same noise seed cause a warning.
 """
 
 import functools
@@ -19,7 +19,7 @@ _SERVERS: "weakref.WeakSet[ExclusiveCalls]" = weakref.WeakSet()
 
 
 class ExclusiveCalls:
-    """An object whose `exclusive` methods run one at a time, until `close`.
+    """Base class of objects whose `exclusive` methods run one at a time, until `close`.
 
     Threads wait for each other. A signal handler runs within the call that it interrupts, and would
     wait for itself: the lock is reentrant, and `_is_busy` refuses such calls.
@@ -35,7 +35,8 @@ class ExclusiveCalls:
         _SERVERS.add(self)
 
     def close(self) -> None:
-        """Closes the folder, so that another `open` can have it. Later calls of this object raise.
+        """Closes the folder, so that another `open` can use it. Later calls of this object raise
+        ValueError.
 
         In a signal handler within a call it takes effect when that call ends.
         """
@@ -50,7 +51,9 @@ class ExclusiveCalls:
             self._folder.close()
 
     def _check_open(self) -> None:
-        """Refuses a call after `close`, a fork, or an interrupt in the middle of a change."""
+        """Raises ValueError after `close`, in a forked process, and after an interrupt in the
+        middle of a change.
+        """
         if not self._is_open or self._is_torn:
             raise ValueError(
                 "this server is closed, was interrupted, or is of another process: open its "
@@ -67,7 +70,7 @@ Object = TypeVar("Object", bound=ExclusiveCalls)
 def exclusive(
     method: Callable[Concatenate[Object, Parameters], Result],
 ) -> Callable[Concatenate[Object, Parameters], Result]:
-    """Makes a method wait for the calls of other threads.
+    """Decorates a method so that it waits for calls of other threads to end.
 
     The method raises ValueError where the object is closed, and within another call of its own
     thread.
@@ -88,18 +91,19 @@ def exclusive(
                     return method(self, *args, **options)
             finally:
                 self._is_busy = False
-                if not self._is_open:  # A signal handler closed it during the call.
+                if not self._is_open:  # A signal handler closed the object in the call.
                     self._close_folder()
 
     return call
 
 
-# The place of the first server with a seed, by the seed's digest; None after a warning.
+# Digest of a noise seed -> where the first server with this seed is; None once a warning was given.
 _PLACE_BY_SEED: dict[bytes, str | None] = {}
 
 
 def warn_of_used_seed(seed: int, folder: pathlib.Path | None) -> None:
-    """Warns once where a new server has the noise seed of another server of this process.
+    """Warns, once for each seed, if a new server has the noise seed of another server in this
+    process.
 
     Warns:
       UserWarning: naming both folders.
@@ -123,17 +127,17 @@ def count_seed(seed: int, folder: pathlib.Path | None) -> None:
 
 
 def _digest(seed: int) -> bytes:
-    """Returns a digest, so that the process keeps no second copy of a secret."""
+    """Returns a digest of a noise seed, so that the process keeps no second copy of the secret."""
     return hashlib.sha256(f"{seed}".encode()).digest()
 
 
 def _place(folder: pathlib.Path | None) -> str:
-    """Returns the place of a server for a sentence."""
+    """Returns where a server is, in words: in memory or in a folder."""
     return "in memory" if folder is None else f"in {str(folder)!r}"
 
 
 def _close_in_child() -> None:
-    """Closes the servers that a forked process has copied from its parent's memory."""
+    """Closes the copies of servers in a forked process, so that only its parent uses them."""
     for server in list(_SERVERS):
         server._is_open = False
         server._is_busy = False

@@ -1,4 +1,5 @@
-"""Clipping of an update in numpy, with the proof of its bound, and the sum of a round's updates.
+"""Clipping of client updates in numpy, with a proof that rounding keeps the bound, and the sum of a
+round's updates.
 
 `clip_update` is the reference that other clipping kernels are tested against. It takes two passes
 over blocks that fit the cache. `clip_margin` has the proof of the bound, also for kernels that
@@ -11,23 +12,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Entries that are clipped at a time.
+# The number of entries that are clipped at a time.
 _BLOCK = 32_768
 _UNIT_ROUNDOFF = 2.0**-53
 _LARGEST_MARGIN = 1e-3
 
-# For kernels that compute in float32; the proof in `clip_margin` has their margin.
-# Squares that such a kernel adds up in float32; it adds up the sums of these chunks in float64.
+# The next three constants are for kernels that compute in float32; the proof in `clip_margin` uses
+# them. Such a kernel adds up chunks of this many squares in float32, and the sums of chunks in
+# float64.
 FLOAT32_CHUNK = 32
-# The least norm that it may compare such a sum with, over the root of the number of entries.
+# Such a kernel may compare a norm only with norms of at least this times the root of the number of
+# entries.
 FLOAT32_LEAST_NORM = 1e-15
-# The fraction of clip_norm by which it clips lower: at least 1.09e-6.
+# Such a kernel clips to a norm that is below clip_norm by this fraction. The proof needs at least
+# 1.09e-6.
 FLOAT32_MARGIN = 1.5e-6
 
 
 def clip_margin(entries: int, clients: int) -> float:
-    """Returns the fraction of clip_norm by which a clipped update stays below it, so that rounding
-    moves no sum by more than clip_norm.
+    """Returns the fraction of clip_norm by which updates are clipped below it, so that rounding
+    never lets an update move a sum by more than clip_norm.
 
     Proof, to first order. A kernel squares entries and adds up chunks of K squares with unit
     roundoff v; it computes everything else in float64, with u = 2^-53.
@@ -71,7 +75,7 @@ def clip_margin(entries: int, clients: int) -> float:
 
 
 class ClipResult(NamedTuple):
-    """A client's update after zeroing and clipping; it is never both.
+    """A client's update after zeroing or clipping. No update is both zeroed and clipped.
 
     Attributes:
       values: float64 arrays in the shapes of the update.
@@ -92,7 +96,7 @@ def clip_update(
     scales: Sequence[np.ndarray] = (),
     max_clients: int = 1,
 ) -> ClipResult:
-    """Zeroes an update, or clips it in L2 over all leaves together.
+    """Zeroes an invalid update, or clips the L2 norm of an update over all arrays together.
 
     For every input the result's norm is at most clip_norm in exact arithmetic. An update of norm at
     most (1 - 2 clip_margin) clip_norm is only multiplied by its scales.
@@ -124,7 +128,7 @@ def clip_update(
 
 
 class UpdateSum:
-    """The sum of a round's clipped updates, with counts.
+    """The sum of a round's clipped updates, with counts of clients, clipped and zeroed updates.
 
     Args:
       size: entries of an update, d.
@@ -149,11 +153,13 @@ class UpdateSum:
         self._float32_memory = np.empty(size, np.float32)
 
     def set_margin(self, max_clients: int) -> None:
-        """Sets the margin of the clipping from now on, for a round of at most so many updates."""
+        """Sets the margin of the clipping from now on, for a round of at most `max_clients`
+        updates.
+        """
         self._margin = clip_margin(len(self.total), max_clients)
 
     def clear(self) -> None:
-        """Sets the sum and its counts to zero, in the same memory."""
+        """Sets the sum and its counts to zero, and reuses the memory."""
         self.total.fill(0.0)
         self.clients = self.clipped = self.zeroed = 0
 
@@ -165,7 +171,7 @@ class UpdateSum:
         zeroing_norm: float,
         scales: Sequence[np.ndarray] = (),
     ) -> None:
-        """Adds an update, zeroed or clipped as by `clip_update`.
+        """Adds an update to the sum, after zeroing or clipping it as `clip_update` does.
 
         It moves the sum by at most clip_norm, whatever the update is, and whoever writes to its
         arrays meanwhile: they are copied first. An interrupt leaves a part of the clipped update in
@@ -186,7 +192,7 @@ class UpdateSum:
     def add_clipped(
         self, leaves: Sequence[np.ndarray], clients: int, clipped: int, zeroed: int
     ) -> None:
-        """Adds the sum of updates that were clipped elsewhere, and their counts."""
+        """Adds a sum of updates that were clipped elsewhere, together with their counts."""
         self.clients += int(clients)
         self.clipped += int(clipped)
         self.zeroed += int(zeroed)
@@ -197,7 +203,7 @@ class UpdateSum:
 
 
 class _Clipping:
-    """An update's copy, and how it is zeroed or clipped.
+    """A copy of an update, with the decision whether to zero or clip it.
 
     A clipped update is divided by `_unit` and multiplied by `_factor`.
 
@@ -224,13 +230,13 @@ class _Clipping:
         unit = 1.0
         with np.errstate(over="ignore", invalid="ignore"):
             norm = _norm(_blocks(leaves, self._scales, copies=self._leaves))
-            # No entry is larger than the norm, so that most updates need not be searched for one.
+            # No entry exceeds the norm, so most updates need no search for their largest entry.
             if not (norm < math.inf and norm <= zeroing_norm / 2):
                 largest = _largest(self._leaves, self._scales)
                 if not (largest <= zeroing_norm and math.isfinite(largest)):
                     self.is_zeroed = True
                     return
-                if not math.isfinite(norm):  # Squares overflow.
+                if not math.isfinite(norm):  # The squares of the entries overflow.
                     unit = largest
                     norm = _norm(_blocks(self._leaves, self._scales, unit=unit))
             self.is_clipped = bool(norm * unit > target)
@@ -239,7 +245,7 @@ class _Clipping:
             self._factor = target / norm
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields the result as `_blocks` does; nothing where it is zero."""
+        """Yields the clipped update in blocks, as `_blocks` does; no blocks for a zeroed update."""
         if self.is_zeroed:
             return
         for start, block in _blocks(self._leaves, self._scales, unit=self._unit):
@@ -249,7 +255,9 @@ class _Clipping:
 
 
 def _empty_copies(leaves: Sequence[np.ndarray], float32_memory: np.ndarray) -> list[np.ndarray]:
-    """Returns a vector for the copy of each leaf: float64 for float64 leaves, else float32."""
+    """Returns an empty vector for the copy of each array: float64 for a float64 array, otherwise
+    float32.
+    """
     ends = np.cumsum([leaf.size for leaf in leaves])
     float32_vectors = np.split(float32_memory, ends[:-1])
     copies = []
@@ -266,8 +274,8 @@ def _blocks(
     unit: float = 1.0,
     copies: Sequence[np.ndarray] = (),
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the entries times their scales, divided by `unit`, in float64 blocks, each behind its
-    start in the update. All blocks share one array.
+    """Yields pairs of a start index in the flat update and a float64 block of its scaled entries,
+    divided by `unit`. All blocks share one array.
 
     With `copies` each entry is read once, into them.
     """
@@ -291,18 +299,18 @@ def _blocks(
 
 
 def _norm(blocks: Iterable[tuple[int, np.ndarray]]) -> float:
-    """Returns the L2 norm over all blocks; infinity where a square overflows."""
+    """Returns the L2 norm of all blocks together; infinity if a square overflows."""
     return math.sqrt(sum(float(np.dot(block, block)) for _, block in blocks))
 
 
 def _largest(leaves: Sequence[np.ndarray], scales: Sequence[np.ndarray]) -> float:
-    """Returns the largest absolute value; a NaN where an entry is one."""
+    """Returns the largest absolute value of the scaled entries; NaN if an entry is NaN."""
     block_maxima = [np.abs(block).max() for _, block in _blocks(leaves, scales)]
     return float(np.max(block_maxima, initial=0.0))
 
 
 def largest_norm(clients: int, clip_norm: float, entries: int) -> float:
-    """Returns the largest norm that can be computed of a float64 sum of so many updates, each of
+    """Returns an upper bound of the computed norm of a float64 sum of `clients` updates, each of
     norm at most clip_norm.
 
     Proof, with u = 2^-53. An addition moves each entry of the sum by a factor of 1 + u at most, so

@@ -1,4 +1,4 @@
-"""How a server or a run draws the clients of its rounds."""
+"""Drawing of cohorts, the clients of each round, for servers and for training runs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ from fedmf.server.source import derived_seed
 
 
 def cohort_seed(noise_seed: int) -> int:
-    """Returns the seed of the cohorts, as secret as the noise seed: amplification needs a sample
-    that nobody knows.
+    """Returns the seed from which cohorts are drawn. It is as secret as the noise seed, because
+    privacy amplification needs a sample that nobody knows.
     """
     return derived_seed(f"fedmf cohorts {noise_seed}", 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CohortSettings:
-    """How cohorts are drawn for a plan, on servers and in runs alike.
+    """Settings of how cohorts are drawn for a plan, the same for servers and for runs.
 
     A sampling scheme draws from all clients, with a secret seed: amplification needs a sample that
     nobody knows. Without one, cohorts are drawn from the clients that `rule` allows.
@@ -52,7 +52,7 @@ class CohortSettings:
     behavior: DeviceBehavior | None = None
 
     def controller(self) -> ParticipationController:
-        """Returns the controller that draws so, before round 0.
+        """Returns a participation controller with these settings, before round 0.
 
         Raises:
           TypeError, ValueError: as of `ParticipationController`.
@@ -78,7 +78,8 @@ class CohortSettings:
 def server_controller(
     plan: Plan, config: ServerConfig, noise_seed: int
 ) -> ParticipationController | None:
-    """Returns the controller of a server with a population; None where clients check in.
+    """Returns the controller that draws a server's clients from its population; None for a server
+    without a population, where clients check in.
 
     Raises:
       ValueError: a plan with sampling and no population to sample from.
@@ -101,7 +102,7 @@ def server_controller(
 
 
 def draw_cohort(eligible: Sequence[Client], size: int, seed: int, t: int) -> list[Client]:
-    """Draws the clients of round t uniformly from the eligible ones, and keeps their order.
+    """Draws the cohort of round t uniformly from the eligible clients, and keeps their order.
 
     Args:
       eligible: clients that have checked in.

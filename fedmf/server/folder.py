@@ -1,4 +1,4 @@
-"""The folder of a server. Each release is written there before it is returned.
+"""The folder of a server, to which each release is written before it is returned.
 
 server/
   server.json          plan, shapes, clients a round; makes the folder a server's
@@ -52,7 +52,7 @@ _CONFIG = "server.json"
 _MECHANISM = "mechanism.npz"
 _SEED = "private/noise_seed"
 _LOG = "participation.jsonl"
-# Files that determine noise vectors and sums.
+# Files that determine the noise vectors and the sums. The journal keeps their digests.
 _BOUND = (_CONFIG, _MECHANISM, _SEED)
 _FILES = (_CONFIG, _MECHANISM, _LOG, "private")
 _BEFORE = "before."
@@ -75,13 +75,13 @@ def _shapes(name: str, shapes: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _clients(hint: str) -> Callable[[str, Any], int]:
-    """Returns the check of a number of clients, with a hint for its error."""
+    """Returns a check for a number of clients, whose error ends with this hint."""
     return functools.partial(checks.integer, low=1, high=_MOST_CLIENTS, hint=hint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerConfig(fields.Checked):
-    """The settings of a server beside its plan and its seed.
+    """Settings of a server, apart from its plan and its noise seed.
 
     Attributes:
       shapes: of the arrays of an update.
@@ -111,7 +111,7 @@ class ServerConfig(fields.Checked):
 
 
 class Released(NamedTuple):
-    """The rounds that a server's folder has.
+    """The rounds that a server has released, as read from its folder.
 
     Attributes:
       mean: the newest release, float32 (d,); None before the first.
@@ -130,7 +130,7 @@ class Released(NamedTuple):
 
 
 class _PendingRows(NamedTuple):
-    """Rows for participation.jsonl, which are appended once their round is committed.
+    """Rows of one round for participation.jsonl, which are appended after the round is committed.
 
     Attributes:
       t: the round.
@@ -144,7 +144,7 @@ class _PendingRows(NamedTuple):
 
 
 class ServerFolder:
-    """Write access to the folder of one server, for this process alone until `close`.
+    """Exclusive write access to the folder of one server, until `close`.
 
     Args:
       path: of the folder.
@@ -160,7 +160,7 @@ class ServerFolder:
             raise TypeError(f"folder={path!r} must be the path of a folder, or None")
         argument = f"folder={str(path)!r}"
         try:
-            self.path = expanded(path).absolute()  # The working folder may change.
+            self.path = expanded(path).absolute()  # The process may change its working folder.
             if make:
                 make_private_folder(self.path)
             folder_lock = lock(self.path, requires_lock=True)
@@ -185,7 +185,7 @@ class ServerFolder:
         self._pending_rows: _PendingRows | None = None
 
     def create(self, config: ServerConfig, plan: Plan, seed: int) -> None:
-        """Writes all files of before round 0.
+        """Writes the files that a server has before round 0.
 
         Raises:
           ValueError: the folder holds a server, or other files.
@@ -195,7 +195,7 @@ class ServerFolder:
                 f"folder={str(self.path)!r} holds a server already: go on with fedmf.Server.open, "
                 "or name another folder"
             )
-        # A killed constructor leaves some of these files, the seed first.
+        # A constructor that was killed leaves some of these files. The seed is written first.
         names = {name for name in os.listdir(self.path) if not name.endswith(".part")}
         is_unfinished = (self.path / _SEED).exists() and names <= set(_FILES)
         if (not is_unfinished or self._journal.has_rounds()) and names != {"private"}:
@@ -275,11 +275,11 @@ class ServerFolder:
         return config, plan, seed, released
 
     def _undamaged(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Raises ValueError where a file of this name turns out to be damaged."""
+        """Raises ValueError if the block finds this file damaged."""
         return self._journal.undamaged(self.path / name)
 
     def _restore_participations(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes the participations that a crash kept from the log.
+        """Writes participations of committed rounds that participation.jsonl lacks after a crash.
 
         Args:
           rows: of the journal.
@@ -290,8 +290,8 @@ class ServerFolder:
         """
         log_rows = [_log_rows(row["round"], row["clients"]) for row in rows]
         extra_bytes = self._participations.restore(b"".join(log_rows))
-        # These bytes are of no release, and are removed. Rows of later rounds among them show that
-        # the journal was put back.
+        # These bytes belong to no committed release, and are removed. If they hold whole rows of
+        # later rounds, the journal was put back from a backup.
         for line in extra_bytes.splitlines(keepends=True):
             later_round = round_of(line)
             if line.endswith(b"\n") and later_round is not None:
@@ -301,7 +301,7 @@ class ServerFolder:
                     "release rounds again with the same noise; begin a new server, with another "
                     "seed"
                 )
-        with contextlib.suppress(OSError):  # The next commit does the same.
+        with contextlib.suppress(OSError):  # After an error the next commit writes them.
             self._participations.flush()
         self._journal.end_round()
 
@@ -314,8 +314,8 @@ class ServerFolder:
         state: MeansState,
         before: Sequence[np.ndarray],
     ) -> None:
-        """Commits the release of round t. It survives a crash at any point, and may be called again
-        with the same arguments after an error.
+        """Commits the release of round t. A crash at any point leaves the round either committed or
+        not. After an error the call may be repeated with the same arguments.
 
         Args:
           t: the round.
@@ -343,14 +343,14 @@ class ServerFolder:
         arrays |= with_numbers(_BEFORE, before)
         self._journal.commit(t, row, arrays)
         self._journal.end_round()
-        # The release is safe, and no error from here on may keep it from the caller: the next
+        # The release is committed, and no error from here on may keep it from the caller. The next
         # commit, or `read`, writes the rows that are missing.
         with contextlib.suppress(OSError, FileWasEdited):
             self._log_committed()
 
     def _log_committed(self) -> None:
-        """Writes the participations of the newest round; it may be called again after an interrupt
-        at any point.
+        """Writes the participations of the newest round to participation.jsonl. After an interrupt
+        it may be called again.
         """
         pending = self._pending_rows
         if pending is None or self._journal.rounds <= pending.t:
@@ -360,7 +360,7 @@ class ServerFolder:
         self._participations.flush()
 
     def _check_participations(self) -> None:
-        """Refuses a participation.jsonl that somebody changed since this process wrote it."""
+        """Raises ValueError if participation.jsonl was changed since this process wrote it."""
         try:
             self._participations.check()
             self._log_committed()
@@ -369,7 +369,7 @@ class ServerFolder:
 
 
 def _released(committed: Committed, size: int, num_metrics: int) -> Released:
-    """Returns the committed rounds of a server.
+    """Returns the released rounds of a server, from its journal.
 
     Args:
       committed: of the journal.
@@ -403,7 +403,7 @@ def _released(committed: Committed, size: int, num_metrics: int) -> Released:
 
 
 def _log_rows(t: int, clients: Sequence[int | str]) -> bytes:
-    """Returns the rows of a round for participation.jsonl."""
+    """Returns the rows of round t for participation.jsonl, as lines of JSON."""
     rows = [f'{{"round": {t}, "client": {_json(client)}}}\n' for client in clients]
     return "".join(rows).encode()
 
@@ -417,13 +417,13 @@ State = TypeVar("State", ClipState, ScalingState)
 
 
 def _entries(state: ClipState | ScalingState | tuple[()]) -> dict[str, np.ndarray]:
-    """Returns a state's arrays by their names in the journal."""
+    """Returns the arrays of a state by the names under which the journal stores them."""
     arrays = state._asdict() if state else {}
     return {f"{type(state).__name__}.{name}": array for name, array in arrays.items()}
 
 
 def _state_of(state_type: type[State], arrays: Mapping[str, np.ndarray]) -> State | tuple[()]:
-    """Returns the state whose arrays are in a journal; () where it has none of this type."""
+    """Returns the state of this type from a journal's arrays; () if the journal has none."""
     names = [f"{state_type.__name__}.{name}" for name in state_type._fields]
     if names[0] not in arrays:
         return ()

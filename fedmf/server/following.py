@@ -1,4 +1,4 @@
-"""States that depend on past releases: the adaptive clip norm and the scales of updates.
+"""States that follow from past releases: the adaptive clip norm, and the scales of updates.
 `fedmf.server.aggregation` computes them.
 """
 
@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 from fedmf import checks, fields
 
 RULES = ("adam", "adagrad")
-# float32 holds the ratio of two numbers between these, and the square of the larger one.
+# The ratio of two numbers between these bounds fits into float32, and so does the square of the
+# larger bound.
 _LEAST_EPSILON = 1e-12
 LARGEST_ROOT = 1e12
 
 
 class ClipState(NamedTuple):
-    """State of the clip norm between rounds, arrays or tensors.
+    """The state of the adaptive clip norm zeta between rounds, of arrays or tensors.
 
     Attributes:
       norm: float64 (), zeta of the coming round.
@@ -32,7 +33,7 @@ class ClipState(NamedTuple):
 
 
 class ScalingState(NamedTuple):
-    """State of the scales between rounds, arrays or tensors.
+    """The state of the update scales between rounds, of arrays or tensors.
 
     Attributes:
       moment: float32 (d,), the second moment v; on tensors a list of them in the record's shapes.
@@ -46,15 +47,15 @@ class ScalingState(NamedTuple):
 
 
 def check_scaling(scaling: Any) -> None:
-    """Raises TypeError unless it is a `Scaling` or None."""
+    """Raises TypeError unless `scaling` is a `Scaling` or None."""
     if scaling is not None:
         fields.instance(Scaling)("scaling", scaling)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scaling(fields.Checked):
-    """Scales of updates that follow from past releases: s_t = (rms(v) + epsilon) / (sqrt(v) +
-    epsilon), entry by entry.
+    """Factors for the entries of updates that adapt to past releases: s_t = (rms(v) + epsilon) /
+    (sqrt(v) + epsilon), where v is the second moment of the released means.
 
     In round t an update is multiplied by s_t and then clipped to the clip norm, noise vector t is
     added to the sum, and the server divides by s_t (Ganesh, McMahan and Thakurta 2025, arXiv

@@ -1,4 +1,5 @@
-"""The journal of a server or a run: the only code that commits a round.
+"""The journal of a server or a run, in which each round is committed. No other code commits a
+round.
 
 private/
   rounds.jsonl          a row for each round that was committed: who took part, counts; mode 0600
@@ -61,7 +62,7 @@ _DAMAGED = (
     "be released safely, so begin a new {owner}, with another seed"
 )
 _RECORD_KEY = b', "record": '
-# Errors of the disk or the machine that the next attempt may not meet.
+# Errors of the disk or the machine that may be gone at the next attempt.
 _TRANSIENT_ERRORS = (
     *(errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
     *(errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EPERM),
@@ -71,7 +72,7 @@ _NO_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The owner of a journal's rounds, as error messages name it.
+    """The server or run whose rounds a journal has, as error messages name it.
 
     Attributes:
       noun: "server" or "run".
@@ -88,7 +89,7 @@ RUN = Owner(noun="run", way_to_resume="resume it with resume=True")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Committed:
-    """The committed rounds of a journal.
+    """The committed rounds, as they are read from a journal.
 
     Attributes:
       rows: of all rounds, as they were committed; each but the newest with its record.
@@ -101,12 +102,14 @@ class Committed:
     lines: list[bytes] = dataclasses.field(default_factory=list)
 
     def record_lines(self) -> list[bytes]:
-        """Returns the records of all rounds but the newest, as lines of JSON."""
-        # JSON escapes quotation marks within a text, so that only the key has these bytes.
+        """Returns the record of each round except the newest, as lines of JSON. A record holds
+        values that were computed from the round's release.
+        """
+        # JSON escapes quotation marks inside a text, so these bytes occur only where the key is.
         return [line.split(_RECORD_KEY, 1)[1][:-2] + b"\n" for line in self.lines[:-1]]
 
     def numbered_arrays(self, prefix: str) -> list[np.ndarray]:
-        """Returns the arrays that `with_numbers` named with this prefix.
+        """Returns the arrays that `with_numbers` stored under this prefix.
 
         Raises:
           KeyError: one is missing.
@@ -116,18 +119,23 @@ class Committed:
 
 
 def make_private_folder(path: pathlib.Path) -> None:
-    """Makes the folder `private` in `path`, which only its owner can open: for journal and seed."""
+    """Makes the folder `private` inside `path`, for the journal and the noise seed. Only its owner
+    can open it.
+    """
     make_folder(path / "private")
     (path / "private").chmod(0o700)
 
 
 def with_numbers(prefix: str, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns arrays by the names prefix0, prefix1, ..., as a journal keeps them."""
+    """Returns a dict of arrays with the names prefix0, prefix1, ..., under which a journal stores
+    them.
+    """
     return {f"{prefix}{i}": array for i, array in enumerate(arrays)}
 
 
 class Journal:
-    """Committed rounds in a locked folder.
+    """A journal in a locked folder, which commits the rounds of a server or a run and reads them
+    again.
 
     Args:
       path: of the folder.
@@ -163,7 +171,7 @@ class Journal:
         return int(self._header["rounds"])
 
     def begin(self, contents: Mapping[str, bytes]) -> None:
-        """Makes the journal before round 0.
+        """Creates an empty journal before round 0.
 
         Args:
           contents: of the bound files, by name.
@@ -176,18 +184,19 @@ class Journal:
         make_folder(self._folder)
         if self.has_rounds():
             raise self._changed()
-        self._file(0).unlink(missing_ok=True)  # A process that was killed before round 0 left it.
+        # A process that was killed before round 0 may have left this file.
+        self._file(0).unlink(missing_ok=True)
         self._rows.begin()
         self._header = self._next_header(0, "")
         self._write(0, self._header, {})
         sync_folder(self._folder)
 
     def has_rounds(self) -> bool:
-        """Returns whether a round was committed in this folder."""
+        """Returns whether any round has been committed in this folder."""
         return newest_number(self.path) > 0
 
     def read(self, contents: Mapping[str, bytes]) -> Committed:
-        """Reads the committed rounds.
+        """Reads the committed rounds from the folder.
 
         Args:
           contents: of the bound files as they are now, by name.
@@ -210,14 +219,15 @@ class Journal:
         with self.undamaged(self.path / ROWS):
             lines = self._restored_lines(header)
             rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(b"".join(lines))
-        # The caller shows these rounds: no power failure may take them back.
+        # The caller may show these rounds, so a power failure must not undo their commit.
         sync_folder(self._folder)
         self._header = header
         self._remove_older_files()
         return Committed(rows=rows, arrays=arrays, lines=lines)
 
     def _restored_lines(self, header: Mapping[str, Any]) -> list[bytes]:
-        """Returns the rows of all rounds as text, and removes whatever follows them in the file.
+        """Returns the rows of all rounds as lines of text, and removes bytes that follow them in
+        rounds.jsonl.
 
         Raises:
           ValueError: the rows are not those that the newest round was committed with.
@@ -226,7 +236,7 @@ class Journal:
         earlier_rows = content[: header["end"]]
         if hex_digest(earlier_rows) != header["digest"]:
             raise ValueError("it is not the record that the newest round was committed with")
-        # Rows that follow belong to a commit that did not end, and a power failure may leave any
+        # Rows that follow belong to a commit that did not finish, and a power failure may leave any
         # part of them. Whole rows of later rounds show that the journal was put back from a backup.
         for line in self._rows.restore(earlier_rows).splitlines(keepends=True):
             later_round = round_of(line)
@@ -242,8 +252,8 @@ class Journal:
         return [*earlier_rows.splitlines(keepends=True), *newest_row.splitlines(keepends=True)]
 
     def commit(self, t: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-        """Commits round t. It survives a crash at any point, and may be called again with the same
-        arguments after an error.
+        """Commits round t. A crash at any point leaves the round either committed or not. After an
+        error the call may be repeated with the same arguments.
 
         Args:
           t: the round.
@@ -254,7 +264,8 @@ class Journal:
           ValueError: the folder or one of its files is not the one that this process left.
           OSError: it could not be written.
         """
-        if self.rounds == t + 1:  # An interrupt came after the end of this commit.
+        # An earlier call was interrupted after it had finished this commit.
+        if self.rounds == t + 1:
             return
         self._append_newest_row()
         row_text = strict_json.dumps({"round": t, **row}) + "\n"
@@ -262,7 +273,8 @@ class Journal:
         self.check_place()
         num_rounds = newest_number(self.path)
         if num_rounds == t + 1 and self._header_of(num_rounds) == next_header:
-            self._end_commit(next_header)  # An interrupt came after the file was made.
+            # An earlier call was interrupted after it had created the file.
+            self._end_commit(next_header)
             return
         if num_rounds != t:
             raise self._changed()
@@ -281,8 +293,8 @@ class Journal:
         self._end_commit(next_header)
 
     def end_round(self, record: Mapping[str, Any] | None = None) -> None:
-        """Appends the newest round's row to rounds.jsonl, which shows later whether the journal was
-        put back from a backup.
+        """Appends the row of the newest round to rounds.jsonl. If the journal is put back from a
+        backup later, this row shows it.
 
         Args:
           record: of the values computed from the round's release. A power failure before the next
@@ -293,36 +305,40 @@ class Journal:
         self._flush_rows()
 
     def _flush_rows(self) -> None:
-        """Writes the rows, unless another process may be writing them as well."""
+        """Writes pending rows to rounds.jsonl, unless another process may be writing there too."""
         if self._lock.is_exclusive:
-            with contextlib.suppress(OSError, FileWasEdited):  # The next commit does the same.
+            # After an error the next commit writes the rows.
+            with contextlib.suppress(OSError, FileWasEdited):
                 self._rows.flush()
 
     def _append_newest_row(self) -> None:
-        """Appends the newest round's row to the rows, once."""
+        """Appends the row of the newest round to the rows to be written, unless it is among them
+        already.
+        """
         text = self._header["row"]
         if not text or self._rows.end != self._header["end"]:
             return
         if self._record is not None:
-            # The record becomes one more entry of the row's object.
+            # The record becomes the last entry of the row's JSON object.
             record = strict_json.dumps(self._record)
             text = f"{text[:-2]}{_RECORD_KEY.decode()}{record}}}\n"
         self._rows.append(text.encode())
 
     def _end_commit(self, next_header: dict[str, Any]) -> None:
-        """Syncs the newest file, so that no power failure takes it back, and counts its round.
+        """Syncs the folder, so that no power failure undoes the newest commit, and counts its
+        round.
 
         It may be called again after an interrupt.
         """
-        # If a power failure took back the name of a file whose release somebody has seen, the round
-        # would be released again.
+        # Otherwise a power failure could take back the file's name after somebody has seen its
+        # release, and the round would be released again.
         sync_folder(self._folder)
         self._header = next_header
         self._record = None
         self._remove_older_files()
 
     def _remove_older_files(self) -> None:
-        """Removes the files of earlier rounds, and the unfinished files of killed processes.
+        """Removes the files of earlier rounds, and unfinished files that killed processes left.
 
         If somebody removes the newest file later, no earlier one is there to resume from.
         """
@@ -334,7 +350,9 @@ class Journal:
                     path.unlink()
 
     def _next_header(self, rounds: int, row: str) -> dict[str, Any]:
-        """Returns the header of the file that commits round `rounds` - 1, with its row."""
+        """Returns the header of the file that commits round `rounds` - 1, including the row of that
+        round.
+        """
         return {
             "rounds": rounds,
             "end": self._rows.end,
@@ -344,7 +362,8 @@ class Journal:
         }
 
     def check_files(self) -> None:
-        """Refuses bound files whose contents differ from those of `begin` or `read`.
+        """Raises ValueError if a bound file has changed since `begin` or `read`. Bound files are
+        those that determine noise and sums.
 
         Raises:
           ValueError: one was edited, replaced or removed.
@@ -362,7 +381,7 @@ class Journal:
             self._stamp_by_name[name] = stamp
 
     def check_place(self) -> None:
-        """Refuses a path that leads to another folder than the locked one.
+        """Raises ValueError if the path no longer leads to the folder that this process has locked.
 
         Raises:
           ValueError: the folder is closed, moved or of the process that this was forked from.
@@ -379,15 +398,15 @@ class Journal:
 
     @property
     def _folder(self) -> pathlib.Path:
-        """The folder of the numbered files."""
+        """The folder that has the numbered files."""
         return self.path / JOURNAL
 
     def _file(self, rounds: int) -> pathlib.Path:
-        """Returns the path of the file of so many committed rounds."""
+        """Returns the path of the numbered file for this number of committed rounds."""
         return self._folder / f"{rounds:06d}.npz"
 
     def _header_of(self, rounds: int) -> Any:
-        """Returns the header of a numbered file.
+        """Returns the header of the numbered file for this number of committed rounds.
 
         Raises:
           ValueError: it is damaged.
@@ -395,7 +414,7 @@ class Journal:
         try:
             with np.load(self._file(rounds), allow_pickle=False) as entries:
                 return json.loads(entries["header"].item())
-        except OSError:  # The next attempt may not meet it.
+        except OSError:  # This error may be gone at the next attempt.
             raise
         except READ_ERRORS:
             raise self.edited(f"{JOURNAL}/{self._file(rounds).name}") from None
@@ -403,7 +422,7 @@ class Journal:
     def _write(
         self, rounds: int, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     ) -> None:
-        """Creates the file of so many committed rounds.
+        """Creates the numbered file for this number of committed rounds.
 
         Raises:
           ValueError: it exists.
@@ -429,16 +448,16 @@ class Journal:
                     "commit one round: name a folder on a local disk",
                     str(path),
                 ) from error
-            # No other process writes here while this one has the lock.
+            # No other process writes here while this one holds the lock.
             write_atomically(path, write, mode=0o600)
 
     @contextlib.contextmanager
     def undamaged(self, path: pathlib.Path) -> Iterator[None]:
-        """Raises ValueError where the file turns out to be damaged or of another owner."""
+        """Raises ValueError if the block finds the file damaged or of another owner."""
         try:
             yield
         except (checks.TooLargeForMemory, MemoryError):
-            raise  # Nothing is damaged.
+            raise  # A lack of memory does not mean damage.
         except READ_ERRORS as error:
             if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRORS:
                 raise
@@ -449,11 +468,11 @@ class Journal:
             raise ValueError(_DAMAGED.format(path=path, owner=noun, cause=cause)) from None
 
     def _changed(self) -> ValueError:
-        """Returns the error for a folder that was moved, or used by another process."""
+        """Returns the error for a folder that was moved, or that another process has used."""
         return ValueError(_CHANGED.format(owner=self._owner.noun, path=self.path))
 
     def edited(self, name: str) -> ValueError:
-        """Returns the error for a file of the folder that somebody changed."""
+        """Returns the error for a file of the folder that was edited while in use."""
         text = _EDITED.format(
             name=name,
             owner=self._owner.noun,
@@ -464,7 +483,7 @@ class Journal:
 
 
 def checked_arrays(name: str, value: Any) -> list[np.ndarray]:
-    """Returns read-only copies of arrays that a journal can keep.
+    """Checks that a journal can store these arrays, and returns read-only copies.
 
     Raises:
       TypeError: `value` is no list of arrays of numbers or texts.

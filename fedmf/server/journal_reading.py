@@ -1,4 +1,4 @@
-"""Reading a journal without the lock of its folder, while rounds may be committed there."""
+"""Readers of a journal that take no lock, so that another process may commit rounds meanwhile."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,9 @@ _MAX_TRIES = 10
 
 
 def newest_number(path: pathlib.Path) -> int:
-    """Returns the number of committed rounds by the names of a journal's files; -1 without one."""
+    """Returns the number of committed rounds, by the names of a journal's files; -1 if there is no
+    file.
+    """
     try:
         names = os.listdir(path / JOURNAL)
     except (FileNotFoundError, NotADirectoryError):
@@ -27,7 +29,8 @@ def newest_number(path: pathlib.Path) -> int:
 
 
 def bound_digests(path: pathlib.Path) -> dict[str, str]:
-    """Returns the digests, by name, of the files that a folder's journal was written with.
+    """Returns the SHA-256 digests of a folder's bound files by their names, as its journal recorded
+    them.
 
     Raises:
       READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
@@ -38,7 +41,7 @@ def bound_digests(path: pathlib.Path) -> dict[str, str]:
 
 
 def committed_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the rows of all committed rounds of a folder.
+    """Returns the rows of all committed rounds in a folder's journal.
 
     Raises:
       READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
@@ -54,8 +57,8 @@ def committed_rows(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def newest_of(path: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-    """Returns the row of a folder's newest round, in a list, and its arrays; no row before the
-    first round.
+    """Returns a list with the row of the newest round, and that round's arrays. The list is empty
+    before the first round.
 
     Raises:
       READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.
@@ -68,22 +71,22 @@ def newest_of(path: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, np.nd
 
 
 def arrays_of(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the arrays of a journal's file, without its header."""
+    """Returns the arrays in a file of a journal, without its header."""
     return {name: array for name, array in entries.items() if name != "header"}
 
 
 def _open_newest_file(path: pathlib.Path) -> Any:
-    """Opens the newest file of a journal, also while rounds are committed there."""
+    """Opens the newest file of a journal, even if another process commits rounds meanwhile."""
     for _ in range(_MAX_TRIES):
         newest = path / JOURNAL / f"{max(newest_number(path), 0):06d}.npz"
-        # Another process may have removed it since.
+        # Another process may have removed the file since its name was read.
         with contextlib.suppress(FileNotFoundError):
             return np.load(newest, allow_pickle=False)
     raise FileNotFoundError(f"{path / JOURNAL} has no file")
 
 
 def round_of(line: bytes) -> int | None:
-    """Returns the round of a row; None where the line is no row."""
+    """Returns the round number in a line of JSON; None if the line is not a row of a round."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -93,5 +96,5 @@ def round_of(line: bytes) -> int | None:
 
 
 def hex_digest(content: bytes) -> str:
-    """Returns the SHA-256 of the content, in hexadecimal digits."""
+    """Returns the SHA-256 digest of bytes in hexadecimal."""
     return hashlib.sha256(content).hexdigest()

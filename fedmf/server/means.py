@@ -1,5 +1,5 @@
-"""The arithmetic of a plan, without state: from a round's clipped sum and noise vector to its
-release. `Server` has the state.
+"""Computation of a round's release from its clipped sum and its noise vector. The functions are
+pure, and `Server` keeps the state.
 """
 
 import dataclasses
@@ -26,13 +26,15 @@ from fedmf.server.following import ClipState, Scaling, ScalingState
 from fedmf.server.messages import ClientParams
 from fedmf.server.state import check_plan
 
-# Clients may compute numbers below 2^-126 as 0, so that they cannot measure such norms.
+# Clients may compute numbers below 2^-126 as 0, so they cannot measure smaller norms than this.
 _LEAST_CLIP_NORM = 1e-20
 _BLOCK = 16_384
 
 
 def check_zeroing_norm(zeroing_norm: Any) -> float:
-    """Returns the norm as a positive float; infinity for None, no limit."""
+    """Checks a zeroing norm, and returns it as a positive float. None means no limit, and gives
+    infinity.
+    """
     if zeroing_norm is None:
         return math.inf
     hint = (
@@ -44,7 +46,7 @@ def check_zeroing_norm(zeroing_norm: Any) -> float:
 
 
 def check_clip_norm(plan: Plan) -> None:
-    """Refuses a clip norm near the end of float32's range."""
+    """Raises ValueError for a clip norm near the lower end of float32's range."""
     smallest_norm = _LEAST_CLIP_NORM
     if plan.quantile_clipping is not None:
         smallest_norm *= MOST_CHANGE
@@ -56,7 +58,7 @@ def check_clip_norm(plan: Plan) -> None:
 
 
 def check_clients_per_round(plan: Plan, clients_per_round: Any) -> int:
-    """Returns the divisor as an int.
+    """Checks the number of clients that sums are divided by, and returns it as an int.
 
     Raises:
       TypeError, ValueError: it is not positive, or not the simulated cohort of a plan that has one.
@@ -68,7 +70,9 @@ def check_clients_per_round(plan: Plan, clients_per_round: Any) -> int:
 
 
 def check_simulated(plan: Plan, name: str, clients: float) -> None:
-    """Refuses a divisor that is not the simulated cohort of a plan that has one."""
+    """Raises ValueError if the plan simulates a larger cohort, and `clients` is not the number of
+    clients that it simulates with.
+    """
     cohorts = plan.simulation
     if cohorts is not None and clients != cohorts.simulated:
         divisor = clients if clients % 1 else int(clients)
@@ -79,7 +83,7 @@ def check_simulated(plan: Plan, name: str, clients: float) -> None:
 
 
 class MeansState(NamedTuple):
-    """State between rounds, which depends on releases alone and is public.
+    """The state of a server's releases between rounds. It depends on releases alone, and is public.
 
     Attributes:
       next_round: int64 ().
@@ -96,8 +100,9 @@ class MeansState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NoisyMeans:
-    """The mean of round t, (sum + row t of N Z) / clients_per_round (Denisov et al. 2022, Alg. 1
-    and Thm. 4.1; banded paper, Alg. 1), and the state after it.
+    """Noisy means of clipped updates: the mean of round t is (sum + row t of N Z) /
+    clients_per_round, where Z is Gaussian noise and N = C^-1 correlates its rounds (Denisov et al.
+    2022, Alg. 1 and Thm. 4.1; banded paper, Alg. 1).
 
     Attributes:
       plan: the only source of the noise's scale.
@@ -134,7 +139,7 @@ class NoisyMeans:
         return MeansState(np.array(0), clip, scaling)
 
     def empty_sum(self, clients: int = 0) -> UpdateSum:
-        """Returns the sum of no updates.
+        """Returns an empty sum of updates.
 
         Args:
           clients: the most updates of a round, if they are more than clients_per_round.
@@ -142,7 +147,7 @@ class NoisyMeans:
         return UpdateSum(self.size, max(clients, self.clients_per_round))
 
     def client_params(self, state: MeansState) -> ClientParams:
-        """Returns the parameters by which updates of the coming round are clipped."""
+        """Returns the parameters with which clients clip their updates in the coming round."""
         clip_norm = float(state.clip.norm) if state.clip else self.plan.clip_norm
         scales = state.scaling.scales if state.scaling else np.zeros(0, np.float32)
         return ClientParams(clip_norm, self.zeroing_norm, scales)
@@ -150,7 +155,7 @@ class NoisyMeans:
     def release(
         self, state: MeansState, total: UpdateSum, noise: np.ndarray
     ) -> tuple[np.ndarray, MeansState]:
-        """Returns the release of the coming round, float32 (d,), and the state after it.
+        """Returns the release of the coming round, float32 (d,), and the state after the round.
 
         The noise is added to the sum in float64, and the result is rounded once. The noise has no
         digits below those of float32, and the rounding removes such digits of the sum.
@@ -175,7 +180,7 @@ class NoisyMeans:
                 t,
             )
             noise = noise[:-1]
-        # The mean overwrites its noise, in blocks that fit the cache.
+        # The mean overwrites its noise, in blocks that fit the processor's cache.
         mean = noise
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
@@ -190,7 +195,7 @@ class NoisyMeans:
         return mean, MeansState(np.array(t + 1), clip, scaling)
 
     def metrics(self, state: MeansState, total: UpdateSum) -> dict[str, float]:
-        """Returns metrics of the round that ended in `state`.
+        """Returns metrics of the newest round, after which the state is `state`.
 
         noise_stddev (of Z), clip_norm (with quantile_clipping) and scale_drift (rho of a `Scaling`)
         are public. clip_fraction and zeroed are exact functions of the clients' data, not covered
@@ -212,21 +217,21 @@ class NoisyMeans:
 
 
 def _without_lists(state: ScalingState) -> ScalingState:
-    """Returns a state whose lists have one array each with these arrays in their place."""
+    """Returns a scaling state in which arrays take the place of lists of one array."""
     [moment] = state.moment
     [scales] = state.scales
     return ScalingState(moment, scales, state.drifts)
 
 
 def in_shapes(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Returns views of consecutive entries of a vector, in these shapes."""
+    """Splits a vector into arrays of these shapes, and returns them as views."""
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     flat_leaves = np.split(flat, ends[:-1])
     return [leaf.reshape(shape) for leaf, shape in zip(flat_leaves, shapes, strict=True)]
 
 
 def leaves_of(name: str, update: Any, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Returns the arrays of an argument.
+    """Checks that an argument is a list of float arrays of these shapes, and returns the arrays.
 
     Args:
       name: of the argument.

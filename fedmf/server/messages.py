@@ -1,4 +1,4 @@
-"""Records that pass between a server and the clients of a round, beside the weights."""
+"""Records that a server and the clients of a round exchange, besides the model's weights."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ class ClientParams(NamedTuple):
 
 
 class ClippedSum(NamedTuple):
-    """The sum of the clipped updates of some clients, with counts.
+    """The sum of the clipped updates of a group of clients, with counts.
 
     Attributes:
       values: float64 arrays in the shapes of the weights. In float32 the update of one client would

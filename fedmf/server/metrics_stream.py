@@ -1,4 +1,6 @@
-"""Sums of private metrics with noise of their own, released beside those of updates."""
+"""Noisy sums of clients' metrics, which are released beside the noisy sums of updates and have
+noise of their own.
+"""
 
 import dataclasses
 import functools
@@ -14,13 +16,14 @@ from fedmf.privacy.plan import Plan, metric_stddev
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import check_noise_seed, derived_seed
 
-# Entries of a client's vector: 1 for its participation, its accuracy and its loss.
+# The number of entries of a client's vector: a constant for its participation, its accuracy and its
+# loss.
 SIZE = 3
 
 
 class MetricsStream:
-    """Noisy sums of a plan's `PrivateMetrics`: sum S of round t is released as S + row t of N Z,
-    with a Z that updates do not use.
+    """Noisy sums of a plan's private metrics. The sum S of round t is released as S + row t of N Z,
+    where N is the plan's noise matrix and the Gaussian noise Z is independent of that of updates.
 
     Formal guarantee: the releases of updates and metrics together have the guarantee of `plan`; see
     `PrivateMetrics.other_noise_multiplier`. All values computed from them are post-processing. A
@@ -48,16 +51,16 @@ class MetricsStream:
         self._stddev = metric_stddev(plan)
         self._weight = 1 / math.sqrt(SIZE)
         self._mechanism = plan.mechanism
-        # Only the mechanism of this plan matters: noise vectors have unit scale.
+        # Noise vectors have unit scale, so only the mechanism of this plan matters.
         plain_plan = dataclasses.replace(
             plan, quantile_clipping=None, private_metrics=None, longer=None
         )
-        # Another seed makes this noise independent of the noise of updates.
+        # A seed of its own makes this noise independent of the noise of updates.
         seed = derived_seed(f"fedmf private metrics of noise seed {check_noise_seed(noise_seed)}")
         self._noise = HostNoise(plain_plan, SIZE, noise_seed=seed)
 
     def empty_sum(self) -> np.ndarray:
-        """Returns the sum of no client, float64 (3,)."""
+        """Returns a sum over no clients, float64 (3,)."""
         return np.zeros(SIZE)
 
     def contribution(self, values: Mapping[str, Any]) -> np.ndarray:
@@ -96,13 +99,16 @@ class MetricsStream:
         return exact
 
     def release(self, t: int, total: np.ndarray) -> np.ndarray:
-        """Returns the noisy sum of round t, float32 (3,), rounded once like that of updates."""
+        """Adds the noise of round t to a sum of contributions, and returns the noisy sum as float32
+        (3,).
+        """
         noisy: np.ndarray = total + np.float64(self._stddev) * self._noise.row(t)
         return noisy.astype(np.float32)
 
     def values(self, rounds: range, released: np.ndarray) -> dict[str, Any]:
-        """Returns metrics of consecutive rounds: "clients" -> their number, "accuracy" and "loss"
-        -> means over clients, "stddev" -> the standard deviation of each that the noise causes.
+        """Returns the metrics of consecutive rounds from their released sum: the number of
+        "clients", their mean "accuracy" and "loss", and in "stddev" the standard deviation of the
+        noise in each.
 
         A mean is not bounded: the noise may move it out of its range. It is the middle of the range
         where the noisy number of clients is below 1. Its deviation is that of the quotient, to
@@ -130,19 +136,23 @@ class MetricsStream:
 
     @functools.cached_property
     def _noise_rows(self) -> NoisingRows:
-        """The rows of N."""
+        """The rows of the noise matrix N."""
         return NoisingRows(self._mechanism)
 
     @functools.cached_property
     def _round_deviations(self) -> np.ndarray | None:
-        """The standard deviation of each round's noise at unit scale; None where N is too large."""
+        """The standard deviation of each round's noise at unit scale; None if N is too large for
+        the memory.
+        """
         try:
             return self._noise_rows.round_deviations()
         except ValueError:
             return None
 
     def _count_stddev(self, rounds: range) -> float | None:
-        """Returns the standard deviation of the sum of these rounds, in clients."""
+        """Returns the standard deviation of the noise in the number of clients, summed over these
+        rounds.
+        """
         if self._round_deviations is None:
             return None
         deviation = self._round_deviations[rounds.start]
@@ -152,7 +162,7 @@ class MetricsStream:
 
 
 def _number(name: str, value: Any) -> float:
-    """Returns a metric as a float.
+    """Returns a metric as a float. An int that is too large gives the largest float.
 
     Raises:
       TypeError: it is no number.
@@ -162,6 +172,6 @@ def _number(name: str, value: Any) -> float:
         raise TypeError(f"`metrics` has a {kind} for {name}: give an int or a float")
     try:
         return float(value)
-    except OverflowError:  # The int is finite, and beyond float64.
+    except OverflowError:  # The int is finite, but too large for float64.
         largest = sys.float_info.max
         return largest if value > 0 else -largest

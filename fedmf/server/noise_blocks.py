@@ -1,5 +1,5 @@
-"""Precomputed noise in blocks of rounds. Each call for a row computes a share of the next block's
-tiles, so that no round waits for a whole block.
+"""Precomputed noise vectors, computed in blocks of rounds. Each call for a noise vector also
+computes a share of the next block, so that no round waits for a whole block.
 
 A tile is a range of coordinates, small enough for the cache. Its rows are independent of those of
 all other tiles. Memory of returned rows is used for the next tiles.
@@ -27,14 +27,14 @@ from fedmf.server.noise_store import MakeArray, NoiseStore, NoiseTile
 from fedmf.server.source import GaussianSource
 from fedmf.terminal import progress_bar
 
-# The limit on threads of products holds for the whole process: where two overlapped, the last to
-# end would restore the limit of the other one. The lock is reentrant, because a signal handler may
-# call for a row of another run.
+# Threads of numpy's products are limited for the whole process. If two limits overlapped, the last
+# to end would restore the other one's limit, so this lock allows one at a time. It is reentrant,
+# because a signal handler may call for a row of another run.
 _ONE_LIMIT = threading.RLock()
 
 
 def _free_limit_in_child() -> None:
-    """Replaces the lock in a forked process, which has no thread that could release it."""
+    """Replaces the lock in a forked process, which lacks the thread that may hold it."""
     global _ONE_LIMIT
     _ONE_LIMIT = threading.RLock()
 
@@ -44,7 +44,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class NoiseDraws:
-    """The rows of Z of one run.
+    """The random draws of one run, the rows of the standard normal matrix Z.
 
     Args:
       key: uint64 (4,), of the run's source.
@@ -61,12 +61,13 @@ class NoiseDraws:
         self.is_shown = False
 
     def source(self) -> GaussianSource:
-        """Returns a source with working memory of its own, for one thread."""
+        """Returns a Gaussian source with its own working memory, for one thread."""
         return GaussianSource(self._key)
 
 
 class IndependentRows:
-    """Rows of N Z where N is diagonal: each is a scaled row of Z.
+    """Noise vectors of a run whose noise matrix N is diagonal. Row t of N Z is a scaled row of Z,
+    where Z has standard normal entries.
 
     Args:
       form: in blocks of one round, without a state.
@@ -79,7 +80,7 @@ class IndependentRows:
         self._source = draws.source()
 
     def row(self, t: int) -> np.ndarray:
-        """Returns row t of N Z, float32 (size,)."""
+        """Returns the noise vector of round t, row t of N Z, as float32 (size,)."""
         row = np.empty((1, self._size), np.float32)
         self._source.fill(row, t)
         scale = np.float32(self._form.matrix(t)[0, 0])
@@ -87,7 +88,7 @@ class IndependentRows:
 
 
 class _Worker:
-    """The working memory of one thread."""
+    """The working memory of one thread that computes tiles."""
 
     def __init__(self, draws: NoiseDraws, work: "TileWork", tile_width: int) -> None:
         self.source = draws.source()
@@ -96,14 +97,15 @@ class _Worker:
 
 
 class _BlockMatrix(NamedTuple):
-    """The matrix of a block, of `TileWork.matrix`."""
+    """The number of a block, and the matrix that `TileWork.matrix` returns for it."""
 
     block: int
     matrix: np.ndarray
 
 
 class TileWork(Protocol):
-    """A computation of the rows of a block, tile by tile.
+    """Interface of a method that computes the noise vectors of a block tile by tile. A tile is a
+    range of coordinates.
 
     Attributes:
       bounds: of the blocks; see `BlockForm`.
@@ -119,7 +121,7 @@ class TileWork(Protocol):
     is_sequential: bool
 
     def matrix(self, b: int) -> np.ndarray:
-        """Returns the matrix by which `make` multiplies in block b, float32."""
+        """Returns the float32 matrix by which `make` multiplies in block b."""
         ...
 
     def make(
@@ -131,13 +133,14 @@ class TileWork(Protocol):
         worker: _Worker,
         first: int,
     ) -> None:
-        """Computes block b of a tile, and stores its rows from round `first` on."""
+        """Computes block b for one tile, and stores its rows from round `first` on."""
         ...
 
 
 class RecurrentWork:
-    """Rows by recursion over blocks, [X_b; S_(b+1)] = M_b [Z_b; S_b]. A rolling state S consists of
-    the last rows of N Z.
+    """Computation of noise vectors by recursion over blocks, [X_b; S_(b+1)] = M_b [Z_b; S_b]. X_b
+    has the noise vectors of block b, Z_b its standard normal draws, S_b the state before it, and
+    M_b is the block's matrix. A rolling state consists of the last noise vectors.
     """
 
     is_sequential = True
@@ -154,7 +157,7 @@ class RecurrentWork:
         self._form = form
 
     def matrix(self, b: int) -> np.ndarray:
-        """See `TileWork`: M_b, without the entries that copy a rolling state."""
+        """Returns the matrix M_b, without the rows that only copy a rolling state."""
         num_rounds = self.bounds[b + 1] - self.bounds[b]
         M = self._form.matrix(b)
         if self._form.is_rolling:
@@ -170,7 +173,7 @@ class RecurrentWork:
         worker: _Worker,
         first: int,
     ) -> None:
-        """See `TileWork`."""
+        """Computes block b for one tile, as `TileWork.make` describes."""
         start = self.bounds[b]
         stop = self.bounds[b + 1]
         num_rounds = stop - start
@@ -179,7 +182,7 @@ class RecurrentWork:
             state_slots = [tile.row_slots[t] for t in past_rounds]
         else:
             state_slots = tile.state_slots
-        # Before round 0 the state is 0, and has no slots.
+        # Before round 0 the state is 0, and no slots store it.
         num_inputs = num_rounds + len(state_slots)
         inputs = worker.inputs[:num_inputs, : tile.width]
         worker.source.fill(inputs[:num_rounds], start, tile.columns.start)
@@ -196,8 +199,8 @@ class RecurrentWork:
 
 
 class RegeneratedWork:
-    """Rows as products of N with all draws up to them. The first draws are stored, later ones are
-    drawn again for each block.
+    """Computation of noise vectors as products of the noise matrix N with all draws up to their
+    rounds. The first draws are stored, and later ones are drawn again for each block.
 
     Rows are bitwise identical for every number of stored draws, and for all block lengths that are
     multiples of `together`, because the products are the same.
@@ -222,7 +225,7 @@ class RegeneratedWork:
         self._stored_draws = stored_draws
 
     def matrix(self, b: int) -> np.ndarray:
-        """See `TileWork`: the rows of N."""
+        """Returns the rows of N for the rounds of block b."""
         start = self.bounds[b]
         stop = self.bounds[b + 1]
         return self._matrix[start:stop, :stop].astype(np.float32)
@@ -236,7 +239,7 @@ class RegeneratedWork:
         worker: _Worker,
         first: int,
     ) -> None:
-        """See `TileWork`."""
+        """Computes block b for one tile, as `TileWork.make` describes."""
         start = self.bounds[b]
         stop = self.bounds[b + 1]
         stored_draws = store.draws[tile.index][:, : tile.width]
@@ -261,7 +264,8 @@ class RegeneratedWork:
 
 
 class BlockRows:
-    """The rows of N Z in blocks, each computed in shares during the rounds before it.
+    """The noise vectors of a run, computed in blocks. Each block is computed in shares during the
+    rounds before it.
 
     An interrupt while tiles are computed discards all that is in memory, and the next call computes
     from round 0 on.
@@ -282,19 +286,19 @@ class BlockRows:
         self._make_array = make_array
         self._free_workers: list[_Worker] = []
         self._newest_matrix = _BlockMatrix(-1, np.zeros((0, 0), np.float32))
-        _blas_libraries()  # It takes milliseconds, for which round 0 need not wait.
+        _blas_libraries()  # This takes milliseconds, which are spent before round 0.
         self._begin()
 
     def _begin(self) -> None:
-        """Begins with block 0, in new memory."""
+        """Starts with block 0, in new memory."""
         self._store = NoiseStore(self._layout, self._draws.size, self._make_array)
         self._block = 0  # The block that is being computed.
         self._num_tiles_done = 0
         self._is_torn = False
 
     def row(self, t: int) -> np.ndarray:
-        """Returns row t of N Z, float32 (size,), a new array, and computes a share of the next
-        block.
+        """Returns the noise vector of round t, row t of N Z, as a new array, float32 (size,). It
+        also computes a share of the next block.
 
         To go back to an earlier round, sequential work computes all blocks from round 0 on again.
         """
@@ -311,7 +315,7 @@ class BlockRows:
         return row
 
     def _make_block(self, number: int, t: int) -> None:
-        """Computes block `number` for its rows from round t on, after the blocks that it needs."""
+        """Computes block `number` from round t on, after the earlier blocks that it needs."""
         if self._is_torn or (self._work.is_sequential and t < self._oldest_row()):
             self._begin()
         if not self._work.is_sequential and (t < self._oldest_row() or number > self._block):
@@ -328,11 +332,11 @@ class BlockRows:
             self._make_tiles(len(self._store.tiles), t)
 
     def _oldest_row(self) -> int:
-        """Returns the first round whose row is in memory in every tile."""
+        """Returns the first round whose noise vector is in memory for every tile."""
         return max((tile.oldest for tile in self._store.tiles[:1]), default=0)
 
     def _restart_at(self, number: int) -> None:
-        """Makes `number` the next block. It frees all rows and keeps the draws."""
+        """Makes block `number` the next one to compute. It frees all rows and keeps the draws."""
         for tile in self._store.tiles:
             self._store.drop_rows(tile, tile.end)
             tile.oldest = self._work.bounds[number]
@@ -341,14 +345,14 @@ class BlockRows:
         self._num_tiles_done = 0
 
     def _drop_rows(self, tile: NoiseTile, first: int) -> None:
-        """Frees a tile's rows before round `first`, but those from which the next block is
+        """Frees a tile's rows of rounds before `first`, except those from which the next block is
         computed.
         """
         self._store.drop_rows(tile, min(first, tile.end - self._work.num_past_rows))
 
     def _make_tiles(self, num_tiles: int, first: int) -> None:
-        """Computes the first `num_tiles` tiles of the current block, for its rows from round
-        `first` on.
+        """Computes the first `num_tiles` tiles of the current block from round `first` on, and
+        skips tiles that are done.
         """
         b = self._block
         store = self._store
@@ -356,7 +360,7 @@ class BlockRows:
         if not pending:
             return
         if self._newest_matrix.block != b:
-            # One assignment, so that no interrupt leaves a block with the matrix of another one.
+            # A single assignment keeps block and matrix consistent if an interrupt comes.
             self._newest_matrix = _BlockMatrix(b, self._work.matrix(b))
         matrix = self._newest_matrix.matrix
         stop = self._work.bounds[b + 1]
@@ -368,7 +372,8 @@ class BlockRows:
             self._drop_rows(tile, first)
             self._free_workers.append(worker)
 
-        # Threads may still write to the memory after an error, so it counts as torn until the end.
+        # After an error threads may still write to the memory, so it counts as torn until all tiles
+        # are done.
         self._is_torn = True
         _for_each(make, pending)
         self._is_torn = False
@@ -378,7 +383,7 @@ class BlockRows:
             self._num_tiles_done = 0
 
     def _take_worker(self) -> _Worker:
-        """Returns working memory that no other thread uses."""
+        """Returns working memory that no other thread is using."""
         try:
             return self._free_workers.pop()
         except IndexError:
@@ -386,7 +391,7 @@ class BlockRows:
 
 
 def _for_each(work: Callable[[NoiseTile], None], tiles: Sequence[NoiseTile]) -> None:
-    """Does the work of every tile, in two threads where numpy's products may use more than one.
+    """Calls `work` for every tile. It uses two threads if numpy's products may use more than one.
 
     Each product uses one thread, so that its bits do not depend on the number of processors, and no
     idle thread of it keeps a processor from the draws.
@@ -410,8 +415,8 @@ def _for_each(work: Callable[[NoiseTile], None], tiles: Sequence[NoiseTile]) -> 
 
 @functools.cache
 def _blas_libraries() -> tuple[Any, ...]:
-    """Returns the controllers of BLAS libraries, which set the threads of numpy's products. To find
-    them in the process takes milliseconds.
+    """Returns the controllers of the BLAS libraries in this process, which set the number of
+    threads of numpy's products. Finding them takes milliseconds.
     """
     blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
     return tuple(blas.lib_controllers)
@@ -419,7 +424,7 @@ def _blas_libraries() -> tuple[Any, ...]:
 
 @contextmanager
 def _one_thread_a_product() -> Iterator[int]:
-    """Limits numpy's products to one thread each, and yields the limit that they had before."""
+    """Limits numpy's products to one thread each inside the block, and yields their old limit."""
     libraries = _blas_libraries()
     past_limits = [library.num_threads for library in libraries]
     try:

@@ -1,4 +1,6 @@
-"""The memory of precomputed noise: tiles of coordinates, and slots for their rows."""
+"""Memory for precomputed noise. It has tiles, which are ranges of coordinates, and slots, each of
+which holds one row of a tile.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -7,13 +9,13 @@ import numpy as np
 
 from fedmf.noise.layout import TileLayout
 
-# (shape) -> float32 zeros, in memory or in a private memory map.
+# A function of a shape that returns float32 zeros, in memory or in a private memory map.
 MakeArray = Callable[[tuple[int, ...]], np.ndarray]
 
 
 @dataclasses.dataclass
 class NoiseTile:
-    """A range of coordinates, and where its rows and state are in memory.
+    """A range of coordinates, with the places of its rows and its state in memory.
 
     Attributes:
       index: number of the tile.
@@ -35,12 +37,13 @@ class NoiseTile:
 
     @property
     def width(self) -> int:
-        """The number of coordinates."""
+        """The number of coordinates in the tile."""
         return self.columns.stop - self.columns.start
 
 
 class NoiseStore:
-    """The memory of a run's noise: slots, each for one row of one tile, and stored draws.
+    """The memory of a run's precomputed noise: slots for one row of one tile each, and stored
+    draws.
 
     A store whose block was interrupted is not used again, because threads may still write to it.
 
@@ -62,7 +65,7 @@ class NoiseStore:
         self._free_slots = list(range(num_slots))
 
     def write(self, rows: np.ndarray) -> list[int]:
-        """Copies rows of a tile into free slots, and returns these."""
+        """Copies rows of a tile into free slots, and returns the numbers of these slots."""
         slots = [self._free_slots.pop() for _ in rows]
         for slot, row in zip(slots, rows, strict=True):
             self._slots[slot, : len(row)] = row
@@ -73,7 +76,7 @@ class NoiseStore:
         out[:] = self._slots[slot, : len(out)]
 
     def free(self, slots: Sequence[int]) -> None:
-        """Frees slots."""
+        """Marks slots as free."""
         self._free_slots.extend(slots)
 
     def drop_rows(self, tile: NoiseTile, first: int) -> None:

@@ -1,4 +1,4 @@
-"""Server optimizers, which move the model along a released mean update.
+"""Server optimizers, which move the model along a round's released mean update.
 
 They see releases alone, so that the guarantee is the same for every one.
 `register_server_optimizer` gives a class of yours a name in configurations.
@@ -18,7 +18,8 @@ from fedmf.server.update_rules import Optimizer, OptimizerState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptimizer(abc.ABC):
-    """A pure rule that moves the model along the mean update of a round.
+    """A server optimizer: a pure rule that moves the model along the released mean update of a
+    round.
 
     A subclass is a frozen dataclass of numbers and texts: its name and fields are recorded in the
     run's plan.json, and a resumed run needs an equal one.
@@ -31,7 +32,7 @@ class ServerOptimizer(abc.ABC):
 
     @classmethod
     def from_config(cls, *, momentum: float, epsilon: float) -> Self:
-        """Makes the optimizer that a configuration names; by default from no argument.
+        """Returns the optimizer with the settings of a configuration. The default ignores them.
 
         Args:
           momentum: the configuration's `server_momentum`.
@@ -41,7 +42,7 @@ class ServerOptimizer(abc.ABC):
 
     @abc.abstractmethod
     def init(self, weights: Sequence[np.ndarray]) -> Any:
-        """Returns the state before the first step: a nest of numbers and arrays.
+        """Returns the state before the first step, a nested structure of numbers and arrays.
 
         It becomes a nest of arrays, whose dtypes and shapes every step must keep.
 
@@ -57,7 +58,7 @@ class ServerOptimizer(abc.ABC):
         update: Sequence[np.ndarray],
         learning_rate: float,
     ) -> tuple[Any, list[np.ndarray]]:
-        """Returns the state and the weights after one step; changes none of its arguments.
+        """Returns the state and the weights after one step, without changing any argument.
 
         Args:
           state: before the step.
@@ -68,7 +69,7 @@ class ServerOptimizer(abc.ABC):
         """
 
     def record(self) -> dict[str, Any]:
-        """Returns the name and the fields, as plan.json has them.
+        """Returns the optimizer's name and fields, as plan.json records them.
 
         Raises:
           TypeError: a field is no number, text, bool or None.
@@ -88,7 +89,7 @@ _CLASS_BY_NAME: dict[str, type[ServerOptimizer]] = {}
 
 
 def register_server_optimizer(optimizer: Optimizers) -> Optimizers:
-    """Registers a class under its name; a decorator.
+    """Registers a class of server optimizers under its name. It can be used as a decorator.
 
     Raises:
       TypeError: it is no subclass of `ServerOptimizer`, or no frozen dataclass.
@@ -125,7 +126,7 @@ def register_server_optimizer(optimizer: Optimizers) -> Optimizers:
 
 
 def server_optimizer_names() -> tuple[str, ...]:
-    """Returns the registered names, those of fedmf first."""
+    """Returns the names of all registered server optimizers, first those of fedmf."""
     return tuple(_CLASS_BY_NAME)
 
 
@@ -144,7 +145,7 @@ def server_optimizer_named(name: str, *, momentum: float, epsilon: float) -> Ser
 
 
 def checked_initial_state(optimizer: ServerOptimizer, weights: Sequence[np.ndarray]) -> Any:
-    """Returns the state before the first step, a nest of arrays of its own.
+    """Returns an optimizer's state before the first step, with copies of its arrays.
 
     Args:
       optimizer: whose state it is.
@@ -164,8 +165,8 @@ def checked_step(
     update: Sequence[np.ndarray],
     learning_rate: float,
 ) -> tuple[Any, list[np.ndarray]]:
-    """Returns the state and the weights after one step, as arrays of their own, and the weights in
-    the dtypes of those before it. The optimizer gets copies of all arrays.
+    """Takes one step, checks its result, and returns copies of the new state and weights. The
+    weights keep their dtypes, and the optimizer gets copies of all arrays.
 
     Args:
       optimizer: that takes the step.
@@ -203,7 +204,8 @@ def checked_step(
 
 
 def check_server_optimizer(optimizer: ServerOptimizer, weights: Sequence[np.ndarray]) -> None:
-    """Takes two steps that nobody sees, to refuse before round 0 what no resume could go on with.
+    """Takes two trial steps before round 0, and raises for an optimizer whose state could not be
+    resumed.
 
     Args:
       optimizer: of a run.
@@ -221,7 +223,7 @@ def check_server_optimizer(optimizer: ServerOptimizer, weights: Sequence[np.ndar
 def _stepped_weights(
     optimizer: ServerOptimizer, stepped: Any, weights: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
-    """Returns copies of the weights after a step, in the dtypes of those before it.
+    """Checks the weights after a step, and returns copies in the dtypes of the weights before it.
 
     Raises:
       TypeError, ValueError: they are not arrays of real numbers in the shapes of before.
@@ -253,8 +255,8 @@ def _stepped_weights(
 
 
 def _state_arrays(optimizer: ServerOptimizer, state: Any) -> dict[str, np.ndarray]:
-    """Returns copies of the entries of a state, each by a name such as "state['steps']", in the
-    order of `nest.flatten`.
+    """Returns copies of the entries of a state by names such as "state['steps']", in the order of
+    `nest.flatten`.
 
     Raises:
       TypeError: an entry is no number and no array of numbers, or keys cannot be sorted.
@@ -280,7 +282,7 @@ def _state_arrays(optimizer: ServerOptimizer, state: Any) -> dict[str, np.ndarra
 
 
 def _entries(name: str, structure: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of a structure in the order of `nest.flatten`, each behind its name."""
+    """Yields name and value of each leaf of a structure, in the order of `nest.flatten`."""
     if isinstance(structure, Mapping):
         for key in sorted(structure):
             yield from _entries(f"{name}[{key!r}]", structure[key])
@@ -294,16 +296,16 @@ def _entries(name: str, structure: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _kind_of(array: np.ndarray) -> str:
-    """Returns dtype and shape of an entry of a state as text."""
+    """Returns the dtype and shape of an array as text."""
     return f"{array.dtype} {array.shape}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rule(ServerOptimizer):
-    """A server optimizer by one of the update rules that clients have as well."""
+    """Base class of server optimizers that use an update rule of `fedmf.server.update_rules`."""
 
     def init(self, weights: Sequence[np.ndarray]) -> OptimizerState:
-        """See `ServerOptimizer.init`."""
+        """Returns the state of the update rule before the first step."""
         return self._rule().initial(weights)
 
     def step(
@@ -313,11 +315,11 @@ class _Rule(ServerOptimizer):
         update: Sequence[np.ndarray],
         learning_rate: float,
     ) -> tuple[OptimizerState, list[np.ndarray]]:
-        """See `ServerOptimizer.step`."""
+        """Returns the state and the weights after one step of the update rule."""
         return self._rule().next(state, weights, update, learning_rate)
 
     def _rule(self) -> Optimizer:
-        """Returns the update rule with the fields of this optimizer."""
+        """Returns the update rule with the settings of this optimizer."""
         return Optimizer(rule=self.name, **dataclasses.asdict(self))
 
 
@@ -331,14 +333,14 @@ class Sgd(_Rule):
 
     @classmethod
     def from_config(cls, *, momentum: float, epsilon: float) -> Self:
-        """See `ServerOptimizer.from_config`."""
+        """Returns the optimizer with the configuration's momentum."""
         return cls(momentum=momentum)
 
 
 @register_server_optimizer
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adam(_Rule):
-    """Adam, with `momentum` as its beta_1."""
+    """The Adam optimizer, with `momentum` as its beta_1."""
 
     name = "adam"
     momentum: float = 0.9
@@ -346,21 +348,21 @@ class Adam(_Rule):
 
     @classmethod
     def from_config(cls, *, momentum: float, epsilon: float) -> Self:
-        """See `ServerOptimizer.from_config`."""
+        """Returns the optimizer with the configuration's momentum and epsilon."""
         return cls(momentum=momentum, epsilon=epsilon)
 
 
 @register_server_optimizer
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adagrad(_Rule):
-    """Adagrad, without momentum."""
+    """The Adagrad optimizer, without momentum."""
 
     name = "adagrad"
     epsilon: float = 1e-3
 
     @classmethod
     def from_config(cls, *, momentum: float, epsilon: float) -> Self:
-        """See `ServerOptimizer.from_config`."""
+        """Returns the optimizer with the configuration's epsilon."""
         return cls(epsilon=epsilon)
 
 

@@ -1,4 +1,6 @@
-"""The clients of a server's rounds: eligible, drawn, added to the coming round, and recorded."""
+"""`Participants`: draws the eligible clients of a server's rounds, and records the clients that
+took part.
+"""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,8 @@ from fedmf.server.roster import Client, Roster
 
 
 class Participants:
-    """The clients of a server, by a plan's participation or sampling.
+    """The clients of a server, drawn and checked by the plan's participation schema or sampling
+    scheme.
 
     Args:
       plan: of the server.
@@ -45,7 +48,7 @@ class Participants:
         self._added_by_id: dict[str, Client] = {}
 
     def restore(self, released: Released) -> None:
-        """Records the clients of all rounds that a folder has."""
+        """Records the clients of all released rounds that a folder has."""
         cohorts = self.roster.restore(released.clients_by_round)
         selections = []
         for cohort, round_selection in zip(cohorts, released.selected_by_round, strict=True):
@@ -56,7 +59,8 @@ class Participants:
             self._controller.restore(selections, selections)
 
     def cohort(self, t: int, available: Sequence[Client] | None) -> list[Client]:
-        """Returns the cohort of round t, the same in every call for the same clients.
+        """Returns the cohort of round t. Repeated calls with the same available clients return the
+        same cohort.
 
         Args:
           t: the coming round.
@@ -85,7 +89,8 @@ class Participants:
         return draw_cohort(eligible_clients, self._config.clients_per_round, self._seed, t)
 
     def draw(self, t: int, *, is_quiet: bool = False) -> np.ndarray:
-        """Returns the clients that the server draws for round t; none where they check in.
+        """Returns the clients that the server draws from its population for round t; an empty array
+        if clients check in instead.
 
         Args:
           t: the coming round.
@@ -100,20 +105,20 @@ class Participants:
             return self._controller.cohort(t)
 
     def selected(self, t: int) -> list[int] | None:
-        """Returns the clients that were drawn for round t; None where clients check in."""
+        """Returns the clients that the server drew for round t; None if clients check in."""
         if self._controller is None:
             return None
         clients: list[int] = self._controller.ledger.selected(t).tolist()
         return clients
 
     def max_clients(self, t: int) -> int:
-        """Returns the most updates of round t: a sampling scheme may draw more clients than
-        clients_per_round.
+        """Returns the largest number of updates in round t. A sampling scheme may draw more clients
+        than clients_per_round.
         """
         return max(self._config.clients_per_round, len(self.draw(t)))
 
     def admit(self, client_by_id: Mapping[str, Client], t: int) -> None:
-        """Counts clients into the coming round t: all or none.
+        """Adds clients to the coming round t, either all of them or none.
 
         Args:
           client_by_id: of `Roster.by_normalised_id`.
@@ -153,16 +158,16 @@ class Participants:
         }
 
     def _rounds_of(self, client: Client) -> list[int]:
-        """Returns the rounds in which a plain client took part."""
+        """Returns the rounds in which a client has taken part."""
         number = self.roster.existing_number(client)
         return [t for t in range(len(self.ledger)) if number in self.ledger.cohort(t)]
 
     def added(self) -> list[Client]:
-        """Returns the clients of the coming round, as records spell them."""
+        """Returns the clients that were added to the coming round, as records spell them."""
         return list(self._added_by_id.values())
 
     def record(self, t: int) -> None:
-        """Records the clients of round t, which was released, and begins the next round."""
+        """Records the clients of the released round t, and begins the next round."""
         selected = None if self._controller is None else self.draw(t)
         numbers = [self.roster.number(client) for client in self._added_by_id.values()]
         self.ledger.append(np.array(sorted(numbers), np.int64), selected=selected)

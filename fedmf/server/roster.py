@@ -1,4 +1,4 @@
-"""The clients of a server by their ids, and which of them are eligible."""
+"""`Roster`: the clients of a server by their ids, with a check of which are eligible in a round."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Client = int | str
 
 
 class Roster:
-    """Clients by their ids, and the history of each in the rounds that were released.
+    """The clients of a server by their ids, with the rounds in which each has taken part.
 
     Args:
       rule: which clients are eligible.
@@ -33,13 +33,13 @@ class Roster:
         self._rule = rule
         self._population = population
         self._number_by_id: dict[str, int] = {}
-        # Entry 0 of the history is for all clients that never took part.
+        # Entry 0 of the history serves for all clients that have never taken part.
         self._history = rule.new_history(1)
         self._entry_by_number: dict[int | None, int] = {}
         self.names: list[Client] = []
 
     def plain_client(self, client: Any, name: str = "client") -> Client:
-        """Returns a client as a plain int or str, which no subclass can change later.
+        """Returns a client's id as a plain int or str. An object of a subclass could change later.
 
         Args:
           client: of the caller's.
@@ -54,7 +54,7 @@ class Roster:
             kind = type(client).__name__
             raise TypeError(f"`{name}` {verb} a {kind}: name clients by ints or texts")
         if isinstance(client, str):
-            # The characters of the text, whatever a subclass returns as its text.
+            # This takes the characters of the text, even if a subclass overrides `__str__`.
             plain: Client = str.__str__(client)
         else:
             plain = int.__index__(client) if isinstance(client, int) else int(client)
@@ -86,7 +86,7 @@ class Roster:
     def by_normalised_id(
         self, name: str, clients: Any, *, allows_repeats: bool = True
     ) -> dict[str, Client]:
-        """Returns the plain clients of an argument by their normalised ids.
+        """Returns a dict of the plain ids of these clients by their normalised ids.
 
         Args:
           name: of the argument.
@@ -108,13 +108,13 @@ class Roster:
         return client_by_id
 
     def normalised_id(self, client: Client) -> str:
-        """Returns the id that all look-alike spellings of a plain client share, as the audit of a
-        log counts clients.
+        """Returns the id that all look-alike spellings of a client share. The audit of a log counts
+        clients by the same id.
         """
         return identifiers.skeleton(str(client))
 
     def number(self, client: Client) -> int:
-        """Returns a plain client's number in the ledger; a new client gets the next one."""
+        """Returns a client's number in the ledger. A new client gets the next number."""
         if self._population is not None:
             return int(client)
         client_id = self.normalised_id(client)
@@ -124,26 +124,26 @@ class Roster:
         return self._number_by_id[client_id]
 
     def recorded_client(self, client: Client) -> Client:
-        """Returns a plain client as records spell it: as in its first update, so that a log has one
-        spelling for each client.
+        """Returns a client's id as records spell it, which is the spelling in its first update. So
+        a log has one spelling for each client.
         """
         number = self.number(client)
         return number if self._population is not None else self.names[number]
 
     def existing_number(self, client: Client) -> int | None:
-        """Returns a plain client's number in the ledger; None where it has none yet."""
+        """Returns a client's number in the ledger; None for a client that has none yet."""
         if self._population is not None:
             return int(client)
         return self._number_by_id.get(self.normalised_id(client))
 
     def is_eligible(self, clients: Sequence[Client], t: int) -> np.ndarray:
-        """Returns whether each plain client may take part in round t as well, bool (clients,)."""
+        """Returns for each client whether it is eligible in round t, as a bool array (clients,)."""
         numbers = [self.existing_number(client) for client in clients]
         entries = [self._entry_by_number.get(number, 0) for number in numbers]
         return self._rule.is_eligible(t, self._history, np.array(entries, np.int64))
 
     def record(self, numbers: Sequence[int], t: int) -> None:
-        """Records that the different clients of these numbers took part in round t."""
+        """Records that the clients with these numbers, all different, took part in round t."""
         entries = []
         for number in numbers:
             next_entry = len(self._entry_by_number) + 1
@@ -152,13 +152,14 @@ class Roster:
         self._history.record(t, np.array(entries, np.int64))
 
     def restore(self, clients_by_round: Sequence[Sequence[Client]]) -> list[np.ndarray]:
-        """Records the clients of all rounds so far, and returns their sorted numbers for each.
+        """Records the clients of all past rounds, and returns the sorted client numbers of each
+        round.
 
         Args:
           clients_by_round: as `recorded_client` spells them.
         """
         if self._population is None:
-            # Each client is recorded in one spelling.
+            # Each client has one spelling in the records.
             self.names = list(dict.fromkeys(itertools.chain.from_iterable(clients_by_round)))
             self._number_by_id = {
                 self.normalised_id(name): number for number, name in enumerate(self.names)

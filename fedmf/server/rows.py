@@ -1,5 +1,5 @@
-"""Precomputed noise: noise vectors do not depend on the data, so the host computes blocks of rounds
-at a time, before their rounds.
+"""Precomputed noise. Noise vectors do not depend on the data, so the host computes blocks of rounds
+before they are needed.
 
 A block is computed in tiles of coordinates, each by a few matrix products on arrays that fit the
 cache. Its rows are in memory, or in a memory map of a file without a name, which is as secret as
@@ -38,8 +38,8 @@ from fedmf.server.state import NoiseState, check_plan, plan_fingerprint, state_f
 
 
 class HostNoise:
-    """The noise vectors of one run, the rows of N Z, for a server or for the state of a query with
-    noise_strategy="precomputed".
+    """The noise vectors of one run, for a server or for a query with noise_strategy="precomputed".
+    They are the rows of N Z, where N is the plan's noise matrix and Z has standard normal entries.
 
     The same (seed, round) gives the same row in any order of rounds: bitwise within one strategy
     and block length, and up to float32 rounding otherwise.
@@ -114,7 +114,7 @@ class HostNoise:
     def _rows_of(
         self, stream: NoiseStream, folder: str | pathlib.Path | None
     ) -> IndependentRows | BlockRows:
-        """Returns the computation of the rows by the strategy."""
+        """Returns the object that computes the noise vectors by the chosen strategy."""
         strategy = self.strategy
         work: TileWork
         if strategy.layout is None:
@@ -136,7 +136,7 @@ class HostNoise:
 
     @classmethod
     def for_state(cls, plan: Plan, state: Any) -> "HostNoise":
-        """Returns the noise of the run that a state belongs to.
+        """Returns the noise of the run that a state belongs to, by the key in the state.
 
         Args:
           plan: as of `HostNoise`.
@@ -149,12 +149,12 @@ class HostNoise:
         return cls(plan, size, key=np.asarray(noise.key))
 
     def show_progress(self) -> None:
-        """Shows a progress bar from now on for each block that takes more than some seconds."""
+        """Shows progress bars from now on, for blocks that take more than some seconds."""
         self._draws.is_shown = True
 
     def row(self, t: int) -> np.ndarray:
-        """Returns the noise vector of round t at unit standard deviation, row t of N Z: float32
-        (size,), a new array.
+        """Returns the noise vector of round t, row t of N Z, where Z has unit standard deviation.
+        It is a new array, float32 (size,).
 
         In order, each round computes a share of the next block. Any other round computes all blocks
         before it again, except under "regenerated".
@@ -167,7 +167,7 @@ class HostNoise:
             "longer mechanism to train on"
         )
         t = checks.integer("t", t, low=0, high=self.rounds - 1, hint=hint)
-        with self._lock:  # Source and blocks serve one round at a time.
+        with self._lock:  # The source and the blocks serve one round at a time.
             if self._is_busy:
                 raise ValueError(
                     f"t={t}: the noise of another round is being made: do not ask for a row from "
@@ -180,7 +180,7 @@ class HostNoise:
                 self._is_busy = False
 
     def hand_in(self, state: Any) -> Any:
-        """Returns the state with the noise vector of its next round in it, and no other change.
+        """Returns a state that has the noise vector of its next round, and is otherwise unchanged.
 
         Args:
           state: any structure with one NoiseState of strategy "precomputed" in it: of a query, an
@@ -201,22 +201,23 @@ class HostNoise:
                 "the state was made with another noise seed: use HostNoise.for_state(plan, state)"
             )
         if int(noise.mechanism) != self._fingerprint:
-            # An aggregator scales rows by its own plan, so that noise of another plan would not
-            # give its guarantee. An aggregator that computes noise itself would subtract this row
-            # as one of an earlier round.
+            # An aggregator scales noise by its own plan, so noise of another plan would not give
+            # its guarantee. An aggregator that computes its own noise would take this row for one
+            # of an earlier round, and subtract it.
             raise ValueError(
                 "the state's aggregator was made with another plan, or without "
                 "noise_strategy='precomputed': make both from one plan, "
                 "and the aggregator with that strategy"
             )
         t = int(noise.next_round)
-        # Before the tree is traversed, whose errors would show the state with its key.
+        # The row is computed before the tree is traversed, because an error inside the traversal
+        # would show the state with its secret key.
         row = self.row(t)[None]
         return replace_noise(state, lambda noise: noise._replace(made_for=np.int32(t), rows=row))
 
 
 def _checked_key(key: Any) -> np.ndarray:
-    """Returns the key as an array.
+    """Checks a noise key, and returns it as a uint64 array.
 
     Raises:
       ValueError: another shape or dtype.
@@ -230,7 +231,7 @@ def _checked_key(key: Any) -> np.ndarray:
 
 
 def _the_noise(state: Any) -> NoiseState:
-    """Returns the only NoiseState in a structure.
+    """Returns the NoiseState in a structure, which must have exactly one.
 
     Raises:
       ValueError: there is none, or there are several.
@@ -251,8 +252,8 @@ def _the_noise(state: Any) -> NoiseState:
 
 
 def replace_noise(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
-    """Returns the state with every NoiseState in it changed."""
-    import tree  # TensorFlow, which made such states, installs it.
+    """Returns the structure with `change` applied to every NoiseState in it."""
+    import tree  # The package comes with TensorFlow, which made the state.
 
     def change_node(node: Any) -> NoiseState | None:
         return change(node) if isinstance(node, NoiseState) else None
@@ -263,8 +264,8 @@ def replace_noise(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any
 def _zeros(
     shape: tuple[int, ...], *, is_mapped: bool, folder: str | pathlib.Path | None
 ) -> np.ndarray:
-    """Returns float32 zeros, in memory or mapped to a file without a name, which no other process
-    can open.
+    """Returns float32 zeros, in memory or in a memory map. A mapped file has no name, so that no
+    other process can open it.
     """
     if not is_mapped or not math.prod(shape):
         return np.zeros(shape, np.float32)
@@ -272,6 +273,6 @@ def _zeros(
         folder = expanded(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryFile(dir=folder) as file:
-        # A full disk raises here, and not as a bus error in the middle of the run.
+        # A full disk raises an error here, and not a bus error in the middle of the run.
         os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
         return np.memmap(file, np.float32, "r+", shape=shape)

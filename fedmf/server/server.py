@@ -1,5 +1,5 @@
-"""`Server`: enforces a plan, in numpy. It draws clients, clips, sums and adds noise, and never
-releases one noise vector with two sums.
+"""`Server`: releases a noisy mean of clipped client updates in each round of a privacy plan. It
+computes in numpy, draws the clients, and never releases one noise vector with two sums.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from fedmf.server.state import check_plan
 
 
 class _NoisyRound(NamedTuple):
-    """A round whose noise is added, and which waits to be committed.
+    """A round whose noise has been added to the sum, but whose release is not committed yet.
 
     Attributes:
       mean: its release, float32 (d,).
@@ -55,8 +55,8 @@ class _NoisyRound(NamedTuple):
 
 
 class Server(ExclusiveCalls):
-    """Enforces a plan, round by round: clips, sums, adds noise, and refuses what would break the
-    guarantee.
+    """A server that enforces a privacy plan round by round: it clips and sums client updates, adds
+    noise, and refuses calls that would break the guarantee.
 
     Formal guarantee: all releases together have the (epsilon, delta)-DP of `plan` for each client,
     under the zero-out relation, if the noise seed stays secret and is used for one server, and no
@@ -131,7 +131,8 @@ class Server(ExclusiveCalls):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> "Server":
-        """Opens the server of a folder, after a crash or later; it resumes with round `round`.
+        """Opens the server of a folder again, for example after a crash. It resumes after the
+        newest committed round.
 
         Raises:
           ValueError: there is none, it is in use, or a file is damaged or of another server.
@@ -150,7 +151,7 @@ class Server(ExclusiveCalls):
     def _begin(
         self, config: ServerConfig, plan: Plan, seed: int, folder: ServerFolder | None
     ) -> None:
-        """Sets the state before round 0.
+        """Sets all attributes to their values before round 0.
 
         Raises:
           ValueError: a plan that simulates a larger cohort, or samples without a population.
@@ -185,7 +186,9 @@ class Server(ExclusiveCalls):
         self._begin_round()
 
     def _begin_round(self) -> None:
-        """Clears the sums of the last round, and the release that waited to be committed."""
+        """Clears the sums of updates and metrics for a new round, and forgets the noisy mean of the
+        round before.
+        """
         self._sum.clear()
         self._metric_sum = np.zeros(0)
         if self._metrics is not None:
@@ -193,7 +196,7 @@ class Server(ExclusiveCalls):
         self._noisy_round: _NoisyRound | None = None
 
     def _resume_from(self, released: Released) -> None:
-        """Takes over the rounds that a folder has."""
+        """Restores the state after the newest round that the folder has committed."""
         if released.state is None or released.mean is None:
             return
         self._participants.restore(released)
@@ -204,44 +207,47 @@ class Server(ExclusiveCalls):
 
     @property
     def round(self) -> int:
-        """The round t of the next release; the plan's number of rounds when all are released."""
+        """The number t of the round that is released next; the plan's number of rounds once all are
+        released.
+        """
         return int(self._state.next_round)
 
     @property
     def ledger(self) -> ParticipationLedger:
-        """A copy of the ledger of the rounds that were released."""
+        """A copy of the ledger, which records the clients of each released round."""
         return self._participants.ledger.first(self.round)
 
     @property
     def clients(self) -> list[Client]:
-        """The clients that took part, each as its id was spelled first: client i of the ledger is
-        clients[i]. Empty with a population, whose clients are the ledger's numbers.
+        """The ids of the clients that took part, in the order of the ledger's client numbers. Each
+        id is spelled as in the client's first update. The list is empty for a server with a
+        population, whose clients are numbers already.
         """
         return list(self._participants.roster.names)
 
     @property
     def counts(self) -> dict[str, int]:
-        """The numbers of clients, clipped and zeroed updates in the coming round: exact functions
-        of the clients' data, not covered by the guarantee.
+        """The numbers of clients, clipped updates and zeroed updates so far in the coming round.
+        They are exact functions of the clients' data, which the guarantee does not cover.
         """
         total = self._sum
         return {"clients": total.clients, "clipped": total.clipped, "zeroed": total.zeroed}
 
     def client_params(self) -> ClientParams:
-        """Returns the clip norm, zeroing norm and scales of the round, for clients that clip; the
-        scales are a copy.
+        """Returns the clip norm, the zeroing norm and the scales of the coming round, for clients
+        that clip their own updates. The scales are a copy.
         """
         params = self._means.client_params(self._state)
         return params._replace(scales=np.array(params.scales))
 
     def to_clients(self) -> ClientParams:
-        """Returns `client_params()`, of which this is the old name, for one release."""
+        """Returns `client_params()`. This is its old name, kept for one release."""
         return self.client_params()
 
     @exclusive
     def cohort(self, available: Sequence[Client] | None = None) -> list[Client]:
-        """Draws the clients of this round at random from the eligible ones, at most
-        clients_per_round of them, or as the plan's sampling draws.
+        """Draws the clients of this round at random: by the plan's sampling scheme, or without one
+        at most clients_per_round of the eligible clients.
 
         It draws the same cohort for the same clients, also after `open`.
 
@@ -260,8 +266,9 @@ class Server(ExclusiveCalls):
 
     @property
     def metrics(self) -> dict[str, Any] | None:
-        """The private metrics of the newest release, covered by the guarantee: "clients", their
-        mean "accuracy" and "loss", and the noise's "stddev" of each. None before the first release.
+        """The private metrics of the newest release, which the guarantee covers: "clients", the
+        clients' mean "accuracy" and "loss", and the "stddev" of the noise in each. None for a plan
+        without private metrics, and before the first release.
         """
         if self._metrics is None or not self.round:
             return None
@@ -276,7 +283,8 @@ class Server(ExclusiveCalls):
         client: Client,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Adds the update of a client to this round's sum: zeroed, or clipped as one vector.
+        """Adds a client's update to the sum of this round. All arrays of the update are clipped
+        together, as one vector; an invalid update counts as zero.
 
         Args:
           update: arrays of the server's shapes, of any float dtype.
@@ -305,7 +313,7 @@ class Server(ExclusiveCalls):
         plain_client = roster.plain_client(client)
         client_id = roster.normalised_id(plain_client)
         self._participants.admit({client_id: plain_client}, self.round)
-        # From here on the client counts, even if an interrupt comes.
+        # From here on the client counts as added, even if an interrupt comes before its update is.
         params = self.client_params()
         scales: Sequence[np.ndarray] = ()
         if len(params.scales):
@@ -323,7 +331,7 @@ class Server(ExclusiveCalls):
     def add_sum(
         self, total: Sequence[Any], *, clients: Sequence[Client], clipped: int | None = None
     ) -> None:
-        """Adds a sum of updates that were clipped elsewhere, such as that of secure aggregation.
+        """Adds a sum of updates that were clipped elsewhere, for example before secure aggregation.
 
         The guarantee then rests on whoever clipped each update, by `client_params()`, before the
         sum. This method checks only that clipped updates of so many clients can have a sum of this
@@ -352,7 +360,8 @@ class Server(ExclusiveCalls):
         num_clients = len(client_by_id)
         max_norm = largest_norm(num_clients, self.client_params().clip_norm, self._config.size)
         norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in sum_leaves))
-        if not norm <= max_norm * (1 + 1e-6):  # The sum may have been rounded to float32.
+        # The tolerance allows for a sum that was rounded to float32.
+        if not norm <= max_norm * (1 + 1e-6):
             raise ValueError(
                 f"total has norm {norm:.6g}, and clipped updates of {num_clients} clients have at "
                 f"most {max_norm:.6g}: clip each with server.client_params() before they are summed"
@@ -365,8 +374,8 @@ class Server(ExclusiveCalls):
 
     @exclusive
     def release(self, *, before: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
-        """Ends the round, and returns (sum + noise vector t) / clients_per_round as read-only
-        float32 arrays of the shapes.
+        """Ends the round and returns its noisy mean, (sum + noise vector t) / clients_per_round, as
+        read-only float32 arrays of the server's shapes.
 
         Without any client it is the noise.
 
@@ -389,7 +398,8 @@ class Server(ExclusiveCalls):
             if self._metrics is not None:
                 state = state._replace(metrics=self._metrics.release(t, self._metric_sum))
             self._noisy_round = _NoisyRound(mean, state, before_arrays)
-        # A repeated call commits the arrays of the first one.
+        # If the call is repeated after an error, the arrays `before` of the first call are
+        # committed.
         noisy_round = self._noisy_round
         noisy_round.mean.setflags(write=False)
         release = in_shapes(noisy_round.mean, self._config.shapes)
@@ -402,7 +412,8 @@ class Server(ExclusiveCalls):
                 state=noisy_round.state,
                 before=noisy_round.before,
             )
-        # An interrupt between these would leave the old sum for the next round.
+        # An interrupt between the next assignments would leave the old sum for the next round, so
+        # the server counts as torn until all of them are done.
         self._is_torn = True
         self._participants.record(t)
         self._begin_round()
@@ -414,23 +425,27 @@ class Server(ExclusiveCalls):
 
     @property
     def last_release(self) -> list[np.ndarray] | None:
-        """The newest release, read-only arrays; None before the first."""
+        """The arrays of the newest release, read-only; None before the first release."""
         if self._last_mean is None:
             return None
         return in_shapes(self._last_mean, self._config.shapes)
 
     @property
     def last_before(self) -> list[np.ndarray]:
-        """The arrays that were committed as `before` with the newest release, read-only."""
+        """The arrays that the caller committed as `before` with the newest release, read-only."""
         return list(self._last_before)
 
     def audit(self) -> Audit:
-        """Computes the guarantee of the released rounds for the clients that took part."""
+        """Computes the privacy guarantee of the rounds released so far, for the clients that took
+        part.
+        """
         audit = audit_ledger(self._participants.ledger, self.plan)
         return dataclasses.replace(audit, system=self.system)
 
     def statement(self) -> str:
-        """Returns the privacy statement: planned, observed so far and achieved, as Markdown."""
+        """Returns the privacy statement as Markdown: the planned guarantee, the participation
+        observed so far, and the guarantee achieved so far.
+        """
         audit = self.audit()
         folder = None
         commands = [calibrate_command(self.plan)]
@@ -446,7 +461,7 @@ class Server(ExclusiveCalls):
         return markdown(values)
 
     def _commands(self, folder: str, *, is_record_empty: bool) -> list[str]:
-        """Returns the commands that check the folder of this name."""
+        """Returns the fedmf commands that verify the folder of this name."""
         mechanism = f"{folder}/mechanism.npz"
         calibrate = calibrate_command(self.plan, mechanism)
         if is_record_empty:  # `fedmf audit log` refuses a log without rows.
@@ -468,8 +483,8 @@ class Server(ExclusiveCalls):
         )
 
     def _check_round(self, *, is_release: bool = False) -> None:
-        """Refuses a call after the last round, and any call but `release` in a round that has its
-        noise and could not be written.
+        """Raises ValueError after the last round. If the release of a round could not be written,
+        only `release` may be called again.
         """
         if self.round >= self.plan.participation.rounds:
             raise ValueError(

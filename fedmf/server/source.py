@@ -1,4 +1,5 @@
-"""The Gaussian source: rows of Z, each of which can be drawn again at any time, in any order.
+"""`GaussianSource`: rows of standard normal numbers, each of which can be drawn again at any time
+and in any order.
 
 Bits are from AES-256 in counter mode, normals from Box-Muller. docs/randomness.md describes every
 bit of it.
@@ -14,25 +15,26 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedmf import checks
 
-# Coordinates are drawn in chunks: the first half of a chunk has the cosines of its pairs, the
-# second half the sines. A row can be drawn from the start of any chunk.
+# Coordinates are drawn in chunks. The first half of a chunk has the cosines of its Box-Muller
+# pairs, the second half the sines. Drawing may start at any chunk of a row.
 CHUNK = 1024
 _PAIRS = CHUNK // 2
-_BLOCKS = 4 * CHUNK // 16  # AES blocks of 16 bytes; a coordinate takes a word of 4.
-# Words that are converted at a time, so that they and their normals stay in the cache.
+_BLOCKS = 4 * CHUNK // 16  # A coordinate takes a word of 4 bytes, and an AES block has 16.
+# The number of words that are converted at a time, so that they and their normals fit the cache.
 _WORDS = 65_536
-# Radii whose first 32 bits are this near to either end of their range are computed in float64, from
-# all 40 bits.
+# If the first 32 bits of a uniform number are this near to an end of their range, its radius is
+# computed in float64 from all 40 bits.
 _NEAR_THE_END = 2**20
-# Radii whose 40 bits are below this get 64 more, so that the tail is right as far as float64
-# distinguishes numbers from 0.
+# If the 40 bits are below this, 64 more are drawn, because such small numbers give the far tail of
+# the normal distribution.
 _FAR_OUT = 2**24
 _SECOND_STREAM = 2**63
-_SEED_LIMIT = 10**4000  # Python converts numbers of 4300 digits by default.
+_SEED_LIMIT = 10**4000  # Python converts at most 4300 digits by default.
 
 
 def check_noise_seed(noise_seed: Any) -> int:
-    """Returns the seed as a non-negative int; "os" draws 256 bits from the operating system.
+    """Checks a noise seed, and returns it as a non-negative int. For "os" it draws 256 bits from
+    the operating system.
 
     There is no default, because a silent seed is either reused or unknown.
 
@@ -61,7 +63,7 @@ def check_noise_seed(noise_seed: Any) -> int:
 
 
 def noise_key(noise_seed: int) -> np.ndarray:
-    """Returns the 256 bits that determine all rows of a run, uint64 (4,).
+    """Returns the key that determines all noise of a run, 256 bits as uint64 (4,).
 
     Args:
       noise_seed: any non-negative int; all of it is used (SHA-256).
@@ -71,27 +73,27 @@ def noise_key(noise_seed: int) -> np.ndarray:
 
 
 def derived_seed(text: str, size: int = 32) -> int:
-    """Derives a seed of so many bytes, as secret as the noise seed in the text, and independent of
-    it.
+    """Derives a seed of `size` bytes from a text that contains the noise seed. It is as secret as
+    the noise seed, and independent of it.
     """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size])
 
 
 def seed_of_run(noise_seed: int, number: int) -> int:
-    """Returns the noise seed of an object's run, by its number from 0 on: for run 0 noise_seed."""
+    """Returns the noise seed for run `number` of an object; run 0 has `noise_seed` itself."""
     if number == 0:
         return noise_seed
     return derived_seed(f"fedmf run {number} of noise seed {noise_seed}")
 
 
-# (out, high, low) writes the key stream of the counters (high, low), (high, low + 1), ... into out,
-# uint8 (16 times their number,).
+# A function (out, high, low) that writes the key stream of the counters (high, low), (high, low +
+# 1), ... into out, a uint8 array with 16 bytes for each counter.
 Bits = Callable[[np.ndarray, int, int], None]
 
 
 def aes_counter_mode(key: bytes) -> Bits:
-    """Returns the key stream of AES-256 for 128-bit big-endian counters (NIST SP 800-38A, Sec.
-    6.5).
+    """Returns a function that writes the key stream of AES-256 for 128-bit big-endian counters
+    (NIST SP 800-38A, Sec. 6.5).
 
     Args:
       key: 32 bytes.
@@ -107,8 +109,8 @@ def aes_counter_mode(key: bytes) -> Bits:
 
 
 class GaussianSource:
-    """Independent standard normals by row and coordinate, each a pure function
-    of (key, row, coordinate).
+    """Independent standard normal numbers by row and coordinate. Each is a pure function of (key,
+    row, coordinate).
 
     They have the tail of a Gaussian up to 12 standard deviations. None is beyond, where one
     Gaussian number in 10^32 is.
@@ -131,8 +133,8 @@ class GaussianSource:
             bits = aes_counter_mode(hashlib.sha256(secret).digest())
         self._bits = bits
         self._words = np.empty(_WORDS, "<u4")
-        # Separate arrays, because numpy's fast cosine does not write from one slice of an array to
-        # another one.
+        # The arrays are separate, because numpy's fast cosine does not write from one slice of an
+        # array to another slice of it.
         self._radius, self._cosine, self._sine = (
             np.empty(_WORDS // 2, np.float32) for _ in range(3)
         )
@@ -141,7 +143,7 @@ class GaussianSource:
         self._normals = np.empty(_WORDS, np.float32)
 
     def fill(self, out: np.ndarray, row: int, start: int = 0) -> None:
-        """Draws coordinates start, start + 1, ... of the rows row, row + 1, ... into out.
+        """Draws coordinates start, start + 1, ... of the rows row, row + 1, ... into `out`.
 
         Args:
           out: float32 (rows, coordinates).
@@ -158,7 +160,7 @@ class GaussianSource:
                 self._draw(block, row + i, (start + first) // CHUNK, num_chunks)
 
     def _draw(self, out: np.ndarray, row: int, chunk: int, chunks: int) -> None:
-        """Draws chunks of consecutive rows.
+        """Draws the same chunks of consecutive rows into `out`.
 
         Args:
           out: float32 (rows, coordinates); of the last chunk it takes the first coordinates.
@@ -185,7 +187,8 @@ class GaussianSource:
     def _polar_coordinates(
         self, first: np.ndarray, second: np.ndarray, row: int, chunk: int, chunks: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Converts pairs of words to radii, cosines and sines, float32.
+        """Converts pairs of random words to radii, cosines and sines of the Box-Muller transform,
+        float32.
 
         Args:
           first, second: uint32 (chunks of all rows, pairs); the angles overwrite the second.
@@ -198,12 +201,12 @@ class GaussianSource:
         )
         np.copyto(radius, first, casting="unsafe")
         np.multiply(radius, np.float32(2**-32), out=radius)
-        with np.errstate(divide="ignore"):  # Infinite radii are replaced below.
+        with np.errstate(divide="ignore"):  # A word of 0 has an infinite radius until below.
             np.log(radius, out=radius)
         np.multiply(radius, np.float32(-2), out=radius)
         np.sqrt(radius, out=radius)
         number = self._number[:count].reshape(radius.shape)
-        np.add(first, np.uint32(_NEAR_THE_END), out=number)  # Modulo 2^32, both ends are near 0.
+        np.add(first, np.uint32(_NEAR_THE_END), out=number)  # Modulo 2^32, both ends come near 0.
         np.less(number, np.uint32(2 * _NEAR_THE_END), out=is_near_end)
         chunk_index, pair_index = np.divmod(np.flatnonzero(is_near_end), _PAIRS)
         low_bits = second[chunk_index, pair_index] & np.uint32(255)
@@ -217,14 +220,16 @@ class GaussianSource:
         angle = number.view(np.int32)
         np.right_shift(second.view(np.int32), 8, out=angle)
         np.copyto(sine, angle, casting="unsafe")
-        np.add(sine, np.float32(0.5), out=sine)  # This is exact, and no angle has the sine 0.
+        np.add(sine, np.float32(0.5), out=sine)  # The sum is exact, and no angle has a sine of 0.
         np.multiply(sine, np.float32(np.pi / 2**23), out=sine)
         np.cos(sine, out=cosine)
         np.sin(sine, out=sine)
         return radius, cosine, sine
 
     def _far_out(self, bits: int, row: int, pair: int) -> float:
-        """Draws 64 more bits of the uniform number whose first 40 bits are these."""
+        """Draws 64 more bits of a uniform number whose first 40 bits are `bits`, and returns the
+        number.
+        """
         drawn = np.empty(16, np.uint8)
         self._bits(drawn, _SECOND_STREAM + row, pair)
         low_bits = int(drawn[:8].view("<u8")[0])

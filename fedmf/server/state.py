@@ -1,4 +1,4 @@
-"""The state of noise between rounds, and fingerprints of the plan that a state belongs to."""
+"""The state of the noise between rounds, and fingerprints that show the plan of a state."""
 
 import dataclasses
 import hashlib
@@ -13,7 +13,7 @@ from fedmf.privacy.statement import mechanism_digest
 
 
 class NoiseState(NamedTuple):
-    """State of the noise between rounds; secret, because it holds the key.
+    """The state of the noise between rounds. It is secret, because it holds the key.
 
     Attributes:
       key: uint64 (4,), of the source.
@@ -31,12 +31,12 @@ class NoiseState(NamedTuple):
 
 
 def text_fingerprint(text: str) -> int:
-    """Returns 64 bits of a text's digest, 0 <= fingerprint < 2^64."""
+    """Returns the first 64 bits of a text's SHA-256 digest as an int."""
     return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
 
 
 def plan_fields(plan: Plan) -> dict[str, str]:
-    """Returns a text for every field of a plan; two plans differ where their texts do.
+    """Returns a text for each field of a plan, by which plans are compared.
 
     Texts have six digits of each number: another processor may calibrate the same plan with other
     digits beyond.
@@ -45,7 +45,7 @@ def plan_fields(plan: Plan) -> dict[str, str]:
 
 
 def _text_of(value: Any) -> str:
-    """Returns a text of a field's value with everything in it."""
+    """Returns a text that contains all of a field's value."""
     if isinstance(value, Mechanism):
         return mechanism_digest(value)
     if isinstance(value, float):
@@ -63,7 +63,8 @@ def _text_of(value: Any) -> str:
 
 
 def plan_fingerprint(plan: Plan) -> int:
-    """Returns 64 bits that differ between plans, by every field and by the scale of the noise.
+    """Returns a 64-bit fingerprint of a plan, which depends on every field and on the scale of the
+    noise.
 
     To repeat a round with the same noise at another scale, or with updates clipped to another norm,
     would reveal both. Nor does the noise of one plan give the guarantee of another.
@@ -80,7 +81,8 @@ def plan_fingerprint(plan: Plan) -> int:
 
 
 def state_fingerprint(plan: int, strategy: str, state_rows: int, size: int) -> int:
-    """Returns 64 bits that differ between states of other plans, noise strategies or models.
+    """Returns a 64-bit fingerprint that differs between states of different plans, noise strategies
+    or models.
 
     Each noise strategy reads the rows of a state differently: with another one, a row that was
     released already could be taken for the noise of the coming round.

@@ -1,4 +1,4 @@
-"""Update rules of servers and clients, for numpy arrays and for tensors.
+"""Update rules that servers and clients share, for numpy arrays and for tensors.
 
 A rule sees releases, or the gradients of one client, so that the guarantee is the same for every
 rule. `fedmf.server.optimizers` makes server optimizers of them.
@@ -12,12 +12,13 @@ import numpy as np
 
 RULES = ("sgd", "adam", "adagrad", "yogi")
 _BETA_2 = 0.999
-# Initial values of the second moment, as in Reddi et al. 2021.
+# Initial values of the second moment of each adaptive rule, as in Reddi et al. 2021.
 _FIRST_MOMENT = {"adam": 0.0, "adagrad": 0.1, "yogi": 1e-6}
 
 
 class OptimizerState(NamedTuple):
-    """State between steps; lists in the weights' shapes and dtypes, empty where a rule has none.
+    """The state of an update rule between steps. Its lists have the weights' shapes and dtypes, and
+    are empty if the rule does not use them.
 
     Attributes:
       step: float32 (), the number of steps; with vectorised clients float32 (clients,), and clients
@@ -35,7 +36,8 @@ class OptimizerState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """SGD with momentum, Adam, Adagrad or Yogi, as tff.learning.optimizers has them; pure.
+    """SGD with momentum, Adam, Adagrad or Yogi, by the formulas of tff.learning.optimizers. The
+    rules are pure functions.
 
     With g the gradient, on a server the mean update of TFF's sign:
 
@@ -135,14 +137,16 @@ class Optimizer:
         return OptimizerState(next_step, velocity, moment, state.start), next_weights
 
     def _next_moment(self, m: Any, square: Any) -> Any:
-        """Returns the second moment of adam or yogi after a step."""
+        """Returns the second moment after a step of Adam or Yogi."""
         fraction = self.scalar_like(1 - _BETA_2, m)
         if self.rule == "adam":
             return m + (square - m) * fraction
         return m + fraction * self.xp.sign(square - m) * square
 
     def scalar_like(self, value: Any, array: Any) -> Any:
-        """Returns a number in the array's dtype, or the clients' numbers along its first axis."""
+        """Casts a number to an array's dtype. Numbers of several clients are shaped to lie along
+        the array's first axis.
+        """
         if self.xp is np:
             return np.asarray(value, array.dtype)
         value = self.xp.cast(value, array.dtype)
