@@ -1,4 +1,5 @@
-"""Training tasks: data, model and metrics. They know nothing of privacy.
+"""Training tasks, each with its data, model and metrics. Tasks are independent of the privacy
+mechanism.
 
 A task is made by a function that returns a `training.Task`, such as a `federated.Task`. The
 function takes a frozen dataclass of options, and `progress` if it shows progress bars. Each task
@@ -41,20 +42,22 @@ ENTRY_POINTS = "fedmf.tasks"
 
 
 def available() -> dict[str, str]:
-    """Returns name -> package.module:function of all shipped and installed tasks."""
+    """Returns a mapping from the name of each shipped or installed task to its
+    package.module:function.
+    """
     entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return {entry_point.name: entry_point.value for entry_point in entry_points} | TASKS
 
 
 def task_function(name: str) -> Callable[..., "Task"]:
-    """Returns the function of an available task, or of package.module:function.
+    """Returns the function that makes a task, given the task's name or package.module:function.
 
     Modules are also looked for in the working folder.
 
     Raises:
       ValueError: there is no such function, or it cannot be imported.
     """
-    # Reading the entry points of all packages takes longer than everything else here.
+    # Built-in names are looked up first, since reading the entry points of all packages is slow.
     target = TASKS.get(name) or available().get(name, name)
     if ":" not in target:
         raise ValueError(
@@ -62,7 +65,7 @@ def task_function(name: str) -> Callable[..., "Task"]:
             "as package.module:function"
         )
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # at the end: nothing of ours is shadowed
+        sys.path.append(os.getcwd())  # at the end, so that it shadows no installed module
     try:
         if ":" in name and importlib.util.find_spec(name.partition(":")[0].partition(".")[0]):
             _import_tensorflow_quietly()
@@ -96,14 +99,16 @@ def options_class(name: str) -> type[Any] | None:
     function = task_function(name)
     parameters = list(inspect.signature(function).parameters.values())
     annotation = parameters[0].annotation if parameters else None
-    if isinstance(annotation, str):  # under `from __future__ import annotations`
+    if isinstance(
+        annotation, str
+    ):  # annotations are text under `from __future__ import annotations`
         annotation = getattr(function, "__globals__", {}).get(annotation)
     is_class = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
     return annotation if is_class else None
 
 
 def completed(config: "TrainConfig") -> "TrainConfig":
-    """Returns the config with its task named and every option of the task filled in.
+    """Returns the configuration with its task named and every option of the task filled in.
 
     Raises:
       ValueError: no such task or option, or a value that the option does not take.
@@ -136,7 +141,7 @@ def check_separation_is_given(values: Mapping[str, Any]) -> None:
     try:
         config = completed(TrainConfig.from_mapping({**values, "min_sep": 1}, "the run"))
         num_clients = len(task_from_config(config, progress=False).client_ids)
-    except Exception:  # training raises it again, where it is the first error
+    except Exception:  # training raises the same error, after errors that matter more
         return
     check_separation(
         None,
@@ -177,7 +182,7 @@ def _task_options(name: str, config: "TrainConfig") -> Any:
 
 
 def _refuse_options(name: str, config: "TrainConfig") -> None:
-    """Raises an error if a config has options for a task that takes none."""
+    """Raises an error if a configuration has options for a task that takes none."""
     options = list(config.task_options)
     if config.data is not None:
         options.append("data")
@@ -188,8 +193,8 @@ def _refuse_options(name: str, config: "TrainConfig") -> None:
 
 
 def _option_message(message: str, values: Mapping[str, Any], options: list[str]) -> str:
-    """Returns msgspec's message with the option and its value in front."""
-    # msgspec names the field behind the sentence: "Expected `int`, got `str` - at `$.clients`".
+    """Returns an error message of msgspec with the option's name and value in front."""
+    # msgspec puts the field's name at the end: "Expected `int`, got `str` - at `$.clients`".
     sentence, _, field = re.sub(r" - at `\$`$", "", message).partition(" - at `$.")
     option = field.rstrip("`")
     if option:
@@ -205,7 +210,8 @@ def task_of_run(
     data: str | None = None,
     progress: bool = True,
 ) -> "Task":
-    """Returns the task that a run was trained on; with `data` the same on another data file.
+    """Returns the task that a run was trained on, or with `data` the same task on another data
+    file.
 
     `task` names it, with `task_options`, if the run was trained in Python and its config does not.
 
@@ -249,12 +255,12 @@ def task_of_run(
 
 
 def _spelled(option: str) -> str:
-    """Returns an option as it is spelled on the command line and in config files."""
+    """Returns an option as it is spelled on the command line and in configuration files."""
     return option.replace("_", "-")
 
 
 def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
-    """Returns the task that a config describes, and imports the library that trains it.
+    """Returns the task that a configuration describes, and imports the library that trains it.
 
     Reading of large files shows progress bars, unless `progress` is False.
 
@@ -279,7 +285,8 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
             "dataclass of options as its type, and no other parameter without a default"
         ) from error
     if name in TASKS:
-        # Imports TensorFlow without its messages, or says what is missing.
+        # TensorFlow is imported without its messages. If it is missing, an error says how to
+        # install it.
         import fedmf.federated  # noqa: F401
     with errors_of(f"task={name!r}"):
         task = function(*arguments, **keywords)

@@ -1,5 +1,5 @@
-"""TFF's SQLite format of federated data (tff.simulation.datasets.SqlClientData): checked and read
-without TensorFlow.
+"""Reader of TFF's SQLite format of federated data (tff.simulation.datasets.SqlClientData), which
+needs no TensorFlow.
 
 A file holds an `examples` table of serialized tf.train.Example with the client's id and the split's
 name, and a `client_metadata` table of the number of examples of each client in each split.
@@ -18,7 +18,7 @@ import numpy as np
 
 from fedmf.tasks.data_file import SYNTHETIC
 
-_HEADER = 100  # bytes, sqlite.org/fileformat2.html
+_HEADER = 100  # size in bytes, sqlite.org/fileformat2.html
 _COLUMNS = {
     "examples": ("split_name", "client_id", "serialized_example_proto"),
     "client_metadata": ("client_id", "split_name", "num_examples"),
@@ -27,7 +27,7 @@ _COLUMNS = {
 
 @dataclasses.dataclass(frozen=True)
 class ClientDatabase:
-    """A file of TFF's format.
+    """SQLite file of federated data in TFF's format.
 
     Attributes:
       path: the file.
@@ -62,12 +62,12 @@ class ClientDatabase:
                 )
 
     def _header(self) -> bytes:
-        """Reads the header of the file."""
+        """Reads the SQLite header of the file."""
         with self.path.open("rb") as file:
             return file.read(_HEADER)
 
     def _check_header(self) -> None:
-        """Raises an error if the file is no SQLite file, is truncated, or has a write-ahead log."""
+        """Raises an error if the file is not SQLite, is truncated, or uses a write-ahead log."""
         file_size = self.path.stat().st_size
         header = self._header()
         if not header.startswith(b"SQLite format 3\0"[: len(header)]):
@@ -79,9 +79,10 @@ class ClientDatabase:
             raise ValueError(
                 f"{self.path} is truncated ({file_size} bytes of {least_size}): {self.hint}"
             )
-        # Beside the file itself, as SQLite does, not beside a link to it.
+        # SQLite keeps the log beside the file itself, not beside a link to it.
         log = self.path.resolve().with_name(f"{self.path.resolve().name}-wal")
-        # In this mode new rows are in the log and not in the file, whose digest a resume compares.
+        # With a write-ahead log, new rows are not in the file. The file's digest, which a resumed
+        # run compares, would miss them.
         if 2 in header[18:20] or (log.exists() and log.stat().st_size):
             raise ValueError(
                 f"{self.path} is in SQLite's write-ahead mode, in which changes lie beside it, in "
@@ -90,7 +91,7 @@ class ClientDatabase:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """Opens a read-only connection.
+        """Opens a read-only connection to the file.
 
         SQLite's errors become a ValueError that names the file and the way out.
         """
@@ -102,13 +103,15 @@ class ClientDatabase:
             raise ValueError(f"{self.path} cannot be read ({error}): {self.hint}") from None
 
     def rows(self, query: str, *arguments: object) -> Iterator[Any]:
-        """Yields the rows of a query, over a connection of its own."""
+        """Yields the rows that a query returns, over a connection of its own."""
         with self.connection() as connection:
             yield from connection.execute(query, arguments)
 
     @property
     def application_id(self) -> int:
-        """`SYNTHETIC` or `IMPORTED` of `fedmf.tasks.data_file`, or 0 for TFF's own files."""
+        """SQLite application id: `SYNTHETIC` or `IMPORTED` of `fedmf.tasks.data_file`, or 0 for
+        TFF's own files.
+        """
         [(number,)] = self.rows("PRAGMA application_id")
         return int(number)
 
@@ -119,12 +122,14 @@ class ClientDatabase:
 
     @property
     def version(self) -> str:
-        """A digest of the file."""
+        """Digest of the file, which identifies the data."""
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
     def client_sizes(self, split: str) -> dict[str, int]:
-        """Returns client id -> number of examples in a split, in the order of TFF's loader."""
+        """Returns a mapping from client id to number of examples in a split, in the order of TFF's
+        loader.
+        """
         query = (
             "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ? ORDER BY "
             "client_id"
@@ -137,7 +142,9 @@ class ClientDatabase:
         return [str(name) for (name,) in self.rows(query)]
 
     def records(self, split: str, client_id: str, limit: int = -1) -> list[bytes]:
-        """Returns a client's serialized examples in file order, at most `limit` (-1 for all)."""
+        """Returns a client's serialized examples in file order, at most `limit` of them (-1 for
+        all).
+        """
         query = (
             "SELECT serialized_example_proto FROM examples WHERE client_id = ? AND split_name = ? "
             "LIMIT ?"
@@ -147,7 +154,9 @@ class ClientDatabase:
     def numbered_records(
         self, split: str, client_ids: Sequence[str]
     ) -> Iterator[tuple[str, int, bytes]]:
-        """Yields client id, row number and serialized example of these clients' examples."""
+        """Yields the client id, row number and serialized example of each example of these
+        clients.
+        """
         query = (
             "SELECT rowid, serialized_example_proto FROM examples WHERE client_id = ? AND "
             "split_name = ? ORDER BY rowid"
@@ -174,18 +183,20 @@ class ClientDatabase:
 
 
 def quantiles(sizes: Sequence[int]) -> dict[str, float]:
-    """Returns the smallest and the largest of clients' sizes, and three quantiles."""
+    """Returns the smallest and largest number of examples of a client, and three quantiles
+    between.
+    """
     levels = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
     return {name: float(np.quantile(sizes, level)) for name, level in levels.items()}
 
 
 def _least_file_size(header: bytes) -> int:
-    """Returns the size that a SQLite header says its file has, or else a lower bound."""
+    """Returns the file size that a SQLite header states, or a lower bound if it states none."""
     if len(header) < _HEADER:
         return _HEADER
     page_size, changes, num_pages = struct.unpack(">H6xII", header[16:32])
     if page_size == 1:
         page_size = 65_536
-    # The page count is in use only where both counters agree; older writers left it unset.
+    # The page count is valid only if both change counters agree. Older writers left it unset.
     has_page_count = changes == struct.unpack(">I", header[92:96])[0]
     return int(page_size * num_pages) if has_page_count else int(page_size)

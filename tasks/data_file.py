@@ -1,4 +1,4 @@
-"""The tables of a StackOverflow data file, written whole or not at all."""
+"""Writer of data files in TFF's SQLite format, which are written completely or not at all."""
 
 import contextlib
 import os
@@ -10,21 +10,21 @@ from collections.abc import Iterable, Iterator
 from fedmf.files import append_privately, make_folder
 
 SPLITS = ("train", "heldout", "test")
-# In the SQLite header, which TFF's loader ignores: a report must be able to tell where
-# a file comes from.
+# These application ids mark where a file comes from, which reports must be able to tell. They stand
+# in the SQLite header, which TFF's loader ignores.
 SYNTHETIC = 0x464D4653
 IMPORTED = 0x464D4649
 ORIGINS = {SYNTHETIC: "synthetic corpus", IMPORTED: "imported text"}
 
 
 def check_new(path: pathlib.Path, *, overwrite: bool) -> None:
-    """Raises an error if the path is a folder, or a file that must not be replaced."""
+    """Raises an error if the path is a folder, or an existing file that must not be replaced."""
     if path.is_dir() or (path.exists() and not overwrite):
         raise ValueError(f"{path} exists already: choose another file name or pass overwrite=True")
 
 
 def unwritable(path: pathlib.Path, error: OSError) -> ValueError:
-    """Returns the error to raise where a file cannot be written."""
+    """Returns the error to raise if a file cannot be written."""
     return ValueError(
         f"cannot write {path}: {error.strerror or error}; choose a folder that "
         "exists and is writable"
@@ -56,12 +56,12 @@ def create(
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _remove_partial_files(path)
-        append_privately(partial).close()  # SQLite keeps the mode
+        append_privately(partial).close()  # creates the file as private; SQLite keeps that mode
     except OSError as error:
         raise unwritable(path, error) from None
     connection = sqlite3.connect(partial)
     try:
-        # No journal: a file that is not finished is thrown away anyhow.
+        # The file needs no journal, since an unfinished file is deleted anyway.
         connection.executescript(
             f"""
             PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;
@@ -74,7 +74,7 @@ def create(
             """
         )
         yield connection
-        # One index serves TFF's two queries: by client, and by client and split.
+        # One index serves both of TFF's queries: by client, and by client and split.
         connection.execute("CREATE INDEX index_examples_client ON examples (client_id, split_name)")
         connection.execute(
             "CREATE INDEX index_metadata_split ON client_metadata (split_name, client_id)"
@@ -110,7 +110,7 @@ def scratch_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def write_client(
     connection: sqlite3.Connection, client_id: str, split: str, records: Iterable[bytes]
 ) -> int:
-    """Appends a client's serialized examples to a split, and returns their number.
+    """Appends a client's serialized examples to a split, and returns the number of examples.
 
     A client without examples is left out.
     """
@@ -124,7 +124,9 @@ def write_client(
 
 
 def _remove_partial_files(path: pathlib.Path) -> None:
-    """Removes the partial files of killed writers of the same file, and not of living ones."""
+    """Removes partial files of the same file whose writers were killed, but not those of running
+    writers.
+    """
     prefix = f".{path.name}."
     for partial in path.parent.iterdir():
         if not (partial.name.startswith(prefix) and partial.name.endswith(".partial")):

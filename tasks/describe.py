@@ -1,4 +1,5 @@
-"""Description of a data file of any task that ships. The file's content decides the task.
+"""Description of the data file of any shipped task. The file's content decides which task it is
+for.
 
 Needs no TensorFlow.
 """
@@ -14,7 +15,8 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Returns task, origin, sizes and a sample's content of a data file, as values for JSON.
+    """Describes a data file as values for JSON: its task, origin, sizes and the content of a
+    sample.
 
     Args:
       path: the file; None for the StackOverflow file in TFF's own cache.

@@ -1,4 +1,6 @@
-"""tf.train.Example by protobuf alone, so that data files need no TensorFlow."""
+"""Encoder and decoder of tf.train.Example with protobuf alone, so that data files need no
+TensorFlow.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +10,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 
 Feature = bytes | int | np.ndarray
 
-# tensorflow/core/example/{example,feature}.proto. A packed list of floats is, on the wire, a string
-# of little-endian float32: read as bytes, no number becomes a Python object.
+# The messages are those of tensorflow/core/example/{example,feature}.proto. A packed list of floats
+# is stored as a string of little-endian float32. It is read as bytes, so that no number becomes a
+# Python object.
 _DESCRIPTOR = """
 name: "example.proto" package: "fedmf.tasks" syntax: "proto3"
 message_type { name: "BytesList"
@@ -36,13 +39,13 @@ message_type { name: "Example"
   field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE
     type_name: ".fedmf.tasks.Features" } }
 """
-_POOL = descriptor_pool.DescriptorPool()  # of our own: TensorFlow fills the default one
+_POOL = descriptor_pool.DescriptorPool()  # a separate pool, since TensorFlow fills the default one
 _POOL.Add(text_format.Parse(_DESCRIPTOR, descriptor_pb2.FileDescriptorProto()))
 _Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("fedmf.tasks.Example"))
 
 
 def encode_example(features: Mapping[str, Feature]) -> bytes:
-    """Returns a serialized tf.train.Example of byte strings, ints and arrays of floats.
+    """Serializes byte strings, ints and arrays of floats as a tf.train.Example.
 
     The same features give the same bytes.
     """
@@ -59,7 +62,8 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
 
 
 def text_of(serialized: bytes, name: str) -> bytes:
-    """Returns the first byte string of a feature of a serialized tf.train.Example, or b"".
+    """Returns the first byte string of a feature of a serialized tf.train.Example, or b"" if it has
+    none.
 
     Raises:
       ValueError: the bytes are not a tf.train.Example.
@@ -73,7 +77,7 @@ def text_of(serialized: bytes, name: str) -> bytes:
 
 
 def decode_example(serialized: bytes) -> dict[str, Feature]:
-    """Returns the features of a serialized tf.train.Example.
+    """Decodes the features of a serialized tf.train.Example.
 
     Floats come as a float32 array; of byte strings and ints only the first value is returned.
 
@@ -96,5 +100,5 @@ def decode_example(serialized: bytes) -> dict[str, Feature]:
 
 
 def _broken(serialized: bytes, error: Exception) -> str:
-    """Returns the message for bytes that are no example."""
+    """Returns the error message for bytes that are not a tf.train.Example."""
     return f"a record of {len(serialized)} bytes is not a serialized tf.train.Example: {error}"

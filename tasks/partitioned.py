@@ -1,4 +1,4 @@
-"""Synthetic clients: a partition of the pooled examples of a task."""
+"""Synthetic clients, made by partitioning the pooled examples of a task."""
 
 import dataclasses
 import hashlib
@@ -10,7 +10,7 @@ from fedmf import fields, partition
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticClients:
-    """Clients among whom the pooled examples are partitioned.
+    """Synthetic clients, among whom the pooled examples are partitioned.
 
     Attributes:
       indices: client id -> indices of its examples among all, ascending.
@@ -25,7 +25,8 @@ class SyntheticClients:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionOptions(fields.Checked):
-    """Options of a task that can partition its examples; commands have an option for each.
+    """Options of a task whose examples can be partitioned. Commands have an option for each of
+    them.
 
     Raises:
       TypeError, ValueError: naming the option, its value and what to do instead.
@@ -55,7 +56,7 @@ class PartitionOptions(fields.Checked):
             )
 
     def synthetic_clients(self, labels: np.ndarray, pool: str) -> SyntheticClients:
-        """Partitions examples among clients.
+        """Partitions examples among synthetic clients.
 
         Args:
           labels: of the pooled examples.

@@ -1,4 +1,6 @@
-"""CIFAR-10 at example level: the archive, its synthetic substitute, the networks and the task."""
+"""CIFAR-10 task, where each client holds one image: data file, synthetic substitute, networks and
+task.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ __all__ = ["Cifar10Options", "cifar10", "describe", "write_synthetic"]
 
 
 def cifar10(options: Cifar10Options) -> "Task":
-    """Returns the task; see `task.build_task`. Imports TensorFlow."""
+    """Returns the CIFAR-10 task, as `task.build_task` does, and imports TensorFlow."""
     from fedmf.tasks.cifar10.task import build_task
 
     return build_task(options)

@@ -27,7 +27,7 @@ VALIDATION = ("train", "test")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cifar10Options(PartitionOptions):
-    """Data and model of the task; the default network is the published one.
+    """Options for the data and the model of CIFAR-10. The default network is the published one.
 
     Raises:
       TypeError, ValueError: naming the option, its value and what to do instead.
@@ -82,7 +82,7 @@ _PICKLE_ERRORS = (
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Content of an archive.
+    """Images and labels of an archive.
 
     Attributes:
       x: training images, uint8 (m, 32, 32, 3), red, green, blue.
@@ -99,12 +99,12 @@ class Images:
 
     @property
     def synthetic(self) -> bool:
-        """Whether the classes are others than CIFAR-10's."""
+        """Whether the archive has other classes than CIFAR-10, and so is a synthetic substitute."""
         return self.label_names != LABEL_NAMES
 
     @property
     def version(self) -> str:
-        """Digest of the images and labels."""
+        """Digest of the images and labels, which identifies the data."""
         digest = hashlib.sha256()
         for array in (self.x, self.y, self.x_test, self.y_test):
             digest.update(np.ascontiguousarray(array).data)
@@ -112,7 +112,7 @@ class Images:
 
 
 def load_images(path: str | os.PathLike[str] | None = None) -> Images:
-    """Reads the images of an archive; None is the path where Keras's load_data keeps it.
+    """Reads the images of an archive. The path None means the file that Keras's load_data keeps.
 
     Nothing is downloaded, unpacked or run.
 
@@ -142,7 +142,7 @@ def load_images(path: str | os.PathLike[str] | None = None) -> Images:
 
 
 def _members(archive: pathlib.Path) -> dict[str, bytes]:
-    """Returns the content of the archive's data files, by name."""
+    """Returns a mapping from the name of each data file in the archive to its content."""
     expected_names = {*TRAIN, TEST, META}
     content_by_name: dict[str, bytes] = {}
     try:
@@ -163,22 +163,26 @@ def _members(archive: pathlib.Path) -> dict[str, bytes]:
 
 
 class _PickledType:
-    """Name of a numpy dtype."""
+    """Replacement for numpy's dtype while unpickling, which keeps only the type's name."""
 
     def __init__(self, name: bytes | str, *_: Any) -> None:
         self.name = name
 
     def __setstate__(self, state: Any) -> None:
-        """Ignores byte order and the like, which do not matter for single bytes."""
+        """Ignores the rest of the state, such as the byte order, which does not matter for single
+        bytes.
+        """
 
 
 class _PickledArray:
-    """Numpy array of bytes."""
+    """Replacement for a numpy array while unpickling, which accepts only arrays of bytes."""
 
     array: np.ndarray
 
     def __init__(self, *_: Any) -> None:
-        """Ignores the arguments of `_reconstruct`, a placeholder; the state follows."""
+        """Ignores the arguments of `_reconstruct`, which describe an empty array. The content
+        follows later.
+        """
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, content = state
@@ -189,7 +193,7 @@ class _PickledArray:
 
 _NAMES = {
     ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
-    ("numpy._core.multiarray", "_reconstruct"): _PickledArray,  # since numpy 2
+    ("numpy._core.multiarray", "_reconstruct"): _PickledArray,  # numpy's name since version 2
     ("numpy", "dtype"): _PickledType,
     ("numpy", "ndarray"): _PickledArray,
 }
@@ -197,7 +201,7 @@ _NAMES = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Only what arrays of bytes need."""
+        """Returns a replacement class for arrays of bytes, and refuses every other class."""
         if (module, name) not in _NAMES:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
         return _NAMES[module, name]
@@ -205,7 +209,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _unpickled(archive: pathlib.Path, name: str, content: bytes) -> dict[Any, Any]:
     try:
-        # Written by Python 2, whose strings are bytes.
+        # Python 2 wrote the archive, and its strings are bytes.
         value = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except _PICKLE_ERRORS as error:
         raise ValueError(
@@ -217,7 +221,7 @@ def _unpickled(archive: pathlib.Path, name: str, content: bytes) -> dict[Any, An
 def _batch(
     archive: pathlib.Path, name: str, content: dict[Any, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the images (m, 32, 32, 3) and labels (m,) of a batch."""
+    """Reads a batch as images (m, 32, 32, 3) and labels (m,), where m is the number of images."""
     data: Any = getattr(content.get(b"data"), "array", None)
     labels = content.get(b"labels")
     if np.shape(data)[1:] != (3 * SIDE**2,) or not isinstance(labels, list):
@@ -235,7 +239,7 @@ def _batch(
 
 
 def scaled(x: np.ndarray) -> np.ndarray:
-    """Returns images as the network takes them, float32 in [-1, 1].
+    """Scales images to the network's input, float32 in [-1, 1].
 
     x / 127.5 - 1, as in the code of Kairouz et al. 2021.
     """
@@ -243,7 +247,8 @@ def scaled(x: np.ndarray) -> np.ndarray:
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns path, bytes, origin, and numbers of images by split and class, as values for JSON.
+    """Describes an archive as values for JSON: path, size, origin, and number of images by split
+    and class.
 
     Raises:
       FileNotFoundError, ValueError: as `load_images`.

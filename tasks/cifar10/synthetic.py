@@ -22,7 +22,7 @@ from fedmf.tasks import data_file
 from fedmf.tasks.cifar10.data import FOLDER, META, SIDE, TEST, TRAIN
 from fedmf.terminal import progress_bar
 
-_PICTURES_PER_DRAW = 500  # more would take memory and no less time
+_PICTURES_PER_DRAW = 500  # more would take more memory and no less time
 
 Pickled = bytes | int | np.ndarray | list["Pickled"] | dict[bytes, "Pickled"]
 
@@ -63,8 +63,9 @@ def write_synthetic(
     names: list[Pickled] = [name.encode() for name in LABEL_NAMES]
 
     def write(out: BinaryIO) -> None:
-        """Writes the archive, batch by batch."""
-        # Noise cannot be compressed. A time in the file would make every archive a different one.
+        """Writes the archive, one batch after another."""
+        # The lowest compression level suffices, since noise cannot be compressed. The time is left
+        # out, so that equal arguments give equal files.
         with (
             gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1, mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w") as archive,
@@ -111,9 +112,9 @@ def _batch_content(name: str, size: int, rng: np.random.Generator) -> Pickled:
 
 
 def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
-    """Adds a file with the pickle of a value."""
-    # A pickle of protocol 2 as Python 2 wrote the archive: its strings are bytes or text, whichever
-    # a reader asks for.
+    """Adds the pickle of a value to the archive, as a file."""
+    # The pickle has protocol 2 and the string type of Python 2, as in the real archive. A reader
+    # gets bytes or text, whichever it asks for.
     content = b"\x80\x02" + _opcodes(value) + b"."
     member = tarfile.TarInfo(f"{FOLDER}/{name}")
     member.size = len(content)
@@ -121,18 +122,18 @@ def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
 
 
 def _opcodes(value: Pickled) -> bytes:
-    """Returns the opcodes (pickletools) that leave `value` on the stack."""
+    """Returns the pickle opcodes (see pickletools) that leave `value` on the unpickler's stack."""
     if isinstance(value, bytes):
-        return b"T" + struct.pack("<i", len(value)) + value  # BINSTRING
+        return b"T" + struct.pack("<i", len(value)) + value  # opcode BINSTRING
     if isinstance(value, int):
-        return b"J" + struct.pack("<i", value)  # BININT
+        return b"J" + struct.pack("<i", value)  # opcode BININT
     if isinstance(value, list):
-        return b"](" + b"".join(map(_opcodes, value)) + b"e"  # EMPTY_LIST MARK ... APPENDS
+        return b"](" + b"".join(map(_opcodes, value)) + b"e"  # opcodes EMPTY_LIST MARK ... APPENDS
     if isinstance(value, dict):
         pairs = (_opcodes(key) + _opcodes(content) for key, content in value.items())
-        return b"}(" + b"".join(pairs) + b"u"  # EMPTY_DICT MARK ... SETITEMS
-    # The result of numpy's ndarray.__reduce__ for an array of bytes in C order; c, R and b are
-    # GLOBAL, REDUCE and BUILD.
+        return b"}(" + b"".join(pairs) + b"u"  # opcodes EMPTY_DICT MARK ... SETITEMS
+    # The rest spells out what numpy's ndarray.__reduce__ returns for an array of bytes in C order.
+    # The opcodes c, R and b are GLOBAL, REDUCE and BUILD.
     empty = (
         b"cnumpy.core.multiarray\n_reconstruct\n"
         + b"cnumpy\nndarray\n"
@@ -159,13 +160,14 @@ LABEL_NAMES = (
     "checks",
 )
 
-# Each class has its own mean colour, which is easy to learn and does not suffice.
+# Each class has its own mean colour, which is easy to learn but does not identify the class.
 _TINTS = 0.5 + 0.5 * np.cos(2 * np.pi * (np.arange(10)[:, None] * 0.3 + np.arange(3) / 3))
-_TINT_WEIGHT = 0.3  # of a class's colour in a picture's colour
+# Weight of the class's colour in the colour of a picture. The rest is random.
+_TINT_WEIGHT = 0.3
 
 
 def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draws a picture for each label.
+    """Draws one picture for each label.
 
     Args:
       labels: (m,) indices into `LABEL_NAMES`.
@@ -177,7 +179,7 @@ def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     m = len(labels)
 
     def uniform(low: float, high: float) -> np.ndarray:
-        """Draws a number for each picture."""
+        """Draws a uniform number for each picture, of shape (m, 1, 1)."""
         return rng.uniform(low, high, (m, 1, 1))
 
     steps = np.arange(SIDE) - (SIDE - 1) / 2
@@ -196,7 +198,8 @@ def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     tint = _TINT_WEIGHT * _TINTS[labels][:, None, None] + (1 - _TINT_WEIGHT) * rng.random(
         (m, 1, 1, 3)
     )
-    # A ground unlike the shape: otherwise one picture in ten shows nothing.
+    # The background's colour differs from the shape's. Otherwise one picture in ten would show
+    # nothing.
     ground = (tint + 0.5 + rng.uniform(-0.2, 0.2, (m, 1, 1, 3))) % 1
     waves = steps[None, None, :] * uniform(0, 0.2) + steps[None, :, None] * uniform(0, 0.2)
     shade = 0.15 * np.sin(waves)
@@ -207,7 +210,9 @@ def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _shape_mask(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns whether points lie in a shape of about unit radius, or in the dark of a texture."""
+    """Returns which points lie in a shape of about unit radius, or in the dark stripes of a
+    texture.
+    """
     radius = np.hypot(x, y)
     wave = 4.0
     masks: dict[str, Callable[[], np.ndarray]] = {

@@ -1,4 +1,4 @@
-"""CIFAR-10 as a task in which each client holds one image, or a synthetic partition of them.
+"""CIFAR-10 as a training task whose clients hold one image each, or parts of a synthetic partition.
 
 With one image a client, the unit of privacy is one image.
 """
@@ -100,7 +100,7 @@ def build_model(seed: int, *, kind: str = "vgg") -> Any:
     layers = tf.keras.layers
 
     def convolution(channels: int, stride: int = 1) -> Any:
-        """Makes a convolution with the next seed."""
+        """Makes a convolution layer with the next seed."""
         kernel = initializers.LecunNormal(seed=next(seeds))
         return layers.Conv2D(
             channels, 3, stride, padding="same", activation="tanh", kernel_initializer=kernel

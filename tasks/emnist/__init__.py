@@ -1,4 +1,4 @@
-"""Federated EMNIST: the data file, its synthetic substitute, the networks and the task."""
+"""Federated EMNIST task: data file, synthetic substitute, networks and task."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ __all__ = ["EmnistOptions", "describe", "emnist", "is_emnist", "write_synthetic"
 
 
 def emnist(options: EmnistOptions) -> "Task":
-    """Returns the task; see `task.build_task`. Imports TensorFlow."""
+    """Returns the EMNIST task, as `task.build_task` does, and imports TensorFlow."""
     from fedmf.tasks.emnist.task import build_task
 
     return build_task(options)

@@ -22,13 +22,14 @@ from fedmf.tasks.partitioned import PartitionOptions
 
 MODELS = ("cnn", "small")
 CLASSES = (
-    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # in the order of TFF's labels
+    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # the order of TFF's labels
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmnistOptions(PartitionOptions):
-    """Data and model of the task; the defaults are digits and the published network.
+    """Options for the data and the model of EMNIST. The defaults are digits and the published
+    network.
 
     Raises:
       TypeError, ValueError: naming the option, its value and what to do instead.
@@ -54,11 +55,11 @@ class EmnistOptions(PartitionOptions):
 
     @property
     def classes(self) -> int:
-        """Number of labels."""
+        """Number of classes: 10 digits, or 62 characters."""
         return 10 if self.only_digits else len(CLASSES)
 
     def split(self, kind: str) -> str:
-        """Returns TFF's name of the "train" or "test" split."""
+        """Returns the name that TFF's file has for the "train" or "test" split."""
         classes = "digits_only" if self.only_digits else "all"
         return f"{classes}_{kind}"
 
@@ -74,7 +75,7 @@ _HINT = (
 
 
 def open_file(path: str | os.PathLike[str] | None = None) -> ClientDatabase:
-    """Opens the data file; None is the path where TFF's load_data keeps it.
+    """Opens the data file. The path None means the file that TFF's load_data keeps.
 
     Nothing is downloaded.
 
@@ -89,7 +90,7 @@ def open_file(path: str | os.PathLike[str] | None = None) -> ClientDatabase:
 
 
 def client_sizes(file: ClientDatabase, split: str) -> dict[str, int]:
-    """Returns writer -> number of images in a split, in the sorted order of TFF's loader.
+    """Returns a mapping from writer to number of images in a split, sorted as in TFF's loader.
 
     Raises:
       ValueError: the file has no such split.
@@ -126,7 +127,8 @@ def client_examples(
 def pooled_labels(
     file: ClientDatabase, split: str, writers: Sequence[str], *, classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the labels of all images of these writers, and the row numbers of the images.
+    """Returns the labels of all images of these writers, and the row number of each image in the
+    file.
 
     Each image is read once, and none is held in memory.
 
@@ -147,7 +149,7 @@ def pooled_labels(
 def examples_at(
     file: ClientDatabase, numbers: np.ndarray, *, classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images and labels by row numbers, as `client_examples` returns them."""
+    """Reads images and labels by row numbers, in the form that `client_examples` returns."""
     records = file.records_at(numbers.tolist())
     return _arrays([_decoded(file, "of the pool", record, classes) for record in records])
 
@@ -155,7 +157,7 @@ def examples_at(
 def _decoded(
     file: ClientDatabase, writer: str, record: bytes, classes: int
 ) -> tuple[np.ndarray, int]:
-    """Returns a record's image and label, or raises an error if it has none."""
+    """Decodes a record's image and label, or raises an error if it has none."""
     try:
         example = decode_example(record)
     except ValueError as error:
@@ -174,13 +176,13 @@ def _decoded(
 
 
 def _arrays(examples: Sequence[tuple[np.ndarray, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Stacks images and labels."""
+    """Stacks images and labels into two arrays."""
     x = np.array([image for image, _ in examples], np.float32).reshape(-1, PIXELS, PIXELS, 1)
     return x, np.array([label for _, label in examples], np.int32)
 
 
 def halves(client_ids: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the writers of the validation split and those of the test split.
+    """Splits the test writers into the writers for validation and the writers for test.
 
     They alternate: neighbours in the sorted order are of one NIST partition, such as census
     employees or pupils, and both halves need both.
@@ -189,7 +191,7 @@ def halves(client_ids: list[str]) -> tuple[list[str], list[str]]:
 
 
 def is_emnist(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a SQLite file can be read and has a split of EMNIST."""
+    """Returns whether a file is a readable SQLite file with a split of EMNIST."""
     try:
         return bool({*ClientDatabase(expanded(path), _HINT).splits()} & {*_SPLITS})
     except ValueError:
@@ -197,7 +199,8 @@ def is_emnist(path: str | os.PathLike[str]) -> bool:
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns path, bytes, origin, and for each split its writers, images and labels, for JSON.
+    """Describes a data file as values for JSON: path, size, origin, and writers, images and labels
+    by split.
 
     Labels are counted over a sample of writers.
 

@@ -22,7 +22,7 @@ from fedmf.tasks.emnist.data import CLASSES, PIXELS
 from fedmf.tasks.example_proto import encode_example
 from fedmf.terminal import progress_bar
 
-_TEST_FRACTION = 0.11  # of a writer's images, as in the real file
+_TEST_FRACTION = 0.11  # fraction of a writer's images, as in the real file
 
 
 def write_synthetic(
@@ -94,14 +94,14 @@ def write_synthetic(
 
 
 def _draw_labels(mean: int, only_digits: bool, rng: np.random.Generator) -> np.ndarray:
-    """Draws a writer's labels: an uneven number, unevenly spread over the classes."""
+    """Draws a writer's labels. Their number and the share of each class differ between writers."""
     num_images = max(5, round(mean * float(rng.lognormal(-0.045, 0.3))))
     weights = rng.gamma(5.0, size=len(CLASSES))
     weights[10:] *= 0 if only_digits else 10 / 52
     return rng.choice(len(CLASSES), size=num_images, p=weights / weights.sum())
 
 
-# Fonts of matplotlib's own files: with and without serifs, upright and italic.
+# These fonts come with matplotlib. They are with and without serifs, upright and italic.
 _FONTS = (
     "DejaVuSans",
     "DejaVuSerif",
@@ -110,14 +110,17 @@ _FONTS = (
     "STIXGeneralItalic",
     "DejaVuSans-Bold",
 )
-_FIELD_SIDE = 96  # of a distance field, in its pixels
-_CAPITAL_HEIGHT = 56  # in pixels of a distance field
-_IMAGE_CAPITAL_HEIGHT = 17.0  # in pixels of an image
+# Side of a distance field, in pixels of the field.
+_FIELD_SIDE = 96
+# Height of a capital letter, in pixels of a distance field.
+_CAPITAL_HEIGHT = 56
+# Height of a capital letter, in pixels of an image.
+_IMAGE_CAPITAL_HEIGHT = 17.0
 
 
 @functools.cache
 def _distances(font: int) -> np.ndarray:
-    """Returns the signed distances of a font's characters to their outlines.
+    """Computes the signed distance of each pixel to the outline, for all characters of a font.
 
     Returns:
       float32 (characters, side, side), in pixels of the field, negative in the ink.
@@ -128,14 +131,15 @@ def _distances(font: int) -> np.ndarray:
     face = FT2Font(
         str(pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{_FONTS[font]}.ttf")
     )
-    face.set_size(_CAPITAL_HEIGHT, 72 / 0.72)  # a capital takes 0.72 of the size
+    face.set_size(_CAPITAL_HEIGHT, 72 / 0.72)  # a capital letter has 0.72 of the font size
     fields = np.empty((len(CLASSES), _FIELD_SIDE, _FIELD_SIDE), np.float32)
     for i, character in enumerate(CLASSES):
         face.set_text(character, 0.0)
         face.draw_glyphs_to_bitmap(antialiased=True)
         bitmap = np.asarray(face.get_image())
         below = face.get_descent() // 64
-        # The middle of a capital, which stands on the base line, is in the middle of the field.
+        # Capital letters stand on the base line, and their middle is put at the middle of the
+        # field.
         bottom = min(_FIELD_SIDE, (_FIELD_SIDE + _CAPITAL_HEIGHT) // 2 + below)
         top_row = max(0, bottom - bitmap.shape[0])
         left_column = max(0, (_FIELD_SIDE - bitmap.shape[1]) // 2)
@@ -159,8 +163,9 @@ def draw_images(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     Returns:
       float32 (m, 28, 28) with paper 1 and ink 0, in steps of 1 / 255.
     """
-    # A hand's pen is the distance of the ink's edge from the font's outline, its slant the shear to
-    # the right, its shake the displacement on the way, in pixels. The noise is the scanner's.
+    # A writer's pen is how far the ink extends beyond the font's outline, in pixels. The slant is
+    # the shear to the right, the shake a wavy displacement in pixels. The noise is that of the
+    # scanner.
     width, height = np.exp(rng.normal(0, 0.1, 2))
     right, down = rng.normal(0, 0.8, 2)
     font = int(rng.integers(len(_FONTS)))
@@ -172,7 +177,7 @@ def draw_images(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     m = len(labels)
 
     def each(spread: float) -> np.ndarray:
-        """Draws a deviation for each character."""
+        """Draws a normal deviation for each character, of shape (m, 1, 1)."""
         return rng.normal(0, spread, (m, 1, 1))
 
     centred = np.arange(PIXELS) - (PIXELS - 1) / 2

@@ -1,5 +1,5 @@
-"""EMNIST as a task: 28 x 28 images of handwritten characters, with a client for each writer, or a
-synthetic partition of all images.
+"""EMNIST as a training task on 28 x 28 images of handwritten characters. Clients are the writers,
+or the parts of a synthetic partition of all images.
 """
 
 import functools
@@ -92,7 +92,7 @@ def build_model(seed: int, *, classes: int, kind: str = "cnn") -> Any:
     seeds = iter(np.random.SeedSequence(seed).generate_state(4).astype(np.int64).tolist())
 
     def kernel() -> Any:
-        """Makes an initializer with the next seed."""
+        """Makes a weight initializer with the next seed."""
         return tf.keras.initializers.GlorotUniform(seed=next(seeds))
 
     layers = tf.keras.layers

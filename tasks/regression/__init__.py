@@ -1,4 +1,4 @@
-"""Linear and logistic regression on generated clients."""
+"""Linear and logistic regression on synthetic clients, as a training task."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ __all__ = ["RegressionOptions", "regression"]
 
 
 def regression(options: RegressionOptions) -> "Task":
-    """Returns the task; see `task.build_task`. Imports TensorFlow."""
+    """Returns the regression task, as `task.build_task` does, and imports TensorFlow."""
     from fedmf.tasks.regression.task import build_task
 
     return build_task(options)

@@ -1,5 +1,5 @@
-"""Linear and logistic regression with a chosen spectrum, on clients that are generated in memory
-when they are read.
+"""Data of linear and logistic regression whose features have a chosen spectrum. Clients are
+generated in memory when they are read.
 
 The setting is that of Choquette-Choo et al. 2024, "Correlated noise provably beats independent
 noise for differentially private learning": x ~ Normal(0, H) with eigenvalues i^-decay, and a
@@ -18,7 +18,7 @@ KINDS = ("linear", "logistic")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RegressionOptions(fields.Checked):
-    """Options of the generated data.
+    """Options of the generated regression data.
 
     Raises:
       TypeError, ValueError: naming the option, its value and what to do instead.
@@ -50,23 +50,32 @@ class RegressionOptions(fields.Checked):
 
 
 def eigenvalues(o: RegressionOptions) -> np.ndarray:
-    """Returns the variances of the uncorrelated features, float64 (features,); the first is 1."""
+    """Returns the variances of the uncorrelated features, float64 (features,). The first is 1."""
     return np.arange(1, o.features + 1, dtype=np.float64) ** -o.decay
 
 
 def effective_dimension(o: RegressionOptions) -> float:
-    """Returns Tr(H) / ||H||, between 1 and the number of features."""
+    """Returns the effective dimension Tr(H) / ||H||, where H is the covariance matrix of the
+    features.
+
+    It lies between 1 and the number of features.
+    """
     return float(eigenvalues(o).sum())
 
 
 def true_weights(o: RegressionOptions) -> np.ndarray:
-    """Returns the weights of the labels, float64 (features,); <x, weights> has variance 1."""
+    """Returns the weights from which labels are made, float64 of shape (features,).
+
+    The inner product of features and weights has variance 1.
+
+    The product of features and weights has variance 1.
+    """
     direction = np.random.default_rng([o.seed, 0]).normal(size=o.features)
     return direction / np.sqrt(eigenvalues(o) @ direction**2)
 
 
 def client_examples(o: RegressionOptions, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draws a client's features float32 (examples, features) and labels float32 (examples, 1).
+    """Draws a client's features, float32 (examples, features), and labels, float32 (examples, 1).
 
     A client's features have a mean of their own. Over all clients they have mean 0 and covariance
     H. A linear label is <x, weights> + noise * Normal(0, 1); a logistic one is 1 with probability 1
@@ -90,7 +99,10 @@ def client_examples(o: RegressionOptions, client: int) -> tuple[np.ndarray, np.n
 
 
 def split_examples(o: RegressionOptions, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the examples of the clients of "validation" or "test", none of which trains."""
+    """Returns the examples of all clients of the "validation" or "test" split.
+
+    None of these clients trains.
+    """
     first_client = o.clients
     if split == "test":
         first_client += o.evaluation_clients
@@ -100,7 +112,9 @@ def split_examples(o: RegressionOptions, split: str) -> tuple[np.ndarray, np.nda
 
 
 def version(o: RegressionOptions) -> str:
-    """Returns a text that differs between options that generate other data."""
+    """Returns a text that identifies the generated data. It differs between options with other
+    data.
+    """
     data_options = dataclasses.asdict(o)
     del data_options["batch_size"]
     return repr(data_options)

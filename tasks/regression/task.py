@@ -1,4 +1,4 @@
-"""Regression as a task: linear or logistic, on generated clients."""
+"""Regression as a training task, linear or logistic, on generated clients."""
 
 import functools
 from typing import Any
@@ -37,7 +37,8 @@ def build_task(o: RegressionOptions) -> Task:
 
 
 def build_model(seed: int, *, features: int) -> Any:
-    """Builds a tf.keras.Model from float32 (batch, features) to (batch, 1).
+    """Builds a tf.keras.Model from features, float32 (batch, features), to outputs of shape (batch,
+    1).
 
     The output is the prediction or the logit. There is no bias, and all weights are 0.
 

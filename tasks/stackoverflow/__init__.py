@@ -1,5 +1,5 @@
-"""StackOverflow next-word prediction: the data file, its synthetic substitute, import of texts,
-the model and the task.
+"""StackOverflow next-word prediction task: data file, synthetic substitute, import of texts, model
+and task.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def stackoverflow_nwp(options: StackOverflowOptions, *, progress: bool = True) -> "Task":
-    """Returns the task; see `task.build_task`. Imports TensorFlow."""
+    """Returns the StackOverflow task, as `task.build_task` does, and imports TensorFlow."""
     from fedmf.tasks.stackoverflow.task import build_task
 
     return build_task(options, progress=progress)

@@ -1,4 +1,6 @@
-"""StackOverflow data file: TFF's own, or a synthetic one or imported text in the same format."""
+"""Reader of StackOverflow data files: TFF's own file, or synthetic or imported text in the same
+format.
+"""
 
 import contextlib
 import dataclasses
@@ -20,7 +22,8 @@ from fedmf.tasks.example_proto import Feature, decode_example, text_of
 FILE_NAME = "stackoverflow.sqlite"
 TFF_FILE = "StackOverflow file"
 
-# A description reads so many clients of a split, and so many sentences of each.
+# A description of a file reads this many clients of each split, and this many sentences of each
+# client.
 _DESCRIBED_CLIENTS = 200
 _DESCRIBED_SENTENCES = 64
 _HINT = (
@@ -32,7 +35,7 @@ _HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class Corpus(ClientDatabase):
-    """Data file with a train split, of records with the feature "tokens".
+    """StackOverflow data file with a train split, whose records have the feature "tokens".
 
     Raises:
       FileNotFoundError, ValueError: as `ClientDatabase`, and for a file without these.
@@ -60,7 +63,7 @@ class Corpus(ClientDatabase):
 
     @property
     def version(self) -> str:
-        """See `version_of`."""
+        """Text that identifies the content of the file, from `version_of`."""
         return version_of(self.path)
 
     def sentences(self, split: str, client_id: str, limit: int = -1) -> list[bytes]:
@@ -70,14 +73,14 @@ class Corpus(ClientDatabase):
             return [text_of(record, "tokens") for record in records]
 
     def features(self, record: object) -> dict[str, Feature]:
-        """Returns the features of a record, see `decode_example`."""
+        """Decodes the features of a record with `decode_example`."""
         blob = self.blob(record)
         with self._decoding():
             return decode_example(blob)
 
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:
-        """Adds the file's name and the way out to errors of decoding."""
+        """Adds the file's name, and what to do, to errors that decoding raises in the block."""
         try:
             yield
         except ValueError as error:
@@ -85,7 +88,7 @@ class Corpus(ClientDatabase):
 
 
 def _bytes(example: dict[str, Feature], name: str) -> bytes:
-    """Returns a byte string of an example, or b"" if it has none."""
+    """Returns a byte-string feature of an example, or b"" if the example lacks it."""
     value = example.get(name, b"")
     return value if isinstance(value, bytes) else b""
 
@@ -102,7 +105,7 @@ def version_of(path: pathlib.Path) -> str:
 
 
 def open_corpus(path: str | os.PathLike[str] | None = None) -> Corpus:
-    """Opens the data file at `path`; None is the path where TFF's load_data keeps it.
+    """Opens the data file at `path`. The path None means the file that TFF's load_data keeps.
 
     Nothing is downloaded.
 
@@ -139,7 +142,7 @@ def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
 
 
 def _describe_split(corpus: Corpus, split: str) -> dict[str, Any]:
-    """Returns the sizes of a split and what a sample of its clients holds."""
+    """Describes a split by its sizes and by the content of a sample of its clients."""
     sizes = corpus.client_sizes(split)
     if not sizes:
         return {"clients": 0, "examples": 0}

@@ -1,5 +1,5 @@
-"""Synthetic language of the synthetic corpus: a lexicon, clause templates, and topics that decide
-the content words.
+"""Synthetic language of the synthetic corpus, made of a lexicon, clause templates, and topics that
+decide the content words.
 
 A model can learn, from easy to hard:
   1. which words are frequent (the unigram guess);
@@ -23,9 +23,9 @@ import numpy as np
 
 from fedmf.tasks.stackoverflow.lexicon import NOTHING, Lexicon
 
-# One weight and one clause a line. Content words: N noun, V verb, A adjective, T technology (the
-# topic's own name). Small words: D determiner, M modal, P preposition, R adverb (mostly left out).
-# The rest stands for itself.
+# Each line has a weight and a clause template. A capital letter is a slot. Content words are N
+# noun, V verb, A adjective and T technology (the topic's own name). Small words are D determiner, M
+# modal, P preposition and R adverb (mostly left out). All other words are used as they are.
 _QUESTION_CLAUSES = """
 5 i am R trying to V D N
 4 how do i V D N P D N ?
@@ -81,7 +81,8 @@ _COMMON_CLAUSES = """
 2 D N P D N M V D N
 1 <URL>
 """
-# The weights of each line fall off as in Zipf's law; every user has weights of their own.
+# The words of each line have weights that fall off as in Zipf's law. Every user has weights of
+# their own.
 _CHOICES = {
     "D": "the a this my your that each some",
     "M": "can will should could would might must",
@@ -113,20 +114,23 @@ MAX_CLAUSES = 3
 
 
 def zipf(size: int, shift: float = 1.5) -> np.ndarray:
-    """Returns the Zipf-Mandelbrot probabilities of ranks 0 .. size - 1, float64 (size,)."""
+    """Returns the Zipf-Mandelbrot probabilities of the ranks 0 to size - 1, float64 of shape
+    (size,).
+    """
     weights = (np.arange(size) + shift) ** -1.1
     return weights / weights.sum()
 
 
 def _parse_clauses(text: str) -> tuple[np.ndarray, list[list[str]]]:
-    """Returns the weights and the words of a table of clauses."""
+    """Parses a table of clauses into their weights and their words."""
     lines = [line.split() for line in text.strip().splitlines()]
     return np.array([float(line[0]) for line in lines]), [line[1:] for line in lines]
 
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """Words by id, and the tables that sentences are drawn from.
+    """Synthetic language: its words in the order of their ids, and the tables that sentences are
+    drawn from.
 
     Attributes:
       words: id -> word; function words first.
@@ -164,7 +168,7 @@ class Language:
 
 
 def _smallest_vocabulary(topics: int) -> int:
-    """Returns the least number of words that the clauses and topics need."""
+    """Returns the smallest number of words that suffices for the clauses and topics."""
     texts = [_QUESTION_CLAUSES, _ANSWER_CLAUSES, _COMMON_CLAUSES, *_CHOICES.values()]
     function_words = set(" ".join(texts).split())
     return len(function_words) + len(_SHARED_NOUNS.split()) + 16 * topics
@@ -172,7 +176,7 @@ def _smallest_vocabulary(topics: int) -> int:
 
 @functools.cache
 def make_language(vocabulary_size: int, topics: int) -> Language:
-    """Returns the language with `vocabulary_size` words and `topics` topics.
+    """Makes the language with `vocabulary_size` words and `topics` topics.
 
     The same sizes give the same language.
 
@@ -187,7 +191,7 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
             f"vocabulary_size={vocabulary_size} is too small for {topics} topics: use {smallest}+"
         )
     lexicon = Lexicon()
-    # The order in which words are added decides their ids.
+    # Words get their ids in the order in which they are added here.
     q_weights, questions = _parse_clauses(_QUESTION_CLAUSES)
     a_weights, answers = _parse_clauses(_ANSWER_CLAUSES)
     c_weights, common = _parse_clauses(_COMMON_CLAUSES)
@@ -202,8 +206,8 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     technology = lexicon.word_ids(" ".join(topic_names))
     shared = lexicon.word_ids(_SHARED_NOUNS)
     nouns, verbs, adjectives = _topic_words(lexicon, vocabulary_size, topics)
-    # The division of words among topics leaves a remainder. Every topic shares it, so that the
-    # language has exactly the given number of words.
+    # Words are divided equally among the topics. The remaining words are shared by all topics, so
+    # that the language has exactly the given number of words.
     num_remaining = vocabulary_size - len(lexicon.words)
     remainder = [lexicon.coin_word("et") for _ in range(num_remaining)]
     shared = np.concatenate([shared, np.array(remainder, np.int64)])
@@ -229,7 +233,7 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
 
 
 def _clause_table(lexicon: Lexicon, clauses: list[list[str]]) -> np.ndarray:
-    """Returns the clauses as rows of word ids and slot codes, NOTHING behind their ends."""
+    """Returns the clauses as rows of word ids and slot codes, padded with NOTHING."""
     table = np.full((len(clauses), max(map(len, clauses))), NOTHING, np.int64)
     for row, clause in zip(table, clauses, strict=True):
         for position, word in enumerate(clause):
@@ -240,7 +244,10 @@ def _clause_table(lexicon: Lexicon, clauses: list[list[str]]) -> np.ndarray:
 def _topic_words(
     lexicon: Lexicon, vocabulary_size: int, topics: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns each topic's nouns, verbs and adjectives, (topics, size) ids of new words."""
+    """Adds new nouns, verbs and adjectives to the lexicon, and returns their ids by topic.
+
+    Each of the three arrays has the shape (topics, words of this kind in a topic).
+    """
     words_per_topic = (vocabulary_size - len(lexicon.words)) // topics
     num_nouns = words_per_topic * 5 // 10
     num_verbs = words_per_topic * 3 // 10
@@ -260,7 +267,9 @@ def _favourites(
     shared: np.ndarray,
     num_words: int,
 ) -> np.ndarray:
-    """Draws the noun that each verb and adjective goes with, and the verb of each noun."""
+    """Draws a favourite companion for each word: a noun for each verb and adjective, a verb for
+    each noun.
+    """
     favourite = np.zeros(num_words, np.int64)
     rng = np.random.Generator(np.random.Philox(key=2023))
     for topic in range(len(nouns)):
@@ -274,7 +283,7 @@ def _favourites(
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """Style in which one user writes.
+    """Writing style of one user.
 
     Attributes:
       topic_weights: float64 (topics,). question_weights, answer_weights: float64 (clauses,).
@@ -292,8 +301,8 @@ class Style:
 
 
 def draw_style(language: Language, rng: np.random.Generator) -> Style:
-    """Draws a user's style: few of the topics, weights of clauses, length of sentences, and four
-    nouns that the user likes.
+    """Draws a user's style: the weights of topics and clauses, the length of sentences, and four
+    nouns that the user prefers.
     """
     num_topics = len(language.topics)
     topic_weights = rng.dirichlet(np.maximum(0.35 * num_topics * zipf(num_topics, 3.0), 0.05))
@@ -315,18 +324,18 @@ def draw_style(language: Language, rng: np.random.Generator) -> Style:
 
 
 def _choose(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Returns the index that each uniform number selects from the probabilities."""
+    """Returns the index that each uniform number selects under the given probabilities."""
     return np.searchsorted(np.cumsum(weights)[:-1], uniform)
 
 
 @functools.cache
 def _zipf_borders(size: int) -> np.ndarray:
-    """Returns the cumulative probabilities of ranks, without the last."""
+    """Returns the cumulative Zipf probabilities of the ranks, without the last, which is 1."""
     return np.cumsum(zipf(size))[:-1]
 
 
 def _zipf_rank(size: int, uniform: np.ndarray) -> np.ndarray:
-    """Returns the rank below `size` that each uniform number selects."""
+    """Returns the rank below `size` that each uniform number selects under Zipf's law."""
     return np.searchsorted(_zipf_borders(size), uniform)
 
 
@@ -365,7 +374,7 @@ def draw_sentences(
         joint = language.joints[_choose(language.joint_weights, join_uniform)]
         end = language.ends[_choose(language.end_weights, join_uniform)]
         join = np.where(is_last, end, np.where(is_followed, joint, NOTHING))
-        # After its own punctuation a clause needs no end and no joint.
+        # A clause that ends in its own punctuation needs no end and no joint after it.
         pieces.append(np.where(language.closed[clause][:, None], NOTHING, join))
     codes = np.concatenate(pieces, axis=1)
     has_adverb = rng.random(codes.shape) < _ADVERB_PROBABILITY
@@ -384,7 +393,7 @@ def _fill_slots(
     lengths: np.ndarray,
     rng: np.random.Generator,
 ) -> None:
-    """Replaces the slot codes in `codes` by words.
+    """Replaces the slot codes in `codes` by word ids, in place.
 
     The first slot of every sentence is filled, then every second one, and so on.
     """
@@ -392,14 +401,14 @@ def _fill_slots(
     for slot, ids in language.small.items():
         positions = np.flatnonzero(codes == slot)
         codes[positions] = ids[_choose(style.small[slot], rng.random(len(positions)))]
-        if slot == PREPOSITION:  # half of the time the topic decides
+        if slot == PREPOSITION:  # half of the prepositions follow from the topic
             by_topic = positions[rng.random(len(positions)) < 0.5]
             codes[by_topic] = ids[topics[sentence_of_code[by_topic]] % len(ids)]
     slots = np.flatnonzero(codes < NOTHING)
     sentence_of_slot = sentence_of_code[slots]
     slot_order = np.arange(len(slots)) - np.searchsorted(sentence_of_slot, sentence_of_slot)
     last_noun = np.full(len(lengths), NOTHING)
-    # The verb or adjective whose noun has not come yet.
+    # The last verb or adjective of each sentence that no noun has followed yet.
     last_leader = np.full(len(lengths), NOTHING)
     for step in range(int(slot_order.max(initial=-1)) + 1):
         is_next = slot_order == step
@@ -424,16 +433,16 @@ def _content_words(
     previous_noun: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Draws a content word for each slot, from its kind, topic and the words before it."""
+    """Draws a content word for each slot, given its kind, its topic and the words before it."""
     coin = rng.random(len(kind))
     rank = rng.random(len(kind))
 
     def topical(table: np.ndarray) -> np.ndarray:
-        """Returns a word of each slot's topic by its rank."""
+        """Returns a word of each slot's topic, where frequent words are likelier."""
         return table[topic, _zipf_rank(table.shape[1], rank)]
 
     def uniformly(word_ids: np.ndarray) -> np.ndarray:
-        """Returns one of some words for each slot."""
+        """Draws one of these words for each slot, with equal probabilities."""
         return word_ids[(rank * len(word_ids)).astype(np.int64)]
 
     shared_noun = language.shared[_zipf_rank(len(language.shared), rank)]

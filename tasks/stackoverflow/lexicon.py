@@ -1,16 +1,16 @@
-"""Lexicon of the synthetic language: words, their ids, and new words made of syllables."""
+"""Lexicon of the synthetic language, which numbers words and coins new words from syllables."""
 
 import numpy as np
 
-NOTHING = -1  # the id of no word
+NOTHING = -1  # marks an empty position in rows of word ids
 _ONSETS = "b d f g k l m n p r s t v z st tr pl gr"
 _VOWELS = "aeiou"
 
 
 def _content_word(index: int, ending: str) -> str:
-    """Returns the synthetic word with a number, of two or more syllables."""
-    # Mixed-radix digits become syllables; multiplying by a number prime to the radix keeps
-    # neighbours from looking alike.
+    """Returns the synthetic word number `index`, of two or more syllables."""
+    # The digits of the number become syllables. It is multiplied by 7919 first, so that words with
+    # neighbouring numbers look different.
     onsets = _ONSETS.split()
     radix = len(onsets) * len(_VOWELS)
     num_syllables = 2
@@ -24,7 +24,7 @@ def _content_word(index: int, ending: str) -> str:
 
 
 class Lexicon:
-    """Words and their ids, in the order in which they are added."""
+    """Words with their ids, which are given in the order in which words are added."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -32,14 +32,14 @@ class Lexicon:
         self._num_coined = 0
 
     def word_id(self, word: str) -> int:
-        """Returns the id of a word, and adds the word if it is new."""
+        """Returns the id of a word, and adds the word if the lexicon lacks it."""
         if word not in self._id_by_word:
             self._id_by_word[word] = len(self.words)
             self.words.append(word)
         return self._id_by_word[word]
 
     def word_ids(self, text: str) -> np.ndarray:
-        """Returns the ids of the words of a text, int64."""
+        """Returns the ids of the words of a text, as an int64 array."""
         return np.array([self.word_id(word) for word in text.split()], np.int64)
 
     def coin_word(self, ending: str) -> int:
@@ -54,7 +54,7 @@ class Lexicon:
     def weighted_texts(
         self, weighted: tuple[tuple[str, float], ...]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns texts of at most two words as rows of ids, and their probabilities."""
+        """Returns texts of at most two words as rows of word ids, with their probabilities."""
         weights = np.array([weight for _, weight in weighted])
         table = np.full((len(weighted), 2), NOTHING, np.int64)
         for row, (text, _) in zip(table, weighted, strict=True):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 def _recurrence(gates: Any, kernel: Any) -> Any:
-    """Computes the hidden states of an LSTM that starts at zero.
+    """Computes the hidden states of an LSTM whose initial state is zero.
 
     Args:
       gates: (length, batch, 4 units) float32, each step's input to the gates, in Keras's order:
@@ -25,11 +25,11 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
 
     @tf.custom_gradient
     def run(gates: Any, kernel: Any) -> Any:
-        """Returns the states, and the function that computes their gradient."""
+        """Returns the hidden states, and the function that computes their gradient."""
         trace = _forward(gates, kernel)
 
         def gradient(upstream: Any) -> Any:
-            """Returns the gradients of the gates and of the kernel."""
+            """Returns the gradients with respect to the gates' inputs and the kernel."""
             return _backward(trace, kernel, upstream)
 
         return tf.stack(trace.states[1:]), gradient
@@ -38,7 +38,8 @@ def _recurrence(gates: Any, kernel: Any) -> Any:
 
 
 class _Trace(NamedTuple):
-    """Values of a forward pass that its backward pass reads: a tensor (batch, ...) for each step.
+    """Values of a forward pass that the backward pass needs, as one tensor (batch, ...) for each
+    step.
 
     states, cells: with the initial zero in front. openings: sigmoids of the four gates.
     candidates: tanh of the cell gate. squashed: tanh of the cells.
@@ -52,7 +53,7 @@ class _Trace(NamedTuple):
 
 
 def _forward(gates: Any, kernel: Any) -> _Trace:
-    """Runs the steps of an LSTM."""
+    """Runs the steps of an LSTM, and records their values."""
     units = kernel.shape[0]
     steps = tf.unstack(gates)
     state = tf.zeros_like(steps[0][:, :units])
@@ -60,8 +61,8 @@ def _forward(gates: Any, kernel: Any) -> _Trace:
     trace = _Trace([state], [cell], [], [], [])
     for index, step in enumerate(steps):
         total = step + tf.matmul(state, kernel) if index else step
-        # One sigmoid for all four gates, though the third is not used: at these sizes an operation
-        # costs more than its numbers.
+        # One sigmoid is computed for all four gates, although that of the third is not used. At
+        # these sizes the number of operations costs more than the size of each.
         opening = tf.sigmoid(total)
         update, forget, _, output = tf.split(opening, 4, axis=1)
         candidate = tf.tanh(total[:, 2 * units : 3 * units])
@@ -77,7 +78,9 @@ def _forward(gates: Any, kernel: Any) -> _Trace:
 
 
 def _backward(trace: _Trace, kernel: Any, upstream: Any) -> tuple[Any, Any]:
-    """Computes the gradients of gates and kernel from that of the states."""
+    """Computes the gradients of the gates' inputs and the kernel from the gradient of the
+    states.
+    """
     units = kernel.shape[0]
     d_outputs = tf.unstack(upstream)
     opening = tf.stack(trace.openings)
@@ -85,8 +88,8 @@ def _backward(trace: _Trace, kernel: Any, upstream: Any) -> tuple[Any, Any]:
     squashed = tf.stack(trace.squashed)
     update, forget, _, output = tf.split(opening, 4, axis=2)
     slope = opening * (1.0 - opening)
-    # Derivatives of the cell by the inputs of the first three gates, and of the state by the input
-    # of the last, for all steps at once.
+    # These factors are derivatives for all steps at once. The first three are of the cell with
+    # respect to a gate's input, and the last of the state with respect to the output gate's input.
     state_to_cell = tf.unstack(output * (1.0 - squashed * squashed))
     factors = tf.unstack(
         tf.concat(
@@ -100,8 +103,9 @@ def _backward(trace: _Trace, kernel: Any, upstream: Any) -> tuple[Any, Any]:
         )
     )
     forgets = tf.unstack(forget)
-    # This takes a third of the time of a product with transpose_b. It has two halves, because the
-    # graph's optimiser would fold a single transposition back into the products.
+    # Multiplying by a transposed copy takes a third of the time of matmul with transpose_b. The
+    # copy is made in two halves, because TensorFlow's graph optimiser would fold a single
+    # transposition back into the matmul.
     halves = tf.split(kernel, 2, axis=1)
     transposed = tf.concat([tf.transpose(half) for half in halves], axis=0)
     d_gates: list[Any] = []
@@ -122,7 +126,7 @@ def _backward(trace: _Trace, kernel: Any, upstream: Any) -> tuple[Any, Any]:
 
 
 def with_keras_lstm(model: Any) -> Any:
-    """Copies a model with Keras's own LSTM layer in place of `UnrolledLSTM`."""
+    """Copies a model, with Keras's own LSTM layer in place of `UnrolledLSTM`."""
 
     def copy_layer(layer: Any) -> Any:
         """Copies a layer without its weights."""
@@ -136,7 +140,7 @@ def with_keras_lstm(model: Any) -> Any:
 
 
 class UnrolledLSTM(tf.keras.layers.LSTM):
-    """tf.keras.layers.LSTM with the same weights and outputs, for sequences of a fixed length.
+    """Layer with the weights and outputs of tf.keras.layers.LSTM, for sequences of a fixed length.
 
     A mask may leave out only the ends of sequences.
     """
@@ -144,7 +148,8 @@ class UnrolledLSTM(tf.keras.layers.LSTM):
     def call(
         self, inputs: Any, mask: Any = None, training: Any = None, initial_state: Any = None
     ) -> Any:
-        """Computes outputs (batch, length, units) of inputs (batch, length, features), float32.
+        """Computes outputs of shape (batch, length, units) from inputs (batch, length, features),
+        float32.
 
         The state starts at zero. Behind the mask the last output before it is repeated, or 0.
         """
@@ -156,7 +161,7 @@ class UnrolledLSTM(tf.keras.layers.LSTM):
         if mask is None:
             return states
         last_position = tf.reduce_sum(tf.cast(mask, tf.int32), axis=1) - 1
-        # All are 0 where a sequence has no word.
+        # A sequence without words has last_position -1, for which the one-hot row is all 0.
         is_last = tf.one_hot(last_position, states.shape[1], dtype=states.dtype)
         last_state = tf.reduce_sum(states * is_last[:, :, None], axis=1, keepdims=True)
         return tf.where(mask[:, :, None], states, last_state)

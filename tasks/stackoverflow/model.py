@@ -25,7 +25,7 @@ def build_model(
     lstm_size: int = 670,
     form: str = "plain",
 ) -> Any:
-    """Builds an untrained tf.keras.Model from ids of words to logits of the next words.
+    """Builds an untrained tf.keras.Model from word ids to the logits of the next words.
 
     Inputs are int32 (batch, sequence_length), outputs float32 (batch, sequence_length, V + 4). The
     same seed gives the same weights, whatever else the process has drawn. The LSTM is Keras's with
@@ -78,16 +78,16 @@ def build_model(
 
 
 def _loss_weights(kind: str, labels: Any, example_weights: Any) -> Any:
-    """Returns the weight of each position in the mean, float32 (batch, length)."""
-    # In the graphs that TFF builds `labels != 0` would compare two objects, and every position
-    # would count.
+    """Returns the weight of each position in the mean loss, float32 of shape (batch, length)."""
+    # `labels != 0` is not used, since in TFF's graphs it compares two Python objects. Every
+    # position would then count.
     words = tf.cast(tf.not_equal(labels, 0), tf.float32)
     positions = tf.ones_like(words) if kind == "published" else words
     return positions * example_weights[:, None]
 
 
 def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
-    """Returns the loss that a client minimises, a mean cross-entropy.
+    """Returns the loss function that a client minimises, a mean cross-entropy.
 
     The loss takes labels, logits and example weights, and returns a scalar, 0 for a batch without
     weight.
@@ -101,7 +101,7 @@ def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
     checks.one_of("loss", kind, LOSSES)
 
     def loss(labels: Any, logits: Any, example_weights: Any) -> Any:
-        """Computes the weighted mean of the cross-entropy over positions."""
+        """Computes the weighted mean cross-entropy over all positions."""
         weights = _loss_weights(kind, labels, example_weights)
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         return tf.math.divide_no_nan(tf.reduce_sum(weights * cross_entropy), tf.reduce_sum(weights))
@@ -110,9 +110,9 @@ def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
 
 
 class _Accuracy(tf.keras.metrics.Mean):
-    """Fraction of correct predictions, over positions whose label is not excluded.
+    """Fraction of correct predictions among the positions whose label is not excluded.
 
-    The largest of all V + 4 logits is the prediction.
+    The prediction is the largest of all vocabulary_size + 4 logits.
     """
 
     def __init__(self, name: str, excluded_labels: tuple[int, ...]) -> None:
@@ -120,7 +120,7 @@ class _Accuracy(tf.keras.metrics.Mean):
         self._excluded_labels = excluded_labels
 
     def update_state(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
-        """Adds labels (batch, length) and logits (batch, length, V + 4)."""
+        """Adds labels of shape (batch, length) and logits of shape (batch, length, classes)."""
         predictions = tf.argmax(logits, axis=-1, output_type=labels.dtype)
         is_correct = tf.equal(predictions, labels)
         is_counted = tf.reduce_all(
@@ -139,8 +139,9 @@ class _Loss(tf.keras.metrics.Mean):
         self._kind = kind
 
     def update_state(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
-        """Adds labels (batch, length) and logits (batch, length, V + 4)."""
-        # TensorFlow's cross-entropy would also compute its gradient, which is as large as logits.
+        """Adds labels of shape (batch, length) and logits of shape (batch, length, classes)."""
+        # TensorFlow's own cross-entropy would also compute a gradient, which takes as much memory
+        # as the logits.
         cross_entropy = tf.reduce_logsumexp(logits, axis=-1) - tf.gather(
             logits, labels, batch_dims=2
         )
@@ -150,7 +151,7 @@ class _Loss(tf.keras.metrics.Mean):
 
 
 def make_metrics(kind: str, ids: SpecialIds) -> list[tf.keras.metrics.Metric]:
-    """Returns Keras metrics of labels (batch, length) and logits (batch, length, V + 4).
+    """Returns Keras metrics of labels (batch, length) and logits (batch, length, classes).
 
     "accuracy" leaves out padding, out-of-vocabulary and end, as the papers report it; beside it are
     "accuracy_no_pad_no_oov", "accuracy_no_pad" and "loss".

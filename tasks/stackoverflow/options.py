@@ -10,7 +10,7 @@ MODELS = ("plain", "published")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StackOverflowOptions(fields.Checked):
-    """Sizes of the task; the defaults are the published experiments'.
+    """Sizes of the StackOverflow task. The defaults are those of the published experiments.
 
     Each field has its own help text.
 
@@ -54,7 +54,9 @@ class StackOverflowOptions(fields.Checked):
     )
 
     def on_data(self, data: str) -> "StackOverflowOptions":
-        """Returns the options for another data file; words keep the ids that they have now."""
+        """Returns the options for another data file, where words keep the ids that they have
+        now.
+        """
         from fedmf.tasks.stackoverflow.data import open_corpus
 
         vocabulary_data = self.vocabulary_data or str(open_corpus(self.data).path)

@@ -1,4 +1,4 @@
-"""Prediction of the next words after a text, by a run's model."""
+"""Prediction of the words that follow a text, with the model of a run."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ END_OF_SENTENCE = "(end of the sentence)"
 
 
 def next_words(run: Run, text: str, count: int = 5) -> dict[str, Any]:
-    """Returns the most likely words after a text.
+    """Predicts the most likely words after a text.
 
     Needs no data: the run folder has the model and its words.
 
@@ -42,7 +42,7 @@ def next_words(run: Run, text: str, count: int = 5) -> dict[str, Any]:
     )
     words = text.split()
     vocabulary_words = set(vocabulary.words)
-    # The beginning of the sentence takes one of the positions that the model reads.
+    # The marker of a sentence's beginning takes one of the positions that the model reads.
     read_words = words[-(vocabulary.sequence_length - 1) :]
     if vocabulary.sequence_length == 1:
         read_words = []
@@ -62,7 +62,7 @@ def next_words(run: Run, text: str, count: int = 5) -> dict[str, Any]:
 
 
 def _model_of(run: Run, vocabulary: RunVocabulary) -> Any:
-    """Builds the run's model by the shapes of its weights.
+    """Builds the model of a run, whose sizes follow from the shapes of its weights.
 
     The two forms of the model differ in initialisers, and behind padding, which is never read here.
     """

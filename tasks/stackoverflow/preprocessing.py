@@ -16,7 +16,7 @@ PAD = 0
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """Ids that stand for no word, for a vocabulary of `vocabulary_size` words.
+    """Ids with a special meaning, such as padding, for a vocabulary of `vocabulary_size` words.
 
     `classes` is the total number of ids.
     """
@@ -30,7 +30,7 @@ class SpecialIds:
 
 
 class Preprocessor:
-    """Converts sentences to (x, y) as the module's docstring says.
+    """Converter of sentences to pairs (x, y) of input ids and label ids.
 
     Args:
       words: the most frequent words, most frequent first, at most `vocabulary_size` of them.
@@ -53,7 +53,7 @@ class Preprocessor:
             )
 
     def encode(self, sentences: Iterable[bytes | str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encodes sentences.
+        """Encodes sentences as arrays of ids.
 
         Args:
           sentences: words separated by blanks; UTF-8 where bytes.

@@ -17,7 +17,8 @@ _SENTENCE_END = re.compile(r"([.!?…。！？][\"'”’)\]]*)\s+")
 
 
 def split_sentences(text: str) -> list[str]:
-    """Splits a text into sentences: tokens separated by single blanks, no sentence empty.
+    """Splits a text into sentences, which are tokens separated by single blanks. No sentence is
+    empty.
 
     A sentence ends at a line end, and at `.`, `!`, `?` or `…` before a blank.
 
@@ -26,7 +27,8 @@ def split_sentences(text: str) -> list[str]:
     """
     if "&" in text:
         text = html.unescape(text)
-    # Lower case comes first, since the lower case of some composed letters is not composed.
+    # The text is put into lower case before it is composed, since some composed letters become
+    # uncomposed in lower case.
     text = unicodedata.normalize("NFC", text.replace("’", "'").lower())
     text = _SENTENCE_END.sub(r"\1\n", _URL.sub("<url>", text))
     token = _token_pattern(ascii_only=text.isascii())
@@ -36,15 +38,15 @@ def split_sentences(text: str) -> list[str]:
 
 @functools.cache
 def _token_pattern(*, ascii_only: bool) -> re.Pattern[str]:
-    """Returns the pattern of a token.
+    """Returns the regular expression of a token.
 
     A token is the mark of a URL, a word with apostrophes, hyphens and accents in it, or one other
     visible character.
     """
     characters = [chr(code) for code in range(128 if ascii_only else sys.maxunicode + 1)]
     invisible = "".join(c for c in characters if unicodedata.category(c) in ("Cc", "Cf"))
-    # Accents and vowel signs belong to their word; `\w` leaves them out. The two joiners stand
-    # inside words of Persian and Hindi.
+    # Accents and vowel signs belong to their word, although `\w` leaves them out. The two joiners
+    # occur inside words of Persian and Hindi.
     marks = ""
     if not ascii_only:
         marks = "".join(c for c in characters if unicodedata.category(c)[0] == "M")

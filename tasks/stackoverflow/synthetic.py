@@ -25,7 +25,8 @@ _DAYS_AFTER_2018 = 400
 _SENTENCES_PER_POST = 4.0
 _CLIENTS_PER_TRANSACTION = 200
 _TOPICS = 8
-# Users for each train user, as in the real file. Four in five test users are train users too.
+# Held-out and test users for each train user, as in the real file. Four in five test users are also
+# train users.
 _HELDOUT_USERS = 0.11
 _TEST_USERS = 0.6
 
@@ -40,8 +41,9 @@ def write_synthetic_corpus(
     overwrite: bool = False,
     progress: bool = True,
 ) -> pathlib.Path:
-    """Writes a synthetic StackOverflow corpus, any number of clients in bounded memory, and returns
-    its path.
+    """Writes a synthetic StackOverflow corpus and returns its path.
+
+    Memory is bounded for any number of clients.
 
     The same arguments give the same rows in the same order. A user's sentences depend on (seed,
     user, vocabulary_size, sentences_per_client) only. The file appears under its name when it is
@@ -93,7 +95,7 @@ def write_synthetic_corpus(
 
 
 def _users(clients: int) -> dict[str, np.ndarray]:
-    """Returns split -> user numbers.
+    """Returns a mapping from split to the numbers of its users.
 
     Multiples of ten are held out. Four in five test users are train users.
     """
@@ -101,7 +103,7 @@ def _users(clients: int) -> dict[str, np.ndarray]:
     num_test = round(clients * _TEST_USERS)
     num_shared = min(clients, num_test * 4 // 5)
     user_index = np.arange(clients + num_test - num_shared)
-    # The numbers that ten does not divide, in order.
+    # These are the numbers that ten does not divide, in ascending order.
     numbers = 10 * (user_index // 9) + user_index % 9 + 1
     step = clients / max(num_shared, 1)
     shared = numbers[(np.arange(num_shared) * step).astype(np.int64)]
@@ -113,7 +115,7 @@ def _users(clients: int) -> dict[str, np.ndarray]:
 
 
 def _generator(seed: int, user: int, stream: int) -> np.random.Generator:
-    """Returns the generator of one of a user's streams of random numbers."""
+    """Returns the random generator for one of a user's streams of random numbers."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, 4 * user + stream], np.uint64)))
 
 
@@ -121,7 +123,8 @@ def _records(
     words: language.Language, split: str, user: int, mean: float, seed: int
 ) -> list[bytes]:
     """Draws the serialized examples of one user in one split, oldest post first."""
-    # A user writes in the same style in train and test.
+    # A user writes in the same style in both splits, so the style's generator does not depend on
+    # the split.
     style = language.draw_style(words, _generator(seed, user, 3))
     rng = _generator(seed, user, data_file.SPLITS.index(split))
     spread = 0.7
@@ -133,12 +136,12 @@ def _records(
     is_question = rng.random(num_posts) < 0.4
     post_topic = rng.choice(len(words.topics), size=num_posts, p=style.topic_weights)
     # A tenth of the sentences have another topic than their post, so that a client's vocabulary is
-    # more than one list.
+    # not one topic's list.
     strays = rng.random(count) < 0.1
     stray_topic = rng.choice(len(words.topics), size=count)
     topics = np.where(strays, stray_topic, post_topic[post_index])
-    # Sentences and titles, which read like questions, are drawn together: the calls of numpy cost
-    # more than their numbers.
+    # Sentences and titles, which read like questions, are drawn in one call, since the number of
+    # numpy calls costs most.
     ids, lengths = language.draw_sentences(
         words,
         style,
@@ -171,7 +174,7 @@ def _records(
 
 
 def _texts(words: language.Language, ids: np.ndarray, lengths: np.ndarray) -> list[str]:
-    """Returns the sentences as texts."""
+    """Returns the sentences as texts of words."""
     all_words = [words.words[i] for i in ids.tolist()]
     ends = np.cumsum(lengths).tolist()
     starts = [0, *ends[:-1]]
@@ -179,7 +182,7 @@ def _texts(words: language.Language, ids: np.ndarray, lengths: np.ndarray) -> li
 
 
 def _dates(split: str, num_posts: int, rng: np.random.Generator) -> list[str]:
-    """Draws the dates of a user's posts, in order and in the real file's format."""
+    """Draws the dates of a user's posts in ascending order, in the real file's format."""
     first_day = _DAYS_BEFORE_2018
     last_day = _DAYS_BEFORE_2018
     if split != "test":

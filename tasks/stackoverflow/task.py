@@ -1,4 +1,4 @@
-"""StackOverflow next-word prediction as a task."""
+"""StackOverflow next-word prediction as a training task."""
 
 import collections
 import functools
@@ -16,13 +16,15 @@ from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
 from fedmf.training.examples import Examples
 
-# 342,477 clients of 256 sentences would take 14 GB; a demo's few hundred clients are read again
-# every epoch and fit easily.
+# The real data's 342,477 clients of 256 sentences would take 14 GB. The few hundred clients of a
+# demo are read again in every epoch, and fit easily.
 MAX_CACHE_BYTES = 256 << 20
 
 
 class _Cache:
-    """Examples of the clients read last, up to MAX_CACHE_BYTES, in a small integer type."""
+    """Cache of the examples of clients that were read last, up to MAX_CACHE_BYTES, in a small
+    integer type.
+    """
 
     def __init__(self, read: Callable[[str], Examples], classes: int) -> None:
         self._read = read
@@ -41,7 +43,7 @@ class _Cache:
                 _, oldest = self._examples_by_client.popitem(last=False)
                 self._size -= sum(array.nbytes for array in oldest)
         x, y = self._examples_by_client[client_id]
-        # These are copies, since a caller may write into them.
+        # The caller gets copies, since it may write into them.
         return x.astype(np.int32), y.astype(np.int32)
 
 
@@ -92,14 +94,14 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
 
     @functools.cache
     def evaluation_examples(split: str) -> Examples:
-        """Reads the examples of "validation" or "test"."""
+        """Reads the examples of the "validation" or the "test" split."""
         if split == "validation":
             return _encode_slice(corpus, preprocessor, 0, num_validation, progress)
         if split == "test":
             return _encode_slice(corpus, preprocessor, num_validation, stop, progress)
         raise ValueError(f"split={split!r} must be 'validation' or 'test'")
 
-    # The file's name is left out: a run may be resumed on the same data under another name.
+    # The file's name is left out, because a run may be resumed on the same data under another name.
     description = (
         f"StackOverflow next-word prediction on the {corpus.origin}: {len(client_ids)} train "
         f"clients of at most {o.max_sentences} sentences, "
@@ -112,7 +114,7 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
     return Task(
         name="stackoverflow_nwp",
         description=description,
-        # The words come from a file of their own, which can change while the data file does not.
+        # The vocabulary may come from another file, which can change while the data file does not.
         data_version=f"{corpus.version}-{words.version}",
         client_ids=client_ids,
         client_examples=_Cache(read_client, preprocessor.ids.classes),
@@ -136,7 +138,7 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
 
 
 def _model_description(o: StackOverflowOptions, words: vocabulary.Vocabulary) -> str:
-    """Returns vocabulary, model and loss in words, for reports."""
+    """Describes vocabulary, model and loss in words, for reports."""
     text = f"{o.vocabulary_size} words"
     if len(words.words) < o.vocabulary_size:
         text += f", only {len(words.words)} of them occur"
@@ -150,7 +152,8 @@ def _model_description(o: StackOverflowOptions, words: vocabulary.Vocabulary) ->
 def _encode_slice(
     corpus: data.Corpus, preprocessor: Preprocessor, start: int, stop: int, progress: bool
 ) -> Examples:
-    """Encodes sentences start .. stop - 1 of the test split in TFF's order of clients.
+    """Encodes the sentences number `start` to `stop` - 1 of the test split, in TFF's order of
+    clients.
 
     The arrays that are returned are read-only.
     """
@@ -164,7 +167,7 @@ def _encode_slice(
         unit="sentence",
         disable=is_short or not progress,
     ) as bar:
-        # The real test split has 16 million sentences, so clients are encoded one by one.
+        # Clients are encoded one by one, since the real test split has 16 million sentences.
         client_start = 0
         for client_id, size in corpus.client_sizes("test").items():
             client_stop = client_start + size
@@ -184,7 +187,9 @@ def _encode_slice(
 
 
 def _all_sentences(corpus: data.Corpus, client_id: str, size: int) -> list[bytes]:
-    """Returns the sentences of a test client, or raises an error if there are not `size`."""
+    """Returns the sentences of a test client, or raises an error if there are not exactly
+    `size`.
+    """
     sentences = corpus.sentences("test", client_id, size + 1)
     if len(sentences) != size:
         number = "more" if len(sentences) > size else f"only {len(sentences)}"

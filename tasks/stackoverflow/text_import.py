@@ -23,9 +23,10 @@ from fedmf.terminal import progress_bar
 if TYPE_CHECKING:
     import duckdb
 
-_MEMORY_BYTES = 10**9  # limit of DuckDB's sort, which uses temporary files beyond it
+# DuckDB sorts in this much memory, and uses temporary files beyond it.
+_MEMORY_BYTES = 10**9
 _FETCHED_ROWS = 1000
-# TFF's parser of the real file asks for all of its features.
+# Every record needs all features of the real file, since TFF's parser asks for them.
 _OTHER_FEATURES: dict[str, bytes | int] = {
     "creation_date": b"",
     "score": 0,
@@ -40,7 +41,7 @@ _seed = functools.partial(checks.integer, low=0, high=2**63 - 1, hint="pass a wh
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImportOptions(fields.Checked):
-    """Names of the columns, and the split of users.
+    """Options of an import: the names of the columns, and how users are split.
 
     Attributes:
       user_column: name of the column of users.
@@ -82,7 +83,9 @@ class ImportOptions(fields.Checked):
             )
 
     def split_of(self, user: str) -> str:
-        """Returns the split of a user by a keyed hash, which does not depend on other users."""
+        """Returns the split of a user from a keyed hash, so that it does not depend on other
+        users.
+        """
         key = self.seed.to_bytes(8, "big")
         digest = hashlib.blake2b(user.encode(), key=key, digest_size=8).digest()
         uniform = int.from_bytes(digest, "big") / 2**64
@@ -124,7 +127,7 @@ def import_text(
     overwrite: bool = False,
     progress: bool = True,
 ) -> ImportSummary:
-    """Writes a data file from a table of texts, of any length in bounded memory.
+    """Writes a data file from a table of texts. Memory is bounded for any length of the table.
 
     A row is one text of one user, and a user may have any number of rows in any order. Users are
     whole numbers or texts; ids that differ only in invisible characters, blanks, or how letters are
@@ -192,7 +195,7 @@ def _load(
     options: ImportOptions,
     scratch: str | os.PathLike[str],
 ) -> tuple[int, int, int]:
-    """Reads the file into the table `texts`.
+    """Loads the file into the DuckDB table `texts`.
 
     Returns the numbers of rows, of rows without a user, and of users in several spellings.
     """
@@ -216,7 +219,7 @@ def _load(
         raise ValueError(
             f"{path} has texts too long to sort in {_MEMORY_BYTES} bytes: cut them"
         ) from error
-    except duckdb.IOException as error:  # in a temporary file
+    except duckdb.IOException as error:  # DuckDB could not write a temporary file
         raise OSError(str(error).splitlines()[0]) from error
     except duckdb.Error as error:
         raise ValueError(tables.describe_damage(str(path), error)) from error
@@ -245,7 +248,7 @@ def _write(
     options: ImportOptions,
     bar: Any,
 ) -> tuple[Counter[str], Counter[str], int]:
-    """Writes the table `texts` into the data file, user by user.
+    """Writes the rows of the table `texts` into the data file, user by user.
 
     Returns the numbers of users and of sentences by split, and of rows without a sentence.
     """
@@ -254,7 +257,7 @@ def _write(
     without_text = 0
 
     def records(rows: Iterator[tuple[str, str | None]]) -> Iterator[bytes]:
-        """Yields the examples of one user's texts."""
+        """Yields the serialized examples of one user's texts."""
         nonlocal without_text
         for _, text in rows:
             text_sentences = split_sentences(text or "")
@@ -272,7 +275,7 @@ def _write(
 
 
 def _sorted_rows(db: "duckdb.DuckDBPyConnection") -> Iterator[tuple[str, str | None]]:
-    """Yields user and text of each row, users sorted and rows in order."""
+    """Yields the user and text of each row, sorted by user. A user's rows keep their order."""
     cursor = db.execute(
         "SELECT client, text FROM texts WHERE client IS NOT NULL ORDER BY client, rowid"
     )

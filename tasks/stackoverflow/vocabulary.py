@@ -1,5 +1,5 @@
-"""Vocabulary of the most frequent words, counted as in TFF's word counts: by the number of train
-users who use the word.
+"""Vocabulary of the most frequent words of a data file. As in TFF's word counts, a word's frequency
+is the number of train users who use it.
 """
 
 import contextlib
@@ -14,15 +14,15 @@ from fedmf.files import write_atomically
 from fedmf.tasks.stackoverflow import data
 from fedmf.terminal import progress_bar
 
-# The real file has 342,477 train users: counting all takes an hour, and the order of frequent words
-# is settled long before.
+# Words are counted over a limited number of users. Counting all 342,477 train users of the real
+# file takes an hour, and the order of frequent words is settled long before.
 MAX_COUNTED_CLIENTS = 20_000
 _SAMPLE_SEED = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """Words by frequency.
+    """Most frequent words of a data file, in order of frequency.
 
     Attributes:
       words: most frequent first; ties in the words' byte order.
@@ -34,12 +34,13 @@ class Vocabulary:
 
     @property
     def version(self) -> str:
-        """Digest of the words and their order, which decide the ids of all examples."""
+        """Digest of the words in their order, which decides the ids in all examples."""
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()[:16]
 
 
 def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) -> Vocabulary:
-    """Returns the `size` most frequent words of a data file's train split, or all if fewer.
+    """Returns the `size` most frequent words of a data file's train split, or all words if there
+    are fewer.
 
     For the real `stackoverflow.sqlite`, TFF's own `stackoverflow.word_count` is used if it is one
     of the `count_files`. Otherwise the words are counted, in a huge file over a seeded sample of
@@ -78,8 +79,8 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
                 stacklevel=2,
             )
     stat = path.stat()
-    # The first line cannot be mistaken for a word: a word holds no blank, so its line has exactly
-    # two fields.
+    # The first line cannot be mistaken for a word's line, since a word has no blank and its line
+    # has exactly two fields.
     stamp = (
         f"# fedmf word counts of {stat.st_size} bytes at {stat.st_mtime_ns} ns over "
         f"{len(clients)} clients"
@@ -92,7 +93,7 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
 
 
 def count_files(path: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the paths at which TFF's word counts may be for the data file at `path`.
+    """Returns the paths where TFF's word counts for the data file at `path` may lie.
 
     TFF 0.87 keeps the data file in ~/.tff, or in the cache_dir it is given. The counts it leaves to
     Keras: they are in ~/.keras/datasets, or in the folder datasets of the cache_dir.
@@ -102,7 +103,7 @@ def count_files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read_counts(path: pathlib.Path, size: int) -> tuple[str, ...]:
-    """Reads the first words of TFF's file of word counts."""
+    """Reads the first words from TFF's file of word counts."""
     words = []
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
@@ -118,7 +119,7 @@ def _read_counts(path: pathlib.Path, size: int) -> tuple[str, ...]:
 
 
 def _read_cache(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None:
-    """Reads cached counts, or returns None if they are of another state of the data file."""
+    """Reads cached counts, or returns None if they belong to another version of the data file."""
     try:
         first_line, *lines = cache.read_text(encoding="utf-8").splitlines()
         if first_line != stamp:
@@ -126,7 +127,7 @@ def _read_cache(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None
         pairs = [line.split() for line in lines]
         return [(word, int(count)) for word, count in pairs]
     except (OSError, ValueError):
-        # A cache that is absent, unreadable or damaged is written again.
+        # If the cache is absent, unreadable or damaged, it is written again.
         return None
 
 
@@ -142,12 +143,12 @@ def _count_words(corpus: data.Corpus, clients: list[str], progress: bool) -> lis
             users.update({word for sentence in sentences for word in sentence.split()})
             bar.update()
     ordered = sorted(users.items(), key=lambda item: (-item[1], item[0]))
-    # TFF's file lists words with their counts as text; bytes outside UTF-8 do not occur in it.
+    # Counts are text as in TFF's file. Bytes outside UTF-8 do not occur in it.
     return [(word.decode("utf-8", errors="replace"), count) for word, count in ordered]
 
 
 def _write_cache(cache: pathlib.Path, stamp: str, words: list[tuple[str, int]]) -> None:
-    """Writes the counts beside the data file, unless its folder is read-only."""
+    """Writes the counts into a file beside the data file, unless the folder is read-only."""
     lines = "".join(f"{word} {count}\n" for word, count in words)
     with contextlib.suppress(OSError):
         write_atomically(cache, f"{stamp}\n{lines}", mode=0o600)

@@ -1,4 +1,4 @@
-"""Libraries of C files, compiled with the machine's own compiler.
+"""Builder and cache of C libraries, which compiles them with the machine's own compiler.
 
 They make training faster and are never required.
 """
@@ -34,7 +34,7 @@ def compiler() -> str | None:
 
 @functools.cache
 def library(source: pathlib.Path) -> ctypes.CDLL | None:
-    """Returns the library of a C file for this processor, or None if it does not compile.
+    """Returns the library of a C file for this processor, or None if it cannot be compiled.
 
     The headers beside the file belong to it. The library is stored in the cache folder, in a file
     of its own for each source, compiler and processor. If that folder cannot be written, it is
@@ -55,14 +55,17 @@ def library(source: pathlib.Path) -> ctypes.CDLL | None:
         try:
             make_folder(folder)
             return _load(path if path.exists() else _compile(cc, source, path))
-        except OSError:  # a home that is not writable, or not executable
+        except OSError:  # the home folder is not writable, or forbids loading code
             pass
     with tempfile.TemporaryDirectory() as temporary:
         return _load(_compile(cc, source, pathlib.Path(temporary) / name))
 
 
 def _processor() -> bytes:
-    """Returns what `-march=native` depends on, since machines may share a home folder."""
+    """Returns an identifier of the processor, on which `-march=native` depends.
+
+    Machines with different processors may share a home folder.
+    """
     cpu = pathlib.Path("/proc/cpuinfo")
     lines = cpu.read_bytes().splitlines() if cpu.exists() else []
     flags = next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")
@@ -70,7 +73,9 @@ def _processor() -> bytes:
 
 
 def _compile(cc: str, source: pathlib.Path, path: pathlib.Path) -> pathlib.Path | None:
-    """Compiles into `path`, whole or not at all. Returns None if the compiler fails."""
+    """Compiles a C file into `path`, completely or not at all. Returns None if the compiler
+    fails.
+    """
     has_mcpu = platform.machine() in ("aarch64", "arm64", "ppc64le")
     native = "-mcpu=native" if has_mcpu else "-march=native"
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
@@ -84,12 +89,12 @@ def _compile(cc: str, source: pathlib.Path, path: pathlib.Path) -> pathlib.Path 
 
 
 def _load(path: pathlib.Path | None) -> ctypes.CDLL | None:
-    """Loads a library."""
+    """Loads a compiled library, or returns None without a path."""
     return None if path is None else ctypes.CDLL(str(path))
 
 
 def pointer(array: np.ndarray, dtype: type = np.float32, *, written: bool = False) -> int:
-    """Returns the address of a contiguous array, for C.
+    """Returns the address of a contiguous array, to pass to C code.
 
     Raises:
       TypeError, ValueError: another dtype, not contiguous, or not to be written into; C would read

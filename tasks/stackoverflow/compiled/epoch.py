@@ -1,4 +1,6 @@
-"""`next_word.c` as a `Task.compiled_epoch`."""
+"""Compiled local training epoch (`Task.compiled_epoch`) of the next-word model, from
+`next_word.c`.
+"""
 
 import ctypes
 import dataclasses
@@ -23,7 +25,7 @@ _thread = threading.local()
 
 @functools.cache
 def _functions() -> ctypes.CDLL | None:
-    """Returns the compiled functions with their types, or None without a compiler."""
+    """Returns the compiled C functions with their argument types, or None without a compiler."""
     functions = library(_SOURCE)
     if functions is not None:
         functions.next_word_arena.restype = _LONG
@@ -44,7 +46,7 @@ def compiled_epoch(
     loss: str,
     batch_size: int,
 ) -> Callable[[], CompiledEpoch | None]:
-    """Returns the `Task.compiled_epoch` of a model of `model.build_model` and its loss.
+    """Returns the compiled epoch for a model of `model.build_model` and its loss.
 
     The sum of the loss and the update agree with the Keras model's to float32 rounding, not to the
     bit. Without a C compiler there is no such epoch.
@@ -57,13 +59,13 @@ def compiled_epoch(
 
 
 def _if_compiled(epoch: "_Epoch") -> CompiledEpoch | None:
-    """Returns the epoch if this machine can compile it."""
+    """Returns the epoch, or None if this machine cannot compile it."""
     return None if _functions() is None else epoch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Epoch:
-    """`CompiledEpoch` that can be sent to other machines, which compile it themselves."""
+    """Compiled epoch that can be sent to other machines, which compile the C code themselves."""
 
     sizes: tuple[int, int, int]
     batch_size: int
@@ -116,13 +118,13 @@ class _Epoch:
 
 
 def tensor_shapes(classes: int, width: int, units: int) -> list[tuple[int, ...]]:
-    """Returns the shapes of the trainable weights of `model.build_model`, in its order."""
+    """Returns the shapes of the trainable weights of `model.build_model`, in the model's order."""
     lstm = [(width, 4 * units), (units, 4 * units), (4 * units,)]
     return [(classes, width), *lstm, (units, width), (width,), (width, classes), (classes,)]
 
 
 def _arena(floats: int) -> np.ndarray:
-    """Returns this thread's working memory."""
+    """Returns the working memory of the calling thread."""
     if not hasattr(_thread, "arena") or _thread.arena.size < floats:
         _thread.arena = aligned_buffer(floats)
     arena: np.ndarray = _thread.arena
