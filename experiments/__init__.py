@@ -1,3 +1,3 @@
-"""Drivers: grids of runs, and the reports that compare them."""
+"""Experiments: the demo, and reproductions of the papers' tables and figures."""
 
 from fedmf import matplotlib_import  # noqa: F401

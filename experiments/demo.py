@@ -1,4 +1,5 @@
-"""`fedmf demo`: four mechanisms, one corpus, one controller, one privacy target; and a report.
+"""Driver of `fedmf demo`, which trains four mechanisms on one synthetic corpus and writes a report
+that compares them. All private runs have the same epsilon and the same cohorts.
 
 Corpus, initial model, cohorts and order of examples are the same in every run of a seed. The
 server's learning rate falls with a mechanism's error by one rule for all, because a rate that suits
@@ -28,12 +29,12 @@ from fedmf.runs.folder import Run
 from fedmf.runs.notes import figures_note
 from fedmf.sweeps.results import validation_of
 
-# In the papers' order, least noise first.
+# Families in the papers' order, from no noise to the most.
 FAMILIES = ("none", "banded", "tree", "identity")
 
-# These sizes train in minutes and still learn. The population is the cohort times min_sep, as in a
-# busy deployment. Clients hold one batch, and at this client rate every update is clipped, so that
-# the clip norm is used in full.
+# The sizes are chosen so that runs train in minutes and still learn. The population is the cohort
+# size times min_sep, as in a busy deployment. Clients hold one batch, and at this client rate every
+# update is clipped, so that the clip norm is used in full.
 CLIENTS = 1280
 SENTENCES_PER_CLIENT = 24.0
 WORDS = 300
@@ -53,22 +54,22 @@ SETTINGS: dict[str, Any] = {
     "min_sep": 32,
     "delta": 1e-6,
     "client_learning_rate": 4.0,
-    "server_momentum": 0.9,  # the papers' 0.95 averages over too many of 128 rounds
+    "server_momentum": 0.9,  # 0.95, as in the papers, would average over too many of 128 rounds
     "evaluate_every": 8,
 }
 
 
-# The best rate falls as the mechanism's error to the power of SLOPE (banded paper, App. I, the
-# regression below Eq. 11, whose offset is for its own model and cohort). The factor was chosen on
-# seed 0 for banded. Of three rates tried for the tree the rule's was the best; of five for
-# DP-FedAvg a lower one, 0.15, was a little better (accuracy 0.18 against 0.16). Without noise the
-# rate is bounded by stability.
+# The best server rate falls as the mechanism's error to the power of SLOPE (banded paper, App. I).
+# The regression there, below Eq. 11, has an offset for its own model and cohort, so the factor here
+# was chosen on seed 0 for the banded mechanism. Of three rates tried for the tree, the rate by this
+# rule was the best. Of five for DP-FedAvg a lower rate, 0.15, was a little better (accuracy 0.18
+# against 0.16). Without noise the rate is bounded by stability.
 RATE_FACTOR = 3.2
 RATE_WITHOUT_NOISE = 1.2
 
 
 def server_rate(config: TrainConfig) -> float:
-    """Returns the server's learning rate for a mechanism."""
+    """Returns the server learning rate for a configuration, from the error of its mechanism."""
     if config.family == "none":
         return RATE_WITHOUT_NOISE
     error = rmse(config.fit(), config.fit_workload(), config.participation())
@@ -76,13 +77,13 @@ def server_rate(config: TrainConfig) -> float:
 
 
 def check_demo(*, seeds: Sequence[int], epsilon: float) -> None:
-    """Raises a ValueError for seeds or an epsilon that no run takes."""
+    """Raises a ValueError for a seed or an epsilon that no run can have."""
     for seed in seeds:
         TrainConfig(seed=seed, family="identity", epsilon=epsilon, **SETTINGS)
 
 
 def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[TrainConfig]:
-    """Returns a configuration for each family, equal but for the server's rate."""
+    """Returns one configuration for each mechanism family. They differ in the server rate too."""
     base = tasks.completed(TrainConfig(data=str(corpus), seed=seed, family="none", **SETTINGS))
     configs = [base]
     for family in FAMILIES[1:]:
@@ -93,12 +94,15 @@ def demo_configs(corpus: pathlib.Path, *, seed: int, epsilon: float) -> list[Tra
 
 
 def noise_seed(seed: int, config: TrainConfig) -> int:
-    """Returns the noise seed of a run, so that a demo repeats; real runs use --noise-seed os."""
+    """Returns a fixed noise seed for a run, so that the demo is repeatable.
+
+    Real runs use --noise-seed os.
+    """
     return 1000 * seed + FAMILIES.index(config.family)
 
 
 def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict[str, Any]:
-    """Writes the corpus, trains, and writes out/report/report.html and the picture accuracy.png.
+    """Writes the corpus, trains all runs, and writes out/report/report.html and accuracy.png.
 
     Finished runs of an earlier call are used again, and unfinished ones are resumed.
 
@@ -148,7 +152,7 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
 
 
 def _table(runs: dict[str, list[Run]], accuracy: dict[str, list[float]]) -> list[str]:
-    """Returns the lines of the printed table, a line for each family."""
+    """Returns the lines of the table that is printed, with one line for each family."""
     rows = [["mechanism", "epsilon", "rmse", "rate", "validation accuracy, one column a seed"]]
     for family, family_runs in runs.items():
         run = family_runs[0]
@@ -162,7 +166,7 @@ def _table(runs: dict[str, list[Run]], accuracy: dict[str, list[float]]) -> list
 
 
 def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
-    """Trains a run, resumes it, or returns it if it is finished."""
+    """Trains or resumes a run, or loads it if it is finished."""
     from fedmf import federated
 
     has_begun = (folder / "config.json").exists()
@@ -182,7 +186,7 @@ def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
 
 
 def demo_picture(runs: Sequence[Run]) -> bytes:
-    """Draws a PNG with a bar for each mechanism, its mean, and a point for each run."""
+    """Draws a PNG with a bar for each mechanism's mean accuracy, and a point for each run."""
     groups = sorted(
         group_runs(list(runs)), key=lambda group: FAMILIES.index(group.config.family), reverse=True
     )
@@ -202,7 +206,7 @@ def demo_picture(runs: Sequence[Run]) -> bytes:
 
 
 def _draw_bar(ax: Axes, row: int, group: RunGroup) -> None:
-    """Draws the bar and the points of a mechanism."""
+    """Draws the bar of one mechanism and the points of its runs."""
     values = [100 * validation_of(run) for run in group.runs]
     mean = sum(values) / len(values)
     ax.barh(row, mean, height=0.6, color=group.color)

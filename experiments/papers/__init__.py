@@ -1,4 +1,6 @@
-"""Every table and figure of the papers, by name: `fedmf paper list`, `fedmf paper run NAME`."""
+"""Reproductions of every table and figure of the papers, which `fedmf paper run NAME` makes and
+`fedmf paper list` lists.
+"""
 
 from fedmf.experiments.papers import (  # noqa: F401 (each declares its items)
     banded,

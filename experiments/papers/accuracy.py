@@ -1,5 +1,5 @@
-"""Figures and verdicts of a study's scores: accuracy with intervals over seeds, and differences
-that are paired by seed.
+"""Figures and verdicts from the scores of a study: test accuracy with intervals over seeds, and
+differences between lines that are paired by seed.
 """
 
 import dataclasses
@@ -23,7 +23,8 @@ LEVEL = 0.95
 
 
 def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """Returns the mean of some values and a bootstrap interval for it at `LEVEL`.
+    """Returns the mean of some values, and a bootstrap interval for the mean with confidence
+    `LEVEL`.
 
     The ends are percentiles of resampled means, expanded for few values: those at which a normal
     interval would be as wide as Student's (Hesterberg 2015, "What teachers should know about the
@@ -46,7 +47,8 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Ordering:
-    """Comparison of two lines: the mean of paired differences over their common targets.
+    """Comparison of two lines of a figure by the mean of paired differences at their common
+    targets.
 
     Attributes:
       better, worse: the lines, as the paper orders them.
@@ -63,7 +65,9 @@ class Ordering:
 
     @property
     def is_reproduced(self) -> bool:
-        """Whether the interval lies above 0; one seed does not suffice."""
+        """Whether the interval of the difference lies above 0. One seed does not suffice for
+        that.
+        """
         return self.seeds > 1 and self.low > 0
 
     def __str__(self) -> str:
@@ -89,7 +93,7 @@ def compare_lines(
         differences = np.mean(
             [better_tests[target] - worse_tests[target] for target in common_targets], axis=0
         )
-    else:  # one of them has a single level, such as no noise
+    else:  # one line has a single target, as without noise
         better_mean = np.mean(list(better_tests.values()), axis=0)
         worse_mean = np.mean(list(worse_tests.values()), axis=0)
         differences = better_mean - worse_mean
@@ -99,13 +103,15 @@ def compare_lines(
 def _tests_by_target(
     scores: Sequence[Score], line: str, from_epsilon: float
 ) -> dict[float | None, np.ndarray]:
-    """Returns target -> test values of a line."""
+    """Returns a mapping from privacy target to the test values of a line."""
     line_scores = [score for score in scores if score.line == line]
     return {score.target: score.test for score in line_scores if score.epsilon >= from_epsilon}
 
 
 def verdict(orderings: Sequence[Ordering]) -> dict[str, Any]:
-    """Returns `verdict` and `holds` of an `Outcome`: whether all orderings are reproduced."""
+    """Returns the fields `verdict` and `holds` of an `Outcome`, which say whether all orderings are
+    reproduced.
+    """
     num_reproduced = sum(ordering.is_reproduced for ordering in orderings)
     num_seeds = orderings[0].seeds
     seeds = "1 seed" if num_seeds == 1 else f"{num_seeds} seeds"
@@ -117,19 +123,21 @@ def verdict(orderings: Sequence[Ordering]) -> dict[str, Any]:
 
 
 def compared(*pairs: tuple[str, str]) -> Judge:
-    """Returns a judge of (better, worse) pairs of lines, which draws them over epsilon."""
+    """Returns a judge that compares (better, worse) pairs of lines and draws accuracy over
+    epsilon.
+    """
     return lambda scores, size: ordered(scores, [compare_lines(scores, *pair) for pair in pairs])
 
 
 def matched(line: str, best: str, worst: str) -> Judge:
-    """Returns a judge of whether `line` matches `best`.
+    """Returns a judge that decides whether the accuracy of `line` matches that of `best`.
 
     It does if it is above `worst`, and `best` leads it by at most a quarter of the lead of `best`
     over `worst`, by the end of the interval.
     """
 
     def judge(scores: Sequence[Score], size: Any) -> Outcome:
-        """Compares the three lines."""
+        """Compares the three lines, and returns the outcome."""
         over_worst = compare_lines(scores, line, worst)
         gap = compare_lines(scores, best, line)
         lead = compare_lines(scores, best, worst).mean
@@ -146,7 +154,7 @@ def matched(line: str, best: str, worst: str) -> Judge:
 
 
 def ordered(scores: Sequence[Score], orderings: Sequence[Ordering]) -> Outcome:
-    """Returns the outcome of scores that some orderings compare."""
+    """Returns the outcome of a study in which these orderings compare the scores."""
     rows = [row(score) for score in scores]
     return Outcome(
         over_epsilon(scores),
@@ -157,7 +165,7 @@ def ordered(scores: Sequence[Score], orderings: Sequence[Ordering]) -> Outcome:
 
 
 def row(score: Score) -> dict[str, Any]:
-    """Returns a row of numbers.csv."""
+    """Returns a score as a row of numbers.csv."""
     test = score.test
     config = score.best
     final_values = [final_metric(run, "validation") for run in score.runs]
@@ -197,7 +205,7 @@ SETTING_COLUMNS = (
 
 
 def by_setting(study: Study, request: Request) -> list[dict[str, Any]]:
-    """Returns a row for each setting of a study's finished runs.
+    """Returns a row of statistics for each setting that has finished runs.
 
     Validation is smoothed as for tuning. Epsilon is infinite without noise, and statistics of no
     run are NaN.
@@ -209,7 +217,8 @@ def by_setting(study: Study, request: Request) -> list[dict[str, Any]]:
 
 
 def by_rate(scores: Sequence[Score]) -> dict[str, Any]:
-    """Returns `columns` and `rows` of an `Outcome`, with a row for each line and server rate.
+    """Returns the fields `columns` and `rows` of an `Outcome`, with a row for each line and server
+    rate.
 
     The runs that tune count as well as those that are reported.
     """
@@ -226,7 +235,9 @@ def by_rate(scores: Sequence[Score]) -> dict[str, Any]:
 def _setting_row(
     line: str, rate: float, runs: Sequence[Run], smoothed_over: int = 0
 ) -> dict[str, Any]:
-    """Returns a row with `SETTING_COLUMNS`."""
+    """Returns a row of statistics over the runs of one setting, with the columns
+    `SETTING_COLUMNS`.
+    """
     config = runs[0].config
     test_values = [final_metric(run, "test") for run in runs]
     epsilon = config.epsilon or runs[0].plan["epsilon"] or math.inf
@@ -240,13 +251,13 @@ def _setting_row(
 
 
 def diverged(run: Run) -> bool:
-    """Returns whether the last validation loss is above the first, or not finite."""
+    """Returns whether a run's last validation loss is above its first, or not finite."""
     losses = [row["validation"]["loss"] for row in run.metrics if "validation" in row]
     return not losses[-1] <= losses[0]
 
 
 def over_epsilon(scores: Sequence[Score]) -> list[Lines]:
-    """Draws test accuracy over epsilon with intervals; a line without noise is a level.
+    """Draws test accuracy over epsilon with intervals, where a line without noise is horizontal.
 
     If all scores have the same epsilon, it draws `levels`.
     """
@@ -274,7 +285,8 @@ def levels(scores: Sequence[Score]) -> list[Lines]:
 def by_round(
     scores: Sequence[Score], *, first: int = 0, decay: int | None = None
 ) -> dict[str, Any]:
-    """Returns `figure`, `columns` and `rows` of an `Outcome`: validation accuracy by round.
+    """Returns the fields `figure`, `columns` and `rows` of an `Outcome`, with validation accuracy
+    by round.
 
     The figure has a panel for each target with the mean over seeds and its interval; the rows have
     all values.

@@ -1,5 +1,5 @@
-"""Noise and error of every number of bands, over privacy targets and epochs: what banded Table 3
-and Fig. 4 are drawn from.
+"""Noise and error for every number of bands, over privacy targets and epochs, from which banded
+Table 3 and Fig. 4 are drawn.
 
 In n rounds and k epochs, a round draws the share k / n of the clients. Then b bands are sampled
 with q = b k / n, ceil(n / b) times, and sigma depends on b and k only through these two numbers.
@@ -23,7 +23,7 @@ from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Noise and error for powers of two of bands and epochs.
+    """Noise and error of banded mechanisms whose numbers of bands and epochs are powers of two.
 
     Attributes:
       bands: b, powers of two up to the rounds.
@@ -38,19 +38,21 @@ class Sweep:
 
     @functools.cached_property
     def rmse(self) -> np.ndarray:
-        """rmse of prefix sums of sums of updates, float64 (epsilons, epochs, bands)."""
+        """Root mean squared error of prefix sums of summed updates, float64 (epsilons, epochs,
+        bands).
+        """
         return self.noise * self.error
 
     @functools.cached_property
     def best(self) -> np.ndarray:
-        """The best number of bands, int (epsilons, epochs)."""
+        """Number of bands with the least error, int of shape (epsilons, epochs)."""
         return np.asarray(self.bands)[np.argmin(self.rmse, axis=-1)]
 
 
 def sweep(
     *, rounds: int = 1024, delta: float = 1e-6, epsilons: Sequence[float], epochs: Sequence[int]
 ) -> Sweep:
-    """Fits powers of two of bands and calibrates all of them.
+    """Fits banded mechanisms for powers of two of bands, and calibrates the noise of each.
 
     Args:
       rounds: n, a power of two.
@@ -76,8 +78,9 @@ def sweep(
 def noise_curve(
     epsilons: Sequence[float], delta: float, *, probability: float, compositions: int
 ) -> np.ndarray:
-    """The noise multiplier of each Poisson-sampled event for each epsilon, float64;
-    exact without sampling.
+    """Computes the noise multiplier of each Poisson-sampled event for each epsilon, as float64.
+
+    Without sampling (probability 1) it is exact.
     """
     if probability == 1:
         return math.sqrt(compositions) * np.array(
@@ -94,8 +97,11 @@ def inverse(
     tolerance: float = 1e-4,
     ratio: float = 1.4,
 ) -> np.ndarray:
-    """The noise at which a decreasing `epsilon_of` gives each epsilon to `tolerance`
-    of it, float64.
+    """Finds the noise multiplier at which the decreasing function `epsilon_of` has each of the
+    target epsilons.
+
+    It returns float64 noise multipliers, where epsilon is within the relative `tolerance` of each
+    target.
 
     Epsilon is tabulated over noise and interpolated monotonically between logarithms. Each answer
     is an entry of the table then. Where epsilon jumps over a target, the answer is the noise above
@@ -115,7 +121,7 @@ def inverse(
     step = math.log(ratio)
     targets = [math.log(epsilon) for epsilon in epsilons]
     low = high = 0
-    # A knot beyond either end, for the slopes of the interpolation.
+    # The table has one more entry beyond either end, from which the interpolation takes its slopes.
     while log_epsilon((low + 1) * step) < max(targets):
         low -= 1
     while log_epsilon((high - 1) * step) > min(targets):
@@ -123,7 +129,7 @@ def inverse(
     knots = {s * step for s in range(low, high + 1)}
     found: dict[float, float] = {}
     for _ in range(12):
-        # With less noise than any that is needed, epsilon can be infinite.
+        # At the smallest noises epsilon can be infinite. Such entries are left out.
         table = {e: s for s in sorted(knots) if (e := log_epsilon(s)) < math.log(1e4)}
         interpolated = scipy.interpolate.PchipInterpolator(
             sorted(table), [table[e] for e in sorted(table)]
@@ -141,7 +147,8 @@ def inverse(
                 found[target] = enough
         if len(found) == len(set(targets)):
             break
-    # Simulated epsilons may be off by more than the tolerance: then the least noise that is enough.
+    # Simulated epsilons may be off by more than the tolerance. Then the answer is the least noise
+    # in the table that is enough.
     return np.exp(
         [found.get(target, min(s for s in knots if log_epsilon(s) <= target)) for target in targets]
     )

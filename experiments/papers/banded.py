@@ -1,4 +1,6 @@
-"""Figures of Choquette-Choo et al. 2023, banded matrix factorization, that need no training."""
+"""Figures of Choquette-Choo et al. 2023 (banded matrix factorization) that are made without
+training.
+"""
 
 import functools
 
@@ -17,14 +19,16 @@ DELTA = 1e-6
 
 
 def span(values: np.ndarray) -> str:
-    """From the smallest to the largest."""
+    """Returns text with the smallest and the largest of some values."""
     return f"{values.min():.2f} to {values.max():.2f}"
 
 
 @figure("banded-figure-4")
 def figure_4(request: Request) -> Outcome:
-    """RMSE of three mechanisms over epsilon and epochs, of means in units of the clip norm over one
-    epoch's cohort. A run of k epochs has cohorts of k times that size.
+    """Compares the error (rmse) of three mechanisms over epsilon and epochs.
+
+    The error is that of mean updates, in units of the clip norm over one epoch's cohort. A run of k
+    epochs has cohorts of k times that size.
     """
     every = tuple(2.0**i for i in range(-5, 5))
     rounds, epsilons = request.pick((16, (1.0, 8.0)), (256, every[::3]), (1024, every))
@@ -73,14 +77,15 @@ def figure_4(request: Request) -> Outcome:
     )
 
 
-# Figures 2, 3 and 8: b parts, n rounds, m clients, B of them a round, all small enough to draw.
+# Sizes of Figures 2, 3 and 8, small enough to draw: the number of parts of the population (b), the
+# rounds (n), the clients (m), the clients of a round (B), and a seed.
 PARTS, ROUNDS, POPULATION, COHORT, SEED = 3, 9, 24, 3, 1
 
 
 @figure("banded-figure-2")
 def figure_2(request: Request) -> Outcome:
-    """Who takes part in which round, from the real controller under Alg. 6 with subsets of fixed
-    size: round t draws from part t mod b.
+    """Draws the clients that take part in each round, sampled by the controller as in Alg. 6 with
+    subsets of fixed size. Round t samples from part t mod b, where b is the number of parts.
     """
     scheme = fedmf.CyclicFixedSize(population=POPULATION, cohort_size=COHORT, partitions=PARTS)
     controller = fedmf.ParticipationController(
@@ -92,7 +97,7 @@ def figure_2(request: Request) -> Outcome:
     )
     cohorts = [list(map(int, controller.cohort(t))) for t in range(ROUNDS)]
     parts = [sorted({i for t in range(j, ROUNDS, PARTS) for i in cohorts[t]}) for j in range(PARTS)]
-    order = [i for part in parts for i in part]  # a client of two parts is there twice
+    order = [i for part in parts for i in part]  # a client of two parts would occur twice
     disjoint = len(order) == len(set(order))
     places = [(t, order.index(client)) for t in range(ROUNDS) for client in cohorts[t]]
     series = {
@@ -113,7 +118,9 @@ def figure_2(request: Request) -> Outcome:
 
 
 def _decomposed(rounds: int, request: Request) -> Outcome:
-    """The rows of C x that the participations of one client touch."""
+    """Draws the rows of C x that one client's participations change, where C is a banded encoder
+    and x the updates.
+    """
     C = fit(*sums_once(rounds), "banded", bands=PARTS).encoder()
     touched = [[np.flatnonzero(C[:, t]) for t in range(j, rounds, PARTS)] for j in range(PARTS)]
     disjoint = all(
@@ -123,7 +130,9 @@ def _decomposed(rounds: int, request: Request) -> Outcome:
     for j, rows in enumerate(touched):
         image = np.where(C != 0, 0.1, 0.0)
         for k, here in enumerate(rows):
-            image[here, j + k * PARTS] = (-1) ** k  # neighbours have another colour
+            image[here, j + k * PARTS] = (
+                -1
+            ) ** k  # successive participations have different colours
         panels.append((f"part {j + 1} of {PARTS}", image))
     return Outcome(
         heat_maps(panels, PARTS, height=6.2 / PARTS),
@@ -145,7 +154,7 @@ figure("banded-figure-8")(functools.partial(_decomposed, 18))
 
 @figure("banded-figure-6")
 def figure_6(request: Request) -> Outcome:
-    """C and C^-1 of eight factorisations, n = 64."""
+    """Draws C and C^-1, the encoder and its inverse, of eight factorisations for n = 64 rounds."""
     n = 64
     workload, once = sums_once(n)
     four = epochs(n, 4)
@@ -187,7 +196,7 @@ def figure_6(request: Request) -> Outcome:
 
 @figure("banded-figure-7")
 def figure_7(request: Request) -> Outcome:
-    """The tree's encoder, transposed, and its pseudo-inverse."""
+    """Draws the transposed encoder of the tree mechanism, and the encoder's pseudo-inverse."""
     n = 64
     mechanism = fit(*sums_once(n), "tree", decoder="full")
     C = mechanism.encoder()
@@ -211,8 +220,9 @@ def figure_7(request: Request) -> Outcome:
 
 @figure("banded-figure-9")
 def figure_9(request: Request) -> Outcome:
-    """Total error of BandMF over that of DP-SGD and of multi-epoch MF, at CIFAR-10's n = 2000, k =
-    20, m = 50,000.
+    """Draws the total error of BandMF, divided by that of DP-SGD and of multi-epoch MF.
+
+    The setting is CIFAR-10 with n = 2000 rounds, k = 20 epochs and m = 50,000 images.
     """
     epsilons = request.pick(
         (1.0, 8.0),
@@ -248,7 +258,8 @@ def figure_9(request: Request) -> Outcome:
         ticks=epsilons,
         ylim=(0, None),
     )
-    # Where the ratio to multi-epoch MF, which rises, passes 1, between the epsilons tried.
+    # The ratio to multi-epoch MF rises with epsilon. The crossing is where it passes 1,
+    # interpolated between the epsilons tried.
     crossing = np.exp(np.interp(0.0, np.log(over_mf), np.log(epsilons)))
     return Outcome(
         [panel],
@@ -263,8 +274,10 @@ def figure_9(request: Request) -> Outcome:
 
 @figure("banded-figure-11")
 def figure_11(request: Request) -> Outcome:
-    """Tuned server rates over the effective rmse of sums and of single gradients (Eq. 11), from
-    Table 6.
+    """Draws tuned server learning rates over the effective rmse of sums and of single gradients
+    (banded paper, Eq. 11).
+
+    The rates are those of Table 6.
     """
     tiny = request.scale == "tiny"
     rows = [

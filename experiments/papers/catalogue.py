@@ -1,4 +1,5 @@
-"""Every table and figure of the papers: what it claims, in our words, and what it takes to make it.
+"""Catalogue of every table and figure of the papers, with its claim in our words and the time that
+it takes to make it.
 
 An item is a line and what is indented under it: its name on the command line, the paper's caption
 number, and its seconds on two cores, at scale small and, if it does not train, at full; then the

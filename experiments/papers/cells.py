@@ -1,4 +1,4 @@
-"""The tables that need no training: each printed number beside ours."""
+"""Comparison of the papers' printed tables with our numbers, for tables that need no training."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ from fedmf.experiments.papers.item import Outcome, Request, Scale, figure
 
 
 class Cell(NamedTuple):
-    """One printed figure and ours.
+    """Cell of a printed table, with the paper's number and ours.
 
     Attributes:
       row: the mechanism.
@@ -31,16 +31,20 @@ class Cell(NamedTuple):
 
     @property
     def theirs(self) -> float:
-        """The printed figure as a number."""
+        """Printed figure as a number."""
         return float(self.printed.lstrip("≤"))
 
     @property
     def as_printed(self) -> bool:
-        """Whether ours has the printed digits."""
+        """Whether our number rounds to the printed digits."""
         return printed.agrees(self.ours, self.printed)
 
     def kind(self, table: str) -> str:
-        """One of the four kinds of comparison; the last is against what is known of the number."""
+        """Returns the kind of agreement, one of `KINDS`.
+
+        The last kind is for a difference that `printed.KNOWN_DIFFERENCES` does not list, and for a
+        listed number that agrees.
+        """
         known = (table, self.row, self.column) in printed.KNOWN_DIFFERENCES
         if known == (self.as_printed or bool(self.nearly)):
             return KINDS[3]
@@ -49,7 +53,7 @@ class Cell(NamedTuple):
         return KINDS[0] if self.as_printed else KINDS[1]
 
     def verdict(self, table: str) -> str:
-        """The comparison in words."""
+        """Returns the comparison in words."""
         if self.as_printed or self.nearly:
             return "ok" if self.as_printed else f"nearly: {self.nearly}"
         smaller = "smaller" if self.ours < self.theirs else "larger"
@@ -65,13 +69,15 @@ KINDS = (
     "other, not explained",
 )
 Rows = Callable[[Scale], Iterable[Cell]]
-# (row, column, printed, ours, how many runs) of what has been trained.
+# Function that returns rows for accuracies of trained runs: row, column, printed number, our
+# number, and the number of runs.
 Trained = Callable[[Request], Sequence[tuple[str, str, str, float, str]]]
 
 
 def table(name: str, trained: Trained | None = None) -> Callable[[Rows], Rows]:
-    """Declares that a function gives the cells of this item of the catalogue; but for scale full of
-    the rows that take seconds.
+    """Returns a decorator for the function that yields the cells of an item of the catalogue.
+
+    The function yields only the rows that take seconds, unless the scale is full.
 
     `trained` gives more rows, of the runs that there are, which decide nothing.
     """
@@ -84,7 +90,9 @@ def table(name: str, trained: Trained | None = None) -> Callable[[Rows], Rows]:
 
 
 def compared(name: str, rows: Rows, request: Request, trained: Trained | None = None) -> Outcome:
-    """The cells of a table: ours over the printed number, cell by cell."""
+    """Compares the cells of a table, and draws the ratio of ours to the printed number for each
+    cell.
+    """
     cells = list(rows(request.scale))
     more = trained(request) if trained else ()
     kinds = np.array([cell.kind(name) for cell in cells])

@@ -1,4 +1,5 @@
-"""CIFAR-10 at example level: multi-epoch Figures 1, 7, 8, 9, App. E; banded Figure 10, App. H.
+"""Trained figures on CIFAR-10 at example level: multi-epoch Figures 1, 7, 8, 9, App. E; banded
+Figure 10, App. H.
 
 Steps of 500 images in a fixed order, 20 epochs, no momentum for DP-SGD, and
 a rate that falls to 0.05 of its peak over the last quarter. Every image is a client whose one SGD
@@ -21,15 +22,15 @@ from fedmf.privacy.bands import choose_bands
 from fedmf.tasks.cifar10 import write_synthetic
 
 DELTA = 1e-5  # multi-epoch paper, Fig. 4
-# The noise multipliers of the papers' code: of matrices (sensitivity 1), and of DP-SGD with
+# Noise multipliers in the papers' code: of matrix mechanisms with sensitivity 1, and of DP-SGD with
 # sampling for the same epsilons.
 NOISE = (0.3, 0.4, 0.5, 0.75, 1.0, 2.0)
 NOISE_DP_SGD = (0.498, 0.559, 0.61, 0.715, 0.807, 1.16)
-# Those epsilons at DELTA, as data: to compute them takes most of a second, which commands that
-# only list the figures would wait for. A test computes them.
+# Epsilons of these noise multipliers at DELTA. They are stored because computing them takes most of
+# a second, which commands that only list the figures would wait for. A test computes them.
 EPSILONS = (19.131, 13.207, 9.997, 6.129, 4.377, 1.993)
-# Rates 1, 2, 5 times 10^i: i in -2, -1 (multi-epoch paper, App. E), or -2 to 3 (banded paper, App.
-# H.1).
+# Learning rates that are tried: 1, 2 and 5 times 10^i, where i is -2 or -1 (multi-epoch paper, App.
+# E), or -2 to 3 (banded paper, App. H.1).
 RATES_BANDED = tuple(float(f"{c}e{i}") for i in range(-2, 4) for c in (1, 2, 5))
 RATES = RATES_BANDED[:6]
 HONAKER, FFT, ONE, BANDED = "Honaker", "FFT", "MF(k=1)", "BandMF"
@@ -40,7 +41,7 @@ SGD, SAMPLED, NU = "DP-SGD", "DP-SGD, amplified", "nu-DP-FTRL"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much of the experiment.
+    """Size of the experiment: images, steps, network, tuning grid and seeds.
 
     Attributes:
       images, cohort, epochs: training images, images of a step, passes; an epoch has images /
@@ -74,13 +75,13 @@ class Size:
 
     @property
     def participation(self) -> Participation:
-        """A fixed order of the images."""
+        """Participation schema with the images in a fixed order."""
         epoch = self.images // self.cohort
         return Participation(rounds=self.epochs * epoch, schema="fixed_epoch", min_sep=epoch)
 
     @property
     def optimal(self) -> str:
-        """What the figures call the optimum for all epochs."""
+        """Label of the optimal mechanism for all epochs, as in the figures."""
         return f"MF(k={self.epochs})"
 
 
@@ -118,8 +119,10 @@ SIZES: dict[Any, Size] = {
 
 
 def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
-    """The mechanism of multi-epoch Table 1 for `steps` steps; `kind` is HONAKER, FFT, PLAIN_FFT or
-    ONE.
+    """Returns the mechanism of multi-epoch Table 1 for `steps` steps, repeated in `stamps` equal
+    parts.
+
+    `kind` is HONAKER, DECODED, FFT, PLAIN_FFT or ONE.
     """
     made: dict[str, tuple[str, Fields]] = {
         HONAKER: ("tree", {"decoder": "online"}),
@@ -134,8 +137,9 @@ def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
 
 @functools.cache
 def losses(kind: str, size: Size) -> dict[int, float]:
-    """Number of stamps -> rmse of prefix sums at the study's participation, by which the paper
-    chooses it (App. E).
+    """Returns a mapping from number of stamps to rmse of prefix sums at the study's participation.
+
+    The paper chooses the number of stamps by this error (App. E).
     """
     p = size.participation
     return {
@@ -146,25 +150,28 @@ def losses(kind: str, size: Size) -> dict[int, float]:
 
 
 def best_stamps(kind: str, size: Size) -> int:
-    """The number of stamps of least error."""
+    """Returns the number of stamps with the least error."""
     found = losses(kind, size)
     return min(found, key=lambda s: found[s])
 
 
 def label(kind: str, stamps: int) -> str:
-    """What the figures call a stamped mechanism."""
+    """Returns the label of a stamped mechanism, as in the figures."""
     return f"{kind} x{stamps}"
 
 
 def for_some_epochs(size: Size, s: int) -> Mechanism:
-    """The optimum for one of s equal parts of the epochs, used s times."""
+    """Returns the optimal mechanism for one of `s` equal parts of the epochs, used `s` times."""
     steps = size.participation.rounds
     k = size.epochs // s
     return error_tables.stamped("dense", steps, s, participations=k, tolerance=1e-3)
 
 
 def some_epochs(size: Size) -> dict[str, int]:
-    """MF(k=10) x2 and MF(k=5) x4 of 20 epochs: what the figures call them -> the parts."""
+    """Returns a mapping from a label such as MF(k=10) x2 to the number of parts of the epochs.
+
+    For 20 epochs these are MF(k=10) x2 and MF(k=5) x4.
+    """
     parts = [s for s in (2, 4) if size.epochs % s == 0 and size.epochs > s]
     return {label(f"MF(k={size.epochs // s})", s): s for s in parts}
 
@@ -246,8 +253,9 @@ def _sgd(size: Size, epsilons: Sequence[float], rates: Sequence[float]) -> Field
 
 @sized(SIZES)
 def multi_epoch(size: Size) -> Study:
-    """Multi-epoch Fig. 1: no sampling but DP-SGD's, which the paper calls incorrect, though
-    standard.
+    """Returns the study of multi-epoch Fig. 1.
+
+    Only DP-SGD is also trained with sampling, which the paper calls incorrect, though standard.
     """
     sgd = _sgd(size, size.epsilons, size.rates)
     parts = [(SAMPLED, _sampled(size, sgd)), (SGD, _in_order(size, sgd)), _optimal(size)]
@@ -257,7 +265,9 @@ def multi_epoch(size: Size) -> Study:
 
 @sized(SIZES)
 def with_plain(size: Size) -> Study:
-    """Multi-epoch Fig. 9: Fig. 1 and the plain FFT; runs of Fig. 1."""
+    """Returns the study of multi-epoch Fig. 9, which adds the plain FFT to Fig. 1 and shares its
+    runs.
+    """
     study = multi_epoch.make(size)
     plain = [_stamped(size, PLAIN_FFT, best_stamps(PLAIN_FFT, size))]
     return dataclasses.replace(study, parts=[*study.parts, *plain])
@@ -265,13 +275,16 @@ def with_plain(size: Size) -> Study:
 
 @sized(SIZES)
 def decoders(size: Size) -> Study:
-    """Multi-epoch Fig. 6: Honaker's tree with either decoder, and the optimum; runs of Fig. 1."""
+    """Returns the study of multi-epoch Fig. 6: Honaker's tree with either decoder, and the optimum.
+
+    It shares runs with Fig. 1.
+    """
     trees = [_stamped(size, kind, best_stamps(kind, size)) for kind in (HONAKER, DECODED)]
     return _study("multi-epoch", size, [_optimal(size), *trees])
 
 
-# 28 epochs, with which the optimum for one is a quarter worse used once than five times, and that
-# for all another quarter better.
+# With 28 epochs the mechanisms differ enough. The optimum for one epoch is a quarter worse used
+# once than five times, and the optimum for all epochs is another quarter better.
 @sized(
     SIZES,
     images=1000,
@@ -283,8 +296,10 @@ def decoders(size: Size) -> Study:
     repeats=16,
 )
 def optima(size: Size) -> Study:
-    """Multi-epoch Fig. 8: the optimum for all epochs, and that for one, stamped and not; at one
-    size with Fig. 1 they share runs.
+    """Returns the study of multi-epoch Fig. 8: the optimal mechanism for all epochs, and the one
+    for a single epoch, stamped and not.
+
+    At the same size it shares runs with Fig. 1.
     """
     once = [_stamped(size, ONE, s) for s in sorted({1, best_stamps(ONE, size)}, reverse=True)]
     name = "multi-epoch" if size in SIZES.values() else "optima"
@@ -295,17 +310,21 @@ def optima(size: Size) -> Study:
     return _study(name, size, [_optimal(size), *some, *once])
 
 
-# 140 steps, with which 1, 7 and 70 stamps differ.
+# With 140 steps the errors of 1, 7 and 70 stamps differ.
 @sized(SIZES, images=560, simulated=24, epochs=20, stamps=(1, 7, 70), repeats=8)
 def stamps(size: Size) -> Study:
-    """Multi-epoch Fig. 7: Honaker's tree for all numbers of stamps."""
+    """Returns the study of multi-epoch Fig. 7: Honaker's tree with each number of stamps."""
     return _study("stamps", size, [_stamped(size, HONAKER, s) for s in size.stamps])
 
 
-# Two epochs: with many banded matrices have little room.
+# There are only two epochs, since with many BandMF could hardly differ from the mechanisms that it
+# is compared with.
 @sized(SIZES, images=4000, simulated=24, epochs=2, epsilons_banded=(1.0, 8.0), repeats=8)
 def banded(size: Size) -> Study:
-    """Banded Fig. 10: the number of bands is the best at each epsilon, and at most an epoch."""
+    """Returns the study of banded Fig. 10.
+
+    The number of bands is the best at each epsilon, and at most the steps of an epoch.
+    """
     rates = {"server_learning_rate": size.rates_banded}
     every = rates | {"epsilon": size.epsilons_banded}
     sgd = _sgd(size, size.epsilons_banded, size.rates_banded)
@@ -325,9 +344,9 @@ def banded(size: Size) -> Study:
     return _study("banded", size, parts)
 
 
-# Two epochs of 50 steps, in which the error of nu noise is as near that of the optimum, of what
-# independent noise has more, as in 20 of 100; and independent noise is that of ten short epochs at
-# epsilon 16 (docs/fidelity.md).
+# There are two epochs of 50 steps. Of the gap in error between independent noise and the optimum,
+# nu noise then closes as much as in 20 epochs of 100 steps. Independent noise is as large as in ten
+# short epochs at epsilon 16 (docs/fidelity.md).
 @sized(
     SIZES,
     images=4000,
@@ -339,8 +358,9 @@ def banded(size: Size) -> Study:
     repeats=12,
 )
 def nu_noise(size: Size) -> Study:
-    """Slides, nu-DP-FTRL: noise t^(-3/2) (1 - nu)^t with nu tuned, beside lines of multi-epoch
-    Fig. 1.
+    """Returns the study of nu-DP-FTRL on the slides, beside lines of multi-epoch Fig. 1.
+
+    The noise coefficients are t^(-3/2) (1 - nu)^t, and nu is tuned.
     """
     own = {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS}
     sgd = _in_order(size, _sgd(size, size.epsilons, size.rates))
@@ -350,7 +370,9 @@ def nu_noise(size: Size) -> Study:
 
 @functools.cache
 def best_bands(size: Size, epsilon: float) -> tuple[int, bool]:
-    """The number of bands of least error at this epsilon, and whether it is amplified."""
+    """Returns the number of bands with the least error at an epsilon, and whether sampling
+    amplifies it.
+    """
     best = choose_bands(
         fedmf.prefix_sum(size.participation.rounds),
         population=size.images,
@@ -365,7 +387,7 @@ def _figure_1_orders(scores: Sequence[Score], size: Size) -> list[accuracy.Order
     honaker, fft, one = (label(kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE))
     pairs = [(size.optimal, one), (size.optimal, fft), (size.optimal, honaker), (fft, honaker)]
     orders = [accuracy.compare_lines(scores, *pair) for pair in pairs]
-    # The paper: "as low as epsilon of about 4".
+    # The paper claims this order for epsilons "as low as epsilon of about 4".
     above = 4.0 if size == SIZES["full"] else size.epsilons[0]
     orders.append(accuracy.compare_lines(scores, size.optimal, SAMPLED, from_epsilon=above))
     return [*orders, accuracy.compare_lines(scores, SAMPLED, SGD)]
@@ -373,14 +395,14 @@ def _figure_1_orders(scores: Sequence[Score], size: Size) -> list[accuracy.Order
 
 @trained(multi_epoch, "multi-epoch-figure-1")
 def figure_1(scores: Sequence[Score], size: Size) -> Outcome:
-    """Multi-epoch Fig. 1."""
+    """Judges multi-epoch Fig. 1, where the optimal mechanism should have the best accuracy."""
     return accuracy.ordered(scores, _figure_1_orders(scores, size))
 
 
 @trained(with_plain, "multi-epoch-figure-9")
 def figure_9(scores: Sequence[Score], size: Size) -> Outcome:
-    """Multi-epoch Fig. 9: the plain FFT should be above Honaker's tree, and below the FFT with the
-    optimal decoder (App. C).
+    """Judges multi-epoch Fig. 9: the plain FFT should be above Honaker's tree, and below the FFT
+    with the optimal decoder (App. C).
     """
     orders = _figure_1_orders(scores, size)
     kinds = (FFT, PLAIN_FFT, HONAKER)
@@ -391,14 +413,18 @@ def figure_9(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(decoders, "multi-epoch-figure-6-trained")
 def figure_6(scores: Sequence[Score], size: Size) -> Outcome:
-    """Multi-epoch Fig. 6, trained: the optimal decoder between the online one and the optimum."""
+    """Judges multi-epoch Fig. 6, trained: the optimal decoder should be between the online one and
+    the optimum.
+    """
     online, full = (label(kind, best_stamps(kind, size)) for kind in (HONAKER, DECODED))
     return accuracy.compared((size.optimal, full), (full, online))(scores, size)
 
 
 @trained(stamps, "multi-epoch-figure-7")
 def figure_7(scores: Sequence[Score], size: Size) -> Outcome:
-    """Multi-epoch Fig. 7: accuracies should be in the order of the losses of Honaker's tree."""
+    """Judges multi-epoch Fig. 7: the best number of stamps by the loss of Honaker's tree should
+    have the best accuracy.
+    """
     found = losses(HONAKER, size)
     best, *others = (label(HONAKER, s) for s in sorted(found, key=lambda s: found[s]))
     return accuracy.ordered(
@@ -408,7 +434,9 @@ def figure_7(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(optima, "multi-epoch-figure-8")
 def figure_8(scores: Sequence[Score], size: Size) -> Outcome:
-    """Multi-epoch Fig. 8: optima for all epochs, for some and for one, by their errors."""
+    """Judges multi-epoch Fig. 8: the order of the mechanisms by error should be their order by
+    accuracy.
+    """
     lines = dict.fromkeys(score.line for score in scores)
     orders = [accuracy.compare_lines(scores, *pair) for pair in itertools.pairwise(lines)]
     return accuracy.ordered(scores, orders)
@@ -416,12 +444,14 @@ def figure_8(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(nu_noise, "slides-nu-dp-ftrl-on-cifar-10")
 def nu_figure(scores: Sequence[Score], size: Size) -> Outcome:
-    """Slides, nu-DP-FTRL on CIFAR-10."""
+    """Judges whether nu-DP-FTRL of the slides is as accurate on CIFAR-10 as the optimal
+    mechanism.
+    """
     return accuracy.matched(NU, size.optimal, SGD)(scores, size)
 
 
 @trained(banded, "banded-figure-10")
 def figure_10(scores: Sequence[Score], size: Size) -> Outcome:
-    """Banded Figs. 1 (a) and 10."""
+    """Judges banded Figs. 1 (a) and 10, where BandMF should be more accurate than both others."""
     pairs = (BANDED, size.optimal), (BANDED, SAMPLED)
     return accuracy.compared(*pairs)(scores, size)

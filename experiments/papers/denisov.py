@@ -1,4 +1,4 @@
-"""Figures of Denisov et al. 2022 that need no training."""
+"""Figures of Denisov et al. 2022 that are made without training."""
 
 import itertools
 import time
@@ -18,16 +18,17 @@ from fedmf.mechanisms.dense.fit import fit_dense
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.reports.canvas import blank
 
-# Three published ways to the optimal factorisation for a single participation, each as (seconds,
-# loss) after every step: Denisov et al. 2022, App. E.4, compares them in Figure 4. They start from
-# X(1), the matrix of Eq. 6 at v = 1, with a diagonal of ones. Losses are those of C with columns of
-# norm 1, and so what a mechanism would have. Seconds are of processor time, which a busy machine
-# does not change; the clock stops while a loss is only reported.
-Step = tuple[float, float]  # seconds, loss
+# The solvers below are three published ways to the optimal factorisation for a single
+# participation, which Denisov et al. 2022, App. E.4, compare in Figure 4. Each yields (seconds,
+# loss) after every step. They start from X(1), which is the matrix of Eq. 6 at v = 1 with a
+# diagonal of ones. A loss is that of the encoder C with columns of norm 1, and so that of a
+# mechanism. Seconds are of processor time, which a busy machine does not change. The clock stops
+# while a loss is only reported.
+Step = tuple[float, float]  # (seconds, loss)
 
 
 class _Clock:
-    """Seconds since it was made, without those spent in `paused`."""
+    """Clock of processor time, which stops while a loss is computed for the report."""
 
     def __init__(self) -> None:
         self.began = time.process_time()
@@ -42,8 +43,10 @@ class _Clock:
 
 
 def geometric_mean(gram: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """X(v) and phi(v), Eqs. 6 and 5: with R = sqrt(diag(v)^(1/2) gram diag(v)^(1/2)), R scaled
-    back, and R's diagonal.
+    """Returns X(v) and phi(v) of Eqs. 6 and 5 for the Gram matrix of a workload and a vector v.
+
+    With R = sqrt(diag(v)^(1/2) gram diag(v)^(1/2)), X is R scaled back by diag(v)^(-1/2) from both
+    sides, and phi(v) is R's diagonal.
     """
     root = np.sqrt(v)
     values, vectors = np.linalg.eigh(root[:, None] * gram * root)
@@ -52,18 +55,18 @@ def geometric_mean(gram: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def normalized(X: np.ndarray) -> np.ndarray:
-    """X with a diagonal of ones: C with columns of norm 1."""
+    """Scales X = C^T C to a diagonal of ones, so that the columns of the encoder C have norm 1."""
     norms = np.sqrt(np.diagonal(X))
     return X / np.outer(norms, norms)
 
 
 def loss_of(gram: np.ndarray, X: np.ndarray) -> float:
-    """tr(gram X^-1), Eq. 4."""
+    """Computes the loss tr(gram X^-1) of Eq. 4, where X = C^T C."""
     return np.trace(scipy.linalg.cho_solve(scipy.linalg.cho_factor(X), gram))
 
 
 def fixed_point(gram: np.ndarray) -> Iterator[Step]:
-    """Iterates v <- phi(v) (Thm. 3.2)."""
+    """Yields the steps of the fixed-point iteration v <- phi(v) (Thm. 3.2)."""
     clock = _Clock()
     v = np.ones(len(gram))
     while True:
@@ -72,8 +75,8 @@ def fixed_point(gram: np.ndarray) -> Iterator[Step]:
 
 
 def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
-    """Gradient steps, or Newton directions by conjugate gradients (Yuan et al. 2016, Alg. 1), with
-    Armijo's rule.
+    """Yields steps of gradient descent, or of Newton's method with conjugate gradients (Yuan et al.
+    2016, Alg. 1), both with Armijo's rule.
 
     A step is halved until the Cholesky factorisation exists and the loss falls by a hundredth of
     what the slope promises. The diagonal of X stays 1.
@@ -86,7 +89,8 @@ def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
     while True:
         inverse = scipy.linalg.inv(X)
         pull = inverse @ gram @ inverse
-        # Rounding leaves it a little asymmetric, and steps would multiply that.
+        # Rounding leaves this matrix a little asymmetric, and later steps would multiply the
+        # asymmetry.
         pull = (pull + pull.T) / 2
         gradient = -pull
         np.fill_diagonal(gradient, 0.0)
@@ -112,8 +116,10 @@ def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
 def _newton(
     inverse: np.ndarray, pull: np.ndarray, gradient: np.ndarray, steps: int = 5
 ) -> np.ndarray:
-    """Solves H D = -gradient off the diagonal, H D = inverse D pull + pull D inverse, by a few
-    conjugate gradients.
+    """Solves H D = -gradient off the diagonal for the Newton direction D, by a few
+    conjugate-gradient steps.
+
+    The Hessian H maps D to inverse D pull + pull D inverse.
     """
     D = np.zeros_like(gradient)
     residual = -gradient
@@ -133,13 +139,13 @@ def _newton(
 
 
 ROUNDS = 512
-# The largest entry of B and C: App. G, caption of Figure 5.
+# Printed size of the largest entry of B and C, in the caption of Figure 5, App. G.
 LARGEST_ENTRY = "2.36"
 
 
 @figure("denisov-figure-1")
 def figure_1(request: Request) -> Outcome:
-    """Squared error by round, of prefix sums and of the iterates of momentum SGD."""
+    """Draws the squared error of four mechanisms by round, for prefix sums and for momentum SGD."""
     sums, single = sums_once(ROUNDS)
     momentum = fedmf.momentum_sgd(ROUNDS, momentum=0.95)
     mechanisms = {
@@ -182,7 +188,10 @@ def figure_1(request: Request) -> Outcome:
 
 
 def _ours(workload: fedmf.Workload, single: fedmf.Participation) -> tuple[list[Step], float]:
-    """(seconds, loss) after the steps of one fit, and the lower bound that it proves."""
+    """Fits the optimum with fedmf's own solver.
+
+    Returns (seconds, loss) after each step, and the lower bound on the loss that the fit proves.
+    """
     steps: list[Step] = []
     began = time.process_time()
     stopping = Stopping(
@@ -191,7 +200,7 @@ def _ours(workload: fedmf.Workload, single: fedmf.Participation) -> tuple[list[S
         progress=lambda step, loss, gap: steps.append((time.process_time() - began, loss)),
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it ended above its tolerance
+        warnings.simplefilter("ignore")  # the fit warns that it ended above its tolerance
         certificate = fit_dense(workload, single, stopping).certificate
     assert certificate is not None
     return steps, certificate.lower_bound
@@ -199,7 +208,7 @@ def _ours(workload: fedmf.Workload, single: fedmf.Participation) -> tuple[list[S
 
 @figure("denisov-figure-4")
 def figure_4(request: Request) -> Outcome:
-    """Loss over seconds of four solvers."""
+    """Draws the loss of four solvers over seconds of processor time."""
     n, seconds = request.pick((32, 0.3), (512, 6.0), (2048, 600.0))
     workload, single = sums_once(n)
     gram = workload.matrix.T @ workload.matrix
@@ -246,7 +255,9 @@ def figure_4(request: Request) -> Outcome:
 
 @figure("denisov-figure-5")
 def figure_5(request: Request) -> Outcome:
-    """B and C of the optimum: entries, their ranks, and a histogram."""
+    """Draws the entries of the optimum's matrices B and C, the entries' ranks, and their
+    histogram.
+    """
     workload, single = sums_once(ROUNDS)
     mechanism = fit(workload, single, "dense")
     matrices = {"B": workload.matrix @ mechanism.noising(), "C": mechanism.encoder()}

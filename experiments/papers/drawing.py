@@ -1,4 +1,4 @@
-"""Panels of lines, distinguished by colour, dashes and marks, and heat maps."""
+"""Panels of lines, which are told apart by colour, dashes and marks, and heat maps of matrices."""
 
 import dataclasses
 import math
@@ -22,16 +22,18 @@ from fedmf.reports.canvas import (
 )
 from fedmf.reports.text import plain
 
-# Okabe and Ito's colours, which readers with protanopia and deuteranopia tell apart, and two more;
-# dashes and marks besides.
+# Colours by Okabe and Ito, which readers with protanopia and deuteranopia can tell apart, and two
+# more. Lines differ in dashes and marks too.
 COLORS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #222222 #8c6bb1 #7f7f7f".split()
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), "-", (0, (3, 3)), "-")
 MARKS = "osD^vPX*<"
-_MAX_MARKED_POINTS = 20  # a line of more points has no marks
+_MAX_MARKED_POINTS = 20  # a line of more points is drawn without marks
 
 
 class Line(NamedTuple):
-    """Line, or a level if its one x is infinite, with the ends of an interval around it."""
+    """Line of a panel, with the ends of an interval around it. If its one x is infinite, it is a
+    horizontal line.
+    """
 
     x: Any
     y: Any
@@ -41,7 +43,7 @@ class Line(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """Panel of lines.
+    """Panel of lines over a common axis.
 
     Attributes:
       series: label -> values.
@@ -74,16 +76,18 @@ class Lines:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of a table of the series over x."""
+        """Column names of the table of the panel's series over x."""
         return (self.column or self.xlabel, *self.series)
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:
-        """Rows of a table of the series over x."""
+        """Rows of the table of the panel's series over x."""
         return list(zip(self.x, *self.series.values(), strict=True))
 
     def draw(self, ax: Axes, order: Sequence[str]) -> None:
-        """Draws the panel; colours are in the order of these labels."""
+        """Draws the panel into `ax`. A line's colour follows from its label's position in
+        `order`.
+        """
         for label, line in {**self.series, **self.beside}.items():
             x, y, low, high = line if isinstance(line, Line) else Line(self.x, line)
             i = order.index(label)
@@ -118,15 +122,16 @@ class Lines:
         if len(self.ticks):
             ax.minorticks_off()
             ax.set_xticks(self.ticks, labels=[plain(float(x)) for x in self.ticks])
-        if not self.xlabel:  # places beside each other, without a meaning
+        if not self.xlabel:  # the x values only separate the points
             ax.set_xticks([])
         if self.percent:
             in_percent(ax)
 
 
 def draw(panels: Sequence[Lines], note: str = "") -> bytes:
-    """A PNG of panels: up to three in a row, or two in each of several; and a legend of all
-    labels.
+    """Draws panels as a PNG with one legend of all labels.
+
+    Up to three panels are in one row, and more are in rows of two.
     """
     columns = len(panels) if len(panels) <= 3 else 2
     rows = -(-len(panels) // columns)
@@ -148,8 +153,9 @@ def draw(panels: Sequence[Lines], note: str = "") -> bytes:
 def heat_maps(
     panels: Sequence[tuple[str, np.ndarray]], columns: int, *, height: float, shared: bool = True
 ) -> Figure:
-    """Matrices in rows of so many, each of this height in inches, on one colour scale or on one
-    each.
+    """Draws matrices as heat maps in rows of `columns`, each row `height` inches high.
+
+    All have one colour scale if `shared`, else each has its own.
 
     Zeros are white. The scale is logarithmic in both directions.
     """

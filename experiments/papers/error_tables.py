@@ -1,4 +1,4 @@
-"""Tables of errors and sensitivities.
+"""Tables of the errors and sensitivities of mechanisms.
 
 And the smallest loss of prefix sums and their kin for six rounds, with the signs of C^T C held as
 in the multi-epoch paper, App. I.3.
@@ -19,7 +19,7 @@ from fedmf.experiments.papers.cells import Cell, table
 from fedmf.experiments.papers.fits import epochs, fit, one_participation, sums_once
 from fedmf.experiments.papers.item import Scale
 
-# Rows of multi-epoch Table 1 that take seconds.
+# Rows of multi-epoch Table 1 that take only seconds to compute.
 _SECONDS = (
     "(Online) Honaker(n=400)x5 | (Online) Honaker(n=200)x10 | Optimal Decoder Honaker(n=400)x5 | "
     "MF(k=1, n=100)x20 | FFT(n=200)x10 | FFT Optimal Decoder(n=1000)x2"
@@ -28,7 +28,7 @@ _SECONDS = (
 
 @table("denisov-table-2")
 def denisov_table_2(scale: Scale) -> Iterator[Cell]:
-    """Denisov et al. 2022, App. H, Table 2."""
+    """Yields the cells of Denisov et al. 2022, App. H, Table 2."""
     for row in printed.DENISOV_TABLE_2:
         if scale != "full" and row.rounds >= 1024:
             return
@@ -45,7 +45,9 @@ def denisov_table_2(scale: Scale) -> Iterator[Cell]:
 
 @table("multi-epoch-table-1")
 def multi_epoch_table_1(scale: Scale) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2022, App. D.5, Table 1, with the lower bound of its caption."""
+    """Yields the cells of Choquette-Choo et al. 2022, App. D.5, Table 1, with the lower bound in
+    its caption.
+    """
     twenty = epochs(2000, 20)
     for row in printed.MULTI_EPOCH_TABLE_1:
         if scale != "full" and row.label not in _SECONDS:
@@ -65,7 +67,9 @@ def multi_epoch_table_1(scale: Scale) -> Iterator[Cell]:
 
 
 def stamped_loss(row: printed.StampedRow) -> float:
-    """The loss of a row of multi-epoch Table 1, which figures and the table share."""
+    """Returns the loss of a row of multi-epoch Table 1, from a cache that figures and the table
+    share.
+    """
     return _loss(row._replace(printed=""))
 
 
@@ -75,7 +79,7 @@ def _loss(row: printed.StampedRow) -> float:
 
 
 def stamped_row(row: printed.StampedRow) -> Any:
-    """The mechanism of a row of multi-epoch Table 1."""
+    """Returns the mechanism of a row of multi-epoch Table 1."""
     family, options = row.part
     return stamped(family, 2000, row.times, participations=row.participations or 1, **options)
 
@@ -83,8 +87,8 @@ def stamped_row(row: printed.StampedRow) -> Any:
 def stamped(
     family: str, rounds: int, times: int, *, participations: int = 1, **options: Any
 ) -> Any:
-    """Prefix sums of `rounds` rounds by a mechanism for a part of them, used `times` times, as the
-    multi-epoch paper makes them.
+    """Returns a mechanism for prefix sums of `rounds` rounds, which repeats (stamps) a mechanism
+    for a part of the rounds `times` times, as in the multi-epoch paper.
 
     Trees are completed: virtual rounds fill the last level of each part, without noise (App. D.3).
     Trees with Honaker's online decoder and FFTs are restarted; all other stamps use the optimal
@@ -104,8 +108,10 @@ def stamped(
 
 
 def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> float:
-    """sqrt(k) times the largest spectral norm of C's columns of one client (multi-epoch paper, Thm.
-    2.1, claim 1).
+    """Computes sqrt(k) times the largest spectral norm of the columns of C that one client touches
+    (multi-epoch paper, Thm. 2.1, claim 1).
+
+    C is the encoder, and k is the number of participations of a client.
     """
     b = participation.min_sep
     k = participation.max_participations
@@ -114,8 +120,9 @@ def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> 
 
 @table("multi-epoch-table-6")
 def multi_epoch_table_6(scale: Scale) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2022, App. I.3, Table 6. Its sensitivity is for scalar contributions,
-    and so is ours, here.
+    """Yields the cells of Choquette-Choo et al. 2022, App. I.3, Table 6.
+
+    The table's sensitivity is for scalar contributions, and so is ours here.
     """
     pairs = np.subtract.outer(np.arange(6), np.arange(6)) % 2 == 0
     workloads = {"prefix_sum": fedmf.prefix_sum(6), "momentum": fedmf.momentum_sgd(6, 0.95)}
@@ -131,8 +138,9 @@ def multi_epoch_table_6(scale: Scale) -> Iterator[Cell]:
 
 @table("banded-table-2")
 def banded_table_2(scale: Scale) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App. C, Table 2. Errors, at scale full only, are in units of the
-    row "MF".
+    """Yields the cells of Choquette-Choo et al. 2023, App. C, Table 2.
+
+    Errors are computed at scale full only, in units of the row "MF".
     """
     n = 2052
     workload, single = sums_once(n)
@@ -158,8 +166,10 @@ def banded_table_2(scale: Scale) -> Iterator[Cell]:
 
 
 def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.ndarray:
-    """Minimises tr(A^T A X^-1) over X = C^T C whose sensitivity for contributions of one dimension
-    is at most 1.
+    """Minimises tr(A^T A X^-1) over matrices X = C^T C whose sensitivity for contributions of one
+    dimension is at most 1.
+
+    A is the workload, and C the encoder.
 
     The problem is convex; the constraints are written out, so this is for a few rounds. "pairs" is
     also what `fedmf.fit(family="dense")` solves, with a certificate, for any number of rounds.
@@ -177,8 +187,8 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     gram = A.T @ A
     rows, columns = np.tril_indices(n)
     weights = np.where(rows == columns, 1.0, 2.0)
-    # Row u of `forms` is the quadratic form u^T X u in the entries of X's lower triangle, u = the
-    # signs of one client's rounds.
+    # Each row of `forms` holds the coefficients of the quadratic form u^T X u in the entries of X's
+    # lower triangle. The vector u has one sign for each round of one client, and 0 elsewhere.
     signs = [
         np.where(np.arange(n) % min_sep == c, s, 0.0)
         for c in range(min_sep)
@@ -196,7 +206,7 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     def log_loss(entries: np.ndarray) -> tuple[float, np.ndarray]:
         X = matrix(entries)
         if np.linalg.eigvalsh(X)[0] <= 0.0:
-            return 1e9, np.zeros(len(entries))  # no line search goes there
+            return 1e9, np.zeros(len(entries))  # a loss that no line search accepts
         inverse = np.linalg.inv(X)
         loss = np.trace(gram @ inverse)
         return np.log(loss), -weights * (inverse @ gram @ inverse)[rows, columns] / loss

@@ -1,4 +1,4 @@
-"""The fits of all items: progress on a terminal, and Ctrl-C."""
+"""Helpers that fit mechanisms for all items, with progress on a terminal and Ctrl-C."""
 
 import sys
 from typing import Any
@@ -10,27 +10,27 @@ from fedmf.mechanisms.fitting.progress import interruptible_fits, progress_line
 def fit(
     workload: fedmf.Workload, participation: fedmf.Participation, family: str, **options: Any
 ) -> Any:
-    """`fedmf.fit`, with progress on a terminal; Ctrl-C ends it without a result."""
+    """Calls `fedmf.fit` with progress on a terminal. Ctrl-C ends the fit without a result."""
     with interruptible_fits(), progress_line(family, enabled=sys.stderr.isatty()) as progress:
         return fedmf.fit(workload, participation, family=family, progress=progress, **options)
 
 
 def sums_once(rounds: int) -> tuple[fedmf.Workload, fedmf.Participation]:
-    """Prefix sums, and one participation of each client."""
+    """Returns the prefix-sum workload, and the schema in which each client takes part once."""
     return fedmf.prefix_sum(rounds), one_participation(rounds)
 
 
 def one_participation(rounds: int) -> fedmf.Participation:
-    """One participation of each client."""
+    """Returns the participation schema in which each client takes part once."""
     return fedmf.Participation(rounds=rounds, schema="single")
 
 
 def epochs(rounds: int, number: int) -> fedmf.Participation:
-    """So many epochs in a fixed order."""
+    """Returns the participation schema of `number` epochs in a fixed order."""
     return fedmf.Participation(rounds=rounds, schema="fixed_epoch", min_sep=rounds // number)
 
 
 def say(phrase: str) -> None:
-    """Shows progress on a terminal."""
+    """Shows a phrase about the progress on a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{phrase}", end="", file=sys.stderr, flush=True)

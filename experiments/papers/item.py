@@ -1,4 +1,6 @@
-"""Table or figure of a paper: its claim, how it is reproduced here, and the outcome."""
+"""Items of the catalogue, which are tables or figures of a paper: the claim, how it is reproduced
+here, and the outcome.
+"""
 
 import dataclasses
 import pathlib
@@ -11,8 +13,9 @@ from matplotlib.figure import Figure
 from fedmf.experiments.papers import catalogue
 from fedmf.experiments.papers.drawing import Lines
 
-Scale = Literal["tiny", "small", "full"]  # "tiny" is for tests
-# Short names of the sources; the slides of 2025 are one, Denisov's paper and its appendix another.
+Scale = Literal["tiny", "small", "full"]  # "tiny" is for tests alone
+# Short names of the sources. The slides of 2025 are one source, and Denisov's paper and its
+# appendix are another.
 SOURCES = {
     "denisov": "Denisov et al. 2022, and its appendix",
     "multi-epoch": "Choquette-Choo et al. 2022, multi-epoch matrix factorization",
@@ -51,7 +54,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Result of an item.
+    """Result of reproducing an item.
 
     Attributes:
       figure: panels of lines, or a drawing.
@@ -76,7 +79,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Item:
-    """Table or figure.
+    """Table or figure of a paper, with its claim and how it is made.
 
     Attributes:
       name: name on the command line, such as "banded-figure-9".
@@ -100,12 +103,12 @@ class Item:
 
     @property
     def source(self) -> str:
-        """Key of SOURCES."""
+        """Short name of the item's source, a key of SOURCES."""
         return next(source for source in SOURCES if self.name.startswith(f"{source}-"))
 
 
 def _parse_item(text: str) -> Item:
-    """Returns the item of one entry of the catalogue."""
+    """Parses one entry of the catalogue."""
     head, _, body = text.partition("\n")
     name, number, state = head.split(" | ")
     claim, _, why = " ".join(body.split()).partition(" Why: ")
@@ -126,7 +129,7 @@ def figure(*names: str) -> Callable[[Make], Make]:
     """Returns a decorator for the function that computes these items of the catalogue."""
 
     def declare(make: Make) -> Make:
-        """Registers the function."""
+        """Registers the function as the one that makes the items."""
         for name in names:
             ITEMS[name] = dataclasses.replace(ITEMS[name], make=make)
         return make

@@ -1,4 +1,6 @@
-"""Figures of Choquette-Choo et al. 2022, multi-epoch factorization, that need no training."""
+"""Figures of Choquette-Choo et al. 2022 (multi-epoch factorization) that are made without
+training.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +15,14 @@ from fedmf.experiments.papers.fits import epochs, fit, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
-CIFAR = epochs(2000, 20)  # (k, b) = (20, 100)
+CIFAR = epochs(2000, 20)  # k = 20 participations of a client, b = 100 rounds apart
 
 
 def stackoverflow(request: Request) -> tuple[fedmf.Workload, fedmf.Participation]:
-    """Momentum 0.95 and a cool-down over the last quarter, and (k, b) = (6, 342); fewer rounds for
-    tests.
+    """Returns the workload and participation schema of the StackOverflow experiments.
+
+    The workload has momentum 0.95 and a cool-down over the last quarter. A client has k = 6
+    participations, b = 342 rounds apart. Tests have fewer rounds.
     """
     n = request.pick(48, 2052, 2052)
     rates = fedmf.WarmupCooldown(rounds=n, peak=1.0, warmup=0.0).learning_rates()
@@ -31,7 +35,7 @@ def _rounds(request: Request) -> str:
 
 @figure("multi-epoch-figure-2", "multi-epoch-figure-13")
 def figure_2(request: Request) -> Outcome:
-    """A = B C and X = C^T C of the optimum."""
+    """Draws the workload A = B C, its factors B and C, and X = C^T C, for the optimum."""
     workload, six = stackoverflow(request)
     mechanism = fit(workload, six, "dense", tolerance=2e-3)
     A = workload.matrix
@@ -70,7 +74,9 @@ def _variances(
     order: fedmf.Participation,
     sigma: float,
 ) -> tuple[Lines, dict[str, float]]:
-    """The variance by round, and its total in units of sigma squared."""
+    """Returns a panel of each mechanism's variance by round, and the total variance in units of
+    sigma squared.
+    """
     series = {
         name: (sigma * fedmf.per_round_error(m, workload, order)) ** 2
         for name, m in mechanisms.items()
@@ -87,7 +93,10 @@ def _variances(
 
 @figure("multi-epoch-figure-4")
 def figure_4(request: Request) -> Outcome:
-    """Variance by round of prefix sums, at (4.38, 1e-5) for (k, b) = (20, 100)."""
+    """Draws the variance of prefix sums by round at (epsilon, delta) = (4.38, 1e-5).
+
+    Clients have k = 20 participations, b = 100 rounds apart.
+    """
     every = (
         "(Online) Honaker(n=2000)", "(Online) Honaker(n=200)x10",
         "Optimal Decoder Honaker(n=400)x5", "FFT Optimal Decoder(n=400)x5",
@@ -110,8 +119,9 @@ def figure_4(request: Request) -> Outcome:
 
 @figure("multi-epoch-figure-5")
 def figure_5(request: Request) -> Outcome:
-    """Variance by round of the momentum and cool-down workload for (k, b) = (6, 342), at noise
-    multiplier 1.
+    """Draws the variance of the momentum and cool-down workload by round, at noise multiplier 1.
+
+    Clients have k = 6 participations, b = 342 rounds apart.
     """
     workload, six = stackoverflow(request)
     sums, single = sums_once(six.rounds)
@@ -134,7 +144,9 @@ def figure_5(request: Request) -> Outcome:
 
 @figure("multi-epoch-figure-6")
 def figure_6(request: Request) -> Outcome:
-    """Loss of prefix sums over the number of stamps, for both decoders of Honaker's tree."""
+    """Draws the loss of prefix sums over the number of stamps, for both decoders of Honaker's
+    tree.
+    """
     workload = fedmf.prefix_sum(2000)
     tiny = request.scale == "tiny"
     rows = [
@@ -145,7 +157,7 @@ def figure_6(request: Request) -> Outcome:
     losses = [stamped_loss(row) for row in rows]
     right = sum(map(printed.agrees, losses, (row.printed for row in rows)))
     times = sorted({row.times for row in rows})
-    online, full = np.array(losses).reshape(2, -1)  # in the order of the table
+    online, full = np.array(losses).reshape(2, -1)  # the table has the online decoder's rows first
     theirs = np.array([float(row.printed) for row in rows]).reshape(2, -1)
     series = {"online decoder": online, "optimal decoder": full}
     series |= {f"{name}, printed": y for name, y in zip(list(series), theirs, strict=True)}
@@ -171,20 +183,24 @@ def figure_6(request: Request) -> Outcome:
 
 
 def lower_bound(n: np.ndarray) -> np.ndarray:
-    """Mean squared error of prefix sums of n rounds at noise multiplier 1, at least (App. J.1;
-    Henzinger et al. 2022, Thm. 2).
+    """Computes a lower bound on the mean squared error of prefix sums of n rounds at noise
+    multiplier 1 (App. J.1; Henzinger et al. 2022, Thm. 2).
     """
     return ((2 + np.log((2 * n + 1) / 3) + np.log(2 * n + 1) / (2 * n)) / np.pi) ** 2
 
 
 def analytic_error(n: int) -> float:
-    """Corollary J.1 at noise multiplier 1; its sum runs to n - 1."""
+    """Computes the FFT mechanism's mean squared error by Corollary J.1 at noise multiplier 1, where
+    the sum runs to n - 1.
+    """
     return ((n + (1 / np.sin(np.pi * (2 * np.arange(n) + 1) / (2 * n))).sum()) / n) ** 2
 
 
 @figure("multi-epoch-figure-14")
 def figure_14(request: Request) -> Outcome:
-    """Mean squared error of the FFT mechanism over n, beside bounds."""
+    """Draws the mean squared error of the FFT mechanism over the number of rounds n, beside
+    bounds.
+    """
     n = 2 ** np.arange(3, request.pick(8, 12, 13))
 
     def error(decoder: str, rounds: int) -> float:

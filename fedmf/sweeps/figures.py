@@ -164,8 +164,6 @@ def _off_axis(runs: Sequence[Run], run: Run, axis: str, fields: Mapping[str, Any
 
     The copy has seed 0, no data path and a common value on the axis.
 
-    The copy has the seed, the data and the value on the axis of the line's first run.
-
     A run without a value on the axis has its own line.
     """
     if getattr(run.config, axis) is not None:

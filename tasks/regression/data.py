@@ -67,8 +67,6 @@ def true_weights(o: RegressionOptions) -> np.ndarray:
     """Returns the weights from which labels are made, float64 of shape (features,).
 
     The inner product of features and weights has variance 1.
-
-    The product of features and weights has variance 1.
     """
     direction = np.random.default_rng([o.seed, 0]).normal(size=o.features)
     return direction / np.sqrt(eigenvalues(o) @ direction**2)
