@@ -1,4 +1,6 @@
-"""Cyclic random allocation: one round in every epoch for each client, drawn anew."""
+"""The sampling scheme of cyclic random allocation, in which each client takes part once in every
+epoch, in a round that it draws anew for each epoch.
+"""
 
 import dataclasses
 from typing import Any, ClassVar, Self
@@ -18,8 +20,8 @@ from fedmf.privacy.sampling.encoder_checks import proven_bands
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicRandomAllocation(Cyclic):
-    """Random allocation: in every epoch each client draws its one round anew, where `BallsInBins`
-    draws it once for the whole run.
+    """Random allocation: in every epoch, each client draws anew the one round in which it takes
+    part. (With `BallsInBins` a client draws once for the whole run.)
 
     An epoch has floor(population / cohort_size) rounds. A client draws one of its `positions`
     rounds, the ones congruent to it modulo `partitions`, uniformly and independently of all others.
@@ -36,8 +38,8 @@ class CyclicRandomAllocation(Cyclic):
 
     Attributes:
       population: m, clients that can be sampled.
-      cohort_size: clients of a round: an epoch has floor(population / cohort_size) rounds.
-      partitions: rounds of one client are multiples of it apart; it divides the epoch.
+      cohort_size: clients of a round; an epoch has floor(population / cohort_size) rounds.
+      partitions: rounds of one client are multiples of this number apart; it divides the epoch.
 
     >>> scheme = CyclicRandomAllocation(population=1000, cohort_size=10, partitions=4)
     >>> scheme.epoch, scheme.positions, scheme.participation(250)
@@ -58,8 +60,8 @@ class CyclicRandomAllocation(Cyclic):
             )
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
-        """Returns the scheme with the least number of partitions that divides an epoch and is at
-        least the mechanism's bands, if `partitions` is not set.
+        """Returns the scheme with `partitions` set. If it was not set, it becomes the least divisor
+        of the epoch that is at least the number of the mechanism's bands.
         """
         if self.partitions is not None:
             return super().for_mechanism(mechanism)
@@ -69,25 +71,27 @@ class CyclicRandomAllocation(Cyclic):
 
     @property
     def epoch(self) -> int:
-        """The number of rounds in which every client is sampled once."""
+        """The number of rounds of an epoch, in which every client is sampled once."""
         return self.population // self.cohort_size
 
     @property
     def positions(self) -> int:
-        """The number of rounds of an epoch among which a client's round is uniform."""
+        """The number of rounds of an epoch among which a client draws its round."""
         return self.epoch // self.num_partitions
 
     @property
     def probability(self) -> float:
-        """The probability 1 / positions that a client draws a particular one of its rounds."""
+        """The probability 1 / positions with which a client draws one of its possible rounds."""
         return 1 / self.positions
 
     def epochs(self, rounds: int) -> int:
-        """Returns the number of epochs that a run begins."""
+        """Returns the number of epochs in a run; a last epoch that is cut short counts too."""
         return -(-rounds // self.epoch)
 
     def facts(self, rounds: int) -> dict[str, Any]:
-        """Returns class, fields, and the numbers of rounds and epochs."""
+        """Returns the scheme's class and fields, the rounds of an epoch, the number of epochs, and
+        the number of rounds among which a client draws.
+        """
         facts = super().facts(rounds)
         facts["epoch"] = self.epoch
         facts["epochs"] = self.epochs(rounds)
@@ -95,7 +99,9 @@ class CyclicRandomAllocation(Cyclic):
         return facts
 
     def participation(self, rounds: int) -> Participation:
-        """Returns the participation of one round an epoch, at least `partitions` apart."""
+        """Returns the participation limits: one round per epoch, and rounds of one client at least
+        `partitions` apart.
+        """
         separation = min(self.num_partitions, rounds)
         most_participations = min(self.epochs(rounds), -(-rounds // separation))
         return Participation(
@@ -106,7 +112,9 @@ class CyclicRandomAllocation(Cyclic):
         )
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """Computes epsilon of random allocation."""
+        """Computes epsilon by the accounting of random allocation, with the largest column norm of
+        the encoder as the sensitivity of every round.
+        """
         return random_allocation_epsilon(
             noise / column_norm(mechanism),
             delta,
@@ -117,7 +125,7 @@ class CyclicRandomAllocation(Cyclic):
     def curve(
         self, mechanism: Mechanism, noise: float, *, search: bool = False
     ) -> tuple[tuple[float, float], ...]:
-        """Computes the curve of random allocation."""
+        """Computes the privacy curve by the accounting of random allocation."""
         return random_allocation_curve(
             noise / column_norm(mechanism),
             positions=self.positions,
@@ -125,7 +133,7 @@ class CyclicRandomAllocation(Cyclic):
         )
 
     def draws(self, seed: int) -> Draws:
-        """Returns the rounds that clients draw in every epoch."""
+        """Returns the samples of all rounds: in each round, the clients that drew it."""
         return EpochPlaces(
             population=self.population,
             epoch=self.epoch,
@@ -134,7 +142,9 @@ class CyclicRandomAllocation(Cyclic):
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Adds clients outside their partition, and a round that is too large."""
+        """Returns evidence against the scheme: clients in rounds outside their partition, and a
+        round with too many clients.
+        """
         return (
             super().contradictions(observed, rounds)
             + off_multiples(observed, self.num_partitions)
@@ -142,7 +152,7 @@ class CyclicRandomAllocation(Cyclic):
         )
 
     def description(self, mechanism: Mechanism, noise: float) -> Description:
-        """Returns a short description of random allocation."""
+        """Returns clauses for the privacy statement about random allocation."""
         epochs = self.epochs(mechanism.rounds)
         epochs_text = "one epoch, in which" if epochs == 1 else f"{epochs} epochs, in each of which"
         return Description(

@@ -1,4 +1,6 @@
-"""Balls in bins (Choquette-Choo et al. 2024, arXiv:2410.06266)."""
+"""The sampling scheme "balls in bins", in which each client takes part in every b-th round from a
+random first round on (Choquette-Choo et al. 2024, arXiv:2410.06266).
+"""
 
 import dataclasses
 import functools
@@ -21,22 +23,24 @@ from fedmf.privacy.sampling.draws import BinDraws, Draws
 from fedmf.privacy.sampling.encoder_checks import check_no_negative_entry, proven_bands
 from fedmf.privacy.sampling.simulated import Simulated
 
-# Bins whose squared norms differ by less, relatively, count as bins of the same norm.
+# Bins count as having the same norm if their squared norms differ by at most this, relatively.
 _NORM_TOLERANCE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BallsInBins(Simulated):
-    """Balls in bins: each client draws one of `bins` residues once for the whole run, and takes
-    part in rounds i, i + bins, i + 2 bins, .. (arXiv:2410.06266).
+    """Balls in bins: each client draws one bin i of `bins`, once for the whole run, and takes part
+    in rounds i, i + bins, i + 2 bins, .. (arXiv:2410.06266).
 
-    For any lower-triangular encoder without negative entries. Cohorts vary in size; the divisor of
-    the mean stays cohort_size. Where no two bins meet in a row of C x and all have the same norm,
-    as with the identity, epsilon is that of random allocation and not simulated.
+    The scheme needs a lower-triangular encoder C without negative entries. Cohorts vary in size;
+    sums of updates are always divided by cohort_size. The columns of C that belong to the rounds of
+    one bin have a sum. If these sums are orthogonal and have the same norm for all bins, as with
+    the identity, epsilon is that of random allocation and is not simulated.
 
     Attributes:
       population: clients that can be sampled.
-      bins: b; if rounds are no multiple of it, clients of the last bins take part once less.
+      bins: number of bins. If the number of rounds is not a multiple of it, clients of the last
+        bins take part once less than the others.
 
     >>> scheme = BallsInBins(population=1000, bins=20)
     >>> scheme.cohort_size, scheme.participation(100)
@@ -58,12 +62,12 @@ class BallsInBins(Simulated):
 
     @property
     def cohort_size(self) -> int:
-        """The number of clients of a round on average, rounded down."""
+        """The average number of clients of a round, rounded down."""
         return self.population // self.bins
 
     @property
     def probability(self) -> float:
-        """The probability of each bin."""
+        """The probability with which a client draws any one of the bins."""
         return 1 / self.bins
 
     @classmethod
@@ -75,7 +79,9 @@ class BallsInBins(Simulated):
         partitions: int | None = None,
         min_sep: int | None = None,
     ) -> Self:
-        """Returns the scheme with `partitions`, or else population // cohort_size, as the bins."""
+        """Returns the scheme whose number of bins is `partitions` or, if that is None, population
+        // cohort_size.
+        """
         if population is None or cohort_size is None:
             missing = "population" if population is None else "cohort_size"
             raise ValueError(f"sampling=balls-in-bins needs {missing}=None to be given")
@@ -91,7 +97,9 @@ class BallsInBins(Simulated):
         return scheme
 
     def settings(self) -> dict[str, Any]:
-        """Returns the fields of a `PlanConfig` from which `configured` makes this scheme."""
+        """Returns the values of the `PlanConfig` fields that describe this scheme, by field name.
+        The number of bins is the field `partitions`.
+        """
         return {
             "sampling": self.name,
             "population": self.population,
@@ -100,7 +108,9 @@ class BallsInBins(Simulated):
         }
 
     def resized(self, *, population: int, cohort_size: int) -> Self:
-        """Returns the scheme for another population and cohort size, with bins of that size."""
+        """Returns the scheme for another population and cohort size, with a number of bins such
+        that a bin has cohort_size clients on average.
+        """
         population = check_population("population", population)
         cohort_size = check_cohort_size("cohort_size", cohort_size)
         if (population, cohort_size) == (self.population, self.cohort_size):
@@ -108,7 +118,7 @@ class BallsInBins(Simulated):
         return self.configured(population=population, cohort_size=cohort_size)
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
-        """Returns the scheme itself.
+        """Returns the scheme itself, after checking that its guarantee covers the mechanism.
 
         Raises:
           ValueError: the encoder is not lower-triangular or has a negative entry.
@@ -118,22 +128,30 @@ class BallsInBins(Simulated):
         return self
 
     def participation(self, rounds: int) -> Participation:
-        """Returns the participation in which rounds of one client are exactly `bins` apart."""
+        """Returns the participation limits: consecutive rounds of one client are exactly `bins`
+        apart.
+        """
         return Participation(rounds=rounds, schema="fixed_epoch", min_sep=min(self.bins, rounds))
 
     def losses(self, mechanism: Mechanism, noise: float) -> Losses:
-        """Returns the losses by the Gram matrix of the bins' sums of columns."""
+        """Returns the privacy losses of one client, computed from the inner products of the bins'
+        sums of columns of C.
+        """
         return _bin_losses(mechanism, self.bins, noise)
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """Computes epsilon of random allocation if the bins are orthogonal, and else simulates."""
+        """Computes epsilon: by the accounting of random allocation if the bins' sums of columns are
+        orthogonal with the same norm, and otherwise by simulation.
+        """
         norm = self._orthogonal_norm(mechanism)
         if norm is None:
             return super().epsilon(mechanism, noise, delta)
         return random_allocation_epsilon(noise / norm, delta, positions=self.bins)
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """Estimates `epsilon`, or returns `epsilon` itself where that is not simulated."""
+        """Estimates `epsilon` quickly. If `epsilon` needs no simulation, its exact value is
+        returned.
+        """
         if self._orthogonal_norm(mechanism) is None:
             return super().expected_epsilon(mechanism, noise, delta)
         return self.epsilon(mechanism, noise, delta)
@@ -141,8 +159,8 @@ class BallsInBins(Simulated):
     def curve(
         self, mechanism: Mechanism, noise: float, *, search: bool = False
     ) -> tuple[tuple[float, float], ...]:
-        """Computes the curve of random allocation if the bins are orthogonal, and else simulates
-        it.
+        """Computes the privacy curve: by the accounting of random allocation if the bins' sums of
+        columns are orthogonal with the same norm, and otherwise by simulation.
         """
         norm = self._orthogonal_norm(mechanism)
         if norm is None:
@@ -150,22 +168,26 @@ class BallsInBins(Simulated):
         return random_allocation_curve(noise / norm, positions=self.bins)
 
     def curve_failure(self, mechanism: Mechanism) -> float:
-        """Returns 0 if the bins are orthogonal, where nothing is simulated."""
+        """Returns the probability that a simulated curve is too small; 0 if nothing is simulated,
+        because the bins' sums of columns are orthogonal with the same norm.
+        """
         if self._orthogonal_norm(mechanism) is None:
             return super().curve_failure(mechanism)
         return 0.0
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
-        """Returns sentences about the simulation; empty if epsilon is not simulated."""
+        """Returns sentences for the privacy statement about the simulation of epsilon; an empty
+        text if epsilon is not simulated.
+        """
         if self._orthogonal_norm(mechanism) is None:
             return super().evidence(mechanism, noise, delta)
         return ""
 
     def _orthogonal_norm(self, mechanism: Mechanism) -> float | None:
-        """Returns the norm of the bins' sums of columns if they are orthogonal and of the same
-        norm, and else None.
+        """Returns the norm of the bins' sums of columns of C if these are orthogonal and have the
+        same norm, and None otherwise.
 
-        Each bin is then a Gaussian release of its own.
+        If they do, each bin is a separate Gaussian release.
         """
         gram = bin_gram(mechanism, self.bins)
         squares = np.diagonal(gram)
@@ -175,17 +197,17 @@ class BallsInBins(Simulated):
         return None
 
     def draws(self, seed: int) -> Draws:
-        """Returns the clients of each round's bin."""
+        """Returns the samples of all rounds: in round t, the clients of bin t mod `bins`."""
         return BinDraws(population=self.population, bins=self.bins, seed=seed)
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Adds a round that is too large."""
+        """Returns evidence against the scheme: a round with too many clients."""
         return super().contradictions(observed, rounds) + self.unlikely_cohort(
             observed, self.population
         )
 
     def description(self, mechanism: Mechanism, noise: float) -> Description:
-        """Returns a short description of balls in bins."""
+        """Returns clauses for the privacy statement about balls in bins."""
         selection = (
             f"each of {self.population} clients draws one of {self.bins} bins once, uniformly and "
             f"independently of all others, and round t takes the clients of bin t mod {self.bins}"
@@ -204,5 +226,7 @@ class BallsInBins(Simulated):
 
 @functools.lru_cache(maxsize=8)
 def _bin_losses(mechanism: Mechanism, bins: int, noise: float) -> BinLosses:
-    """Returns the losses for the Gram matrix of a mechanism's bins."""
+    """Returns the privacy losses for a mechanism, a number of bins and a standard deviation of the
+    noise. Results are cached, since each needs the square root of a matrix.
+    """
     return BinLosses(bin_gram(mechanism, bins) / noise**2)

@@ -1,4 +1,6 @@
-"""Privacy losses of balls in bins, sampled for `fedmf.privacy.loss_samples`."""
+"""Privacy losses of the sampling scheme "balls in bins", from which `fedmf.privacy.loss_samples`
+draws samples.
+"""
 
 import functools
 import math
@@ -9,19 +11,21 @@ from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy.losses import MAX_EXPONENT, Losses, digest_of
 
-# Relative error up to which the square root of a Gram matrix reproduces it.
+# Largest relative difference between a Gram matrix and the square of its computed root.
 _ROOT_TOLERANCE = 1e-8
 
 
 class BinLosses(Losses):
-    """Losses of balls in bins: P = (1/b) sum_j N(m_j, sigma^2 I)
-    (Choquette-Choo et al. 2024, arXiv:2410.06266).
+    """Privacy losses of a client that draws one of b bins (Choquette-Choo et al. 2024,
+    arXiv:2410.06266).
 
-    Only u_j = <m_j, y> counts, which is Gaussian in b dimensions with covariance sigma^2 G, G =
-    (<m_j, m_k>).
+    The output y has the distribution P = (1/b) sum_j N(m_j, sigma^2 I) with the client, where m_j
+    is the sum of the columns of the encoder C that belong to the rounds of bin j, and Q = N(0,
+    sigma^2 I) without it. The loss depends on y only through the b numbers <m_j, y>. They are
+    Gaussian with covariance sigma^2 G, where G has the entries <m_j, m_k>.
 
     Args:
-      gram: G / sigma^2, float64 (b, b).
+      gram: G / sigma^2, float64 array of shape (b, b).
     """
 
     def __init__(self, gram: np.ndarray) -> None:
@@ -34,10 +38,11 @@ class BinLosses(Losses):
     def sample(
         self, order: int, size: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Samples (log T, L) of `order` patterns.
+        """Samples pairs (log T, L) for `order` bins that are drawn together, where T is the weight
+        and L the privacy loss, as defined in `fedmf.privacy.loss_samples`.
 
-        The first bin is uniform. Each further one falls into bin k with a probability proportional
-        to exp(sum of G[., k] over the earlier ones).
+        The first bin is uniform. Each further draw is bin k with a probability proportional to
+        exp(sum of gram[j, k] over the bins j that were drawn before).
         """
         inner = np.zeros((size, self.bins))
         log_factor = np.zeros(size)
@@ -56,17 +61,20 @@ class BinLosses(Losses):
         return log_factor, self.loss(inner)
 
     def loss(self, inner: np.ndarray) -> np.ndarray:
-        """Computes L from <m_j, y> / sigma^2, float64 (size, bins), which it overwrites."""
+        """Computes the privacy losses L from the inner products <m_j, y> / sigma^2, a float64 array
+        of shape (size, bins), which it overwrites.
+        """
         inner -= np.diagonal(self.gram) / 2
         largest = inner.max(axis=1)
         inner -= largest[:, None]
         return np.log(np.exp(inner, out=inner).mean(axis=1)) + largest
 
     def log_factor_bound(self, order: int) -> float:
-        """Computes the log of an upper bound on T.
+        """Computes the log of an upper bound on the weight T of K = `order` bins.
 
-        T is the product over i < K of mean_k exp(sum of i rows of G). By Hölder's inequality a
-        factor is largest where the i rows are the same.
+        T is the product over i < K of mean_k exp(sum of i rows of gram). By Hölder's inequality a
+        factor is largest where the i rows are the same. The result is infinite if it would
+        overflow.
         """
         if (order - 1) * self.gram.max() > MAX_EXPONENT:
             return math.inf
@@ -76,12 +84,12 @@ class BinLosses(Losses):
 def _square_root(gram: np.ndarray) -> np.ndarray:
     """Returns a matrix R with R R^T = gram.
 
-    The root is taken of the correlations, since that of G itself would lose small bins beside large
-    ones. A bin without a round is 0, so that G is singular: a Cholesky factor would fail, and a
-    banded one would lose the corner of G.
+    Rows and columns are first scaled to diagonal 1, since a root of the matrix itself would lose
+    small bins beside large ones. A bin without a round has zeros in the matrix, which is then
+    singular: a Cholesky factor would fail, and a banded one would lose the matrix' corner.
 
     Raises:
-      ValueError: R R^T is not G in float64.
+      ValueError: R R^T differs from the matrix in float64.
     """
     norms = np.sqrt(np.diagonal(gram))
     divisors = np.where(norms > 0, norms, 1.0)
@@ -97,7 +105,9 @@ def _square_root(gram: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)
 def bin_gram(mechanism: Mechanism, bins: int) -> np.ndarray:
-    """Computes the inner products of the bins' sums of columns of C, float64 (bins, bins)."""
+    """Computes the matrix of inner products of the bins, as float64 of shape (bins, bins). A bin is
+    represented by the sum of the columns of the encoder C for its rounds.
+    """
     column = mechanism.toeplitz_coefficients()
     if column is not None:
         return _toeplitz_bin_gram(column, mechanism.rounds, bins)
@@ -109,9 +119,12 @@ def bin_gram(mechanism: Mechanism, bins: int) -> np.ndarray:
 
 
 def _toeplitz_bin_gram(column: np.ndarray, rounds: int, bins: int) -> np.ndarray:
-    """Computes `bin_gram` without the matrix C, from its first column c."""
+    """Computes the result of `bin_gram` for a Toeplitz encoder from its first column c, without
+    making the dense matrix.
+    """
     checks.fits_in_memory("the sums of columns by bin", (rounds, bins), copies=2)
-    # Entry t of bin 0 is the sum over i of c[t - i bins]. Bin j has the same sums j rounds later.
+    # Entry t of the sum of bin 0 is the sum over i of c[t - i bins]. The sum of bin j has the same
+    # entries, shifted by j rounds.
     padded = np.zeros(-(-rounds // bins) * bins)
     padded[: len(column)] = column
     first_sum = np.cumsum(padded.reshape(-1, bins), axis=0).ravel()[:rounds]

@@ -1,9 +1,11 @@
-"""The base classes of cyclic sampling of a banded mechanism (banded paper, Sec. 5 and App. F).
+"""The base classes of cyclic sampling schemes, in which rounds take turns through partitions of the
+population (banded paper, Sec. 5 and App. F).
 
-The population is split into b partitions D_0 .. D_(b-1), whatever the data, and round t samples
-from partition t mod b only. With an encoder of at most b bands no row of C x depends on two rounds
-of one client. A run is then ceil(n / b) adaptive queries on one partition, each of sensitivity
-max_i ||C e_i|| (Thm. 4). The schemes differ in how a round samples from its partition.
+The population is split into b partitions, independently of the data, and round t samples from
+partition t mod b only. If the encoder C has at most b bands, no row of C x depends on two rounds of
+one client, where x has the clipped sum of each round in a row. A run of n rounds is then, for one
+partition, ceil(n / b) adaptive queries whose sensitivity is the largest column norm of C (Thm. 4).
+The schemes differ in how a round samples from its partition.
 """
 
 import dataclasses
@@ -26,7 +28,7 @@ from fedmf.privacy.sampling.encoder_checks import proven_bands
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cyclic(Sampling):
-    """Schemes whose rounds sample from the partitions of the population in turn.
+    """Base of the schemes whose rounds sample from the partitions of the population in turn.
 
     Attributes:
       population: m, clients that can be sampled.
@@ -62,7 +64,7 @@ class Cyclic(Sampling):
 
     @property
     def num_partitions(self) -> int:
-        """The number of partitions, once it is set."""
+        """The number of partitions; ValueError if neither the caller nor a plan has set it."""
         if self.partitions is None:
             raise ValueError(
                 "partitions=None: a plan sets it to the mechanism's bands; or pass partitions"
@@ -75,11 +77,11 @@ class Cyclic(Sampling):
         return -(-self.population // self.num_partitions)
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
-        """Returns the scheme with one partition for each band of the mechanism, if `partitions` is
-        not set.
+        """Returns the scheme with `partitions` set. If it was not set, it becomes the number of the
+        mechanism's bands.
 
         Raises:
-          ValueError: fewer partitions than bands.
+          ValueError: `partitions` is less than the number of bands.
         """
         bands = proven_bands(mechanism)
         if self.partitions is None:
@@ -93,7 +95,7 @@ class Cyclic(Sampling):
         return self
 
     def participation(self, rounds: int) -> Participation:
-        """Returns the participation in which rounds of one client are multiples of `partitions`
+        """Returns the participation limits: rounds of one client are multiples of `partitions`
         apart.
         """
         separation = min(self.num_partitions, rounds)
@@ -101,27 +103,30 @@ class Cyclic(Sampling):
 
 
 class IndependentRounds(Cyclic):
-    """Cyclic schemes whose rounds sample independently of each other: a client is sampled with the
-    same probability in each round of its partition.
+    """Base of the cyclic schemes whose rounds sample independently of each other: a client is
+    sampled with the same probability in each round of its partition.
     """
 
     def compositions(self, rounds: int) -> int:
-        """Returns ceil(rounds / partitions), the rounds in which one client can be sampled (Thm.
-        4).
+        """Returns the largest number of rounds in which one client can be sampled, ceil(rounds /
+        partitions). It is the number of queries that the accountant composes (Thm. 4).
         """
         return -(-rounds // self.num_partitions)
 
     def facts(self, rounds: int) -> dict[str, Any]:
-        """Returns class, fields, probability, and compositions of one client."""
+        """Returns the scheme's class and fields, the probability with which a client is sampled,
+        and the number of composed queries.
+        """
         facts = super().facts(rounds)
         facts["probability"] = self.probability
         facts["compositions"] = self.compositions(rounds)
         return facts
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Adds a client that took part too often."""
+        """Returns evidence against the scheme: a client that took part too often."""
         participations = observed.max_participations
-        # The largest count of all clients in all rounds of the plan is at least as large.
+        # The record may hold only some rounds or clients. The largest count over all rounds of the
+        # plan and the whole population is at least as large, so its distribution is used.
         return super().contradictions(observed, rounds) + self.unlikely(
             f"a client took part {participations} times",
             participations,
@@ -130,7 +135,9 @@ class IndependentRounds(Cyclic):
         )
 
     def _queries(self, mechanism: Mechanism, noise: float) -> str:
-        """Returns a clause about the queries to which Thm. 4 reduces the run."""
+        """Returns a clause for the privacy statement about the queries to which Thm. 4 of the
+        banded paper reduces the run.
+        """
         return (
             f"the run as {self.compositions(mechanism.rounds)} adaptive queries on one of "
             f"{self.num_partitions} partitions of the population (Choquette-Choo et al. 2023, "

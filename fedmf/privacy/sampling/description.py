@@ -1,12 +1,12 @@
-"""The short description that a sampling scheme gives of itself for the privacy statement."""
+"""Clauses with which a sampling scheme describes itself in the privacy statement."""
 
 import dataclasses
 from typing import Any
 
 from fedmf import checks
 
-# Neighbouring relations of accountants that cover zero-out, the relation of the guarantee. The
-# template of the statement says why each of them does.
+# The neighbouring relations that accountants may use. A bound under any of them also holds for
+# zero-out, the relation of the guarantee; the template of the statement says why.
 RELATIONS = ("add-or-remove", "replace", "zero-out")
 
 
@@ -35,7 +35,7 @@ class Description:
         checks.one_of("relation", self.relation, RELATIONS)
 
     def values(self) -> dict[str, Any]:
-        """Returns the fields, in plain JSON types.
+        """Returns the clauses by field name, in plain JSON types.
 
         >>> clauses = {"selection": "a coin each", "accountant": "coins", "accounted": "a round"}
         >>> Description(**clauses).values()["relation"]

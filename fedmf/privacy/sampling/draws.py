@@ -1,4 +1,4 @@
-"""The clients that each round samples: pure functions of (seed, round)."""
+"""Samples of clients for each round of a run, as pure functions of the seed and the round."""
 
 import abc
 import dataclasses
@@ -10,30 +10,34 @@ from fedmf.privacy.sampling.randomness import SamplingRandomness
 
 
 class Draws(abc.ABC):
-    """The samples of a run, from which the controller leaves out ineligible and absent clients."""
+    """Base of the samplers of all rounds of a run. The controller then leaves out sampled clients
+    that are ineligible or unavailable.
+    """
 
     @abc.abstractmethod
     def clients(self, t: int) -> np.ndarray:
-        """Returns the clients that round t samples, int64, unsorted."""
+        """Returns the indices of the clients that round t samples, int64, unsorted."""
 
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns for each client whether round t could have sampled it, bool."""
+        """Returns whether round t could have sampled each client, as a bool array of the shape of
+        `clients`.
+        """
         return np.isin(clients, self.clients(t))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionDraws(Draws):
-    """Samples from one partition of the clients per round, the sets D_j of banded Alg. 6.
-
-    Client c is in partition c mod partitions, and round t samples from partition t mod partitions.
+    """Samples in which round t takes clients of partition t mod `partitions` only, the sets D_j of
+    banded Alg. 6. Client c is in partition c mod `partitions`.
 
     Attributes:
       population: clients 0 .. population - 1.
       partitions: number of partitions.
       seed: of the samples.
-      size: clients of a round, a uniform subset (banded paper, Alg. 2); or None.
-      probability: of each client of the partition to be sampled, independently (banded paper, Cor.
-        F.1), where size is None.
+      size: number of clients of a round, which are a uniform subset of the partition (banded paper,
+        Alg. 2); None to sample clients independently.
+      probability: with size=None, the probability with which each client of the partition is
+        sampled, independently (banded paper, Cor. F.1).
 
     >>> draws = PartitionDraws(population=7, partitions=3, seed=1, size=3)
     >>> sorted(draws.clients(0).tolist()), draws.can_draw(4, np.array([0, 1]))
@@ -47,7 +51,7 @@ class PartitionDraws(Draws):
     probability: float = 0.0
 
     def clients(self, t: int) -> np.ndarray:
-        """Returns the clients that round t samples, int64, unsorted."""
+        """Returns the indices of the clients that round t samples, int64, unsorted."""
         partition = t % self.partitions
         members = partition_size(self.population, self.partitions, partition)
         randomness = SamplingRandomness(self.seed)
@@ -58,12 +62,15 @@ class PartitionDraws(Draws):
         return member_indices * self.partitions + partition
 
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns for each client whether it is in the partition of round t, bool."""
+        """Returns whether each client is in the partition of round t, as a bool array of the shape
+        of `clients`.
+        """
         return clients % self.partitions == t % self.partitions
 
 
 def partition_size(population: int, partitions: int, partition: int) -> int:
-    """Returns the number of clients c < population with c mod partitions = partition.
+    """Returns the number of clients in a partition: of the c < population with c mod partitions =
+    partition.
 
     >>> [partition_size(7, 3, partition) for partition in range(3)]
     [3, 2, 2]
@@ -73,7 +80,8 @@ def partition_size(population: int, partitions: int, partition: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BinDraws(Draws):
-    """Samples of balls in bins: each client has one bin, and round t takes bin t mod `bins`.
+    """Samples of balls in bins: each client draws one bin for the whole run, and round t samples
+    the clients of bin t mod `bins`.
 
     >>> draws = BinDraws(population=5, bins=2, seed=1)
     >>> sorted([*draws.clients(0).tolist(), *draws.clients(3).tolist()])
@@ -89,20 +97,24 @@ class BinDraws(Draws):
         return SamplingRandomness(self.seed).bins(self.population, self.bins)
 
     def clients(self, t: int) -> np.ndarray:
-        """Returns the clients of the round's bin, int64, ascending."""
+        """Returns the indices of the clients in the bin of round t, int64, ascending."""
         return np.flatnonzero(self._bin_by_client == t % self.bins)
 
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns for each client whether it is in the bin of round t, bool."""
+        """Returns whether each client is in the bin of round t, as a bool array of the shape of
+        `clients`.
+        """
         return self._bin_by_client[clients] == t % self.bins
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSepDraws(Draws):
-    """Independent samples of every round, ignored while the client is ineligible.
+    """Samples of b-min-sep sampling: every round samples each client independently, and the
+    controller ignores sampled clients that are ineligible.
 
-    The controller knows from its ledger who is ineligible after a participation. Here only those
-    clients are left out that the stationary state makes ineligible at the start.
+    The controller knows from its ledger which clients are ineligible after a participation. This
+    class leaves out only the clients that begin the run as ineligible: in the stationary state some
+    clients still wait after an imagined participation before round 0.
 
     Attributes:
       population, min_sep, probability: of the scheme.
@@ -120,13 +132,15 @@ class MinSepDraws(Draws):
         return randomness.stationary_wait(self.population, self.min_sep, self.probability)
 
     def clients(self, t: int) -> np.ndarray:
-        """Returns the clients that round t samples, int64, unsorted."""
+        """Returns the indices of the clients that round t samples, int64, unsorted."""
         randomness = SamplingRandomness(self.seed)
         sample = randomness.independent_subset(t, self.population, self.probability)
         return sample[self.can_draw(t, sample)]
 
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns for each client whether the stationary start lets it take part by round t."""
+        """Returns whether each client has become eligible by round t, after it began the run as
+        ineligible, as a bool array of the shape of `clients`.
+        """
         if t >= self.min_sep:
             return np.ones(len(clients), bool)
         return self._first_eligible_round[clients] <= t
@@ -134,12 +148,14 @@ class MinSepDraws(Draws):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochOrder(Draws):
-    """A random order of the population in batches: round t takes batch t mod `epoch`.
+    """Samples by one random order of the population, which is split into batches of the same size:
+    round t takes batch t mod `epoch`.
 
-    Takes four bytes a client.
+    The order takes at most four bytes of memory per client for up to 4 billion clients.
 
     Args:
-      population: clients; those beyond epoch * cohort_size in the order are never sampled.
+      population: number of clients; the ones beyond epoch * cohort_size in the order are never
+        sampled.
       cohort_size: clients of a batch.
       epoch: batches of an epoch.
       seed: of the order.
@@ -156,7 +172,9 @@ class EpochOrder(Draws):
         return SamplingRandomness(self.seed).order(self.population, length)
 
     def clients(self, t: int) -> np.ndarray:
-        """Returns the clients of the round's batch, int64 (cohort_size,)."""
+        """Returns the indices of the clients in the batch of round t, int64 of shape
+        (cohort_size,).
+        """
         start = t % self.epoch * self.cohort_size
         return self._order[start : start + self.cohort_size].astype(np.int64)
 
@@ -164,9 +182,10 @@ class EpochOrder(Draws):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochPlaces(Draws):
     """Samples of random allocation: in each epoch every client draws its round anew, independently,
-    among those congruent to it modulo `partitions`.
+    among the rounds that are congruent to the client's index modulo `partitions`.
 
-    Takes a byte a client where there are at most 256 such rounds, two for up to 65,536.
+    The draws of an epoch take one byte of memory per client if a client has at most 256 possible
+    rounds, and two bytes for up to 65,536.
 
     Args:
       population: clients 0 .. population - 1.
@@ -186,18 +205,20 @@ class EpochPlaces(Draws):
 
     @functools.cached_property
     def _latest_positions(self) -> dict[int, tuple[int, np.ndarray]]:
-        """Maps each partition to its latest epoch and the positions of its clients in it."""
+        """Cache of the latest draws: partition -> (epoch, the positions that its clients drew)."""
         return {}
 
     def clients(self, t: int) -> np.ndarray:
-        """Returns the clients that drew round t, int64, ascending."""
+        """Returns the indices of the clients that drew round t, int64, ascending."""
         partition = t % self.partitions
         position = t % self.epoch // self.partitions
         positions = self._positions(t // self.epoch, partition)
         return np.flatnonzero(positions == position) * self.partitions + partition
 
     def _positions(self, epoch: int, partition: int) -> np.ndarray:
-        """Returns the positions of a partition's clients in an epoch."""
+        """Returns the position that each client of a partition draws in an epoch: 0 for its first
+        possible round, 1 for the next one, and so on.
+        """
         latest_epoch, positions = self._latest_positions.get(partition, (-1, np.empty(0)))
         if latest_epoch != epoch:
             members = partition_size(self.population, self.partitions, partition)

@@ -1,4 +1,4 @@
-"""Properties of a mechanism's encoder on which amplification by sampling rests."""
+"""Checks of the properties of a mechanism's encoder that amplification by sampling needs."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ from fedmf.mechanisms.base import Mechanism
 
 
 def proven_bands(mechanism: Mechanism) -> int:
-    """Returns the bands of a lower-triangular encoder, counted from its entries: the mechanism's
-    own statement about them is not trusted.
+    """Returns the number of bands of a lower-triangular encoder, counted from its entries. The
+    attribute `bands` of a mechanism is not trusted, because the guarantee rests on the number.
 
     Raises:
       ValueError: the encoder is not square and lower-triangular.
@@ -32,8 +32,8 @@ def proven_bands(mechanism: Mechanism) -> int:
 
 
 def check_no_negative_entry(mechanism: Mechanism, scheme_name: str) -> None:
-    """Raises ValueError if the encoder has a negative entry, where no dominating pair of
-    distributions is proven.
+    """Raises ValueError if the encoder has a negative entry. For such encoders there is no proof
+    that the pair of distributions whose privacy losses are simulated is the worst case.
     """
     entries = mechanism.toeplitz_coefficients()
     if entries is None:

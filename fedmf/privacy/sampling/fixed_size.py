@@ -1,4 +1,6 @@
-"""Cyclic sampling of cohorts of fixed size (banded paper, Alg. 2)."""
+"""The sampling scheme in which each round takes a fixed number of clients from one partition of the
+population (banded paper, Alg. 2).
+"""
 
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
@@ -38,14 +40,17 @@ class CyclicFixedSize(IndependentRounds):
 
     @property
     def probability(self) -> float:
-        """The largest probability of any client: cohort_size / floor(population / partitions)."""
+        """The largest probability with which any client is sampled in a round of its partition:
+        cohort_size / floor(population / partitions).
+        """
         return self.cohort_size / self._smallest_partition_size
 
     def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent":
-        """Returns the event for replacing a record: a zeroed-out client is one replaced by a client
-        that contributes zero.
+        """Returns the run as an event for the replacement of a record, which covers zero-out: a
+        zeroed-out client is one that is replaced by a client that contributes zero.
 
-        Any two records differ by at most two sensitivities: hence half the multiplier.
+        Two records differ by at most twice the sensitivity, so the event has half the noise
+        multiplier.
         """
         import dp_accounting
 
@@ -71,7 +76,7 @@ class CyclicFixedSize(IndependentRounds):
         return self.epsilon(mechanism, noise, delta)
 
     def draws(self, seed: int) -> Draws:
-        """Returns uniform subsets of the round's partition."""
+        """Returns the samples of all rounds: uniform subsets of each round's partition."""
         return PartitionDraws(
             population=self.population,
             partitions=self.num_partitions,
@@ -80,7 +85,9 @@ class CyclicFixedSize(IndependentRounds):
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Adds a round with more clients than are sampled."""
+        """Returns evidence against the scheme: a client that took part too often, or a round with
+        more clients than are sampled.
+        """
         sentences = super().contradictions(observed, rounds)
         largest = int(observed.cohort_sizes.max())
         if largest > self.cohort_size:
@@ -90,7 +97,7 @@ class CyclicFixedSize(IndependentRounds):
         return sentences
 
     def description(self, mechanism: Mechanism, noise: float) -> Description:
-        """Returns a short description of fixed-size sampling within partitions."""
+        """Returns clauses for the privacy statement about fixed-size sampling within partitions."""
         return Description(
             selection=f"a uniform subset of {self.cohort_size} clients, independently of other "
             "rounds",

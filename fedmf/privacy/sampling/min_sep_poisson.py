@@ -1,4 +1,6 @@
-"""b-min-sep sampling (Dong et al. 2026, arXiv:2602.09338)."""
+"""The sampling scheme b-min-sep: independent sampling of all clients that took part in none of the
+last b - 1 rounds (Dong et al. 2026, arXiv:2602.09338).
+"""
 
 import dataclasses
 import functools
@@ -23,9 +25,9 @@ class MinSepPoisson(Simulated):
     """Poisson sampling with a separation: a client that took part in none of the last min_sep - 1
     rounds takes part with probability p (arXiv:2602.09338, b-min-sep sampling).
 
-    For encoders of at most min_sep bands without negative entries. Each client starts in the
-    stationary state, so that all rounds have the same expected cohort. Cohorts vary in size; the
-    divisor of the mean stays cohort_size.
+    The scheme needs an encoder of at most min_sep bands without negative entries. Clients start in
+    the stationary state: some are ineligible at the start, so that all rounds have the same
+    expected cohort size. Cohorts vary in size; sums of updates are always divided by cohort_size.
 
     Attributes:
       population: clients that can be sampled.
@@ -50,7 +52,7 @@ class MinSepPoisson(Simulated):
 
     @property
     def separation(self) -> int:
-        """The separation b, once it is set."""
+        """The separation b; ValueError if neither the caller nor a plan has set `min_sep`."""
         if self.min_sep is None:
             raise ValueError(
                 "min_sep=None: a plan sets it to the mechanism's bands; or pass `min_sep`"
@@ -59,18 +61,21 @@ class MinSepPoisson(Simulated):
 
     @property
     def probability(self) -> float:
-        """The probability p = q / (1 - (b - 1) q) of an eligible client, where q = cohort_size /
-        population is the expected share of a cohort.
+        """The probability p = q / (1 - (b - 1) q) with which an eligible client is sampled, where
+        b is the separation and q = cohort_size / population the expected share of a cohort.
         """
         b = self.separation
         return self.cohort_size / (self.population - (b - 1) * self.cohort_size)
 
     def facts(self, rounds: int) -> dict[str, Any]:
-        """Returns class, fields and probability."""
+        """Returns the scheme's class, its fields, and the probability with which an eligible client
+        is sampled.
+        """
         return super().facts(rounds) | {"probability": self.probability}
 
     def for_mechanism(self, mechanism: Mechanism) -> Self:
-        """Returns the scheme with min_sep set to the mechanism's bands, if it is not set.
+        """Returns the scheme with `min_sep` set. If it was not set, it becomes the number of the
+        mechanism's bands.
 
         Raises:
           ValueError: the encoder is not lower-triangular, has a negative entry, or has more bands
@@ -89,15 +94,17 @@ class MinSepPoisson(Simulated):
         return self
 
     def participation(self, rounds: int) -> Participation:
-        """Returns the participation in which rounds of one client are at least `min_sep` apart."""
+        """Returns the participation limits: rounds of one client are at least `min_sep` apart."""
         return Participation(rounds=rounds, schema="min_sep", min_sep=min(self.separation, rounds))
 
     def losses(self, mechanism: Mechanism, noise: float) -> Losses:
-        """Returns the losses by the recursion over rounds."""
+        """Returns the privacy losses of one client, which a recursion over the rounds computes."""
         return _min_sep_losses(mechanism, self.separation, self.probability, noise)
 
     def draws(self, seed: int) -> Draws:
-        """Returns independent samples; the controller leaves out ineligible clients."""
+        """Returns the samples of all rounds, which are independent. The controller leaves out
+        sampled clients that are ineligible.
+        """
         return MinSepDraws(
             population=self.population,
             min_sep=self.separation,
@@ -106,12 +113,13 @@ class MinSepPoisson(Simulated):
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Adds counts that are too large: of a round, of a client, and in total.
+        """Returns evidence against the scheme: too many clients in a round, too many participations
+        of a client, or too many in total.
 
-        A separation below min_sep breaks the participation and is found there. A client that took
-        part k times was ineligible for (k - 1) (min_sep - 1) rounds, so that it was sampled at most
-        rounds - (k - 1) (min_sep - 1) times. Without ineligible rounds every count would be larger
-        still.
+        Rounds of a client less than min_sep apart are not evidence here; the audit reports them as
+        a broken participation limit. A client that took part k times was ineligible for
+        (k - 1) (min_sep - 1) rounds, so only the remaining rounds can have sampled it. For the
+        other counts all clients count as eligible, which only makes large counts likelier.
         """
         m = self.population
         participations = observed.max_participations
@@ -132,7 +140,7 @@ class MinSepPoisson(Simulated):
         )
 
     def description(self, mechanism: Mechanism, noise: float) -> Description:
-        """Returns a short description of b-min-sep sampling."""
+        """Returns clauses for the privacy statement about b-min-sep sampling."""
         selection = (
             f"each of {self.population} clients is ineligible for {self.separation - 1} rounds "
             "after a round in which it was sampled, is then sampled with probability "
@@ -150,5 +158,7 @@ class MinSepPoisson(Simulated):
 def _min_sep_losses(
     mechanism: Mechanism, min_sep: int, probability: float, noise: float
 ) -> MinSepLosses:
-    """Returns the losses for a mechanism's columns."""
+    """Returns the privacy losses for the columns of a mechanism's encoder. Results are cached,
+    since they take a while to prepare.
+    """
     return MinSepLosses(columns_of(mechanism) / noise, min_sep, probability)

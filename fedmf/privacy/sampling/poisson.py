@@ -1,4 +1,6 @@
-"""Cyclic Poisson sampling (banded paper, Alg. 6)."""
+"""The sampling scheme in which each round samples the clients of one partition independently, with
+the same probability (banded paper, Alg. 6).
+"""
 
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
@@ -20,7 +22,7 @@ class CyclicPoisson(IndependentRounds):
     """Poisson sampling within partitions: every client of the round's partition takes part with
     probability q, independently (banded paper, Alg. 6 and Cor. F.1).
 
-    Cohorts vary in size; the divisor of the mean stays cohort_size.
+    Cohorts vary in size; sums of updates are always divided by cohort_size.
 
     Attributes:
       population, cohort_size, partitions: m clients, B of them a round, in b partitions; None takes
@@ -36,8 +38,8 @@ class CyclicPoisson(IndependentRounds):
 
     @property
     def probability(self) -> float:
-        """The probability q = cohort_size * partitions / population (Example F.1 of the banded
-        paper swaps n and m).
+        """The probability with which a client is sampled in a round of its partition, q =
+        cohort_size * partitions / population (Example F.1 of the banded paper swaps n and m).
 
         The probability is the same for all clients, although partitions may differ in size by one:
         the guarantee does not need equal sizes.
@@ -45,8 +47,8 @@ class CyclicPoisson(IndependentRounds):
         return self.cohort_size * self.num_partitions / self.population
 
     def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent":
-        """Returns the event for add-or-remove, which covers zero-out because clients are sampled
-        independently.
+        """Returns the run as an event for adding or removing a client. The event also covers
+        zero-out, because clients are sampled independently.
         """
         import dp_accounting
 
@@ -66,7 +68,7 @@ class CyclicPoisson(IndependentRounds):
     def curve(
         self, mechanism: Mechanism, noise: float, *, search: bool = False
     ) -> tuple[tuple[float, float], ...]:
-        """Computes the curve by privacy loss distributions."""
+        """Computes the privacy curve by privacy loss distributions."""
         return sampled_gaussian_curve(
             noise / column_norm(mechanism),
             probability=self.probability,
@@ -74,7 +76,7 @@ class CyclicPoisson(IndependentRounds):
         )
 
     def draws(self, seed: int) -> Draws:
-        """Returns independent samples from the round's partition."""
+        """Returns the samples of all rounds: independent samples of each round's partition."""
         return PartitionDraws(
             population=self.population,
             partitions=self.num_partitions,
@@ -83,9 +85,11 @@ class CyclicPoisson(IndependentRounds):
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Adds a round that is too large, and too many participations in total.
+        """Returns evidence against the scheme: too many clients in a round, too many participations
+        of a client, or too many in total.
 
-        Both are bounded as if every round sampled from the largest partition.
+        The counts of a round and in total are compared with rounds that all sample from the largest
+        partition.
         """
         members = self.largest_partition_size
         total = observed.participations
@@ -98,7 +102,7 @@ class CyclicPoisson(IndependentRounds):
         )
 
     def description(self, mechanism: Mechanism, noise: float) -> Description:
-        """Returns a short description of Poisson sampling within partitions."""
+        """Returns clauses for the privacy statement about Poisson sampling within partitions."""
         return Description(
             selection=f"each client with probability {self.probability:.12g}, independently of all "
             "others and of other rounds",

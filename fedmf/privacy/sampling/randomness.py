@@ -1,11 +1,12 @@
-"""The random numbers of client sampling: every scheme takes them from one class."""
+"""Random number generators of client sampling, which all schemes use."""
 
 import dataclasses
 
 import numpy as np
 
-# The second word of each generator's seed: the first for what is drawn once, the other for a
-# round. The word 2 belongs to the order of a client's examples (fedmf/training).
+# The second word of a generator's seed tells generators apart: _RUN_WORD for draws of a whole run
+# or epoch, _ROUND_WORD for draws of a round. The word 2 is used for the order of a client's
+# examples (fedmf/training).
 _RUN_WORD = 0
 _ROUND_WORD = 1
 
@@ -15,7 +16,7 @@ class SamplingRandomness:
     """Independent generators for the run, its epochs and its rounds, all from one seed.
 
     Attributes:
-      seed: of the cohorts.
+      seed: the seed of client sampling.
 
     >>> randomness = SamplingRandomness(seed=1)
     >>> len(set(randomness.uniform_subset(t=0, population=7, size=3).tolist()))
@@ -25,23 +26,27 @@ class SamplingRandomness:
     seed: int
 
     def of_run(self) -> np.random.Generator:
-        """Returns the generator of what is drawn once for the whole run."""
+        """Returns the generator for draws that are made once for the whole run."""
         return np.random.default_rng([self.seed, _RUN_WORD])
 
     def of_epoch(self, epoch: int, partition: int) -> np.random.Generator:
-        """Returns the generator of one partition's draws in one epoch."""
+        """Returns the generator for the draws of one partition in one epoch."""
         return np.random.default_rng([self.seed, _RUN_WORD, epoch, partition, 1])
 
     def of_round(self, t: int) -> np.random.Generator:
-        """Returns the generator of round t."""
+        """Returns the generator for the draws of round t."""
         return np.random.default_rng([self.seed, _ROUND_WORD, t])
 
     def uniform_subset(self, t: int, population: int, size: int) -> np.ndarray:
-        """Draws a uniform subset of 0 .. population - 1 for round t: int64 (size,), unsorted."""
+        """Draws a uniform subset of `size` of the clients 0 .. population - 1 for round t, as an
+        unsorted int64 array.
+        """
         return _subset(self.of_round(t), population, size)
 
     def independent_subset(self, t: int, population: int, probability: float) -> np.ndarray:
-        """Draws each of 0 .. population - 1 independently for round t: int64, unsorted."""
+        """Draws a subset of the clients 0 .. population - 1 for round t, each independently with
+        the same probability, as an unsorted int64 array.
+        """
         generator = self.of_round(t)
         # The size of an independent sample is binomial. Given the size, all subsets are equally
         # likely.
@@ -49,18 +54,22 @@ class SamplingRandomness:
         return _subset(generator, population, size)
 
     def bins(self, population: int, bins: int) -> np.ndarray:
-        """Draws a uniform bin for each client, once for the run, in small unsigned integers."""
+        """Draws a uniform bin for each client, once for the whole run. The array has the smallest
+        unsigned integer type that holds all bins.
+        """
         dtype = np.min_scalar_type(bins - 1)
         return self.of_run().integers(bins, size=population, dtype=dtype)
 
     def positions(self, epoch: int, partition: int, members: int, positions: int) -> np.ndarray:
-        """Draws a uniform position for each member of a partition, anew in each epoch."""
+        """Draws a uniform position in 0 .. positions - 1 for each member of a partition, anew in
+        each epoch.
+        """
         dtype = np.min_scalar_type(positions - 1)
         return self.of_epoch(epoch, partition).integers(positions, size=members, dtype=dtype)
 
     def order(self, population: int, length: int) -> np.ndarray:
-        """Draws a uniform sequence of `length` different clients, once for the run, in the smallest
-        unsigned integers that hold them.
+        """Draws a uniform sequence of `length` different clients, once for the whole run. The array
+        has the smallest unsigned integer type that holds all client indices.
         """
         generator = self.of_run()
         dtype = np.min_scalar_type(population - 1)
@@ -71,10 +80,11 @@ class SamplingRandomness:
         return order[:length].copy() if length < population else order
 
     def stationary_wait(self, population: int, min_sep: int, probability: float) -> np.ndarray:
-        """Draws the rounds that each client is ineligible at the start of b-min-sep sampling.
+        """Draws for each client the number of rounds for which it is ineligible at the start of
+        b-min-sep sampling.
 
-        In the stationary state a client waits s >= 1 rounds with probability p / (1 + (b - 1) p)
-        for each s < b, and else none.
+        The draws follow the stationary state of the scheme: a client waits s rounds with
+        probability p / (1 + (b - 1) p) for each s = 1 .. b - 1, and otherwise no round.
         """
         b = min_sep
         p = probability
@@ -86,6 +96,8 @@ class SamplingRandomness:
 
 
 def _subset(generator: np.random.Generator, population: int, size: int) -> np.ndarray:
-    """Draws a uniform subset without ordering it, which takes less time."""
+    """Draws a uniform subset of 0 .. population - 1. The order of its entries is not random, which
+    takes less time.
+    """
     subset = generator.choice(population, size, replace=False, shuffle=False)
     return subset.astype(np.int64)

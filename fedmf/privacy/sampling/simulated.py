@@ -1,5 +1,5 @@
-"""The base class of schemes with simulated epsilon. The bound is near exact if the encoder has no
-negative entry.
+"""The base class of sampling schemes whose epsilon is an upper bound by simulation. The bound is
+close to the exact epsilon if the encoder has no negative entry.
 """
 
 import abc
@@ -28,12 +28,15 @@ from fedmf.privacy.rounding import down, up
 from fedmf.privacy.sampling.base import Sampling
 from fedmf.privacy.sampling.description import Description
 
-# From this ratio of the samples that a tight bound needs to those drawn, the statement says so.
+# The privacy statement mentions the number of samples that a tight bound would need if it is more
+# than this many times the number of drawn samples.
 _NOTABLE_SHORTAGE = 1.5
 
 
 class Simulated(Sampling):
-    """Schemes with simulated privacy losses, whose clients are sampled independently."""
+    """Base of the schemes that compute epsilon by simulation of privacy losses. They sample clients
+    independently of each other.
+    """
 
     independent: ClassVar[bool] = True
     simulated: ClassVar[bool] = True
@@ -41,7 +44,9 @@ class Simulated(Sampling):
 
     @abc.abstractmethod
     def losses(self, mechanism: Mechanism, noise: float) -> Losses:
-        """Returns the privacy losses of one client."""
+        """Returns the distribution of one client's privacy losses, for a standard deviation `noise`
+        of the noise at clip norm 1.
+        """
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """Computes an upper bound on epsilon by simulation, never above the unamplified epsilon.
@@ -55,7 +60,9 @@ class Simulated(Sampling):
         return gaussian_epsilon(self._unamplified_multiplier(mechanism, noise), delta)
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """Estimates `epsilon` in seconds, by random numbers independent of those of `epsilon`."""
+        """Estimates `epsilon` in seconds, with random numbers that are independent of the ones that
+        `epsilon` uses.
+        """
         if noise == 0:
             return math.inf
         unamplified = exact_gaussian_epsilon(self._unamplified_multiplier(mechanism, noise), delta)
@@ -65,19 +72,19 @@ class Simulated(Sampling):
     def curve(
         self, mechanism: Mechanism, noise: float, *, search: bool = False
     ) -> tuple[tuple[float, float], ...]:
-        """Computes the curve by simulation."""
+        """Computes the privacy curve by simulation."""
         epsilons = tuple(epsilons_of_curve(self._unamplified_multiplier(mechanism, noise)))
         return simulated_curve(self.losses(mechanism, noise), epsilons, search=search)
 
     def curve_failure(self, mechanism: Mechanism) -> float:
-        """Returns the failure probability of all points together, over all attempts of a
-        calibration.
+        """Returns the probability that any point of the curve is too small, in any of the attempts
+        of a calibration.
         """
         return FAILURE_OF_CALIBRATION
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
-        """Returns sentences with the number of samples, the bound, the estimate, and the
-        probability that the bound is wrong.
+        """Returns sentences for the privacy statement about the simulation: the number of samples,
+        the bound, the estimate, and the probability that the bound is wrong.
         """
         if noise == 0:
             return ""
@@ -102,18 +109,20 @@ class Simulated(Sampling):
         )
 
     def _simulate(self, mechanism: Mechanism, noise: float, delta: float) -> SimulatedEpsilon:
-        """Returns the result of the simulation, which is cached."""
+        """Returns the result of the simulation of epsilon, from the cache if it is there."""
         unamplified = exact_gaussian_epsilon(self._unamplified_multiplier(mechanism, noise), delta)
         return simulated_epsilon(self.losses(mechanism, noise), delta, unamplified)
 
     def _unamplified_multiplier(self, mechanism: Mechanism, noise: float) -> float:
-        """Returns the noise multiplier of the whole run without amplification."""
+        """Returns the noise multiplier of the whole run as one Gaussian release, whose epsilon has
+        no amplification.
+        """
         return noise / sensitivity(mechanism, self.participation(mechanism.rounds)).value
 
     def _simulated_description(
         self, selection: str, pair: str, mechanism: Mechanism, noise: float
     ) -> Description:
-        """Returns the description of a simulated scheme.
+        """Returns clauses for the privacy statement about a scheme with a simulated epsilon.
 
         Args:
           selection: as in `Description`.
@@ -131,8 +140,8 @@ class Simulated(Sampling):
 
 
 def _shortage(result: SimulatedEpsilon) -> str:
-    """Returns a sentence, after a blank, on the samples that a tighter bound would take; empty if
-    the simulation drew about as many.
+    """Returns a sentence about the number of samples that a tighter bound would need, with a blank
+    in front of it. The text is empty if the simulation drew about as many samples.
     """
     is_bounded = math.isfinite(result.epsilon)
     remove_samples = result.samples[0]
