@@ -1,4 +1,5 @@
-"""Participation budgets: the joint cost of a client's rounds, and the reserve that a device keeps.
+"""Participation budgets, which limit the joint cost of a client's rounds, and the reserve that a
+device keeps for later rounds.
 
 Rounds s, t, ... of one client together cost the sum of |X_st|, X = C^T C. A budget S allows sets of
 rounds that cost at most S^2. Contributions u_t of norm at most 1 then move C x by at most S, since
@@ -22,8 +23,8 @@ _NUM_BINS = 10
 
 
 def pair_costs(mechanism: Mechanism) -> np.ndarray:
-    """Returns |X|, X = C^T C, float64 (rounds, rounds): the cost of each pair of a client's rounds,
-    and on the diagonal of each single round.
+    """Returns |X| for X = C^T C, float64 (rounds, rounds). Its entries are the costs of pairs of a
+    client's rounds, and on the diagonal those of single rounds.
     """
     checks.fits_in_memory("the costs of pairs of rounds", (mechanism.rounds, mechanism.rounds))
     C = mechanism.encoder()
@@ -31,7 +32,8 @@ def pair_costs(mechanism: Mechanism) -> np.ndarray:
 
 
 def spending_histogram(budget: float, spent_squared: np.ndarray) -> dict[str, int]:
-    """Counts clients by the fraction of the squared budget that they have spent, in tenths.
+    """Counts clients by the fraction of the squared budget that they have spent, in ten bins of
+    10%.
 
     >>> spending_histogram(2.0, np.array([0.0, 4.0]))["90-100%"]
     1
@@ -44,7 +46,7 @@ def spending_histogram(budget: float, spent_squared: np.ndarray) -> dict[str, in
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Budget:
-    """A participation budget, the mechanism whose encoder prices rounds, and the pace at which
+    """A participation budget, with the mechanism whose encoder prices rounds, and the pace at which
     devices spend the budget.
 
     A device that checks in takes part if its earlier rounds, this round, and a round every `pace`
@@ -80,7 +82,8 @@ class Budget:
                 f"participation={self.participation!r} must be a fedmf.Participation of "
                 'schema="budget"'
             )
-        # It refuses other numbers of rounds, and entries whose squares lose digits.
+        # This call raises an error for another number of rounds, and for entries whose squares lose
+        # digits.
         sensitivity(self.mechanism, self.participation)
         hint = (
             "pass the rounds between two participations that a device keeps its budget for; the "
@@ -94,8 +97,8 @@ class Budget:
 
     @staticmethod
     def of(mechanism: Mechanism, participation: Participation) -> "Budget":
-        """Returns the budget that has the sensitivity of `participation` with this mechanism, and
-        its pace; noise and guarantee stay the same.
+        """Returns the budget that equals the sensitivity of the mechanism under `participation`.
+        Its pace is min_sep, and noise and guarantee stay the same.
 
         Where the encoder is non-negative, Toeplitz and non-increasing, or has columns of equal norm
         and at most min_sep bands, a device takes part at least as often as under schema min_sep,
@@ -122,13 +125,13 @@ class Budget:
 
     @functools.cached_property
     def costs(self) -> np.ndarray:
-        """Costs of pairs of rounds, float64 (rounds, rounds)."""
+        """The costs of pairs of rounds, float64 (rounds, rounds)."""
         return pair_costs(self.mechanism)
 
     @functools.cached_property
     def num_reserved_rounds(self) -> int:
-        """Largest number of rounds in the reserve: those that the budget affords at this pace from
-        round 0 on.
+        """The largest number of rounds in the reserve. It is the number of rounds that the budget
+        affords to a client that starts in round 0 and keeps to the pace.
         """
         paced_rounds = np.arange(0, self.participation.rounds, self.pace)
         cumulative_costs = block_sums(self.costs, paced_rounds)
@@ -162,8 +165,8 @@ class Budget:
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Returns whether the budget affords round t and the reserve of each client, bool
-        (clients,).
+        """Returns for each of the clients whether the budget affords round t together with the
+        reserve of the client, bool (clients,).
 
         Args:
           t, history, clients: as in `Participation.is_eligible`.
@@ -175,8 +178,8 @@ class Budget:
 
 
 class _ReserveCosts(NamedTuple):
-    """Costs of round t with the first 0, 1, ... reserved rounds: `joint`, among themselves, and
-    `with_earlier`, twice their costs with each earlier round.
+    """The costs of round t together with the first 0, 1, ... reserved rounds. `joint` is their cost
+    among themselves, and `with_earlier` twice their costs with each earlier round.
     """
 
     t: int
@@ -185,7 +188,8 @@ class _ReserveCosts(NamedTuple):
 
 
 class Spending(History):
-    """The rounds of every client and their costs; see `Budget` for the rule.
+    """A history that holds the rounds of every client and their costs, from which `Budget` decides
+    who is eligible.
 
     A device needs its own rounds and a row of |X| for each. Here they are in one array, whose rows
     are as long as those of the client with most rounds: 12 bytes a client, and two for each round
@@ -199,7 +203,7 @@ class Spending(History):
     def __init__(self, budget: Budget, num_clients: int) -> None:
         n = budget.participation.rounds
         self._budget = budget
-        # Entries without a round hold n, a round that costs nothing.
+        # Entries of the array without a round hold n, which stands for a round that costs nothing.
         self._empty_entry = n
         self._costs = np.concatenate([budget.costs, np.zeros((1, n))])
         self._rounds = np.full((num_clients, 1), n, np.min_scalar_type(n))
@@ -208,7 +212,7 @@ class Spending(History):
         self._cached_reserve: _ReserveCosts | None = None
 
     def _reserve_costs(self, t: int) -> _ReserveCosts:
-        """Returns the costs of round t and its reserve, computed once a round."""
+        """Returns the costs of round t and its reserve. They are computed once for each round."""
         if self._cached_reserve is None or self._cached_reserve.t != t:
             budget = self._budget
             paced_rounds = np.arange(t, self._empty_entry, budget.pace)
@@ -221,7 +225,9 @@ class Spending(History):
         return self._cached_reserve
 
     def allows(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
-        """Returns which of the clients the budget lets take part in round t, bool (clients,)."""
+        """Returns for each of the clients whether the budget lets it take part in round t, bool
+        (clients,).
+        """
         reserve = self._reserve_costs(t)
         num_unused = self._budget.num_reserved_rounds - 1 - self._count[clients]
         num_reserved = np.clip(num_unused, 0, len(reserve.joint) - 1)
@@ -231,7 +237,7 @@ class Spending(History):
         return self._budget.participation.affords(total_costs)
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Records round t for these distinct clients, int64 (clients,)."""
+        """Records that these distinct clients, int64 (clients,), took part in round t."""
         costs_with_earlier = self._costs[self._rounds[clients], t].sum(axis=1)
         self._spent[clients] += self._costs[t, t] + 2.0 * costs_with_earlier
         if self._count[clients].max(initial=0) == self._rounds.shape[1]:
@@ -241,10 +247,11 @@ class Spending(History):
         self._count[clients] += 1
 
     def grow(self, num_clients: int) -> None:
-        """Makes room for at least so many clients; new ones have spent nothing."""
+        """Adds clients that have spent nothing, until there are at least `num_clients` clients."""
         num_new = num_clients - len(self._count)
         if num_new > 0:
-            # The arrays at least double, since growing by one client would copy them each time.
+            # The length of the arrays at least doubles. Adding one client at a time would copy them
+            # each time.
             padding = (0, max(num_new, len(self._count)))
             self._rounds = np.pad(
                 self._rounds, (padding, (0, 0)), constant_values=self._empty_entry
@@ -254,8 +261,8 @@ class Spending(History):
 
 
 def check_affords_each_round(budget: Budgeted, max_norm: float) -> None:
-    """Raises ValueError for a budget below `max_norm`, the largest column norm of the encoder:
-    noise for such a budget would not hide a single participation.
+    """Raises ValueError if the budget is below `max_norm`, the largest column norm of the encoder.
+    Noise for a smaller budget would not hide even a single participation.
     """
     if not budget.affords(max_norm**2):
         raise ValueError(
@@ -265,8 +272,8 @@ def check_affords_each_round(budget: Budgeted, max_norm: float) -> None:
 
 
 def max_rounds_per_client(mechanism: Mechanism, participation: Participation) -> int:
-    """Returns the most rounds that any client can take part in. Under a budget this is an upper
-    bound: as many as it would afford if pairs of rounds cost nothing extra.
+    """Returns the largest number of rounds that any client can take part in. For a budget it is an
+    upper bound, the number that a client could afford if pairs of rounds cost nothing extra.
     """
     if not isinstance(participation, Budgeted):
         return participation.max_participations
@@ -277,8 +284,8 @@ def max_rounds_per_client(mechanism: Mechanism, participation: Participation) ->
 def participation_rule(
     mechanism: Mechanism, participation: Participation
 ) -> Participation | Budget:
-    """Returns the rule that decides which clients are eligible: the participation itself, or for a
-    budget a `Budget` without reserve, priced by the mechanism.
+    """Returns the rule that decides which clients are eligible. It is the participation itself, or
+    for schema "budget" a `Budget` without reserve whose prices come from the mechanism.
     """
     if not isinstance(participation, Budgeted):
         return participation
@@ -286,8 +293,8 @@ def participation_rule(
 
 
 def block_sums(costs: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-    """Returns the joint cost of the first of the rounds, of the first two, and so on: float64
-    (len(rounds),), non-decreasing.
+    """Returns the joint costs of the first round, of the first two rounds, and so on, float64
+    (len(rounds),). They never decrease.
     """
     block = costs[np.ix_(rounds, rounds)]
     return np.cumsum(np.diagonal(block) + 2.0 * np.tril(block, -1).sum(axis=1))

@@ -1,4 +1,4 @@
-"""Sensitivity of an encoder to single clients whose rounds are known, for any contributions.
+"""The sensitivity of an encoder to single clients whose rounds are known, whatever they contribute.
 
 Rounds S of one client move C x by at most the root of the sum over s, t in S of |X_st|, X = C^T C
 (banded paper, Prop. E.1). That bound is exact where X >= 0 on S; elsewhere it is sharpened
@@ -23,18 +23,18 @@ from fedmf.participation.sharpening import (
     largest_sharpened,
 )
 
-# Largest number of entries of X for a Toeplitz encoder, 1 GB; other encoders of as many rounds take
-# more memory themselves.
+# Largest number of entries of X = C^T C that are stored for a Toeplitz encoder, which is 1 GB.
+# Other encoders with as many rounds take more memory than X.
 _MAX_TOEPLITZ_ENTRIES = 2**27
-# Banded encoders of up to this many rounds are multiplied as dense matrices.
+# Up to this number of rounds, banded encoders are multiplied as dense matrices.
 _MAX_DENSE_ROUNDS = 4096
-# Clients whose pairs of rounds are more than this fraction of all pairs are added up by products of
-# matrices, in blocks of this many clients.
+# If each client of a group has more than this fraction of all pairs of rounds, the costs of the
+# group are added up by products of matrices, in blocks of this many clients.
 _DENSE_PAIRS_FRACTION = 1 / 36
 _BLOCK_CLIENTS = 256
 # Number of sets of rounds whose bounds may be sharpened.
 _MAX_SETS = 64
-# Multiplications that sharpening the bound of a single client may cost.
+# Number of multiplications that sharpening the bound of a single client may take.
 _CLIENT_SHARPENING_BUDGET = 1e9
 _PAIRS_METHOD = "sum of {} over a client's own rounds (banded paper, Prop. E.1): {}"
 _COUNTS_METHOD = (
@@ -43,8 +43,8 @@ _COUNTS_METHOD = (
 
 
 def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
-    """Returns the diagonals of X = C^T C up to the last non-zero one: float64 (diagonals, rounds),
-    [d, t] = X[t, t + d], 0 beyond the end.
+    """Returns the diagonals of X = C^T C up to the last non-zero one, float64 (diagonals, rounds).
+    Entry [d, t] is X[t, t + d], or 0 if t + d is beyond the last round.
 
     Raises:
       ValueError: the diagonals do not fit into memory.
@@ -65,7 +65,7 @@ def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
     diagonals = np.zeros((bands, n))
     if c is not None:
         for d in range(bands):
-            # X[t, t + d] is the sum of the c_s c_(s + d) that end before row n.
+            # X[t, t + d] is the sum of those products c_s c_(s + d) that end before row n.
             cumulative_sums = np.cumsum(c[: bands - d] * c[d:])
             num_terms = np.minimum(np.arange(n - d, 0, -1), bands - d)
             diagonals[d, : n - d] = cumulative_sums[num_terms - 1]
@@ -88,7 +88,8 @@ def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
 
 
 def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
-    """Returns the joint cost of the rounds of each client, the sum of |X_st|, float64 (clients,).
+    """Returns the joint cost of the rounds of each client, float64 (clients,). It is the sum of
+    |X_st| over all pairs of the client's rounds s and t.
 
     Args:
       diagonals: diagonals of |X|, in the form of `gram_diagonals`.
@@ -108,7 +109,7 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
     distinct_counts, first_clients = np.unique(clients.counts[by_count], return_index=True)
     equal_counts = np.split(by_count, first_clients[1:])
     for k, client_indices in zip(distinct_counts.tolist(), equal_counts, strict=True):
-        # Rounds of these clients, (k, clients).
+        # The array t holds the rounds of these clients, (k, clients).
         entry_indices = clients.starts[client_indices] + np.arange(k)[:, None]
         t = clients.rounds[entry_indices].astype(np.intp)
         if n <= _MAX_DENSE_ROUNDS and k * min(k, bands) > _DENSE_PAIRS_FRACTION * n * n:
@@ -119,7 +120,9 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
 
 
 def _sum_by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Returns the sums of |X_st| over the increasing rounds of clients, ints (k, clients)."""
+    """Returns the sum of |X_st| for each client, one pair of rounds after another. The increasing
+    rounds of the clients are t, ints (k, clients).
+    """
     bands, n = diagonals.shape
     spent = diagonals[0][t].sum(axis=0)
     entries = diagonals.ravel()
@@ -138,7 +141,9 @@ def _sum_by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def _sum_by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Returns the sums of `_sum_by_pairs` by products of matrices, for clients with many rounds."""
+    """Returns the same sums as `_sum_by_pairs` by products of matrices, which is faster for clients
+    with many rounds.
+    """
     bands, n = diagonals.shape
     num_clients = t.shape[1]
     spent = np.zeros(num_clients)
@@ -157,7 +162,7 @@ def _sum_by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 class ClientSensitivity:
-    """The sensitivity of an encoder to single clients whose rounds are known.
+    """The sensitivity of one encoder to single clients whose rounds are known.
 
     Args:
       mechanism: the mechanism with the encoder.
@@ -186,7 +191,7 @@ class ClientSensitivity:
         self._magnitudes = self._diagonals
         if self._has_negative_entries:
             self._magnitudes = np.abs(self._diagonals)
-        # Cost of each round together with the extra rounds.
+        # These are the costs of each round together with the extra rounds.
         self._extra_costs = np.zeros(n)
         for later in self._extra_rounds:
             earlier = np.arange(max(0, later - len(self._magnitudes) + 1), later)
@@ -194,24 +199,26 @@ class ClientSensitivity:
 
     @property
     def exact(self) -> bool:
-        """Whether the bound of every client is its sensitivity, since X >= 0."""
+        """Whether the bound of every client equals its sensitivity, which holds if X has no
+        negative entries.
+        """
         return not (self._by_counts or self._has_negative_entries)
 
     @property
     def can_be_sharpened(self) -> bool:
-        """Whether bounds can be sharpened, since X has negative entries."""
+        """Whether bounds can be sharpened, which is possible if X has negative entries."""
         return self._has_negative_entries
 
     def squared(self, clients: ClientRounds) -> np.ndarray:
-        """Returns a bound on the squared sensitivity to each client, float64 (clients,)."""
+        """Returns an upper bound on the squared sensitivity to each client, float64 (clients,)."""
         if self._by_counts:
             smallest_gaps = clients.smallest_gaps(self._mechanism.rounds)
             return self._bounds_by_counts(clients.counts, smallest_gaps)
         return spent_squared(self._magnitudes, clients)
 
     def squared_with_extra_rounds(self, clients: ClientRounds, squared: np.ndarray) -> np.ndarray:
-        """Returns the bounds for clients that are counted in the extra rounds as well, from their
-        bounds `squared`.
+        """Returns the bounds for clients that are counted in the extra rounds too. `squared` holds
+        their bounds without these rounds.
         """
         if not len(self._extra_rounds) or not len(clients):
             return squared
@@ -223,21 +230,25 @@ class ClientSensitivity:
 
     @property
     def min_squared(self) -> float:
-        """Bound for a client that is counted in the extra rounds alone; 0 without extra rounds."""
+        """The bound for a client that is counted in the extra rounds only, or 0 if there
+        are none.
+        """
         if not len(self._extra_rounds):
             return 0.0
         client = ClientRounds(rounds=self._extra_rounds, starts=np.zeros(1, np.int64))
         return float(self.squared(client)[0])
 
     def _bounds_by_counts(self, counts: np.ndarray, gaps: np.ndarray) -> np.ndarray:
-        """Returns the bounds of clients from numbers of rounds and smallest separations."""
+        """Returns the bounds of clients that follow from each client's number of rounds and
+        smallest separation.
+        """
         count_gap_rows = np.stack([counts, gaps], axis=1)
         pairs, pair_of_client = np.unique(count_gap_rows, axis=0, return_inverse=True)
         bounds = np.array([self._bound_by_count(count, gap) for count, gap in pairs.tolist()])
         return bounds[pair_of_client.ravel()]
 
     def _bound_by_count(self, count: int, min_sep: int) -> float:
-        """Returns the bound for `count` rounds at least `min_sep` apart."""
+        """Returns the bound for a client with `count` rounds that are at least `min_sep` apart."""
         if (count, min_sep) not in self._bounds:
             n = self._mechanism.rounds
             participation = Participation(
@@ -247,7 +258,9 @@ class ClientSensitivity:
         return self._bounds[count, min_sep]
 
     def of(self, rounds: np.ndarray) -> Sensitivity:
-        """Returns the sensitivity to a client with these increasing rounds and the extra ones."""
+        """Returns the sensitivity to a client that takes part in these increasing rounds and in the
+        extra rounds.
+        """
         largest = LargestSensitivity(self)
         client = ClientRounds(rounds=rounds, starts=np.zeros(1, np.int64))
         squared = self.squared_with_extra_rounds(client, self.squared(client))
@@ -255,7 +268,9 @@ class ClientSensitivity:
         return largest.sensitivity(_CLIENT_SHARPENING_BUDGET)
 
     def gram(self, rounds: np.ndarray) -> np.ndarray:
-        """Returns X between a client's rounds and the extra ones, float64 (k, k)."""
+        """Returns the entries of X = C^T C between a client's rounds, with the extra rounds
+        appended, float64 (k, k).
+        """
         t = np.concatenate([rounds, self._extra_rounds])
         lags = np.abs(np.subtract.outer(t, t))
         X = self._diagonals[np.minimum(lags, len(self._diagonals) - 1), np.minimum.outer(t, t)]
@@ -263,26 +278,28 @@ class ClientSensitivity:
 
 
 class _RoundSet(NamedTuple):
-    """The rounds of a client and their bound."""
+    """The rounds of one client, and the bound on its squared sensitivity."""
 
     squared: float
     rounds: np.ndarray
 
 
 class LargestSensitivity:
-    """The largest sensitivity to any of many clients, who are added block by block."""
+    """The largest sensitivity to any of many clients, which are added in blocks."""
 
     def __init__(self, client_sensitivity: ClientSensitivity) -> None:
         self._client_sensitivity = client_sensitivity
-        # The sets of rounds with the largest bounds, by their bytes.
+        # The sets of rounds with the largest bounds, each under the bytes of its rounds.
         self._round_sets: dict[bytes, _RoundSet] = {}
-        # The largest bound of the clients whose rounds are not among these sets.
+        # The largest bound among the clients whose rounds are not in `_round_sets`.
         self._dropped_squared = -np.inf
-        # The largest bound of all clients.
+        # The largest bound among all clients.
         self.squared = -np.inf
 
     def add(self, clients: ClientRounds, squared: np.ndarray, chosen: np.ndarray) -> None:
-        """Adds the chosen clients, bool (clients,), with their bounds by `ClientSensitivity`."""
+        """Adds the clients that `chosen`, bool (clients,), selects. `squared` holds their bounds
+        from `ClientSensitivity`.
+        """
         self.squared = max(self.squared, float(squared[chosen].max(initial=-np.inf)))
         if not self._client_sensitivity.can_be_sharpened:
             return
@@ -300,7 +317,8 @@ class LargestSensitivity:
                 self._dropped_squared = max(self._dropped_squared, dropped.squared)
 
     def sensitivity(self, multiplications: float = SHARPENING_BUDGET) -> Sensitivity:
-        """Returns the largest sensitivity, exact or an upper bound; there must be a client.
+        """Returns the largest sensitivity to any client so far, exact or an upper bound. At least
+        one client must have been added.
 
         Args:
           multiplications: how many multiplications it may take to sharpen the bounds.

@@ -1,5 +1,5 @@
-"""Error that the noise of a mechanism causes on a workload, at unit noise multiplier and unit clip
-norm.
+"""The error that the noise of a mechanism causes on a workload, at noise multiplier 1 and clip norm
+1.
 """
 
 from typing import Any
@@ -21,15 +21,15 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, check_workload
 
-# Number of rounds of a block of rows that are computed together.
+# Number of rounds in a block of rows that are computed together.
 _BLOCK_ROUNDS = 256
 _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 
 
 @with_numpy_defaults
 def loss(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """Returns the total expected squared error, sensitivity^2 * ||A N||_F^2 (Denisov et al. 2022,
-    Eq. 2; multi-epoch paper, Eq. 4).
+    """Returns the total expected squared error, sensitivity^2 * ||A N||_F^2, where A is the
+    workload and N the noise matrix (Denisov et al. 2022, Eq. 2; multi-epoch paper, Eq. 4).
 
     Args:
       mechanism: any mechanism of this package.
@@ -54,7 +54,7 @@ def loss(mechanism: Any, workload: Workload, participation: Participation) -> fl
 
 @with_numpy_defaults
 def rmse(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """Returns the root of the mean squared error over the rounds.
+    """Returns the root mean squared error over all rounds.
 
     Args:
       mechanism, workload, participation: as for `loss`.
@@ -70,8 +70,8 @@ def rmse(mechanism: Any, workload: Workload, participation: Participation) -> fl
 
 @with_numpy_defaults
 def per_round_error(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
-    """Returns the standard deviation of the error of each round's query, at noise multiplier 1 and
-    clip norm 1.
+    """Returns for each round the standard deviation of the error of its query, at noise multiplier
+    1 and clip norm 1.
 
     Args:
       mechanism, workload, participation: as for `loss`.
@@ -93,7 +93,7 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
 
 @with_numpy_defaults
 def max_error(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """Returns the error of the worst round, the largest of `per_round_error`.
+    """Returns the error of the worst round, which is the largest entry of `per_round_error`.
 
     Args:
       mechanism, workload, participation: as for `loss`.
@@ -108,7 +108,9 @@ def max_error(mechanism: Any, workload: Workload, participation: Participation) 
 
 
 def _scaled_rows(mechanism: Any, workload: Workload, participation: Participation) -> np.ndarray:
-    """Returns sensitivity^2 times the squared norm of each row of A N, (rounds,)."""
+    """Returns sensitivity^2 times the squared norm of each row of A N, float64 (rounds,), where A
+    is the workload and N the noise matrix.
+    """
     check_workload(workload)
     check_mechanism(mechanism)
     if mechanism.rounds != workload.rounds:
@@ -129,8 +131,8 @@ def _scaled_rows(mechanism: Any, workload: Workload, participation: Participatio
 
 
 def squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
-    """Returns the squared norm of each row of A N, (rounds,), without forming A if it is
-    structured.
+    """Returns the squared norm of each row of A N, float64 (rounds,), where A is the workload and N
+    the noise matrix. A structured A is not formed.
     """
     squared_norms = _toeplitz_rows(mechanism, workload)
     if squared_norms is None:
@@ -143,7 +145,9 @@ def squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
         if squared_norms is None:
             squared_norms = _streamed_rows(stream, workload.inverse_diagonals)
         return squared_norms
-    N = stream.contraction  # It is reused, since it took as long as N itself.
+    # N is taken from the stream, if it is there: computing it again would take as long as the
+    # stream did.
+    N = stream.contraction
     if N is None:
         N = mechanism.noising()
     if workload.inverse_diagonals is not None:
@@ -152,12 +156,14 @@ def squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
 
 
 def _solved_rows(inverse: np.ndarray, N: np.ndarray) -> np.ndarray:
-    """Returns the squared norm of each row of A N, (rounds,), from the rows of A^-1, (rounds,
-    bands): row t of A N follows from row t of N and the previous rows of A N.
+    """Returns the squared norm of each row of A N, float64 (rounds,), from the noise matrix N and
+    the rows of the inverse workload A^-1, (rounds, bands). Row t of A N follows from row t of N and
+    the previous rows of A N.
     """
     n, bands = inverse.shape
     squared_norms = np.empty(n)
-    previous_rows = np.zeros((bands - 1, N.shape[1]))  # Rows of A N, the newest first.
+    # These are the last rows of A N, the newest first.
+    previous_rows = np.zeros((bands - 1, N.shape[1]))
     for t in range(n):
         row = (N[t] - inverse[t, 1:] @ previous_rows) / inverse[t, 0]
         squared_norms[t] = row @ row
@@ -168,7 +174,9 @@ def _solved_rows(inverse: np.ndarray, N: np.ndarray) -> np.ndarray:
 
 
 def _matrix_rows(A: np.ndarray, N: np.ndarray) -> np.ndarray:
-    """Returns the squared norm of each row of A N, (rounds,), for a lower-triangular A."""
+    """Returns the squared norm of each row of A N, float64 (rounds,), for any lower-triangular
+    workload A and any noise matrix N.
+    """
     n = len(A)
     squared_norms = []
     for first_round in range(0, n, _BLOCK_ROUNDS):
@@ -179,8 +187,8 @@ def _matrix_rows(A: np.ndarray, N: np.ndarray) -> np.ndarray:
 
 
 def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
-    """Returns the squared norm of each row of A N, (rounds,), in O(rounds) if both are Toeplitz;
-    otherwise None.
+    """Returns the squared norm of each row of A N, float64 (rounds,), in O(rounds) time if the
+    workload A and the noise matrix N are both Toeplitz; otherwise None.
 
     A N is Toeplitz as well, and row t holds the first t + 1 entries of its first column: the
     noising coefficients run through A, that is through the recurrence of A^-1.
@@ -199,8 +207,8 @@ def _toeplitz_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
 def _toeplitz_gram_rows(
     mechanism: Mechanism, buffers: Buffers, workload: Workload
 ) -> np.ndarray | None:
-    """Returns the squared norm of each row of A N, (rounds,), if X = C^T C and A are Toeplitz;
-    otherwise None.
+    """Returns the squared norm of each row of A N, float64 (rounds,), if the workload A and X = C^T
+    C are Toeplitz, where C is the encoder and N the noise matrix; otherwise None.
 
     With x the first column of X^-1, Gohberg and Semencul (1972) have X^-1 = (L L^T - U U^T) / x_0
     for the lower-triangular Toeplitz matrices of (x_0, ..., x_(n-1)) and (0, x_(n-1), ..., x_1).
@@ -223,8 +231,8 @@ def _toeplitz_gram_rows(
 
 
 def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
-    """Returns the squared norm of each row of A N, (rounds,), if C and A^-1 are banded; otherwise
-    None.
+    """Returns the squared norm of each row of A N, float64 (rounds,), if the encoder C and the
+    inverse workload A^-1 are banded; otherwise None.
 
     It takes O(rounds bands^2), or O(rounds^2 bands) where that loses digits.
     """
@@ -232,7 +240,7 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
     if encoder_rows is None or workload.inverse_diagonals is None:
         return None
     inverse = workload.inverse_diagonals
-    # A N = (C A^-1)^-1, since a square C has N = C^-1.
+    # A square C has N = C^-1, so that A N = (C A^-1)^-1.
     with np.errstate(all="ignore"):
         columns = columns_of_rows(checks.banded_product(encoder_rows, inverse))
         squared_norms = NoiseRecursion(columns).squared_errors()
@@ -249,15 +257,16 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
 
 
 def _streamed_rows(stream: NoiseStream, inverse: np.ndarray) -> np.ndarray:
-    """Returns the squared norm of each row of A N, (rounds,), if running sums make the noise and
-    A^-1 is banded.
+    """Returns the squared norm of each row of A N, float64 (rounds,), if the noise N Z is computed
+    from running sums and the inverse workload A^-1 is banded.
 
     It takes O(rounds (sums + bands)^3): the covariance of the sums and of the last errors of the
     workload is 0 before round 0, and is updated from round to round.
     """
     n, p = inverse.shape
     r = stream.width
-    # Unit vectors of the draw, the sums, and p - 1 errors, the newest first.
+    # Each unit vector stands for an unknown: the draw, the running sums, and the last p - 1 errors,
+    # the newest first.
     unknowns = np.eye(r + p)
     squared_norms = np.empty(n)
     covariance = np.zeros((r + p - 1, r + p - 1))

@@ -1,4 +1,6 @@
-"""Prefix sums through the Fourier transform: a near-optimal encoder without optimisation."""
+"""The FFT mechanism: a near-optimal encoder for prefix sums that follows from the Fourier
+transform, without optimisation.
+"""
 
 import dataclasses
 import functools
@@ -19,16 +21,16 @@ from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
 DECODERS = ("plain", "optimal")
-# Largest relative difference between the spectrum of the optimal decoder's X and the paper's: about
-# the rounding of float32.
+# Largest relative difference between the spectrum that the optimal decoder uses and that of the
+# paper. It is about the rounding of float32.
 PRECISION = 1e-7
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FFTMechanism(Mechanism):
-    """The real-valued FFT mechanism of the multi-epoch paper (Choquette-Choo et al. 2022, Sec. 4
-    and App. K).
+    """The real-valued FFT mechanism for prefix sums
+    (multi-epoch paper, Choquette-Choo et al. 2022, Sec. 4 and App. K).
 
     Prefix sums are the top left block of a circulant of twice their size, S = P F* Sigma F E, with
     F the unitary DFT of 2n points, E padding by n zeros, P the first n entries, and Sigma the DFT
@@ -71,32 +73,35 @@ class FFTMechanism(Mechanism):
     decoder: str = fields.choice("optimal", "", lambda: DECODERS)
 
     def encoder(self) -> np.ndarray:
-        """Returns C_F, float64 (2 * rounds, rounds), with decoder "plain"; C, float64 (rounds,
-        rounds), lower-triangular, with "optimal".
+        """Returns the encoder. With decoder "plain" it is C_F, float64 (2 * rounds, rounds). With
+        "optimal" it is C, float64 (rounds, rounds), lower-triangular.
         """
         n = self.rounds
         if self.decoder == "plain":
             _check_plain(n)
             return scipy.linalg.circulant(_root_of_circulant(n))[:, :n]
         checks.fits_in_memory("the encoder of this FFT mechanism", (n, n))
-        # X is the same when its rows and columns are reversed, so that its reversed Cholesky factor
-        # is one, too.
+        # Reversing the rows and columns of X does not change it. Its Cholesky factor, reversed and
+        # transposed, is therefore the lower-triangular C with C^T C = X.
         factor = scipy.linalg.cholesky(scipy.linalg.toeplitz(self.toeplitz_gram()), lower=True)
         return np.ascontiguousarray(factor[::-1, ::-1].T)
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N, float64 (rounds, 2 * rounds) with decoder "plain", (rounds,
-        rounds) with "optimal".
+        """Returns the noise matrix N, float64. Its shape is (rounds, 2 * rounds) with decoder
+        "plain", and (rounds, rounds) with "optimal".
         """
         n = self.rounds
         if self.decoder == "plain":
             _check_plain(n)
             B = scipy.linalg.circulant(_root_of_circulant(n))[:n]
-            return np.diff(B, axis=0, prepend=0.0)  # S^-1 takes differences of rows
+            # Multiplying by S^-1 takes the differences of successive rows.
+            return np.diff(B, axis=0, prepend=0.0)
         return triangular_inverse(self.encoder())
 
     def stream(self) -> NoiseStream:
-        """Returns running sums with decoder "optimal" and many rounds, otherwise the rows of N."""
+        """Returns the recipe of the noise vectors: running sums for decoder "optimal" and many
+        rounds, otherwise a product with the rows of N.
+        """
         n = self.rounds
         if self.decoder == "plain" or 2 * len(_rational(n)[0]) + 1 >= n:
             N = self.noising()
@@ -104,7 +109,7 @@ class FFTMechanism(Mechanism):
         return NoiseStream(rounds=n, sources=n, buffers=_running_sums(n))
 
     def toeplitz_gram(self) -> np.ndarray:
-        """Returns the first column of X = C^T C, float64 (rounds,)."""
+        """Returns the first column of the Toeplitz matrix X = C^T C, float64 (rounds,)."""
         n = self.rounds
         spectrum = np.abs(_spectrum(n))
         if self.decoder == "optimal":
@@ -124,7 +129,8 @@ def _check_plain(n: int) -> None:
 
 
 def _spectrum(n: int) -> np.ndarray:
-    """Returns Sigma at the frequencies 0..n, complex128 (n + 1,); the others are their conjugates.
+    """Returns Sigma, the spectrum of the circulant, at the frequencies 0..n, complex128 (n + 1,).
+    Its values at the other frequencies are their conjugates.
 
     In closed form (multi-epoch paper, Eq. 44): the even frequencies are exactly 0, where a computed
     DFT has rounding errors of 1e-16, whose roots would spoil half the digits.
@@ -137,8 +143,9 @@ def _spectrum(n: int) -> np.ndarray:
 
 
 def _root_of_circulant(n: int) -> np.ndarray:
-    """Returns the first column of F* sqrt(Sigma) F, float64 (2n,)."""
-    # Real parts are 1 at odd frequencies, so that the principal branch is never in doubt.
+    """Returns the first column of the circulant's square root F* sqrt(Sigma) F, float64 (2n,)."""
+    # At odd frequencies the real part of Sigma is 1, so that the principal branch of the root is
+    # never in doubt.
     return np.fft.irfft(np.sqrt(_spectrum(n)), 2 * n)
 
 
@@ -149,8 +156,9 @@ def _squared_sines(n: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=16)
 def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns squares T and positive weights w, float64 (q,) each, with sum of w / (T + s) within a
-    relative PRECISION of 1 / sqrt(s) at all `_squared_sines` s.
+    """Returns a rational approximation of 1 / sqrt(s): squares T and positive weights w, float64
+    (q,) each. The sum of w / (T + s) is within a relative PRECISION of 1 / sqrt(s) at every value s
+    of `_squared_sines`.
 
     1 / sqrt(s) = 2 / pi * integral of dt / (t^2 + s) over t > 0. With t = k sc(u), sc the Jacobi
     elliptic function of the complementary modulus of k, k^2 the least s, the rule of midpoints in u
@@ -159,16 +167,18 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
     each term; it is measured here, at all frequencies that there are.
     """
     squared_sines = _squared_sines(n)
-    parameter = 1.0 - squared_sines[0]  # The parameter of sc; k is that of the rounded parameter.
+    # This is the parameter of sc. Computing k from it, after rounding, keeps both consistent.
+    parameter = 1.0 - squared_sines[0]
     k = np.sqrt(1.0 - parameter)
     period = scipy.special.ellipkm1(1.0 - parameter)
     for q in range(1, 100):
         u = (np.arange(-(-q // 2)) + 0.5) / q * period
         sn, cn, _, _ = scipy.special.ellipj(u, parameter)
         low_t = k * sn / cn
-        high_t = (k / low_t[: q // 2])[::-1]  # sc(period - u) = 1 / (k sc(u))
+        # This uses the identity sc(period - u) = 1 / (k sc(u)).
+        high_t = (k / low_t[: q // 2])[::-1]
         t = np.concatenate([low_t, high_t])
-        derivative = np.sqrt((k**2 + t**2) * (1.0 + t**2))  # dt / du
+        derivative = np.sqrt((k**2 + t**2) * (1.0 + t**2))  # This is the derivative dt / du.
         weights = 2.0 / np.pi * period / q * derivative
         sums = sum(
             weight / (square + squared_sines) for square, weight in zip(t**2, weights, strict=True)
@@ -181,8 +191,8 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
 @functools.lru_cache(maxsize=1)
 @with_numpy_defaults
 def _running_sums(n: int) -> Buffers:
-    """Returns the recipe of N = C^-1, C lower-triangular with C^T C = X, from 2 q + 1 sums of
-    earlier noise vectors.
+    """Returns the recipe of the noise matrix N = C^-1, for the lower-triangular C with C^T C = X.
+    It has 2 q + 1 running sums of earlier noise vectors.
 
     A term w / (T + s), s = sin(theta / 2)^2, is the spectrum of alpha exp(-lambda |d|), with
     T = sinh(lambda / 2)^2 and alpha = 2 w / sinh(lambda), at all odd frequencies that of
@@ -206,11 +216,13 @@ def _running_sums(n: int) -> Buffers:
     q = len(squares)
     checks.fits_in_memory("the sums of this FFT mechanism", (n, 2 * q + 1), copies=6)
     rates = 2.0 * np.arcsinh(np.sqrt(squares))
-    falling_powers = np.exp(-rates * np.arange(1, n + 1)[:, None])  # [t, j]: exp(-rates[j] (t + 1))
+    # Entry [t, j] is exp(-rates[j] (t + 1)).
+    falling_powers = np.exp(-rates * np.arange(1, n + 1)[:, None])
     scales = weights / np.sinh(rates) / (1.0 + falling_powers[-1])
     diagonal = 0.5 + scales @ (1.0 - falling_powers[-1])
     decay = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
-    # h in reversed order, as the rows of N need it: exp(-rates (n - t)) at t = n - 1 - s.
+    # The vectors h are in reversed order, as the rows of N need them: h holds exp(-rates (n - t))
+    # at t = n - 1 - s.
     read_weights = np.concatenate([np.ones((n, q + 1)), falling_powers], axis=1)
     write_weights = np.empty((n, 2 * q + 1))
     window = np.empty((n, 1))
@@ -239,7 +251,9 @@ def fit_fft(
     *,
     decoder: str = "optimal",
 ) -> FFTMechanism:
-    """Returns the FFT mechanism of prefix sums, for any workload and participation."""
+    """Returns the FFT mechanism. It is made for prefix sums, and does not depend on the workload or
+    the participation.
+    """
     return FFTMechanism(rounds=workload.rounds, decoder=decoder)
 
 

@@ -1,5 +1,5 @@
-"""Fits for runs of unknown length and participation: the Toeplitz or BLT mechanism with the
-smallest worst-case regret.
+"""Fits for runs whose length and participation are not known in advance: the Toeplitz or BLT
+mechanism with the smallest worst-case regret over several possible runs.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from fedmf.workloads import Workload, prefix_sum
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RangeFit:
-    """A mechanism for several possible runs.
+    """A mechanism that was chosen for several possible runs, with its regret in each of them.
 
     Attributes:
       mechanism: the mechanism for the longest of the runs; `for_rounds` cuts it for the others.
@@ -35,7 +35,7 @@ class RangeFit:
 
     @property
     def worst_regret(self) -> float:
-        """Largest of the `regrets`."""
+        """The largest of the `regrets`."""
         return max(self.regrets)
 
 
@@ -47,8 +47,8 @@ def fit_range(
     objective: str = "max",
     options: Mapping[str, Any] | None = None,
 ) -> RangeFit:
-    """Fits a mechanism to each possible run, evaluates each on all runs, and returns the one with
-    the smallest worst-case regret.
+    """Fits a mechanism to each possible run, evaluates all mechanisms on all runs, and returns the
+    one with the smallest worst-case regret.
 
     Args:
       participations: the possible runs, with any rounds, separations and limits.
@@ -89,8 +89,9 @@ def fit_range(
 
 
 def for_rounds(mechanism: Mechanism, rounds: int) -> Mechanism:
-    """Returns the Toeplitz or BLT mechanism of `rounds` rounds with the same coefficients, cut off
-    or continued by the recurrence or by zeros.
+    """Returns a Toeplitz or BLT mechanism with the same coefficients and `rounds` rounds. If these
+    are fewer, the coefficients are cut off; if more, a BLT continues its recurrence, and a Toeplitz
+    mechanism continues with zeros.
     """
     if mechanism.rounds == rounds:
         return mechanism

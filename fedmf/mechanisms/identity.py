@@ -1,4 +1,4 @@
-"""Independent noise in every round: DP-SGD and DP-FedAvg as a mechanism."""
+"""The mechanism with independent noise in every round, as in DP-SGD and DP-FedAvg."""
 
 import dataclasses
 from typing import ClassVar, final
@@ -16,7 +16,8 @@ from fedmf.workloads import Workload
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class IdentityMechanism(Mechanism):
-    """C = N = I: the banded mechanism with one band (banded paper, Sec. 1 and 4).
+    """The mechanism with encoder and noise matrix C = N = I, which is the banded mechanism with one
+    band (banded paper, Sec. 1 and 4).
 
     Attributes:
       rounds: n, a positive int.
@@ -32,7 +33,7 @@ class IdentityMechanism(Mechanism):
 
     @property
     def bands(self) -> int:
-        """Number of diagonals of C: 1."""
+        """The number of diagonals of the encoder, which is 1."""
         return 1
 
     def encoder(self) -> np.ndarray:
@@ -41,26 +42,26 @@ class IdentityMechanism(Mechanism):
         return np.eye(self.rounds)
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N = I, float64 (rounds, rounds)."""
+        """Returns the noise matrix N = I, float64 (rounds, rounds)."""
         return self.encoder()
 
     def banded_rows(self) -> np.ndarray:
-        """Returns one band of ones."""
+        """Returns the rows of the encoder, a single band of ones."""
         return np.ones((self.rounds, 1))
 
     def toeplitz_coefficients(self) -> np.ndarray:
-        """Returns the single coefficient 1."""
+        """Returns the coefficients of the encoder, a single 1."""
         return np.ones(1)
 
     def noising_coefficients(self) -> np.ndarray:
-        """Returns 1, followed by zeros."""
+        """Returns the first column of the noise matrix, which is 1 followed by zeros."""
         return np.eye(1, self.rounds)[0]
 
 
 def fit_identity(
     workload: Workload, participation: Participation, stopping: Stopping
 ) -> IdentityMechanism:
-    """Returns independent noise, for any workload and participation."""
+    """Returns the mechanism with independent noise, whatever the workload and the participation."""
     return IdentityMechanism(rounds=workload.rounds)
 
 

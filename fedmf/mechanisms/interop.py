@@ -1,5 +1,5 @@
-"""Factorizations written by other programs, checked when they are read, and mechanisms given by
-their two matrices.
+"""Factorizations that other programs wrote, which are checked when they are read, and mechanisms
+that are given by their two matrices.
 """
 
 import dataclasses
@@ -23,18 +23,19 @@ from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.workloads import Workload
 
-# Names of the matrices in other programs' .npz archives; the papers' public code writes W and H for
-# B and C.
+# Names that the two matrices may have in .npz archives of other programs. The papers' public code
+# writes W for B and H for C.
 _ENCODER_NAMES = ("encoder", "C", "c", "H", "h", "h_matrix")
 _DECODER_NAMES = ("decoder", "B", "b", "W", "w", "w_matrix")
-# The papers' public code writes a folder of two files, each one serialized TensorProto of doubles.
+# The papers' public code writes a folder of two files, each of which is one serialized TensorProto
+# of doubles.
 _ENCODER_FILE = "h_matrix_tensor_pb"
 _DECODER_FILE = "w_matrix_tensor_pb"
-# Entries this small, relative to the largest, are rounding errors of the other program.
+# Entries below this fraction of the largest one count as rounding errors of the other program.
 _ROUNDING = 1e-8
-# The number types in TensorFlow's types.proto that are supported.
+# The supported number types, by their numbers in TensorFlow's types.proto.
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8")}
-# tensorflow/core/framework/{tensor,tensor_shape}.proto, as far as it is read.
+# The parts of tensorflow/core/framework/{tensor,tensor_shape}.proto that are read.
 _TENSOR_PROTO = """
 name: "tensor.proto" package: "fedmf" syntax: "proto3"
 message_type { name: "Dim" field { name: "size" number: 1 label: LABEL_OPTIONAL type: TYPE_INT64 } }
@@ -52,8 +53,8 @@ message_type { name: "Tensor"
 def load_factorization(
     path: str | os.PathLike[str], *, workload: Workload | None = None
 ) -> Mechanism:
-    """Reads an encoder C, and optionally a decoder B, from another program's files, and returns a
-    mechanism with them.
+    """Reads an encoder C, and optionally a decoder B, from files that another program wrote, and
+    returns the mechanism that they define.
 
     B C must be lower-triangular, invertible and equal to the workload if one is given. The scale of
     C is not trusted: `fedmf.sensitivity` computes from C itself. Without B, N is the pseudo-inverse
@@ -100,7 +101,9 @@ def load_factorization(
 
 
 def _read_matrices(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Reads C, and B or None, from a folder or file in one of the supported formats."""
+    """Reads the encoder C, and the decoder B or None, from a folder or file in one of the supported
+    formats.
+    """
     if source.is_dir():
         for file_name in (_ENCODER_FILE, _DECODER_FILE):
             if not (source / file_name).is_file():
@@ -127,7 +130,9 @@ def _read_matrices(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]
 
 
 def _archived_matrix(archive: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> np.ndarray | None:
-    """Returns the matrix that the archive holds under one of `names`, or None."""
+    """Returns the matrix that the archive holds under one of `names`, or None if it holds none of
+    them.
+    """
     present_names = [name for name in names if name in archive.files]
     if len(present_names) > 1:
         raise ValueError(f"the archive holds {' and '.join(present_names)}: keep one of them")
@@ -137,7 +142,7 @@ def _archived_matrix(archive: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> n
 
 
 def _build_mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -> Mechanism:
-    """Checks C, B and the workload against each other, and returns the mechanism."""
+    """Checks C, B and the workload against each other, and builds the mechanism."""
     C = checks.finite_array("encoder", C, ndim=2)
     m, n = C.shape
     if m < n:
@@ -158,7 +163,9 @@ def _build_mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | N
 
 
 def _pseudo_inverse(C: np.ndarray, workload: Workload | None) -> np.ndarray:
-    """Returns N = pinv(C), or raises ValueError for a singular C, or if there is a workload."""
+    """Returns the noise matrix N = pinv(C) of an encoder without decoder. Raises ValueError if C is
+    singular, or if a workload was passed.
+    """
     if workload is not None:
         raise ValueError("there is no decoder to check against workload: leave workload out")
     singular_values = scipy.linalg.svdvals(C)
@@ -173,7 +180,9 @@ def _pseudo_inverse(C: np.ndarray, workload: Workload | None) -> np.ndarray:
 
 
 def _noising(C: np.ndarray, B: np.ndarray, workload: Workload | None) -> np.ndarray:
-    """Returns N = A^-1 B, or raises ValueError if A = B C is no workload, or not `workload`."""
+    """Returns the noise matrix N = A^-1 B for the workload A = B C. Raises ValueError if A is not a
+    valid workload, or differs from `workload`.
+    """
     m, n = C.shape
     B = checks.finite_array("decoder", B, ndim=2)
     if B.shape != (n, m):
@@ -199,8 +208,8 @@ def _noising(C: np.ndarray, B: np.ndarray, workload: Workload | None) -> np.ndar
 
 
 def _square_mechanism(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
-    """Returns the mechanism as one with a lower-triangular C of positive diagonal and N = C^-1, or
-    None if it has no such form.
+    """Returns an equivalent mechanism with a lower-triangular C of positive diagonal and N = C^-1,
+    or None if there is no such mechanism.
 
     C and Q C for an orthogonal Q have the same gram matrix, hence the same sensitivity, and N and N
     Q^T give noise of the same distribution (Denisov et al. 2022, Thm. 2.1 and after): a square C
@@ -210,13 +219,14 @@ def _square_mechanism(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
     if np.abs(np.triu(C, 1)).max(initial=0.0) <= _ROUNDING * np.abs(C).max():
         L = np.tril(C)
     else:
-        # C = Q L, from the QR factorization of C with rows and columns in reverse.
+        # The QR factorization of C with its rows and columns reversed gives C = Q L with a
+        # lower-triangular L.
         L = scipy.linalg.qr(C[::-1, ::-1])[1][::-1, ::-1]
     L = L * np.sign(np.diagonal(L))[:, None]
     if (np.diagonal(L) <= 0.0).any():
         return None
-    # Entries that are rounding errors are dropped only if L still has N's noise: N N^T = (C^T
-    # C)^-1.
+    # Entries that are rounding errors are dropped only if L leads to the same noise as N, that is,
+    # if N N^T = (C^T C)^-1.
     inverse = scipy.linalg.solve_triangular(L, np.eye(n), lower=True)
     covariance = N @ N.T
     tolerance = 1e-6 * np.abs(covariance).max()
@@ -230,8 +240,8 @@ def _square_mechanism(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
 
 
 def parse_tensor(serialized: bytes) -> np.ndarray:
-    """Returns the array of a serialized TensorProto of floats or doubles, as
-    tf.io.serialize_tensor writes it, in float64.
+    """Returns the array of a serialized TensorProto of floats or doubles in float64. The format is
+    that of tf.io.serialize_tensor.
 
     Raises:
       ValueError: the bytes are no such message, are cut off, or hold another kind of tensor.
@@ -262,13 +272,15 @@ def parse_tensor(serialized: bytes) -> np.ndarray:
 
 @functools.cache
 def tensor_message() -> Any:
-    """Returns a class that parses TensorFlow's TensorProto (data type, shape and content) with
-    protobuf alone.
+    """Returns a class that parses the data type, shape and content of TensorFlow's TensorProto. It
+    needs protobuf only, not TensorFlow.
     """
-    # Imported here because few need them, and `fedmf --help` must not wait for them.
+    # Only few users need these modules, and `fedmf --help` must not wait for them, so that they are
+    # imported here.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    pool = descriptor_pool.DescriptorPool()  # A pool of its own: TensorFlow fills the default one.
+    # This pool is separate, since TensorFlow fills the default one.
+    pool = descriptor_pool.DescriptorPool()
     pool.Add(text_format.Parse(_TENSOR_PROTO, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("fedmf.Tensor"))
 
@@ -276,7 +288,8 @@ def tensor_message() -> Any:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ExplicitMechanism(Mechanism):
-    """A mechanism of two explicit matrices: C (m, n) with m >= n, and any N (n, m) with N C = I.
+    """A mechanism that is given by two explicit matrices: an encoder C (m, n) with m >= n, and any
+    noise matrix N (n, m) with N C = I.
 
     Attributes:
       encoder_matrix: C, float64 (m, rounds). Stored as a read-only copy.
@@ -303,9 +316,10 @@ class ExplicitMechanism(Mechanism):
                 f"encoder_matrix of shape {C.shape} and noising_matrix of shape {N.shape} do not "
                 "fit: pass (m, rounds) and (rounds, m) with m at least rounds"
             )
-        # The noise has the privacy of C (I + E)^-1 for E = N C - I: see check_left_inverse. Column
-        # j of C E is at most the sum of |c_i| |E_ij|, so that sums over i must be small: many small
-        # entries may add up in a file that was made to mislead.
+        # With E = N C - I, the noise has the privacy of the encoder C (I + E)^-1, as
+        # check_left_inverse explains. Column j of C E is at most the sum of |c_i| |E_ij| over i, so
+        # that the sums over i must be small. In a file that was made to mislead, many small entries
+        # may add up.
         scales = np.abs(C).max(axis=0)
         with np.errstate(all="ignore"):
             errors = np.abs(N @ C - np.eye(C.shape[1])) * scales[:, None] / scales
@@ -318,7 +332,7 @@ class ExplicitMechanism(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """Number of rounds n."""
+        """The number of rounds n."""
         return int(self.encoder_matrix.shape[1])
 
     def encoder(self) -> np.ndarray:
@@ -326,7 +340,7 @@ class ExplicitMechanism(Mechanism):
         return self.encoder_matrix.copy()
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N, float64 (rounds, m)."""
+        """Returns the noise matrix N, float64 (rounds, m)."""
         return self.noising_matrix.copy()
 
 

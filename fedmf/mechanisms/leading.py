@@ -1,4 +1,6 @@
-"""The largest column norm of an encoder, and the mechanism of its first rounds."""
+"""The largest column norm of an encoder, and the mechanism that consists of the first rounds of
+another.
+"""
 
 import numpy as np
 
@@ -9,19 +11,20 @@ from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.toeplitz import ToeplitzMechanism
 from fedmf.participation.schema import Participation
 
-# A larger dense encoder is not formed for the guarantee of its first rounds: it would take minutes.
+# Largest number of rounds for which a dense encoder is formed to state the guarantee of its first
+# rounds. A larger one would take minutes.
 _MAX_DENSE_ROUNDS = 8192
 
 
 def column_norm(mechanism: Mechanism) -> float:
-    """Returns the largest column norm of the encoder, the exact sensitivity of a single
+    """Returns the largest column norm of the encoder, which is the exact sensitivity to a single
     participation.
     """
     return sensitivity(mechanism, Participation(rounds=mechanism.rounds, schema="single")).value
 
 
 def leading_block(mechanism: Mechanism, rounds: int) -> Mechanism:
-    """Returns the mechanism that releases the first `rounds` rounds.
+    """Returns the mechanism of the first `rounds` rounds alone.
 
     Raises:
       ValueError: C is not square, as in a tree, or too large and neither Toeplitz nor banded. Then

@@ -1,4 +1,6 @@
-"""Banded plus low-rank approximation of the optimal decoder (Denisov et al. 2022, App. H)."""
+"""The mechanism whose decoder approximates the optimal decoder by a few diagonals and a low-rank
+matrix (Denisov et al. 2022, App. H).
+"""
 
 import dataclasses
 import time
@@ -23,7 +25,8 @@ from fedmf.workloads import Workload
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LowRankMechanism(Mechanism):
-    """The decoder B = D + (L R^T below D) of Denisov et al. 2022, App. H, for a workload A.
+    """A mechanism with the decoder B = D + (L R^T below D), where D has few diagonals and L R^T low
+    rank, for a workload A (Denisov et al. 2022, App. H).
 
     The noising matrix is N = A^-1 B, and the encoder C = B^-1 A.
 
@@ -89,16 +92,17 @@ class LowRankMechanism(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """Number of rounds n."""
+        """The number of rounds n."""
         return int(self.diagonals.shape[0])
 
     @property
     def rank(self) -> int:
-        """Rank r of the part below the diagonals."""
+        """The rank r of the part below the diagonals."""
         return int(self.left.shape[1])
 
     def encoder(self) -> np.ndarray:
-        """Returns the encoder C = B^-1 A = N^-1, float64 (rounds, rounds), lower-triangular.
+        """Returns the encoder C = B^-1 A = N^-1, a lower-triangular float64 array of shape (rounds,
+        rounds).
 
         Raises:
           ValueError: float64 has too few digits for C.
@@ -109,7 +113,9 @@ class LowRankMechanism(Mechanism):
         return C
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N = A^-1 B, float64 (rounds, rounds), lower-triangular."""
+        """Returns the noise matrix N = A^-1 B, a lower-triangular float64 array of shape (rounds,
+        rounds).
+        """
         n, h = self.diagonals.shape
         checks.fits_in_memory("the noising matrix of this low-rank mechanism", (n, n))
         B = np.tril(self.left @ self.right.T, -h) + banded_matrix(self.diagonals)
@@ -119,17 +125,17 @@ class LowRankMechanism(Mechanism):
         return checks.banded_times(P, B)
 
     def stream(self) -> NoiseStream:
-        """Returns the recipe of the noise vectors: Alg. 3 of Denisov et al. 2022, App. H, with A^-1
-        applied, from a window of h + p - 1 draws and r running sums.
+        """Returns the recipe of the noise vectors, which needs a window of h + p - 1 draws and r
+        running sums. It is Alg. 3 of Denisov et al. 2022, App. H, followed by A^-1.
         """
         n, h = self.diagonals.shape
         P = self.inverse_workload
         w = min(h + P.shape[1] - 1, n)
         if w + self.rank >= n:
             return NoiseStream(rounds=n, sources=n, contraction=self.noising())
-        # The first w diagonals of N = P B need the first w of B. Below them, row t of N is a
-        # combination by P of rows of L R^T alone, for which the sums of R[s] z_s over s <= t - w
-        # suffice.
+        # The first w diagonals of N = P B, where P = A^-1, depend on the first w diagonals of B
+        # only. Below them, row t of N combines rows of L R^T with the weights in row t of P, for
+        # which the running sums of R[s] z_s over s <= t - w suffice.
         B_rows = np.zeros((n, w))
         B_rows[:, :h] = self.diagonals
         for i in range(h, w):
@@ -143,15 +149,15 @@ class LowRankMechanism(Mechanism):
         return NoiseStream(rounds=n, sources=n, buffers=buffers)
 
 
-# Stopping rule for the dense optimum, whose gap is far below the cost of the approximation.
+# Stopping rule of the dense optimum. Its gap is far below the loss that the approximation costs.
 _OPTIMUM = Stopping(tolerance=1e-4, max_iterations=1000)
-# Penalty on the squares of L and R (Denisov et al. 2022, App. H, where the diagonal
-# of B is near 1).
+# Penalty on the squares of L and R
+# (Denisov et al. 2022, App. H, where the diagonal of B is near 1).
 _PENALTY = 1e-6
-# The loss of an iterate costs as much as several sweeps: it is computed at sweep 1 and then at
-# growing intervals.
+# Computing the loss of an iterate costs as much as several sweeps. It is computed after sweep 1,
+# and then at intervals that grow by this factor.
 _CHECK_GROWTH = 1.3
-# Beyond this many rounds, the few singular vectors of the start come from an iteration.
+# With more rounds than this, an iterative method computes the few singular vectors of the start.
 _MAX_ROUNDS_DECOMPOSED = 512
 
 
@@ -163,8 +169,8 @@ def fit_low_rank(
     bands: int | None = None,
     rank: int | None = None,
 ) -> LowRankMechanism:
-    """Fits the first `bands` diagonals of the optimal B, and below them L R^T by alternating least
-    squares.
+    """Fits a low-rank mechanism: it takes the first `bands` diagonals of the optimal decoder B, and
+    fits L R^T to the entries below them by alternating least squares.
 
     The approximated optimum is always that of a single participation: the optimum for several has
     an edge at every epoch. Denisov et al. stop when the squared difference of the two B stops
@@ -193,10 +199,11 @@ def fit_low_rank(
     h = checks.integer("bands", bands, low=1, high=n, hint=hint)
     r = checks.integer("rank", rank, low=1, high=n, hint=hint)
     start_time = time.perf_counter()
-    # Memory of the dense fit that it starts from.
+    # This is the memory of the dense fit, from which the approximation starts.
     checks.fits_in_memory("the fit of family='low_rank'", (n, n), copies=11)
     A = workload.matrix
-    # The ascent of `fit_dense`, which itself would not report a Ctrl-C within its tolerance.
+    # The ascent is used directly instead of `fit_dense`, which does not report a Ctrl-C if its gap
+    # is within the tolerance.
     dual = PairsDual(workload, Classes(n, n))
     optimum = Ascent(dual, A, dataclasses.replace(_OPTIMUM, progress=stopping.progress))
     optimum.run()
@@ -226,7 +233,7 @@ def fit_low_rank(
 
 @dataclasses.dataclass(frozen=True)
 class _Iterate:
-    """The factors L and R, and the loss of their mechanism under a single participation."""
+    """The current factors L and R, and the loss of their mechanism under a single participation."""
 
     left: np.ndarray
     right: np.ndarray
@@ -234,7 +241,9 @@ class _Iterate:
 
 
 class _Approximation:
-    """Alternating least squares for L R^T on the entries of B below its first h diagonals."""
+    """The alternating least squares that fit L R^T to the entries of B below its first h
+    diagonals.
+    """
 
     def __init__(self, A: np.ndarray, B: np.ndarray, h: int, r: int) -> None:
         self.A = A
@@ -242,14 +251,15 @@ class _Approximation:
         self.lower_part = np.tril(B, -h)
         self.diagonal_part = B - self.lower_part
         self.diagonals = diagonals_of(B, h)
-        # L R^T is of the order of B: its squared error is of second order in the scale of B, and
-        # |L|^2 + |R|^2 of first. The penalty scales with B, so that the unit of A does not matter.
+        # L R^T is of the order of B. The squared error of the fit therefore grows with the square
+        # of the scale of B, and |L|^2 + |R|^2 linearly. Since the penalty scales with B too, the
+        # unit of A does not matter.
         self.penalty = _PENALTY * np.abs(self.diagonals[:, 0]).mean() * np.eye(r)
         self.left, self.right = self._truncated_svd(r)
 
     def _truncated_svd(self, r: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns L and R of the best approximation of `lower_part` that is fitted to its zeros,
-        too.
+        """Returns L and R of the best rank-r approximation of `lower_part`, which is fitted to the
+        zeros of `lower_part` as well.
         """
         n = len(self.lower_part)
         if n <= _MAX_ROUNDS_DECOMPOSED or 2 * r >= n:
@@ -262,22 +272,27 @@ class _Approximation:
         return U[:, :r] * np.sqrt(s[:r]), Vt[:r].T * np.sqrt(s[:r])
 
     def sweep(self) -> None:
-        """Fits each row of L by least squares over the s with t - s >= h, then each row of R."""
+        """Fits each row t of L by least squares over the columns s with t - s >= h, and then each
+        row of R in the same way.
+        """
         self.left = self._fit_rows(self.right, self.lower_part)
         self.right = self._fit_rows(self.left[::-1], self.lower_part.T[::-1, ::-1])[::-1]
 
     def _fit_rows(self, factor: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Returns rows of which row t fits targets[t, : t - h + 1] by factor[: t - h + 1]."""
+        """Fits row t of the result so that its products with factor[: t - h + 1] approximate
+        targets[t, : t - h + 1], for every t.
+        """
         n, r = factor.shape
         grams = np.zeros((n, r, r))
         grams[self.h :] = np.cumsum(factor[:, :, None] * factor[:, None, :], axis=0)[: n - self.h]
         return np.linalg.solve(grams + self.penalty, (targets @ factor)[:, :, None])[:, :, 0]
 
     def iterate(self) -> _Iterate:
-        """Returns the current L and R, with their loss."""
+        """Returns the current L and R with their loss."""
         B = np.tril(self.left @ self.right.T, -self.h) + self.diagonal_part
         C = scipy.linalg.solve_triangular(B, self.A, lower=True)
-        # Largest column norm of C, multi-epoch paper Sec. 2, times ||B||_F^2.
+        # The loss is the squared largest column norm of C (multi-epoch paper, Sec. 2) times
+        # ||B||_F^2.
         loss = np.einsum("ij,ij->j", C, C).max() * np.einsum("ij,ij->", B, B)
         return _Iterate(self.left, self.right, loss)
 
@@ -293,8 +308,8 @@ class _SweepResult(NamedTuple):
 def _run_sweeps(
     approximation: _Approximation, lower_bound: float, stopping: Stopping, num_steps: int
 ) -> _SweepResult:
-    """Sweeps until the best loss is within tolerance of the bound; progress counts on from
-    `num_steps`.
+    """Runs sweeps until the best loss is within the tolerance of the lower bound. `progress` is
+    called with step numbers that continue from `num_steps`.
     """
     best_iterate = approximation.iterate()
     num_sweeps = 0

@@ -1,4 +1,5 @@
-"""Rows of the noising matrix N, with their sums and norms, computed without forming N.
+"""Rows of the noise matrix N, with their sums and norms, which are computed without forming N where
+possible.
 
 N of a long run is too large to be formed: 20,000 rounds take 3 GB, and N N^T as much again. Reports
 and servers need a thousand of its rows, or the norm of every row:
@@ -22,12 +23,12 @@ from fedmf.noise.blocks import block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 from fedmf.workloads import Workload, prefix_sum
 
-# Number of sources in a block of columns.
+# Number of sources, which are columns of N, in a block of columns.
 _BLOCK_SOURCES = 256
 
 
 class NoisingRows:
-    """Rows of the noising matrix N of one mechanism.
+    """The rows of the noise matrix N of one mechanism, with their sums and norms.
 
     Args:
       mechanism: the mechanism; the recipe of its noise is computed once.
@@ -50,14 +51,14 @@ class NoisingRows:
 
     @property
     def num_sources(self) -> int:
-        """Number of columns of N."""
+        """The number of columns of N, one for each independent draw."""
         if self._column is not None:
             return self._mechanism.rounds
         return self._stream.sources
 
     def round_deviations(self) -> np.ndarray:
-        """Returns the norm of each row of N, float64 (rounds,): the deviation of the noise of each
-        round at stddev 1.
+        """Returns the norm of each row of N, float64 (rounds,). It is the standard deviation of the
+        noise of each round if the draws have standard deviation 1.
         """
         identity_rows = np.ones((self._mechanism.rounds, 1))
         return np.sqrt(
@@ -65,18 +66,20 @@ class NoisingRows:
         )
 
     def sum_deviations(self) -> np.ndarray:
-        """Returns the norm of each running sum of rows of N, float64 (rounds,)."""
+        """Returns the norm of the sum of rows 0..t of N for each round t, float64 (rounds,)."""
         return np.sqrt(squared_rows(self._mechanism, prefix_sum(self._mechanism.rounds)))
 
     def window_deviations(self, starts: Sequence[int], ends: Sequence[int]) -> np.ndarray:
-        """Returns norms of sums of rows: window i sums rows starts[i] to ends[i] - 1."""
+        """Returns the norms of sums of rows of N, float64 (windows,). Window i sums the rows
+        starts[i] to ends[i] - 1.
+        """
         squares = np.zeros(len(starts))
         for _, block in self.blocks(np.array(starts), np.array(ends)):
             squares += np.einsum("ij,ij->i", block, block)
         return np.sqrt(squares)
 
     def blocks(self, starts: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields sums of rows of N in blocks of columns, in any order.
+        """Yields sums of rows of N in blocks of columns, which come in any order.
 
         Args:
           starts, ends: ints (rows,); row i is the sum of rows starts[i] to ends[i] - 1 of N.
@@ -105,7 +108,9 @@ class NoisingRows:
 def _toeplitz_blocks(
     column: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the blocks of `NoisingRows.blocks` for the Toeplitz matrix with this first column."""
+    """Yields the blocks that `NoisingRows.blocks` describes, for the lower-triangular Toeplitz
+    matrix whose first column is `column`.
+    """
     is_single = bool((ends == starts + 1).all())
     cumulative = np.concatenate([[0.0], np.cumsum(column)])
     for first_source in range(0, len(column), _BLOCK_SOURCES):
@@ -114,7 +119,8 @@ def _toeplitz_blocks(
         if is_single:
             yield first_source, np.where(lags >= 0, column[np.maximum(lags, 0)], 0.0)
         else:
-            # A source after the round has a lag below 0, and reads the leading 0.
+            # A source after the round has a negative lag. It reads the 0 at the beginning of the
+            # sums.
             sums_to_start = cumulative[np.maximum(lags, 0)]
             yield first_source, cumulative[np.maximum(ends[:, None] - sources, 0)] - sums_to_start
 
@@ -122,7 +128,7 @@ def _toeplitz_blocks(
 def _contracted_blocks(
     N: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the blocks of `NoisingRows.blocks` from N itself."""
+    """Yields the blocks that `NoisingRows.blocks` describes, from the entries of N."""
     for first_source in range(0, N.shape[1], _BLOCK_SOURCES):
         columns = N[:, first_source : first_source + _BLOCK_SOURCES]
         row_sums = [columns[start:end].sum(axis=0) for start, end in zip(starts, ends, strict=True)]
@@ -130,12 +136,14 @@ def _contracted_blocks(
 
 
 def has_encoder_rows(mechanism: Mechanism) -> bool:
-    """Returns whether rows of C are known without forming C, which is then Toeplitz or banded."""
+    """Returns whether rows of C can be computed without forming C, which is the case if C is
+    Toeplitz or banded.
+    """
     return mechanism.toeplitz_coefficients() is not None or mechanism.banded_rows() is not None
 
 
 def encoder_blocks(mechanism: Mechanism, rounds: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields rows of C in blocks of columns: the first round of each block, and the block.
+    """Yields rows of C in blocks of columns, each with the first round of the block.
 
     Args:
       mechanism: a mechanism that `has_encoder_rows`.
@@ -157,7 +165,8 @@ def encoder_blocks(mechanism: Mechanism, rounds: np.ndarray) -> Iterator[tuple[i
 
 
 def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
-    """Returns the entries of X = C^T C between these rounds, float64 (len(rounds), len(rounds)).
+    """Returns the entries of X = C^T C between the given rounds, float64 (len(rounds),
+    len(rounds)).
 
     Raises:
       ValueError: C would have to be formed, and does not fit into memory.
@@ -173,7 +182,7 @@ def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
     banded_rows = mechanism.banded_rows()
     lags = np.abs(rounds[:, None] - rounds)
     if first_column is not None:
-        # X[s, t] is the sum of the c_i c_(i + |s - t|) that end before row n.
+        # X[s, t] is the sum of those products c_i c_(i + |s - t|) that end before row n.
         padded = np.pad(first_column, (0, n - len(first_column)))
         num_terms = n - np.maximum(rounds[:, None], rounds)
         X = np.zeros((num_rounds, num_rounds))

@@ -1,5 +1,5 @@
-"""Sensitivity of a mechanism or encoder under a participation, which computes it
-(`fedmf.participation.sensitivity`).
+"""The function `fedmf.sensitivity`, which computes the sensitivity of a mechanism or encoder under
+a participation by the method of its schema.
 """
 
 import weakref
@@ -13,8 +13,8 @@ from fedmf.participation.sharpening import Sensitivity
 
 __all__ = ["Sensitivity", "sensitivity"]
 
-# Sensitivities of mechanisms in use, which never change: dense encoders take seconds, and plans ask
-# again.
+# The sensitivities that were computed for each mechanism. Mechanisms never change, plans ask for
+# the same sensitivity again, and a dense encoder takes seconds.
 _COMPUTED: weakref.WeakKeyDictionary[Mechanism, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -51,7 +51,8 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     )
     argument_class = type(encoder_or_mechanism)
     computed: dict[Any, Any] = {}
-    # Mechanisms compare by identity, so that an entry cannot be another mechanism's.
+    # Only mechanisms that compare by identity are cached, so that an entry cannot be that of
+    # another mechanism.
     if issubclass(argument_class, Mechanism) and argument_class.__hash__ is object.__hash__:
         computed = _COMPUTED.setdefault(encoder_or_mechanism, {})
     if participation not in computed:

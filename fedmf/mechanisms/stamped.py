@@ -1,4 +1,4 @@
-"""Stamping: one mechanism that is repeated for each part of a run."""
+"""Stamped mechanisms, which repeat one mechanism for each part of a run."""
 
 import dataclasses
 import functools
@@ -19,8 +19,8 @@ DECODERS = ("optimal", "restarted")
 
 @with_numpy_defaults
 def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "StampedMechanism":
-    """Returns `mechanism` repeated `times` times, for times * mechanism.rounds rounds; see
-    `StampedMechanism`.
+    """Returns a mechanism of times * mechanism.rounds rounds that repeats `mechanism` `times`
+    times, as `StampedMechanism` describes.
 
     Args:
       mechanism: the mechanism of one part of the run.
@@ -47,7 +47,7 @@ def stamp(mechanism: Mechanism, times: int, decoder: str = "optimal") -> "Stampe
 
 
 def _check_part(name: str, value: Any) -> Mechanism:
-    """Raises TypeError unless `value` is a mechanism, and returns it."""
+    """Returns `value` if it is a mechanism, and raises TypeError otherwise."""
     check_mechanism(value, name)
     return value
 
@@ -55,8 +55,8 @@ def _check_part(name: str, value: Any) -> Mechanism:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StampedMechanism(Mechanism):
-    """The encoder I (x) C, with a copy of one part's encoder C for each part of the run
-    (multi-epoch paper, Choquette-Choo et al. 2022, App. D.4).
+    """A mechanism with the block-diagonal encoder I (x) C, which has a copy of one part's encoder C
+    for each part of the run (multi-epoch paper, Choquette-Choo et al. 2022, App. D.4).
 
         | C        |                 | N        |
         |    C     |   and noising   |    N     |      three parts
@@ -99,54 +99,63 @@ class StampedMechanism(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """Number of rounds, times * part.rounds."""
+        """The number of rounds, times * part.rounds."""
         return self.times * self.part.rounds
 
     @property
     def bands(self) -> int:
-        """Number of diagonals of C, the same as in the part."""
+        """The number of diagonals of the encoder, which is the same as in the part."""
         return self.part.bands
 
     def encoder(self) -> np.ndarray:
-        """Returns I (x) C, float64 (times * m, rounds)."""
+        """Returns the block-diagonal encoder I (x) C, float64 (times * m, rounds)."""
         return self._repeat_block("encoder", self.part.encoder())
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N, float64 (rounds, times * m), of one block for each part."""
+        """Returns the block-diagonal noise matrix N, float64 (rounds, times * m), which has one
+        block for each part.
+        """
         return self._repeat_block("noising matrix", self._noising_of_part())
 
     def banded_rows(self) -> np.ndarray | None:
-        """Returns the banded rows of every part, which are zero before its first round."""
+        """Returns the banded rows of the part, repeated for every part, or None if the part is not
+        banded. Entries before the first round of a part are zero.
+        """
         rows = self.part.banded_rows()
         if rows is None:
             return None
         return np.tile(rows, (self.times, 1))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns decoder, number of parts, and the entries of the part's mechanism file."""
+        """Returns the arrays that a mechanism file stores: the decoder, the number of parts, and
+        the entries of the part's own file.
+        """
         entries = {f"part_{name}": array for name, array in self.part.entries().items()}
         return {"times": np.array(self.times), "decoder": np.array(self.decoder), **entries}
 
     @classmethod
     def from_state(cls, state: dict[str, Any], certificate: dict[str, Any]) -> Self:
-        """Rebuilds the mechanism from its `state`."""
+        """Builds the mechanism from the arrays that `state` returned."""
         scalars = {name: state.pop(name).item() for name in ("times", "decoder")}
         entries = {name.removeprefix("part_"): array for name, array in state.items()}
         return cls(part=mechanism_of(entries), **scalars, **certificate)
 
     def _noising_of_part(self) -> np.ndarray:
-        """Returns the block of N, for one part."""
+        """Returns the noise matrix of one part, which is one block of N."""
         if self.decoder == "restarted":
             return self.part.noising()
         C = self.part.encoder()
         if C.shape[0] == C.shape[1]:
             return self.part.noising()
-        # pinv(C) = R^-1 Q^T for C = Q R of full column rank, which N C = I says it is.
+        # For C = Q R of full column rank, pinv(C) = R^-1 Q^T. The rank is full, since the part has
+        # an N with N C = I.
         Q, R = scipy.linalg.qr(C, mode="economic")
         return check_left_inverse(scipy.linalg.solve_triangular(R, Q.T), C)
 
     def _repeat_block(self, what: str, block: np.ndarray) -> np.ndarray:
-        """Returns the block-diagonal matrix of `block` for every part, called `what` in errors."""
+        """Returns the block-diagonal matrix with a copy of `block` for every part. Error messages
+        call it `what`.
+        """
         m, n = block.shape
         checks.fits_in_memory(
             f"the {what} of a mechanism stamped {self.times} times",

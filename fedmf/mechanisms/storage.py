@@ -1,4 +1,6 @@
-"""Reading of mechanism files: .npz archives without Python objects, checked when they are read."""
+"""Reading of mechanism files, which are .npz archives without Python objects. What is read is
+checked.
+"""
 
 import os
 import pathlib
@@ -23,9 +25,9 @@ from fedmf.mechanisms.family import FAMILIES
 from fedmf.memory import available_memory
 from fedmf.numpy_errors import with_numpy_defaults
 
-# A longer Toeplitz mechanism is checked in its first rounds only.
+# Toeplitz mechanisms of more rounds than this are checked in their first rounds only.
 _MAX_PROBED_ROUNDS = 4096
-# Archives up to this size are read without a look at the available memory.
+# Archives up to this size are read without comparing them with the available memory.
 _SMALL_BYTES = 2**22
 # The exceptions that numpy and zipfile raise when they read a damaged .npy or .npz file.
 READ_ERRORS = (
@@ -35,9 +37,9 @@ READ_ERRORS = (
     ValueError,
     TypeError,
     MemoryError,
-    NotImplementedError,  # A compression that zipfile does not know.
-    RuntimeError,  # An archive that seems encrypted.
-    SyntaxError,  # A header of .npy that is no Python literal.
+    NotImplementedError,  # zipfile does not know the compression.
+    RuntimeError,  # The archive seems to be encrypted.
+    SyntaxError,  # The header of an .npy file is not a Python literal.
     tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
@@ -46,7 +48,8 @@ READ_ERRORS = (
 
 @with_numpy_defaults
 def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
-    """Reads a mechanism written by `Mechanism.save`, and checks its shape, its numbers and N C = I.
+    """Reads a mechanism that `Mechanism.save` wrote, and checks its shape, its numbers, and that N
+    C = I.
 
     Nothing in the file is trusted for privacy: `fedmf.sensitivity` computes from the encoder that
     was read. A certificate is returned as it was stored.
@@ -87,7 +90,9 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
 
 
 def _read_archive(path: pathlib.Path) -> Mechanism:
-    """Reads the mechanism in an .npz archive, with any of READ_ERRORS for a damaged one."""
+    """Reads the mechanism in an .npz archive. Raises one of READ_ERRORS if the archive is
+    damaged.
+    """
     if not zipfile.is_zipfile(path):
         raise ValueError("not an .npz archive, or a truncated one")
     check_archive(path)
@@ -104,7 +109,7 @@ def _read_archive(path: pathlib.Path) -> Mechanism:
 
 
 def _check_size(path: pathlib.Path) -> None:
-    """Raises TooLargeForMemory for an archive whose arrays do not fit into memory."""
+    """Raises TooLargeForMemory if the arrays of the archive do not fit into memory."""
     with zipfile.ZipFile(path) as archive:
         num_bytes = sum(entry.file_size for entry in archive.infolist())
     if num_bytes <= _SMALL_BYTES:
@@ -119,7 +124,7 @@ def _check_size(path: pathlib.Path) -> None:
 
 
 def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
-    """Returns the mechanism with these `Mechanism.entries`.
+    """Builds the mechanism whose `Mechanism.entries` are `entries`.
 
     Raises:
       KeyError, TypeError, ValueError: entries are missing, or describe no valid mechanism.
@@ -131,7 +136,7 @@ def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
     reason = entries["certificate_reason"].item()
     if "certificate" in entries:
         certificate = msgspec.json.decode(entries["certificate"].item(), type=Certificate)
-    # It is checked before the constructor can fill in a default reason.
+    # This check comes before the constructor, which would fill in a default reason.
     check_certificate(certificate, reason)
     state = {
         name.removeprefix("state_"): array
@@ -144,7 +149,8 @@ def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
 
 
 def _check_inverse(mechanism: Mechanism) -> None:
-    """Raises ValueError unless N C = I to 6 digits: the recipe of the noise must turn C V into V.
+    """Raises ValueError unless N C = I to 6 digits. For random vectors V, the recipe of the noise
+    must turn C V into V.
 
     A long Toeplitz mechanism is like its first rounds in every round, so that n(x) c(x) = 1 is
     checked there, without matrices.
@@ -163,7 +169,8 @@ def _check_inverse(mechanism: Mechanism) -> None:
     gram = mechanism.toeplitz_gram()
     stream = mechanism.stream()
     if gram is not None and stream.contraction is None:
-        # Without matrices: the noise vectors x of N z have x^T X x = z^T C^-T X C^-1 z = z^T z.
+        # This check needs no matrices: the noise vectors x of N z have x^T X x = z^T C^-T X C^-1 z
+        # = z^T z.
         x = np.stack(list(stream.rows(lambda i: probes[i])))
         products = x.T @ scipy.linalg.matmul_toeplitz(gram, x)
         if not np.allclose(products, probes.T @ probes, rtol=0.0, atol=1e-6 * len(probes)):
@@ -174,7 +181,7 @@ def _check_inverse(mechanism: Mechanism) -> None:
         encoded_probes = mechanism.encoder() @ probes
     else:
         encoded_probes = checks.banded_times(banded_rows, probes)
-    with np.errstate(all="ignore"):  # An overflow fails the comparison below.
+    with np.errstate(all="ignore"):  # If a number overflows, the comparison below is false.
         decoded_probes = np.stack(list(mechanism.stream().rows(lambda i: encoded_probes[i])))
     if not np.allclose(decoded_probes, probes, rtol=0.0, atol=1e-6):
         raise ValueError("its noising matrix is not an inverse of its encoder to 6 digits")

@@ -1,4 +1,4 @@
-"""Binary-tree aggregation with Honaker's two decoders."""
+"""Binary-tree aggregation, with the two estimators of Honaker as decoders."""
 
 import dataclasses
 from typing import ClassVar, NamedTuple, final
@@ -17,15 +17,16 @@ from fedmf.workloads import Workload
 
 DECODERS = ("full", "online")
 COMPLETIONS = ("none", "virtual", "optimal")
-# Comparing tree completions takes a few dense products: seconds up to this many rounds.
+# Comparing the completions of a tree takes a few dense products. Up to this many rounds they take
+# seconds.
 _MAX_ROUNDS_COMPARED = 4096
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TreeMechanism(Mechanism):
-    """The binary tree over the rounds, whose nodes are noisy sums of their leaves (Denisov et al.
-    2022, App. C, Eq. 12).
+    """The mechanism of a binary tree over the rounds, in which each node is a noisy sum of the
+    leaves below it (Denisov et al. 2022, App. C, Eq. 12).
 
     The rounds are the first leaves of the smallest tree of 2^h leaves that holds them; leaves after
     them are virtual rounds, whose input is known to be 0. The m nodes of the encoder (see
@@ -71,7 +72,9 @@ class TreeMechanism(Mechanism):
     completion: str = fields.choice("none", "", lambda: COMPLETIONS)
 
     def encoder(self) -> np.ndarray:
-        """Returns the encoder C, float64 (m, rounds), of zeros and ones."""
+        """Returns the encoder C, a float64 array of zeros and ones of shape (m, rounds), with a row
+        for each node.
+        """
         _check_memory(self.rounds, self.completion)
         nodes = _nodes(self.rounds, self.completion)
         C = np.zeros((len(nodes), self.rounds))
@@ -80,8 +83,8 @@ class TreeMechanism(Mechanism):
         return C
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N, float64 (rounds, m): pinv(C) for "full"; for "online" S^-1
-        B_online with the prefix sums S.
+        """Returns the noise matrix N, float64 (rounds, m). It is pinv(C) for decoder "full", and
+        S^-1 B_online for "online", where S are the prefix sums and B_online the online estimates.
         """
         if self.decoder == "full":
             return _pseudo_inverse(self.rounds, self.completion)
@@ -98,8 +101,8 @@ def fit_tree(
     restarts: int = 1,
     completion: str | None = None,
 ) -> Mechanism:
-    """Returns the binary tree over the run, or one over each of `restarts` equal parts of it; see
-    `fedmf.fit`.
+    """Returns the mechanism of one binary tree over the run, or of `restarts` trees over equal
+    parts of it, with the options that `fedmf.fit` describes.
 
     Args:
       workload, participation: used to compare completions.
@@ -145,18 +148,19 @@ def fit_tree(
 
 
 def _compared_completions(rounds: int, rounds_per_tree: int, decoder: str) -> list[str]:
-    """Returns the completions among which a fit chooses the best."""
+    """Returns the completions that a fit compares, to choose the best of them."""
     is_complete = rounds_per_tree & (rounds_per_tree - 1) == 0
     if is_complete or rounds > _MAX_ROUNDS_COMPARED:
         return ["none"]
     if decoder == "online":
         return list(COMPLETIONS)
-    return ["none", "virtual"]  # With decoder "full", "optimal" equals "virtual".
+    # With decoder "full", the completions "optimal" and "virtual" are the same.
+    return ["none", "virtual"]
 
 
 class _Node(NamedTuple):
-    """A node over `leaves` leaves, of which first..last are rounds, with the indices of its
-    children.
+    """A node over `leaves` leaves, of which first..last are rounds of the run, with the indices of
+    its children.
     """
 
     first: int
@@ -166,11 +170,15 @@ class _Node(NamedTuple):
 
 
 def _nodes(rounds: int, completion: str) -> list[_Node]:
-    """Returns the nodes of the encoder, children before parents, left before right."""
+    """Returns the nodes of the encoder in the order of its rows: children before parents, and left
+    before right.
+    """
     nodes: list[_Node] = []
 
     def add_subtree(first: int, leaves: int) -> tuple[int, ...]:
-        """Adds the nodes of a subtree; returns the index of its root, or () if that is dropped."""
+        """Adds the nodes of a subtree. Returns the index of its root in a tuple, or () if the root
+        is dropped.
+        """
         if first >= rounds:
             return ()
         children: tuple[int, ...] = ()
@@ -187,7 +195,7 @@ def _nodes(rounds: int, completion: str) -> list[_Node]:
 
 
 def _num_nodes(rounds: int, completion: str) -> int:
-    """Returns the number of nodes of `_nodes`, without listing them.
+    """Returns the number of nodes that `_nodes` would list.
 
     >>> [_num_nodes(5, completion) for completion in ("none", "virtual")]
     [8, 11]
@@ -199,8 +207,8 @@ def _num_nodes(rounds: int, completion: str) -> int:
 
 
 def _check_memory(rounds: int, completion: str, decoder: str | None = None) -> None:
-    """Raises TooLargeForMemory for a tree whose encoder, or N with this decoder, does not fit into
-    memory, before any node is listed.
+    """Raises TooLargeForMemory if a matrix of the tree does not fit into memory: N with this
+    decoder, or the encoder if there is none. It lists no nodes.
     """
     shape = (_num_nodes(rounds, completion), rounds)
     if decoder == "full":
@@ -214,16 +222,16 @@ def _check_memory(rounds: int, completion: str, decoder: str | None = None) -> N
 
 
 def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
-    """Computes pinv(C) = (C^T C)^-1 C^T, (rounds, m): the column of a node is the sum of those of
-    its children.
+    """Returns the pseudo-inverse pinv(C) = (C^T C)^-1 C^T, float64 (rounds, m). The column of a
+    node is the sum of the columns of its children.
     """
     _check_memory(rounds, completion, "full")
     nodes = _nodes(rounds, completion)
     X = np.zeros((rounds, rounds))
     for node in nodes:
         X[node.first : node.last + 1, node.first : node.last + 1] += 1.0
-    # C holds a row for each leaf, so that X >= I: its Cholesky factor is safe, and cheaper than an
-    # SVD.
+    # C has a row for each leaf, so that X - I is positive semidefinite. The Cholesky factorization
+    # of X therefore cannot fail, and it is cheaper than an SVD of C.
     lower_triangle, _ = scipy.linalg.lapack.dpotri(scipy.linalg.cholesky(X, lower=True), lower=True)
     inverse = np.tril(lower_triangle) + np.tril(lower_triangle, -1).T
     columns = np.empty((len(nodes), rounds))
@@ -236,8 +244,8 @@ def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
 
 
 def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
-    """Computes B_online, (rounds, m): row t is the best estimate of the sum through round t from
-    nodes finished by then.
+    """Returns B_online, float64 (rounds, m). Row t is the best estimate of the sum of rounds 0..t
+    from the nodes that are finished by round t.
 
     Within one finished subtree the estimates combine upwards (Honaker 2015, Sec. 3.2): a node's own
     noisy sum has variance 1, its children's estimates have a joint variance, and weights are
@@ -249,7 +257,7 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
     nodes = _nodes(rounds, completion)
     subtree_estimates = _subtree_estimates(nodes, completion)
     B = np.zeros((rounds, len(nodes)))
-    # Index of the largest finished subtree, by the first round of the subtree.
+    # The index of the largest finished subtree, by the first round of the subtree.
     largest_subtrees: dict[int, int] = {}
     num_finished = 0
     for t in range(rounds):
@@ -267,7 +275,8 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
 
 
 def _subtree_estimates(nodes: list[_Node], completion: str) -> list[np.ndarray]:
-    """Computes for each node the weights of its subtree's nodes in the best estimate of its sum.
+    """Returns for each node the weights of the nodes in its subtree in the best estimate of the
+    node's sum.
 
     The nodes of a subtree are consecutive and end with its root, so that the weights of an estimate
     are those of the last nodes up to the root.
@@ -277,13 +286,14 @@ def _subtree_estimates(nodes: list[_Node], completion: str) -> list[np.ndarray]:
     for index, node in enumerate(nodes):
         children = list(node.children)
         if children:
-            # Two children of half the leaves each, virtual or not: 1 / v(2 m) = 1 + 1 / (2 v(m)),
-            # v(1) = 1. If virtual rounds are known to be 0, a virtual child adds no variance.
+            # A node of 2 m leaves has two children of m leaves each, virtual or not. The variance v
+            # of its best estimate follows from 1 / v(2 m) = 1 + 1 / (2 v(m)), v(1) = 1. If virtual
+            # rounds are known to be 0, a virtual child adds no variance.
             if completion == "virtual":
                 children_variance = node.leaves / (node.leaves - 1.0)
             else:
                 children_variance = variances[children].sum()
-            # The variance of the best estimate is also the weight of the node's own sum.
+            # The variance of the best estimate is also the weight of the node's own noisy sum.
             variances[index] = children_variance / (1.0 + children_variance)
         child_weights = [(1.0 - variances[index]) * estimates[child] for child in children]
         estimates.append(np.concatenate([*child_weights, variances[index : index + 1]]))

@@ -14,8 +14,8 @@ GRAPH_STRATEGIES = ("recurrent", "precomputed")
 MAX_STATE_BYTES = 128 * 2**20
 # Largest table of constants that the recurrence of a graph may have.
 _MAX_TABLE_BYTES = 64 * 2**20
-# Estimated cost of passing one vector of model size through TFF's state, in the unit of
-# `strategy.DRAW_SECONDS`.
+# Estimated cost of passing one vector of model size through TFF's state. The unit is the cost of
+# drawing such a vector.
 _PASSING_COST = 5.0
 
 

@@ -1,4 +1,5 @@
-"""Matrices of rounds in the order of the classes i, i + b, i + 2b, ..., zero across classes.
+"""Operations on matrices over rounds that are sorted into classes i, i + b, i + 2b, ... Some of
+these matrices are zero across classes, and stored as blocks.
 
 Rounds of one class are those of one client. For workloads with banded inverse this module
 evaluates the bound of the dense dual and its gradient without any n x n matrix.
@@ -26,26 +27,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A matrix that is zero across classes, as the diagonal blocks of each group of classes: float64
-# (classes, size, size).
+# A matrix that is zero across classes. For each group of classes it holds their diagonal blocks,
+# float64 (classes, size, size).
 Blocks = list[np.ndarray]
 
 
 class ClassGroup(NamedTuple):
-    """Classes of one size that follow each other in class order."""
+    """A group of classes of the same size, which follow each other in class order."""
 
     rows: slice
     classes: int
     size: int
 
     def class_slices(self) -> Iterator[slice]:
-        """Yields the slice of each class in class order."""
+        """Yields the slice of rows that each class has in class order."""
         for first in range(self.rows.start, self.rows.stop, self.size):
             yield slice(first, first + self.size)
 
 
 class Classes:
-    """The b classes of n rounds, of size ceil(n / b), or one less where b does not divide n.
+    """The b classes of n rounds. Their size is ceil(n / b), and one less for some of them if b does
+    not divide n.
 
     Attributes:
       order: (n,) the rounds in class order: all of class 0, then all of class 1, ...
@@ -73,7 +75,9 @@ class Classes:
         self.groups = [group for group in groups if group.classes]
 
     def apply(self, blocks: Blocks, M: np.ndarray) -> np.ndarray:
-        """Returns K M, (n, m), for the matrix K with these blocks and any M, (n, m)."""
+        """Returns K M, float64 (n, m), for the block-diagonal matrix K with these blocks and any M,
+        (n, m).
+        """
         product = np.empty(M.shape)
         for (rows, classes, size), block in zip(self.groups, blocks, strict=True):
             if size == 1:
@@ -84,11 +88,13 @@ class Classes:
         return product
 
     def congruence(self, blocks: Blocks, M: np.ndarray) -> np.ndarray:
-        """Returns K M K^T for the matrix K with these blocks and a symmetric M, (n, n)."""
+        """Returns K M K^T for the block-diagonal matrix K with these blocks and a symmetric M, (n,
+        n).
+        """
         return self.apply(blocks, self.apply(blocks, M).T)
 
     def gram_blocks(self, V: np.ndarray, weights: np.ndarray) -> Blocks:
-        """Returns the diagonal blocks of V diag(weights) V^T, for V of shape (n, m)."""
+        """Returns the diagonal blocks of V diag(weights) V^T for V of shape (n, m)."""
         diagonal_blocks = []
         for rows, classes, size in self.groups:
             class_rows = V[rows].reshape(classes, size, -1)
@@ -110,7 +116,7 @@ class Classes:
         return diagonal_blocks
 
     def clear_pairs(self, M: np.ndarray) -> None:
-        """Sets M[i, j] = 0 for distinct i, j of one class, in place."""
+        """Sets M[i, j] = 0 in place for all pairs of distinct rounds i, j in the same class."""
         diagonal = np.diagonal(M).copy()
         for group in self.groups:
             for class_slice in group.class_slices():
@@ -118,62 +124,70 @@ class Classes:
         np.fill_diagonal(M, diagonal)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Returns the sum over each class of values in class order: (n,) -> (b,)."""
+        """Returns the sum of `values` over each class, float64 (b,). The values, (n,), are in class
+        order.
+        """
         group_sums = [
             values[rows].reshape(classes, size).sum(1) for rows, classes, size in self.groups
         ]
         return np.concatenate(group_sums)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """Repeats the value of each class for each of its rounds: (b,) -> (n,), in class order."""
+        """Repeats the value of each class for each of its rounds. The result, (n,), is in class
+        order.
+        """
         sizes = np.concatenate([np.full(group.classes, group.size) for group in self.groups])
         return np.repeat(values, sizes)
 
     def split_by_group(self, values: np.ndarray) -> list[np.ndarray]:
-        """Splits one value a class, (b,), into one array a group."""
+        """Splits an array with one value for each class, (b,), into one array for each group of
+        classes.
+        """
         return np.split(values, np.cumsum([group.classes for group in self.groups])[:-1])
 
     def in_time_order(self, M: np.ndarray) -> np.ndarray:
-        """Returns M, whose rows and columns are in class order, with both in order of time."""
+        """Returns M with its rows and columns, which are in class order, sorted by time."""
         class_position = np.empty_like(self.order)
         class_position[self.order] = np.arange(len(self.order))
         return M[np.ix_(class_position, class_position)]
 
 
 def transpose_blocks(blocks: Blocks) -> Blocks:
-    """Returns the blocks of the transposed matrix."""
+    """Returns the blocks of the transposed block-diagonal matrix."""
     return [block.transpose(0, 2, 1) for block in blocks]
 
 
 def invert_blocks(blocks: Blocks) -> Blocks:
-    """Returns the blocks of the inverse matrix."""
+    """Returns the blocks of the inverse of a block-diagonal matrix."""
     return [_inverse_of(block) for block in blocks]
 
 
 def _inverse_of(block: np.ndarray) -> np.ndarray:
-    """Returns the inverses of the matrices in `block`, (classes, size, size)."""
+    """Returns the inverses of the matrices in `block`, float64 (classes, size, size)."""
     if block.shape[1] == 1:
         return 1.0 / block
     return np.linalg.inv(block)
 
 
-# Relative accuracy of the rational function: far below any tolerance, so that line searches see a
-# smooth function.
+# Relative accuracy of the rational function. It is far below any tolerance, so that line searches
+# see a smooth function.
 _ACCURACY = 1e-11
 # Smaller blocks cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 8
-# Where a block has more rounds than this fraction of all, the eigendecomposition is no slower.
+# If a block has more than this fraction of all rounds, the eigendecomposition is no slower.
 _MAX_BLOCK_FRACTION = 1.0 / 20.0
 
 
 class Resolvents:
-    """The blocks of P, from which T and dT / dH are evaluated; see the module docstring."""
+    """The blocks of P = K K^T with K = A^-1, from which the dual bound's T and its derivative dT /
+    dH are evaluated as the module docstring describes.
+    """
 
     def __init__(self, inverse_diagonals: np.ndarray, classes: Classes, chunk_size: int) -> None:
         self.classes = classes
         self._K = inverse_diagonals
         n, p = inverse_diagonals.shape
-        # P_diagonals[d, t] = P[t, t + d]
+        # The array holds P_diagonals[d, t] = P[t, t + d].
         P_diagonals = np.zeros((p, n))
         for d in range(p):
             for j in range(p - d):
@@ -181,7 +195,7 @@ class Resolvents:
                     inverse_diagonals[: n - d, j] * inverse_diagonals[d:, j + d]
                 )
         positions = np.arange(classes.count)
-        # The classes in the order 0, b - 1, 1, b - 2, ...
+        # The classes are taken from both ends in turn: 0, b - 1, 1, b - 2, ...
         folded_classes = np.where(
             positions % 2 == 0, positions // 2, classes.count - 1 - positions // 2
         )
@@ -208,8 +222,8 @@ class Resolvents:
     def for_workload(
         cls, inverse_diagonals: np.ndarray | None, classes: Classes
     ) -> "Resolvents | None":
-        """Returns the resolvents of a workload, or None if they do not pay: its inverse is not
-        banded, or the blocks are too large.
+        """Returns the resolvents of a workload. Returns None if its inverse is not banded, or if
+        the blocks are so large that an eigendecomposition is faster.
         """
         if inverse_diagonals is None:
             return None
@@ -220,8 +234,8 @@ class Resolvents:
         return cls(inverse_diagonals, classes, chunk_size)
 
     def evaluate(self, H: Blocks, A: np.ndarray) -> tuple[float, Blocks]:
-        """Returns T and dT / dH. A, (n, n) with its columns in class order, only bounds the
-        spectrum.
+        """Returns T and its derivative dT / dH. The workload A, (n, n) with its columns in class
+        order, only bounds the spectrum.
         """
         shifts, weights = inverse_root(*self._spectrum(H, A))
         H_by_class = list(itertools.chain.from_iterable(H))
@@ -258,7 +272,9 @@ class Resolvents:
         return T, G
 
     def _spectrum(self, H: Blocks, A: np.ndarray) -> tuple[float, float]:
-        """Returns bounds on the spectrum of H^-1 P H^-T, from row sums of absolute values."""
+        """Returns a lower and an upper bound on the eigenvalues of H^-1 P H^-T, from row sums of
+        absolute values.
+        """
         H_magnitudes = [np.abs(block) for block in H]
         unit_column = np.ones((len(A), 1))
         A_sums = np.abs(A) @ self.classes.apply(H_magnitudes, unit_column)
@@ -281,19 +297,20 @@ class Resolvents:
 
 
 def inverse_root(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shifts s and weights w, all positive, with sum_j w_j / (x + s_j) close to x^(-1/2) on
-    [low, high].
+    """Returns a rational approximation of x^(-1/2) on [low, high]: positive shifts s and weights w
+    for which the sum of w_j / (x + s_j) is close to x^(-1/2).
 
     >>> shifts, weights = inverse_root(1e-4, 10.0)
     >>> float(abs((weights / (0.25 + shifts)).sum() - 2.0)) < 1e-10
     True
     """
-    # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
+    # scipy.special is imported here, since importing it is slow and `fedmf --help` must not wait
+    # for it.
     from scipy import special
 
     ratio = min(low / high, 0.5)
-    # Half of the poles have s below sqrt(low high): there the elliptic functions of a parameter
-    # near 1 are accurate. The other half are their mirror images, u -> K - u.
+    # Half of the poles have s below sqrt(low high). There the elliptic functions are accurate for a
+    # parameter near 1. The other half follow from them by the reflection u -> K - u.
     num_half = int(np.ceil(-np.log(_ACCURACY) * (3.0 - np.log(ratio)) / (4.0 * np.pi**2)))
     K = special.ellipkm1(ratio)
     u = (np.arange(num_half) + 0.5) * K / (2 * num_half)

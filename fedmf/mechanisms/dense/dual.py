@@ -1,5 +1,5 @@
-"""The dual of the dense problem under (k, b)-participation: lower bounds, their gradients and
-feasible gram matrices.
+"""The dual of the dense fit under (k, b)-participation: lower bounds on the loss of all encoders,
+the gradients of these bounds, and feasible gram matrices X = C^T C.
 
 Multi-epoch paper, Sec. 3. Rounds i, i + b, i + 2b, ... are one class: a client takes part in rounds
 of one class only. U below is zero across classes, positive definite, and factored as U = H H^T with
@@ -50,13 +50,13 @@ from fedmf.mechanisms.fitting.descent import minimise
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 from fedmf.workloads import Workload
 
-# Eigenvalues below this fraction of the largest are lost in rounding.
+# Eigenvalues below this fraction of the largest one are lost in rounding.
 _MIN_EIGENVALUE = 20 * np.finfo(float).eps
 
 
 class PairsDual:
-    """The bound T^2 / budget for all encoders as a smooth function of free variables, and the
-    feasible X close to its optimum.
+    """The lower bound T^2 / budget on the loss of all encoders, as a smooth function of free
+    variables, and feasible gram matrices X near its optimum.
 
     U has a constant diagonal in each class. The variables are rows of any norm: H_c has them scaled
     to norm sqrt(v_c), v_c being the mean of their squared norms.
@@ -81,7 +81,8 @@ class PairsDual:
         self._eigen: tuple[np.ndarray, np.ndarray] | None = None
 
     def start(self) -> Blocks:
-        """Returns first variables, good ones if a nearly diagonal X is good.
+        """Returns the variables at which the ascent starts. They are good if a nearly diagonal X is
+        good.
 
         The best diagonal X has X_ii proportional, in each class, to sqrt((A^T A)_ii). U(X) = X^-1
         A^T A X^-1 then has these correlations within classes.
@@ -93,13 +94,13 @@ class PairsDual:
             try:
                 blocks.append(np.linalg.cholesky(class_correlations))
             except np.linalg.LinAlgError:
-                # Columns of A are parallel up to rounding: a diagonal U starts instead.
+                # The columns of A are parallel up to rounding. A diagonal U is the start instead.
                 blocks.append(np.broadcast_to(np.eye(gram.shape[1]), gram.shape).copy())
         root_v = self.classes.sums(np.sqrt(np.diagonal(self.gram)))
         return self._scale_blocks(blocks, root_v)
 
     def factorize(self, variables: Blocks) -> tuple[Blocks, float]:
-        """Returns H and the budget of U = H H^T."""
+        """Returns the factor H of U = H H^T that the variables define, and the budget of U."""
         row_norms = [np.linalg.norm(block, axis=2) for block in variables]
         v = [np.square(norms).mean(axis=1) for norms in row_norms]
         H = [
@@ -109,8 +110,8 @@ class PairsDual:
         return H, float(sum(block_v.sum() for block_v in v))
 
     def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
-        """Returns the derivatives of T and of the budget with respect to the variables, given G =
-        dT / dH = X_c H_c.
+        """Returns the derivatives of T and of the budget with respect to the variables, given the
+        derivative G = dT / dH = X_c H_c.
         """
         T_gradient = []
         budget_gradient = []
@@ -128,21 +129,25 @@ class PairsDual:
         return T_gradient, budget_gradient
 
     def alternate(self, variables: Blocks, G: Blocks) -> Blocks:
-        """Returns the variables that are best for the Q of `variables`, whose bound is no lower."""
+        """Returns the variables after one alternation. They are best for the orthogonal Q that is
+        best for `variables`, so that their bound is no lower.
+        """
         row_norms = [np.linalg.norm(g, axis=2) for g in G]
         unit_blocks = [g / norms[:, :, None] for g, norms in zip(G, row_norms, strict=True)]
         root_v = np.concatenate([norms.sum(axis=1) for norms in row_norms])
         return self._scale_blocks(unit_blocks, root_v)
 
     def scale_to_feasible(self, X: np.ndarray) -> np.ndarray:
-        """Returns an X that is feasible but for its scale with rows and columns scaled to
-        sensitivity 1: each class has trace 1.
+        """Returns X with its rows and columns scaled so that each class has trace 1. An X that was
+        feasible but for its scale then has sensitivity 1.
         """
         scale = 1.0 / np.sqrt(self.classes.spread(self.classes.sums(np.diagonal(X))))
         return X * scale[:, None] * scale
 
     def _scale_blocks(self, unit_blocks: Blocks, root_v: np.ndarray) -> Blocks:
-        """Returns the blocks with the rows of each class scaled by its entry of `root_v`."""
+        """Returns the blocks with the rows of each class multiplied by the entry of `root_v` for
+        that class.
+        """
         group_roots = self.classes.split_by_group(root_v)
         return [
             block * roots[:, None, None]
@@ -150,8 +155,8 @@ class PairsDual:
         ]
 
     def evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
-        """Returns -log of the bound, its gradient, and dT / dH, by `resolvents` or by one n x n
-        eigendecomposition.
+        """Returns -log of the bound, its gradient, and dT / dH. They are computed by `resolvents`,
+        or else by one n x n eigendecomposition.
         """
         self.factor, self._budget = self.factorize(variables)
         if self.resolvents is None:
@@ -172,8 +177,8 @@ class PairsDual:
         return -np.log(self.bound), loss_gradient, G
 
     def gram_matrix(self) -> np.ndarray:
-        """Returns X(U) at the last evaluation, in class order; sets `bound` to the value from the
-        eigendecomposition.
+        """Returns X(U) at the last evaluation, in class order. It also sets `bound` to the value
+        from the eigendecomposition.
         """
         eigen = self._eigen
         if eigen is None:
@@ -186,15 +191,16 @@ class PairsDual:
         return (X + X.T) / 2
 
     def feasible_candidates(self, X: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields feasible matrices of sensitivity 1 near X, in class order, of which the first may
-        be indefinite.
+        """Yields feasible matrices of sensitivity 1 near X, in class order. The first one may be
+        indefinite.
 
         Rounds of one class must be orthogonal. The first candidate sets their entries to 0, which
         changes the loss to second order only but may make it indefinite. The second is a congruence
         J^T X J with J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1, D^2 the diagonal of X_c, the closest to 1
         of those that make the class's columns of C D^-1 orthonormal; it is never indefinite.
         """
-        if not np.diagonal(X).min() > 0.0:  # Rounding has lost the diagonal.
+        # Rounding has lost the diagonal, so that there is no candidate.
+        if not np.diagonal(X).min() > 0.0:
             return
         class_blocks = self.classes.blocks(X)
         cleared_X = X.copy()
@@ -207,7 +213,9 @@ class PairsDual:
             yield self.scale_to_feasible(orthogonal_X)
 
     def _decompose(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the roots and V of S = (H^T A^T A H)^(1/2) = V diag(roots) V^T."""
+        """Returns the eigenvalues ("roots") and eigenvectors V of S = (H^T A^T A H)^(1/2) = V
+        diag(roots) V^T.
+        """
         transposed_factor = transpose_blocks(self.factor)
         eigenvalues, V = np.linalg.eigh(self.classes.congruence(transposed_factor, self.gram))
         if eigenvalues[0] > _MIN_EIGENVALUE * eigenvalues[-1]:
@@ -217,8 +225,8 @@ class PairsDual:
         return roots, Vt.T
 
     def certified_bound(self, variables: Blocks) -> float:
-        """Returns T^2 / budget with T to full accuracy, from singular values: eigenvalues of H^T
-        A^T A H would lose half the digits of the small ones.
+        """Returns the bound T^2 / budget with T to full accuracy, from singular values. The
+        eigenvalues of H^T A^T A H would lose half the digits of the small ones.
         """
         H, budget = self.factorize(variables)
         AH = self.classes.apply(transpose_blocks(H), self.A.T).T
@@ -227,14 +235,16 @@ class PairsDual:
 
 
 def _solve_transposed(h: np.ndarray, S: np.ndarray) -> np.ndarray:
-    """Returns h^-T S for each matrix of the blocks h and S."""
+    """Returns h^-T S for each pair of matrices in the arrays `h` and `S`."""
     if h.shape[1] == 1:
         return S / h
     return np.linalg.solve(h.transpose(0, 2, 1), S)
 
 
 def _orthonormalizer(block: np.ndarray) -> np.ndarray:
-    """Returns J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1 of each X_c in `block`, D^2 its diagonal."""
+    """Returns J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1 for each matrix X_c in `block`, where D^2 is the
+    diagonal of X_c.
+    """
     norms = np.sqrt(np.einsum("cii->ci", block))
     eigenvalues, V = np.linalg.eigh(block / norms[:, :, None] / norms[:, None, :])
     min_eigenvalue = np.finfo(float).eps * block.shape[1]
@@ -244,41 +254,49 @@ def _orthonormalizer(block: np.ndarray) -> np.ndarray:
 
 
 class EqualNormsDual(PairsDual):
-    """The bound for encoders of equal column norms, orthogonal within classes, over all U that are
-    zero across classes.
+    """The lower bound for encoders of equal column norms whose columns are orthogonal within
+    classes. It is a function of all U that are zero across classes.
 
     The variables are H.
     """
 
     def factorize(self, variables: Blocks) -> tuple[Blocks, float]:
-        """See PairsDual."""
+        """Returns the factor H of U = H H^T, which the variables are themselves, and the budget
+        tr(U) / k.
+        """
         trace = float(sum(np.square(block).sum() for block in variables))
         return variables, trace / self.classes.largest
 
     def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
-        """See PairsDual."""
+        """Returns the derivatives of T and of the budget with respect to the variables H, given G =
+        dT / dH.
+        """
         return G, [block * (2.0 / self.classes.largest) for block in variables]
 
     def alternate(self, variables: Blocks, G: Blocks) -> Blocks:
-        """See PairsDual."""
+        """Returns the variables after one alternation, k X_c H_c in each class, whose bound is no
+        lower.
+        """
         return [g * self.classes.largest for g in G]
 
     def scale_to_feasible(self, X: np.ndarray) -> np.ndarray:
-        """Returns X with rows and columns scaled to a diagonal of 1 / k."""
+        """Returns X with its rows and columns scaled so that every diagonal entry is 1 / k."""
         scale = 1.0 / np.sqrt(np.diagonal(X) * self.classes.largest)
         return X * scale[:, None] * scale
 
 
-# A feasible encoder costs as much as one to thirty steps. It is computed where the bound has nearly
-# stopped rising, and in any case once the steps have grown by this factor since the last one.
+# Computing a feasible encoder costs as much as one to thirty steps. It is done when the bound has
+# nearly stopped rising, and in any case when the number of steps has grown by this factor since the
+# last time.
 _FIRST_CHECK = 10
 _CHECK_GROWTH = 1.5
-# Number of alternations before L-BFGS, which is best near the optimum.
+# Number of alternations that precede L-BFGS, which is best near the optimum.
 _NUM_ALTERNATIONS = 3
 
 
 class Ascent:
-    """Maximises a dual bound until the best feasible encoder is within tolerance of it.
+    """The maximisation of a dual bound, which ends when the loss of the best feasible encoder is
+    within the tolerance of the bound.
 
     Attributes:
       encoder: C of the smallest loss so far, lower-triangular, with feasible X = C^T C.
@@ -300,8 +318,8 @@ class Ascent:
         self.iterations = 0
         self.interrupted = False
         self._current = self.variables
-        # The best diagonal X is feasible from the start, and the optimum if all rounds are of one
-        # class.
+        # The best diagonal X is feasible from the start. If all rounds are of one class, it is the
+        # optimum.
         diagonal = dual.scale_to_feasible(np.diag(np.sqrt(np.diagonal(dual.gram))))
         self._keep_if_better(lower_factor(dual.classes.in_time_order(diagonal)))
         self._latest_bound = 0.0
@@ -309,7 +327,9 @@ class Ascent:
         self._small_rise = stopping.tolerance
 
     def run(self) -> None:
-        """Iterates until tolerance; at the first Ctrl-C it ends, with a feasible encoder."""
+        """Runs the ascent until the gap is within the tolerance. At the first Ctrl-C it ends with a
+        feasible encoder.
+        """
         try:
             if any(self._end_step() for _ in self._steps()):
                 return
@@ -318,27 +338,28 @@ class Ascent:
             self.interrupted = True
             if self.bound > 0.0:
                 return
-        self.dual.evaluate(self._current)  # A line search may have evaluated another point last.
+        # The last point that a line search evaluated may be another one.
+        self.dual.evaluate(self._current)
         self._update_encoder()
 
     def _steps(self) -> Iterator[None]:
-        """Takes alternations, and then L-BFGS steps; after each, the dual's last evaluation is at
-        `_current`.
+        """Takes a few alternations and then L-BFGS steps, and yields after each. The last
+        evaluation of the dual is then at `_current`.
         """
         for _ in range(_NUM_ALTERNATIONS):
             G = self.dual.evaluate(self._current)[2]
             yield
             self._current = self.dual.alternate(self._current, G)
         yield from self._quasi_newton_steps()
-        # A line search has found no better point. If rounding in the resolvents was the cause,
-        # eigendecompositions continue.
+        # The line search has found no better point. If rounding in the resolvents was the cause,
+        # eigendecompositions can make further progress.
         if self.dual.resolvents is not None:
             self.dual.resolvents = None
             yield from self._quasi_newton_steps()
 
     def _quasi_newton_steps(self) -> Iterator[None]:
-        """Takes L-BFGS steps in units in which one alternation, H -> (budget / T) X H, is a step of
-        about unit length down the gradient of -log bound.
+        """Takes L-BFGS steps. In the units of its variables, one alternation H -> (budget / T) X H
+        is a step of about unit length down the gradient of -log(bound).
         """
         gradient = self.dual.evaluate(self._current)[1]
         gradient_norm = np.sqrt(sum(np.vdot(g, g) for g in gradient))
@@ -362,7 +383,7 @@ class Ascent:
             yield
 
     def _end_step(self) -> bool:
-        """Counts a step, computes an encoder where that pays, and returns whether to stop."""
+        """Counts a step, computes an encoder if one is due, and returns whether to stop."""
         self.iterations += 1
         bound_rise = 1.0 - self._latest_bound / self.dual.bound
         self._latest_bound = self.dual.bound
@@ -371,7 +392,7 @@ class Ascent:
         gap = None
         if bound_rise <= self._small_rise or self.iterations >= next_check or is_last:
             gap = self._update_encoder()
-            # Bound and loss close in at about the same rate.
+            # The bound and the loss approach each other at about the same rate.
             gap_ratio = min(1.0, self.stopping.tolerance / max(gap, 1e-300))
             self._small_rise = min(self._small_rise, bound_rise) * gap_ratio
         if self.stopping.progress is not None:
@@ -379,8 +400,8 @@ class Ascent:
         return is_last or (gap is not None and gap <= self.stopping.tolerance)
 
     def _update_encoder(self) -> float:
-        """Computes feasible encoders from the last evaluation, and returns the gap of the best so
-        far.
+        """Computes feasible encoders from the last evaluation, and returns the gap between the best
+        loss so far and the largest bound.
         """
         self._last_check = self.iterations
         X = self.dual.gram_matrix()
@@ -392,7 +413,7 @@ class Ascent:
         return max(self.loss / self.bound - 1.0, 0.0)
 
     def _keep_if_better(self, C: np.ndarray | None) -> None:
-        """Makes C the encoder if its loss is the smallest so far; None is ignored."""
+        """Makes C the encoder if its loss is the smallest so far. A C that is None is ignored."""
         if C is None:
             return
         loss = np.square(decoder(self.A, C)).sum()
@@ -402,12 +423,12 @@ class Ascent:
 
 
 def decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:
-    """Returns B = A C^-1."""
+    """Returns the decoder B = A C^-1."""
     return scipy.linalg.blas.dtrsm(1.0, C.T, A.T, lower=False).T
 
 
 def lower_factor(X: np.ndarray) -> np.ndarray | None:
-    """Returns the lower-triangular C with C^T C = X, or None for an indefinite X.
+    """Returns the lower-triangular C with C^T C = X, or None if X is not positive definite.
 
     An ordinary Cholesky factor L has L L^T = X, and its rows would have the norms that the columns
     must have. Flipping X, factorising, transposing and flipping back gives the factor on the other

@@ -1,4 +1,6 @@
-"""The best encoder of all, under one participation or several, by a dual that certifies it."""
+"""The fit of the best encoder of all, under one participation or several, with a dual bound that
+certifies it.
+"""
 
 import dataclasses
 import time
@@ -19,7 +21,9 @@ from fedmf.workloads import Workload
 
 
 def _check_encoder(name: str, value: Any) -> np.ndarray:
-    """Returns `value` as a lower-triangular matrix of positive diagonal, or raises."""
+    """Returns `value` as a lower-triangular matrix with a positive diagonal, or raises an error if
+    it is not one.
+    """
     matrix = checks.lower_triangular(name, value)
     diagonal = np.diagonal(matrix)
     if diagonal.min() <= 0.0:
@@ -34,7 +38,8 @@ def _check_encoder(name: str, value: Any) -> np.ndarray:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DenseMechanism(Mechanism):
-    """A square lower-triangular C without band structure, N = C^-1 (Denisov et al. 2022, Sec. 3).
+    """A mechanism with any square lower-triangular encoder C, and the noise matrix N = C^-1
+    (Denisov et al. 2022, Sec. 3).
 
     Attributes:
       matrix: C, float64 (rounds, rounds), lower-triangular with a positive diagonal. Stored as a
@@ -54,15 +59,16 @@ class DenseMechanism(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """Number of rounds n."""
+        """The number of rounds n."""
         return int(self.matrix.shape[0])
 
     def encoder(self) -> np.ndarray:
-        """Returns the encoder C, float64 (rounds, rounds), lower-triangular."""
+        """Returns the encoder C, a lower-triangular float64 array of shape (rounds, rounds)."""
         return self.matrix.copy()
 
     def noising(self) -> np.ndarray:
-        """Returns the noising matrix N = C^-1, float64 (rounds, rounds), lower-triangular.
+        """Returns the noise matrix N = C^-1, a lower-triangular float64 array of shape (rounds,
+        rounds).
 
         Raises:
           ValueError: float64 has too few digits for N.
@@ -77,8 +83,8 @@ def fit_dense(
     *,
     equal_norms: bool = False,
 ) -> DenseMechanism:
-    """Minimises ||A C^-1||_F^2 over all C of sensitivity 1 (multi-epoch paper, Eq. 6 and 36;
-    Denisov et al. 2022, Eq. 4).
+    """Fits the best encoder of all: minimises ||A C^-1||_F^2, where A is the workload, over all C
+    of sensitivity 1 (multi-epoch paper, Eq. 6 and 36; Denisov et al. 2022, Eq. 4).
 
     The sensitivity is that of the (k, b)-participation: "fixed_epoch" with every round of a class,
     k = ceil(rounds / b). Under "min_sep" the fit returns the same matrix, as in the banded paper,
@@ -104,7 +110,7 @@ def fit_dense(
     (6.461, True)
     """
     n = workload.rounds
-    # Measured: 1.34 GiB at 4096 rounds.
+    # The measured peak is 1.34 GiB at 4096 rounds.
     checks.fits_in_memory("the fit of family='dense'", (n, n), copies=11)
     epochs = _epochs(participation)
     classes = Classes(n, epochs.min_sep)
@@ -116,7 +122,7 @@ def fit_dense(
     dual = dual_class(workload, classes)
     ascent = Ascent(dual, A, stopping)
     ascent.run()
-    # The sensitivity of the ascent's encoder is 1 up to rounding.
+    # The encoder of the ascent has sensitivity 1 up to rounding, which this scaling removes.
     if epochs.max_participations == 1:
         certified_participation = None
         C = ascent.encoder / np.linalg.norm(ascent.encoder, axis=0)
@@ -143,7 +149,9 @@ def fit_dense(
 
 
 def _epochs(participation: Participation) -> Participation:
-    """Returns the (k, b)-participation to fit for: all rounds of a class, or a single one."""
+    """Returns the (k, b)-participation to fit for. A client takes part in all rounds of its class,
+    or in a single round.
+    """
     n = participation.rounds
     b = participation.min_sep
     k = participation.max_participations

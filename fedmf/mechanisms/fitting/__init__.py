@@ -1,1 +1,3 @@
-"""The parts that fits of all families share: cache, progress and descent."""
+"""Functions that the fits of all families share: a cache of results, progress reports, and descent
+methods.
+"""

@@ -1,4 +1,6 @@
-"""The cache of fits on disk: each in a file named by a hash of everything that determines it."""
+"""The cache of fits on disk, in which the name of each file is a hash of everything that determines
+the fit.
+"""
 
 import dataclasses
 import hashlib
@@ -14,17 +16,17 @@ from fedmf.mechanisms.storage import load_mechanism
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
-# Sources below fedmf/ that determine the result of a fit.
+# The source files below fedmf/ whose code determines the result of a fit.
 SOURCES = (
     *("checks.py", "fields.py", "workloads.py"),
     *("participation/*.py", "noise/*.py", "mechanisms/**/*.py"),
 )
-# Faster fits are not stored.
+# Fits that take less time than this are not stored.
 MIN_SECONDS = 0.1
 
 
 def resolve_folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
-    """Returns the folder that `fedmf.fit(cache=choice)` stores fits in, or None to store none.
+    """Returns the folder in which `fedmf.fit(cache=choice)` stores fits, or None if it stores none.
 
     True means $FEDMF_CACHE, or else fedmf in the user's cache folder; with an empty FEDMF_CACHE,
     and for False, nothing is stored.
@@ -48,8 +50,8 @@ def cached_path(
     family: str,
     options: dict[str, Any],
 ) -> pathlib.Path:
-    """Returns the path of a fit in the cache, whose name is a hash of everything that determines
-    the result, including the code of this package.
+    """Returns the path of a fit in the cache. The name is a hash of everything that determines the
+    result, including the code of this package.
 
     A workload is identified by its numbers, not by its name.
     """
@@ -74,8 +76,8 @@ def cached_path(
 
 
 def load_fit(path: pathlib.Path, *, family: str, rounds: int) -> Mechanism | None:
-    """Loads the mechanism in `path`; returns None if the file is missing or damaged, or holds
-    another family or number of rounds.
+    """Loads the mechanism in the file `path`. Returns None if the file is missing or damaged, or
+    holds another family or number of rounds.
     """
     try:
         mechanism = load_mechanism(path)

@@ -1,4 +1,5 @@
-"""L-BFGS for fits: a descent on the logarithm of a loss, and an iterator over steps.
+"""The two L-BFGS methods of fits: a descent that lowers the logarithm of a loss until it converges,
+and an iterator that yields the steps of a minimisation.
 
 `descend` lowers a loss of few variables by scipy's L-BFGS until its steps gain too little.
 `minimise` yields the steps of a limited-memory BFGS, so that the caller decides when to stop.
@@ -18,14 +19,14 @@ from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 # A descent has converged when this many steps together lower the loss by less than the tolerance.
 _WINDOW_STEPS = 10
 
-# A function of a point (v,) that returns its value and its gradient (v,).
+# A function that takes a point (v,), and returns its value and its gradient (v,).
 Function = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Descent:
-    """Result of a descent: the best point and its loss, the steps and seconds, and whether it
-    converged or was interrupted.
+    """The result of a descent: the best point and its loss, the number of steps and seconds, and
+    whether it converged or was interrupted.
     """
 
     point: np.ndarray
@@ -36,8 +37,8 @@ class Descent:
     interrupted: bool
 
     def then(self, later: "Descent") -> "Descent":
-        """Returns this descent and a later one as a single descent that ends where the later one
-        does.
+        """Combines this descent with a later one that continues it. The result ends where the later
+        one does, and adds up the steps and seconds.
         """
         iterations = self.iterations + later.iterations
         seconds = self.seconds + later.seconds
@@ -45,13 +46,15 @@ class Descent:
 
 
 class _Finished(Exception):
-    """Exception that the optimiser's callback raises, since scipy's L-BFGS cannot be stopped
-    otherwise.
+    """The exception that the optimiser's callback raises to stop scipy's L-BFGS, which cannot be
+    stopped in another way.
     """
 
 
 class _Objective:
-    """Objective of a descent, which records the best point and the best value after each step."""
+    """The objective of a descent, which records the best point and the best value after
+    each step.
+    """
 
     def __init__(self, log_loss: Function, start: np.ndarray, stopping: Stopping) -> None:
         self.log_loss = log_loss
@@ -62,15 +65,15 @@ class _Objective:
 
     @property
     def iterations(self) -> int:
-        """Number of steps so far."""
+        """The number of steps so far."""
         return len(self.step_values) - 1
 
     def evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the logarithm of the loss at `point` and its gradient."""
+        """Returns the logarithm of the loss at `point`, and its gradient."""
         value, gradient = self.log_loss(point)
         if not np.isfinite(value):
-            # A point beyond the range of float64 gets a large value, from which the line search
-            # steps back.
+            # A point beyond the range of float64 gets a large value, so that the line search takes
+            # a shorter step.
             return 1e10, np.zeros_like(point)
         if value < self.best_value:
             self.best_point = point.copy()
@@ -78,7 +81,9 @@ class _Objective:
         return value, gradient
 
     def end_step(self, _: np.ndarray) -> None:
-        """Records a step, and raises _Finished once the last ten steps have gained too little."""
+        """Records a step, and raises _Finished if the last ten steps together have gained too
+        little.
+        """
         self.step_values.append(self.best_value)
         if self.stopping.progress is not None:
             self.stopping.progress(self.iterations, np.exp(self.best_value), None)
@@ -95,8 +100,8 @@ def descend(
     stopping: Stopping,
     bounds: Sequence[tuple[float | None, float | None]] | None = None,
 ) -> Descent:
-    """Lowers exp(log_loss) from `start` within `bounds`, and returns the best point, also when
-    Ctrl-C interrupts it.
+    """Lowers exp(log_loss) from `start` within `bounds`, and returns the best point. If Ctrl-C
+    interrupts it, it also returns the best point so far.
 
     Args:
       log_loss: point (v,) -> logarithm of the loss and its gradient (v,).
@@ -111,7 +116,8 @@ def descend(
     >>> descent.converged, round(descent.loss, 9)
     (True, 1.0)
     """
-    # Imported here because it is slow to import, and `fedmf --help` must not wait for it.
+    # scipy.optimize is imported here, since importing it is slow and `fedmf --help` must not wait
+    # for it.
     from scipy import optimize as scipy_optimize
 
     start_time = time.perf_counter()
@@ -135,7 +141,7 @@ def descend(
                     "gtol": 0.0,
                 },
             )
-        # With steps to spare, the optimiser ended because the line search found no lower point.
+        # If the optimiser ends before max_iterations, its line search has found no lower point.
         converged = objective.iterations < stopping.max_iterations
     except _Finished:
         pass
@@ -153,18 +159,18 @@ def descend(
     )
 
 
-# Armijo's condition: the least fraction of the predicted decrease that a step must achieve.
+# Armijo's condition requires a step to achieve at least this fraction of the predicted decrease.
 _MIN_DECREASE = 1e-4
 _MIN_STEP = 1e-12
-# Number of stored corrections; beyond the number of variables below, only half as many fit
+# Number of stored corrections. For more variables than _MAX_VARIABLES, only half as many fit
 # comfortably in memory.
 _MAX_CORRECTIONS = 20
 _MAX_VARIABLES = 1_500_000
 
 
 class _Correction(NamedTuple):
-    """A step s, the change y of the gradient along it, and their product (Nocedal and Wright, Sec.
-    7.2).
+    """A step s, the change y of the gradient along it, and their inner product (Nocedal and Wright,
+    Sec. 7.2).
     """
 
     s: np.ndarray
@@ -173,8 +179,8 @@ class _Correction(NamedTuple):
 
 
 def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
-    """Yields (x, value) after each step downhill from `start`, until rounding leaves no descent
-    direction.
+    """Yields (x, value) after each step downhill from `start`. It ends when rounding leaves no
+    descent direction.
 
     The values decrease strictly. Where `function` is not defined it may return infinity or NaN,
     which shortens the step.
@@ -205,7 +211,8 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
             if next_value < value and next_value <= value + _MIN_DECREASE * length * slope:
                 break
             # The next length is the minimum of the parabola through the two values and the slope,
-            # within a tenth to half of the last length; infinity and NaN shorten it to a tenth.
+            # but at least a tenth and at most half of the last length. After an infinite value or
+            # NaN it is a tenth.
             excess = next_value - value - length * slope
             length_factor = 0.1
             if 0.0 < excess < np.inf:
@@ -216,7 +223,8 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
         if length < _MIN_STEP:
             if not corrections:
                 return
-            corrections.clear()  # The gradient itself is tried before giving up.
+            # Before it gives up, the method tries the direction of the gradient itself.
+            corrections.clear()
             continue
         s = next_x - x
         y = next_gradient - gradient
@@ -230,10 +238,10 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
 
 
 def _two_loops(gradient: np.ndarray, corrections: collections.deque[_Correction]) -> np.ndarray:
-    """Returns the approximate inverse Hessian times the gradient (Nocedal and Wright, Alg. 7.4);
-    without corrections, the gradient scaled to unit length.
+    """Returns the approximate inverse Hessian times the gradient (Nocedal and Wright, Alg. 7.4).
+    Without corrections, it returns the gradient scaled to unit length.
     """
-    axpy = scipy.linalg.blas.daxpy  # It works in place, without temporaries.
+    axpy = scipy.linalg.blas.daxpy  # This routine works in place, without temporary arrays.
     q = gradient.copy()
     if not corrections:
         norm = np.linalg.norm(q)

@@ -1,4 +1,4 @@
-"""When a fit stops, how it reports progress, and how Ctrl-C interrupts it."""
+"""The stopping rule of a fit, its progress reports, and its reaction to Ctrl-C."""
 
 import contextlib
 import contextvars
@@ -16,13 +16,13 @@ from fedmf.terminal import progress_bar
 # A function that is called with (step, loss, gap or None) after each step of a fit.
 Progress = Callable[[int, float, float | None], None]
 
-# Whether the current fit has stopped above its tolerance; the cache does not store such a fit.
+# Whether the current fit has stopped above its tolerance. The cache does not store such a fit.
 stopped_short: contextvars.ContextVar[bool] = contextvars.ContextVar("stopped_short", default=False)
 # Whether Ctrl-C has interrupted a fit, which then returns the best mechanism so far.
 interrupted_fit: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "interrupted_fit", default=False
 )
-# Whether Ctrl-C raises KeyboardInterrupt out of a fit instead.
+# Whether Ctrl-C raises KeyboardInterrupt out of a fit, which then returns nothing.
 _interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "interruptible", default=False
 )
@@ -30,8 +30,8 @@ _interruptible: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def interruptible_fits() -> Iterator[None]:
-    """Makes Ctrl-C raise KeyboardInterrupt out of the fits inside the block, for work that must
-    not continue with an unfinished fit.
+    """Makes Ctrl-C raise KeyboardInterrupt out of the fits inside the block. It is for work that
+    must not continue with an unfinished fit.
     """
     token = _interruptible.set(True)
     try:
@@ -41,21 +41,21 @@ def interruptible_fits() -> Iterator[None]:
 
 
 def raise_if_interruptible() -> None:
-    """Raises the current KeyboardInterrupt again inside `interruptible_fits`. Elsewhere it returns,
-    and the fit returns the best mechanism so far.
+    """Raises the current KeyboardInterrupt again inside `interruptible_fits`. Elsewhere it does
+    nothing, and the fit returns the best mechanism so far.
     """
     if _interruptible.get():
         raise
 
 
 def _check_progress(name: str, value: Any) -> Progress:
-    """Raises TypeError unless `value` is a function of three arguments, and returns it."""
+    """Returns `value` if it is a function of three arguments, and raises TypeError otherwise."""
     hint = "pass a function of (iteration, loss, gap), or None"
     return checks.function(name, value, num_arguments=3, hint=hint)
 
 
 def _counted_from(steps: int, progress: Progress) -> Progress:
-    """Returns `progress` with `steps` added to the step that it is called with."""
+    """Returns a function that calls `progress` with step numbers that are larger by `steps`."""
 
     def report(step: int, loss: float, gap: float | None) -> None:
         progress(steps + step, loss, gap)
@@ -65,7 +65,7 @@ def _counted_from(steps: int, progress: Progress) -> Progress:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stopping(fields.Checked):
-    """The stopping rule of a fit, and the function that observes its steps.
+    """The stopping rule of a fit, with the function that is called after each of its steps.
 
     Attributes:
       tolerance: positive; each family defines what it bounds.
@@ -82,8 +82,8 @@ class Stopping(fields.Checked):
     progress: Progress | None = fields.validated(_check_progress, None)
 
     def after(self, steps: int, *, tolerance: float | None = None) -> "Stopping":
-        """Returns the stopping rule for the next descent of a fit that has taken `steps` steps,
-        whose progress counts on from there.
+        """Returns the stopping rule for the next descent of a fit that has taken `steps` steps
+        already. The step numbers in its progress continue from there.
         """
         progress = self.progress
         if progress is not None:
@@ -99,8 +99,8 @@ class Stopping(fields.Checked):
     def warn(
         self, family: str, *, iterations: int, gap: float | None, interrupted: bool = False
     ) -> None:
-        """Warns, at the line that called `fedmf.fit`, that a fit stopped above its tolerance; gap
-        is None for a family without a certified gap.
+        """Warns that a fit stopped above its tolerance. The warning points to the line that called
+        `fedmf.fit`. `gap` is None for a family without a certified gap.
         """
         stopped_short.set(True)
         stop_event = "stopped"
@@ -121,8 +121,8 @@ class Stopping(fields.Checked):
 
 
 def _caller_stacklevel() -> int:
-    """Returns the `stacklevel`, counted from the function that asks for it, of the code that called
-    into fedmf.mechanisms.
+    """Returns the `stacklevel` for a warning of the calling function that points to the code
+    outside fedmf.mechanisms that started the fit.
     """
     frame: types.FrameType | None = sys._getframe(1)
     frame_level = 1
@@ -137,8 +137,8 @@ def _caller_stacklevel() -> int:
 
 @contextlib.contextmanager
 def progress_line(label: str, enabled: bool) -> Iterator[Progress | None]:
-    """Yields a `progress` for `fedmf.fit` that prints a line of steps, loss and certified gap; None
-    if not enabled.
+    """Yields a `progress` function for `fedmf.fit` that prints steps, loss and certified gap in one
+    line, or None if it is not enabled.
 
     >>> with progress_line("banded", enabled=False) as progress:
     ...     print(progress)
