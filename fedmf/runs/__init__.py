@@ -1,1 +1,1 @@
-"""The files of a run: its configuration, its folder and its rounds."""
+"""Files of a training run: its configuration, its folder, and the records of its rounds."""

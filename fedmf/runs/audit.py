@@ -1,4 +1,4 @@
-"""The audit of a run folder."""
+"""Audit of a run folder: the privacy guarantee that the run has achieved, by its own records."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ from fedmf.server.journal_reading import JOURNAL
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunAudit(Audit):
-    """The audit of a run folder, whose statement names the run.
+    """The audit of a run folder, with a privacy statement about the run.
 
     Attributes:
       run: the audited run.
@@ -46,7 +46,7 @@ class RunAudit(Audit):
         canaries: int = 0,
         commands: Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """Returns the statement of the run, as `Audit.statement_values` does.
+        """Returns the values of the run's privacy statement, as `Audit.statement_values` does.
 
         Arguments that are passed replace the values of the run folder.
         """
@@ -92,7 +92,7 @@ def audit_run(folder: str | pathlib.Path | Run) -> RunAudit:
 
 
 def _audit(run: Run) -> Audit:
-    """Audits the committed rounds of a run; see `audit_run`."""
+    """Audits the committed rounds of a run, as `audit_run` describes."""
     _check_digests(run)
     plan = recorded_plan(run)
     ledger = _participation_record(run)
@@ -104,7 +104,7 @@ def _audit(run: Run) -> Audit:
     measured_rounds = {row["round"] for row in run.metrics if row.get("clients") != 0}
     later_rounds = {t for t in measured_rounds if t >= len(ledger)}
     unrecorded = sorted(later_rounds.union(range(len(ledger), committed_rounds)))
-    # A run that was stopped because of its results is no run of a shorter plan.
+    # A run that was stopped because of its results does not count as a run of a shorter plan.
     if run.result is None and files.was_stopped_by_data():
         return audit_ledger(
             ledger,
@@ -113,7 +113,7 @@ def _audit(run: Run) -> Audit:
             hint="the run was stopped before them because of its results",
         )
     if is_partial and not unrecorded and len(ledger) < plan.participation.rounds:
-        # With sampling and for some mechanisms, only all rounds together have a guarantee.
+        # With sampling, and for some mechanisms, there is a guarantee only for all rounds together.
         with contextlib.suppress(ValueError):
             plan = stopped_after(plan, len(ledger))
     return audit_ledger(
@@ -122,7 +122,8 @@ def _audit(run: Run) -> Audit:
 
 
 def _check_numbers_of_clients(run: Run, ledger: ParticipationLedger) -> None:
-    """Raises a ValueError if two files of an unfinished run disagree on numbers of clients.
+    """Raises a ValueError if participation and metrics of an unfinished run disagree on numbers of
+    clients.
 
     The files of an unfinished run have no digests yet.
     """
@@ -139,7 +140,7 @@ def _check_numbers_of_clients(run: Run, ledger: ParticipationLedger) -> None:
 
 
 def _check_digests(run: Run) -> None:
-    """Raises a ValueError if files of a finished run changed."""
+    """Raises a ValueError if files of a finished run have changed since it finished."""
     if run.result is not None:
         changed_names = changed_files(run.path, run.result.get("sha256", {}))
         if changed_names:
@@ -151,7 +152,7 @@ def _check_digests(run: Run) -> None:
 
 
 def _check_bound_files(run: Run) -> None:
-    """Raises a ValueError if files of an unfinished run changed since the run was begun.
+    """Raises a ValueError if files of an unfinished run have changed since the run was begun.
 
     A copy for publication lacks the private files with which that could be checked.
     """
@@ -163,8 +164,8 @@ def _check_bound_files(run: Run) -> None:
 
 
 def _participation_record(run: Run) -> ParticipationLedger:
-    """Returns the participation in all rounds of a finished run, by participation.csv, or in the
-    committed rounds of an unfinished run, by its journal.
+    """Returns the clients of each round. For a finished run they are read from participation.csv,
+    and for the committed rounds of an unfinished run from its journal.
 
     For a copy of an unfinished run without a journal, it is the participation in the rounds that
     are certainly recorded.
@@ -185,7 +186,7 @@ def _participation_record(run: Run) -> ParticipationLedger:
         raise ValueError(f"{path} is damaged: {error}") from error
     if run.result is not None:
         return ledger.first(run.ended_after or run.config.rounds)
-    # Rounds without clients have no rows in participation.csv.
+    # A round without clients has no row in participation.csv.
     empty_rounds = {row["round"] for row in run.metrics if row.get("clients") == 0}
     num_rounds = max((t + 1 for t in range(len(ledger)) if len(ledger.cohort(t))), default=0)
     while num_rounds in empty_rounds:
@@ -197,8 +198,8 @@ def _participation_record(run: Run) -> ParticipationLedger:
 def audit_run_canaries(
     folder: str | pathlib.Path | Run, *, confidence: float = 0.95
 ) -> CanaryAudit:
-    """Audits the epsilon of a finished run by its canaries; see
-    `fedmf.audits.canaries.audit_canaries`.
+    """Audits the epsilon of a finished run by its canaries, as
+    `fedmf.audits.canaries.audit_canaries` does.
 
     Args:
       folder: path of the run folder, or the run.
@@ -223,7 +224,7 @@ def audit_run_canaries(
     ledger = _participation_record(run)
     takes_part = np.zeros((run.config.rounds, num_canaries), bool)
     for t in range(len(ledger)):
-        # The indices of canaries are behind those of the clients.
+        # Canaries have the indices that follow those of the clients.
         canaries = ledger.cohort(t) - run.plan["task"]["clients"]
         takes_part[t, canaries[canaries >= 0]] = True
     try:

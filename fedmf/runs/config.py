@@ -23,17 +23,17 @@ from fedmf.server.optimizers import (
 from fedmf.server.update_rules import RULES
 
 _SCALED = "scaled-"
-# Fields that server optimizers share, which the config has as `server_momentum`, `server_epsilon`.
+# Fields of server optimizers that the config has with the prefix `server_`.
 _SHARED = ("momentum", "epsilon")
 
 
 def _server_optimizers() -> tuple[str, ...]:
-    """Returns the possible values of `server_optimizer`."""
+    """Returns the possible values of the field `server_optimizer`."""
     return (*server_optimizer_names(), *(_SCALED + rule for rule in SCALED_RULES))
 
 
 def _check_task_options(name: str, value: Any) -> dict[str, Any]:
-    """Returns the options of a task as a dict of plain values."""
+    """Checks the options of a task, and returns them as a dict of plain values."""
     options = named_options(name, value)
     for option, setting in options.items():
         if not isinstance(setting, str | int | float | None):
@@ -46,7 +46,8 @@ def _check_task_options(name: str, value: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(PlanConfig):
-    """Settings of `fedmf train`: a `PlanConfig` with the task, the devices and the training.
+    """Settings of `fedmf train`: a `PlanConfig` with fields for the task, the devices and the
+    training.
 
     Options of the task are --task-option NAME=VALUE, or a table in the config file.
 
@@ -63,7 +64,7 @@ class TrainConfig(PlanConfig):
     2
     """
 
-    # The task
+    # Fields of the task
     task: str | None = fields.text(
         None,
         "A task of fedmf.tasks or of an installed package, or package.module:function of your own.",
@@ -77,7 +78,7 @@ class TrainConfig(PlanConfig):
         metadata={"help": "The task's own options.", "check": _check_task_options},
     )
 
-    # The devices
+    # Fields of the devices
     availability: str = fields.text(
         "always",
         "Who checks in: always, independent:0.3, or diurnal with its options "
@@ -88,7 +89,7 @@ class TrainConfig(PlanConfig):
         0.0, "Probability that a selected client fails to report.", checks.probability
     )
 
-    # Updates
+    # Fields of the clients' updates
     zeroing_norm: float | None = fields.positive_float(
         100.0, "Updates with a larger entry count as zero; none for no limit."
     )
@@ -100,7 +101,7 @@ class TrainConfig(PlanConfig):
         low=0,
     )
 
-    # Optimisation
+    # Fields of the optimisation
     client_learning_rate: float = fields.positive_float(1.0, "Rate of the clients' optimizer.")
     client_optimizer: str = fields.choice(
         "sgd", f"On the clients: {', '.join(RULES)}.", lambda: RULES
@@ -142,7 +143,7 @@ class TrainConfig(PlanConfig):
         0.25, "Share of rounds in which it falls back to 0.05 of its peak.", allow_zero=True
     )
 
-    # The run
+    # Fields of the run as a whole
     seed: int = fields.seed(
         0,
         "Of the initial model, the cohorts and the order of examples. The noise "
@@ -211,7 +212,7 @@ class TrainConfig(PlanConfig):
         return Scaling(rule=rule, epsilon=self.server_epsilon, every=self.scale_every)
 
     def server_steps(self) -> ServerOptimizer:
-        """Returns the server's optimizer, whose learning rates `server_schedule` has."""
+        """Returns the server's optimizer. Its learning rates are those of `server_schedule`."""
         return server_optimizer_named(
             self.server_rule, momentum=self.server_momentum, epsilon=self.server_epsilon
         )
@@ -233,7 +234,7 @@ class TrainConfig(PlanConfig):
         return dataclasses.replace(self, server_optimizer=optimizer.name, **changes)
 
     def server_schedule(self) -> WarmupCooldown | CustomSchedule:
-        """Returns the server's learning rates."""
+        """Returns the schedule of the server's learning rates."""
         return self.custom_schedule(self.server_learning_rate) or WarmupCooldown(
             rounds=self.rounds,
             peak=self.server_learning_rate,
@@ -243,7 +244,7 @@ class TrainConfig(PlanConfig):
 
 
 def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
-    """Returns the values of a .toml or .json config file.
+    """Reads a .toml or .json config file, and returns its values by name.
 
     Names may be spelled as on the command line, such as cohort-size for cohort_size.
 
@@ -271,7 +272,7 @@ def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _with_underscores(values: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
-    """Returns the values, and those of tables in them, by names with underscores."""
+    """Returns a dict with hyphens in names replaced by underscores, also in nested tables."""
     value_by_name: dict[str, Any] = {}
     for spelling, value in values.items():
         name = spelling.replace("-", "_")

@@ -1,12 +1,12 @@
-"""SHA-256 digests of the files of a finished run: of files that its audit reads, and of released
-files.
+"""SHA-256 digests of the files of a finished run: the files that its audit reads, and the files
+that it releases.
 """
 
 import hashlib
 import pathlib
 from collections.abc import Mapping
 
-# Files that the audit of a run reads.
+# Files of a run that its audit reads.
 AUDITED = (
     "config.json",
     "plan.json",
@@ -15,7 +15,7 @@ AUDITED = (
     "participation.csv",
     "selected.csv",
 )
-# Other files that a run releases.
+# Other files of a run that are released.
 RELEASED = (
     "statement.md",
     "final_statement.md",
@@ -32,7 +32,7 @@ def sha256(content: bytes) -> str:
 
 
 def digests(folder: pathlib.Path) -> dict[str, str]:
-    """Returns the digests of the existing files of a run by their names."""
+    """Returns the digest of each existing file of a run, by the file's name."""
     return {
         name: sha256((folder / name).read_bytes())
         for name in (*AUDITED, *RELEASED)
@@ -41,7 +41,7 @@ def digests(folder: pathlib.Path) -> dict[str, str]:
 
 
 def changed_files(folder: pathlib.Path, recorded: Mapping[str, str]) -> list[str]:
-    """Returns the names of the files whose digests differ from the recorded ones.
+    """Returns the names of the files whose digests differ from the recorded digests.
 
     Released files that the audit does not read may be missing, as in a copy of the run.
     """

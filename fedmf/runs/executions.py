@@ -1,4 +1,4 @@
-"""The registry of executions, which compute the rounds of a run.
+"""Registry of executions. An execution is a class that computes the rounds of a run.
 
 An execution is registered by the path of its class, because classes may need a framework. They are
 imported when a run needs them.
@@ -12,14 +12,14 @@ from fedmf import checks, fields
 
 
 def _check_name(argument: str, value: Any) -> str:
-    """Checks the name of an execution."""
+    """Checks that a value can be the name of an execution, and returns it."""
     if not isinstance(value, str) or not value.isidentifier():
         raise ValueError(f"{argument}={value!r} is no word: use one such as 'fast'")
     return value
 
 
 def _check_path(argument: str, value: Any) -> str:
-    """Checks the path of a class."""
+    """Checks that a value is a path "package.module:ClassName", and returns it."""
     if not isinstance(value, str) or not re.fullmatch(r"\w+(\.\w+)*:\w+", value):
         raise ValueError(
             f"{argument}={value!r} must be the path of the execution's class, such as "
@@ -30,7 +30,7 @@ def _check_path(argument: str, value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExecutionKind(fields.Checked):
-    """An execution that configurations can name.
+    """The name and the class of an execution that configurations can choose.
 
     Attributes:
       name: name in configurations, such as "fast".
@@ -52,7 +52,7 @@ _KIND_BY_NAME: dict[str, ExecutionKind] = {}
 
 
 def register_execution(kind: ExecutionKind) -> None:
-    """Registers an execution under its name.
+    """Registers an execution under its name, so that configurations can choose it.
 
     Raises:
       TypeError: `kind` is no `ExecutionKind`.
@@ -71,12 +71,12 @@ def register_execution(kind: ExecutionKind) -> None:
 
 
 def execution_names() -> tuple[str, ...]:
-    """Returns the registered names, with fedmf's own executions first."""
+    """Returns the names of all registered executions, first those of fedmf."""
     return tuple(_KIND_BY_NAME)
 
 
 def execution_kind(name: str) -> ExecutionKind:
-    """Returns the execution of this name.
+    """Returns the registered execution with this name.
 
     Raises:
       ValueError: the name is not registered.

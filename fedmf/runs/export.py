@@ -1,4 +1,4 @@
-"""The check of paths to which a trained model is written."""
+"""Check of the path to which a trained model is exported."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ from fedmf.files import checked_path
 
 
 def check_export_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the path if `TrainedRun.export` can write a model there.
+    """Checks that `TrainedRun.export` can write a model to a path, and returns the path.
 
     Raises:
       ValueError: it cannot.

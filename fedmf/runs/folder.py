@@ -1,4 +1,4 @@
-"""`RunFolder` and `Run`: the folder of a run, which is written atomically, and its contents.
+"""`RunFolder` writes the folder of a run atomically, and `Run` has the folder's contents.
 
 run/
   config.json          TrainConfig
@@ -56,7 +56,7 @@ from fedmf.server.journal_reading import JOURNAL, newest_number
 
 CANARIES = "private/canaries.npz"
 _BEFORE_ROUND_0 = "config.json plan.json mechanism.npz statement.md vocabulary.json".split()
-# Files of a run outside private/, without config.json.
+# Files of a run outside of private/, except config.json.
 _RUN_FILES = (
     "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv "
     "timings.jsonl participation.csv selected.csv result.json model.npz initial_model.npz "
@@ -105,11 +105,11 @@ class RunFolder:
         return folder
 
     def _obstacles(self) -> list[str]:
-        """Returns the files that a new run would overwrite."""
+        """Returns the names of files in the folder that a new run would overwrite."""
         names = list(_RUN_FILES)
         if (self.path / "private").exists():
-            # A run that was stopped before round 0 leaves such files and its private folder, and
-            # may be started again.
+            # A run that was stopped before round 0 leaves some of these files beside its private
+            # folder. It may be started again.
             names = ["result.json"]
         obstacles = [name for name in names if (self.path / name).exists()]
         if self.committed_rounds():
@@ -122,14 +122,15 @@ class RunFolder:
         return obstacles
 
     def _cannot_write(self, error: OSError) -> ValueError:
-        """Returns the error for a folder that cannot be written to."""
+        """Returns the error for a folder to which this process cannot write."""
         return ValueError(
             f"cannot write to folder {self.path} ({error.strerror}): name a folder you may write to"
         )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the folder inside the block, and creates it if it does not exist.
+        """Locks the folder for this process inside the block. A folder that does not exist is
+        created.
 
         The lock of a process ends with the process.
 
@@ -175,7 +176,7 @@ class RunFolder:
 
     @property
     def rounds(self) -> RunRounds:
-        """The committed rounds; available inside `locked` only."""
+        """The journal of the run's rounds; available only inside `locked`."""
         assert self._rounds is not None, "rounds of a run are committed in a locked folder"
         return self._rounds
 
@@ -195,13 +196,13 @@ class RunFolder:
         self._store_digests()
 
     def _store_digests(self) -> None:
-        """Computes the digests of the files of before round 0, for result.json."""
+        """Stores the digests of the files that exist before round 0, for result.json."""
         for name in _BEFORE_ROUND_0:
             if (self.path / name).exists():
                 self._digest_by_name[name] = sha256((self.path / name).read_bytes())
 
     def identity(self) -> dict[str, Any]:
-        """Returns the `task_identity` that was passed to `begin`.
+        """Returns the `task_identity` that was recorded when the run was begun.
 
         Raises:
           ValueError: a file whose digest is in the journal has changed since the run was begun, or
@@ -219,7 +220,7 @@ class RunFolder:
         return read_object(self.path / IDENTITY)
 
     def note_programs(self, first_rounds: Sequence[int]) -> None:
-        """Writes the first round of each program that computed rounds into plan.json."""
+        """Records in plan.json the first round of each program that computed rounds."""
         plan = read_object(self.path / "plan.json")
         if plan.get("programs", [0]) == list(first_rounds):
             return
@@ -231,17 +232,17 @@ class RunFolder:
         return max(newest_number(self.path), 0)
 
     def has_released(self) -> bool:
-        """Returns whether a round was released, by the journal or metrics.jsonl."""
+        """Returns whether a round was released, which the journal or metrics.jsonl shows."""
         return self.committed_rounds() > 0 or bool(read_rows(self.path / "metrics.jsonl"))
 
     def read_rounds(self) -> None:
-        """Reads the committed rounds; see `RunRounds.read`."""
+        """Reads the committed rounds and completes the readable files, as `RunRounds.read` does."""
         self.rounds.read()
         self._store_digests()
         path = self.path / "timings.jsonl"
         content = path.read_bytes() if path.exists() else b""
         whole_lines = content[: content.rfind(b"\n") + 1]
-        if whole_lines != content:  # A killed process left a part of a line.
+        if whole_lines != content:  # A process that was killed left part of a line.
             write_atomically(path, whole_lines, mode=0o600)
 
     def mark_stopped_by_data(self, rounds_done: int) -> None:
@@ -257,12 +258,12 @@ class RunFolder:
         return (self.path / "stopped_by_data").exists()
 
     def add_timing(self, t: int, seconds: float) -> None:
-        """Adds a row to timings.jsonl."""
+        """Appends the duration of round t to timings.jsonl."""
         with append_privately(self.path / "timings.jsonl") as out:
             out.write(strict_json.dumps({"round": t, "seconds": round(seconds, 4)}) + "\n")
 
     def write_weights(self, name: str, weights: Sequence[np.ndarray]) -> None:
-        """Writes weights as name.npz.
+        """Writes a list of weight arrays as name.npz.
 
         Texts, which Keras returns as Python objects, are written as bytes, which numpy reads
         without pickle.
@@ -276,25 +277,27 @@ class RunFolder:
         self._digest_by_name[path.name] = sha256(path.read_bytes())
 
     def write_canaries(self, evidence: Mapping[str, np.ndarray]) -> None:
-        """Writes private/canaries.npz."""
+        """Writes the evidence of the run's canaries to private/canaries.npz."""
         write_atomically(self.path / CANARIES, lambda out: np.savez(out, **evidence), mode=0o600)
 
     def initial_weights(self) -> list[np.ndarray] | None:
-        """Returns all weights of the run's initial model, or None if the task drew them."""
+        """Returns all weights of the run's initial model; None if the run began with the task's own
+        weights.
+        """
         path = self.path / "initial_model.npz"
         if not path.exists():
             return None
         return read_weights(path)
 
     def initial_model_digest(self) -> str | None:
-        """Returns SHA-256 of the file of `initial_weights`, or None."""
+        """Returns the SHA-256 digest of initial_model.npz; None if there is no such file."""
         path = self.path / "initial_model.npz"
         if not path.exists():
             return None
         return sha256(path.read_bytes())
 
     def write_table(self) -> None:
-        """Writes metrics.csv."""
+        """Writes metrics.csv from the rows of metrics.jsonl."""
         rows = read_rows(self.path / "metrics.jsonl")
         write_atomically(self.path / "metrics.csv", metrics_csv({self.path.name: rows}), mode=0o600)
 
@@ -311,7 +314,9 @@ class RunFolder:
         write_atomically(self.path / f"{name}.json", text, mode=mode)
 
     def _file_digests(self) -> dict[str, str]:
-        """Returns the digests of the run's files, of the contents that this process wrote."""
+        """Returns the digests of the run's files. For files that this process wrote, they are
+        digests of the contents that it wrote.
+        """
         written_digests = {
             name: self._digest_by_name[name]
             for name in (*AUDITED, *RELEASED)
@@ -324,7 +329,7 @@ class RunFolder:
 
 
 def _check_rows(name: str, value: Any) -> list[dict[str, Any]]:
-    """Checks a list of rows."""
+    """Checks that a value is a list of dicts, and returns it."""
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
         raise TypeError(f"{name} is no list of rows: give a dict for each round")
     return value
@@ -361,7 +366,7 @@ class Run(fields.Checked):
 
     @functools.cached_property
     def noising(self) -> np.ndarray:
-        """The noise matrix of the mechanism, float64 (rounds, m).
+        """The noise matrix of the mechanism, a float64 array with a row for each round.
 
         Raises:
           ValueError: the mechanism has too many rounds for that.
@@ -378,8 +383,8 @@ class Run(fields.Checked):
 
     @property
     def ended_after(self) -> int | None:
-        """The number of rounds of a finished run that ended early, at an epsilon; None for any
-        other run.
+        """The number of rounds of a run that finished early because of `stop_at_epsilon`; None for
+        any other run.
 
         Raises:
           ValueError: the value in result.json is invalid.
@@ -396,8 +401,8 @@ class Run(fields.Checked):
 
     @property
     def weights(self) -> list[np.ndarray]:
-        """The trained weights of a finished run, float32, in the order of the model's trainable
-        variables.
+        """The trained weights of a finished run as float32 arrays, in the order of the model's
+        trainable variables.
 
         Raises:
           ValueError: the run is not finished, or model.npz is damaged or missing.
@@ -410,7 +415,7 @@ class Run(fields.Checked):
 
     @staticmethod
     def load(path: str | pathlib.Path) -> "Run":
-        """Reads a run folder, finished or not.
+        """Reads the folder of a finished or unfinished run.
 
         Raises:
           ValueError: the folder holds no run, a file in it is damaged, or its mechanism does not
@@ -436,7 +441,7 @@ class Run(fields.Checked):
                 **optional_contents,
             )
         except checks.TooLargeForMemory:
-            raise  # The run is not damaged.
+            raise  # Too little memory does not mean that the run is damaged.
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
                 f"run folder {folder} is incomplete or damaged ({' '.join(str(error).split())}): "

@@ -1,4 +1,4 @@
-"""Flat tables of metric rows, with a column for each number and a line for each round."""
+"""Flat tables of metrics, with a column for each metric and a line for each round."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from fedmf.fields import flat
 
 
 def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Returns the columns of metric rows by their names, for pandas.DataFrame.
+    """Returns metric rows as a dict of columns by name, for pandas.DataFrame.
 
     A column has NaN for rows without its number.
 
@@ -23,7 +23,7 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def metrics_csv(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Returns the rows of runs as CSV. Cells are empty for rows without a value.
+    """Returns the metric rows of runs as CSV. A cell is empty if its row has no value.
 
     Args:
       runs: rows of each run by its name. If there are several runs, the first column, "run", has

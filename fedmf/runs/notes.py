@@ -1,4 +1,4 @@
-"""Notes for readers of a run's figures, printed wherever the figures are."""
+"""Notes that explain the figures of runs, and are printed wherever the figures are."""
 
 import collections
 import dataclasses
@@ -8,8 +8,8 @@ from fedmf.runs.folder import Run
 
 
 def figures_note(runs: Sequence[Run]) -> str:
-    """Returns sentences on the figures of runs: the note on the headline metric, the number of
-    seeds, and runs of several programs.
+    """Returns sentences that explain figures of runs: a note on the headline metric, the number of
+    seeds, and runs that several programs computed.
 
     Args:
       runs: runs of the same task, at least one.
@@ -33,7 +33,7 @@ def figures_note(runs: Sequence[Run]) -> str:
 
 
 def programs_phrase(first_rounds: Sequence[int], rounds: int) -> str:
-    """Returns the spans of rounds that different programs computed, in words; empty if one program
+    """Returns a phrase that names the rounds that each program computed; empty if one program
     computed all rounds.
 
     Args:
@@ -51,7 +51,7 @@ def programs_phrase(first_rounds: Sequence[int], rounds: int) -> str:
 
 
 def smaller_is_better(metric: str) -> bool:
-    """Returns whether a metric is to be minimised, by its name.
+    """Returns whether smaller values of a metric are better, by the metric's name.
 
     >>> [smaller_is_better(name) for name in ("mean_squared_error", "perplexity", "accuracy")]
     [True, True, False]

@@ -1,4 +1,4 @@
-"""The plan of a run in plan.json: how it is recorded and read."""
+"""Record of a run's privacy plan in plan.json, with functions that write and read it."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from fedmf.runs.folder import Run
 
 
 def plan_record(config: TrainConfig, plan: Plan) -> dict[str, Any]:
-    """Returns the part of plan.json that describes the plan, in plain JSON types.
+    """Returns the part of plan.json that describes the privacy plan, in plain JSON types.
 
     `recorded_plan` reads "config" and "mechanism_sha256"; all other values follow from them.
     """
@@ -24,7 +24,7 @@ def plan_record(config: TrainConfig, plan: Plan) -> dict[str, Any]:
 
 
 def recorded_plan(run: Run) -> Plan:
-    """Returns the plan of plan.json, with which the run was begun.
+    """Returns the privacy plan with which a run was begun, as plan.json records it.
 
     Raises:
       ValueError: plan.json does not belong to mechanism.npz or config.json.
@@ -40,7 +40,7 @@ def recorded_plan(run: Run) -> Plan:
         has_same_noise = math.isclose(plan.stddev, recorded["stddev"], rel_tol=1e-9)
         has_same_mechanism = mechanism_digest(mechanism) == recorded["mechanism_sha256"]
         expected_plan = run.config.plan_with(mechanism, noise_multiplier)
-        if recorded.get("is_callers_plan"):  # Such a plan may have another delta than the config.
+        if recorded.get("is_callers_plan"):  # The caller's plan may have another delta.
             expected_plan = dataclasses.replace(expected_plan, delta=plan.delta)
         if expected_plan != plan:
             raise ValueError("it is not of the run's config.json")

@@ -1,4 +1,4 @@
-"""Readers of the files of a run: rows, JSON objects and weights."""
+"""Functions that read the files of a run: rows, JSON objects and weights."""
 
 import json
 import math
@@ -10,12 +10,12 @@ import numpy as np
 from fedmf.files import check_archive
 from fedmf.mechanisms.storage import READ_ERRORS
 
-# Measured numbers. JSON has no NaN, so that a number that was not finite is null in the file.
+# Names of measured numbers. JSON has no NaN, so a file has null for a number that is not finite.
 _MEASURED = ("train_loss", "clip_fraction", "validation", "test", "metrics", "mean", "deciles")
 
 
 def _with_nan(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content with NaN for each measured number that is null."""
+    """Returns the content with NaN in place of null for measured numbers."""
     return {
         name: _nan_for_none(value) if name in _MEASURED else value
         for name, value in content.items()
@@ -23,7 +23,7 @@ def _with_nan(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nan_for_none(value: Any) -> Any:
-    """Returns a JSON value with NaN for each null in it."""
+    """Returns a JSON value with every null replaced by NaN."""
     if isinstance(value, dict):
         return {name: _nan_for_none(entry) for name, entry in value.items()}
     if isinstance(value, list):
@@ -63,7 +63,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def read_rows(path: pathlib.Path, *, skips_damaged: bool = False) -> list[dict[str, Any]]:
-    """Reads the rows of a file; none if the file does not exist.
+    """Reads rows of JSON from a file. A missing file has no rows.
 
     A last line without a line break is ignored, because the run was killed while it was written.
 
@@ -85,7 +85,7 @@ def read_rows(path: pathlib.Path, *, skips_damaged: bool = False) -> list[dict[s
         except ValueError:
             is_whole = False
         if is_whole:
-            # Most rows have no null and are not copied: a run may have 100,000 rows.
+            # Rows without null are not copied, which saves time in runs of 100,000 rounds.
             if b"null" in line:
                 row = _with_nan(row)
             rows.append(row)

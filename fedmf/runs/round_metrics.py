@@ -1,4 +1,4 @@
-"""`RoundMetric`: a column of metrics.jsonl that a caller adds, with a number for each round."""
+"""`RoundMetric`: a number for each round that a caller computes, in a column of metrics.jsonl."""
 
 import abc
 import reprlib
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedmf import checks
 
-# Names of the columns that fedmf writes.
+# Names of the columns that fedmf itself writes.
 _COLUMNS = frozenset(
     "round clients examples train_loss not_finite clip_fraction zeroed noise_stddev scale_drift "
     "clip_norm private validation".split()
@@ -17,7 +17,8 @@ _COLUMNS = frozenset(
 
 
 class FinishedRound(NamedTuple):
-    """The data of a round that a `RoundMetric` may read: neither the sum of updates nor the noise.
+    """The data of a finished round that a `RoundMetric` may read. They include neither the sum of
+    updates nor the noise.
 
     Attributes:
       round: the round, from 0 on.
@@ -33,7 +34,8 @@ class FinishedRound(NamedTuple):
 
 
 class RoundMetric(abc.ABC):
-    """A column of metrics.jsonl, with one number for each round, computed after the server's step.
+    """A column of metrics.jsonl with one number for each round, which is computed after the
+    server's step.
 
     Pass objects of subclasses to `train(..., round_metrics=[...])`. A metric may read the clients'
     data, so that the guarantee does not cover its column.
@@ -56,11 +58,11 @@ class RoundMetric(abc.ABC):
 
     @abc.abstractmethod
     def compute(self, finished: FinishedRound) -> float:
-        """Returns the number of a round, or NaN."""
+        """Returns the metric's number for a finished round, or NaN."""
 
 
 def check_round_metrics(argument: str, metrics: Any) -> tuple[RoundMetric, ...]:
-    """Checks the metrics of an argument, and returns them.
+    """Checks a list of round metrics, and returns it as a tuple.
 
     Raises:
       TypeError: they are no list of `RoundMetric` objects.
@@ -92,7 +94,8 @@ def check_round_metrics(argument: str, metrics: Any) -> tuple[RoundMetric, ...]:
 def compute_round_metrics(
     metrics: Sequence[RoundMetric], finished: FinishedRound
 ) -> dict[str, float]:
-    """Computes the metrics of a round from copies of its arrays, and returns them by their names.
+    """Computes all metrics of a round, and returns them by name. Each metric gets copies of the
+    round's arrays.
 
     Raises:
       TypeError: a metric returns no number.
@@ -111,7 +114,7 @@ def compute_round_metrics(
 
 
 def _copied(finished: FinishedRound) -> FinishedRound:
-    """Returns the round with copies of its weights, which a metric may write to."""
+    """Returns a finished round with copies of its weights, so that a metric may write to them."""
     return finished._replace(
         weights_before=[np.array(weight) for weight in finished.weights_before],
         weights_after=[np.array(weight) for weight in finished.weights_after],

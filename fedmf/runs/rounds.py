@@ -1,4 +1,5 @@
-"""The rounds of a run. Each is committed in the journal, and then written to readable files.
+"""Records of the rounds of a run. Each round is committed in the journal, and then written to
+readable files.
 
 The readable files metrics.jsonl, participation.csv and selected.csv follow from the journal. Rows
 that are missing after a crash are written when the run is resumed.
@@ -27,17 +28,17 @@ from fedmf.server.journal_reading import (
 )
 
 IDENTITY = "private/identity.json"
-# Files that determine noise and updates, whose digests are in the journal.
+# Files that determine noise and updates. The journal has their digests.
 BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed", IDENTITY)
 _HEADER = "round,client\n"
-# Prefixes of the names of arrays in the journal.
+# Prefixes of array names in the journal.
 _BEFORE = "before."
 _RELEASE = "release."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CommittedRound:
-    """The data of a round that are committed, before anything of the round is shown.
+    """The data of a round that are committed before anything of the round is shown.
 
     Attributes:
       t: the round.
@@ -63,7 +64,7 @@ class CommittedRound:
     program: Mapping[str, Any] | None = None
 
     def row(self) -> dict[str, Any]:
-        """Returns the round as a JSON object for the journal, without its arrays."""
+        """Returns the round without its arrays, as a JSON object for the journal."""
         row: dict[str, Any] = {"clients": self.clients.tolist()}
         if len(self.selected) > len(self.clients):
             row["selected"] = self.selected.tolist()
@@ -77,11 +78,11 @@ class CommittedRound:
         return row
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the arrays of the round by their names in the journal."""
+        """Returns the arrays of the round by the names under which the journal stores them."""
         return with_numbers(_BEFORE, self.before) | with_numbers(_RELEASE, self.release)
 
     def record(self) -> dict[str, Any]:
-        """Returns the committed part of the round's row of metrics.jsonl."""
+        """Returns the part of the round's row in metrics.jsonl that the commit determines."""
         record: dict[str, Any] = {"round": self.t, "clients": len(self.clients)}
         record |= {name: self.numbers[name] for name in self.numbers if name != "not_finite"}
         if self.private is not None:
@@ -90,7 +91,7 @@ class CommittedRound:
 
     @classmethod
     def of(cls, committed: Committed) -> "CommittedRound":
-        """Returns the newest round of a journal.
+        """Returns the newest round among those read from a journal.
 
         Raises:
           KeyError: an array or an entry of its row is missing.
@@ -110,12 +111,14 @@ class CommittedRound:
 
 
 def selected_of(row: Mapping[str, Any]) -> np.ndarray:
-    """Returns the indices of the selected clients of a row."""
+    """Returns the indices of the clients that were selected for a round, from its row in the
+    journal.
+    """
     return np.array(row.get("selected", row["clients"]), np.int64)
 
 
 def newest_round(path: pathlib.Path) -> CommittedRound | None:
-    """Returns the newest committed round of a run folder, or None before the first.
+    """Returns the newest committed round of a run folder; None before the first commit.
 
     Another process may be training in the folder.
 
@@ -134,14 +137,15 @@ def newest_round(path: pathlib.Path) -> CommittedRound | None:
 
 
 def journal_cohorts(path: pathlib.Path) -> list[np.ndarray]:
-    """Returns the clients that took part in each committed round of a run folder.
+    """Returns the clients that took part in each committed round, as the journal of a run folder
+    records them.
 
     Raises:
       ValueError: the journal is damaged, or participation.csv does not agree with it.
     """
     try:
-        # participation.csv is read before the journal, because a running process commits a round
-        # before it writes the round's rows.
+        # participation.csv is read before the journal, because a process that trains here commits a
+        # round before it writes the round's rows.
         content = b""
         if (path / "participation.csv").exists():
             content = (path / "participation.csv").read_bytes()
@@ -152,7 +156,7 @@ def journal_cohorts(path: pathlib.Path) -> list[np.ndarray]:
         ) from error
     csv_texts = [_csv_rows(row["round"], row["clients"]) for row in journal_rows]
     # After a power failure participation.csv may lack rows. If it has more rows than the journal,
-    # the journal is an older one.
+    # the journal is an older copy.
     if not _csv(csv_texts).startswith(content):
         raise ValueError(
             f"{path / 'participation.csv'} does not agree with the run's journal: put back the "
@@ -162,7 +166,7 @@ def journal_cohorts(path: pathlib.Path) -> list[np.ndarray]:
 
 
 class RunRounds:
-    """The journal of a run in a locked folder, and the readable files that follow from it.
+    """The journal of a run in a locked folder, and readable files that are written from it.
 
     Attributes:
       committed: the committed rounds, after `read`; empty for a new run.
@@ -199,7 +203,7 @@ class RunRounds:
         self._flush()
 
     def read(self) -> None:
-        """Reads the committed rounds, and writes rows that the readable files lack after a crash.
+        """Reads the committed rounds, and adds rows that the readable files lack after a crash.
 
         The newest row of `committed` has its record if metrics.jsonl has it.
 
@@ -221,15 +225,15 @@ class RunRounds:
         self.committed = committed
 
     def sync(self) -> None:
-        """Writes the readable files durably, so that they survive a power failure."""
+        """Writes the readable files to disk durably, so that they survive a power failure."""
         self._flush(sync=True)
 
     def forget_committed(self) -> None:
-        """Frees the memory of the committed rounds."""
+        """Frees the memory that the committed rounds take."""
         self.committed = Committed(rows=[], arrays={})
 
     def _flush(self, *, sync: bool = False) -> None:
-        """Writes appended rows to the readable files.
+        """Writes all appended rows to the readable files.
 
         Raises:
           ValueError: a file was edited during the run.
@@ -241,7 +245,7 @@ class RunRounds:
                 raise self._edited_error(error) from None
 
     def _readable_files(self) -> list[AppendedFile]:
-        """Returns the readable files, selected.csv only if the run has one."""
+        """Returns the readable files, with selected.csv only if the run has one."""
         readable_files = [self._metrics, self._participation]
         if self._has_selections:
             readable_files.append(self._selected)
@@ -255,8 +259,8 @@ class RunRounds:
         )
 
     def _restore_readable_files(self, committed: Committed) -> bytes:
-        """Completes the readable files with the committed rows, and returns the lines of
-        metrics.jsonl behind these rows.
+        """Makes the readable files have the rows of all committed rounds. Returns the lines that
+        follow them in metrics.jsonl.
 
         Raises:
           FileWasEdited: a file has other rows.
@@ -275,8 +279,8 @@ class RunRounds:
         return later_lines
 
     def _take_record(self, line: bytes, committed: Committed) -> None:
-        """Uses a line of metrics.jsonl as the newest round's record, if it agrees with what was
-        committed. Otherwise the record will be computed again.
+        """Uses a line of metrics.jsonl as the record of the newest round, if it agrees with the
+        commit. Otherwise the record is computed again.
 
         Raises:
           ValueError: the line is of a round that the journal does not have.
@@ -296,7 +300,9 @@ class RunRounds:
             self._metrics.append(line)
 
     def _backup_error(self, name: str, t: int, rounds: int) -> ValueError:
-        """Returns the error for a file with a round t, if the journal has fewer `rounds`."""
+        """Returns the error for a file that has round t, although the journal has only `rounds`
+        rounds.
+        """
         return ValueError(
             f"cannot resume {self.path}: {name} has round {t}, and the newest of the journal is "
             f"round {rounds - 1}: the journal was restored from a backup, and a resume would "
@@ -304,7 +310,7 @@ class RunRounds:
         )
 
     def commit(self, committed: CommittedRound) -> None:
-        """Commits a round, and then writes the clients that took part in it.
+        """Commits a round, and then writes the clients that took part to the readable files.
 
         Raises:
           ValueError: the folder or a file in it was changed since this process wrote it.
@@ -316,8 +322,8 @@ class RunRounds:
         selected = committed.selected.tolist()
         if len(selected) > len(clients) and not self._has_selections:
             self._has_selections = True
-            # In all earlier rounds the selected clients took part, so that selected.csv begins like
-            # participation.csv.
+            # In all earlier rounds every selected client took part, so selected.csv begins with the
+            # rows of participation.csv.
             try:
                 self._participation.check()
             except FileWasEdited as error:
@@ -329,7 +335,7 @@ class RunRounds:
         self._flush()
 
     def add_record(self, record: Mapping[str, Any]) -> None:
-        """Writes the record of the newest round, which was computed from its release.
+        """Writes the record of the newest round, whose values were computed from its release.
 
         Raises:
           OSError: there is no space on the disk.
@@ -339,12 +345,14 @@ class RunRounds:
         self._journal.end_round(record)
 
     def digest_by_name(self) -> dict[str, str]:
-        """Returns the digests of the readable files as this process wrote them."""
+        """Returns the digests of the readable files by name, of the contents that this process
+        wrote.
+        """
         return {file.path.name: file.digest() for file in self._readable_files()}
 
 
 def bound_content(path: pathlib.Path) -> bytes:
-    """Returns the content of a file of which the journal has the digest.
+    """Returns the content of a bound file that its digest in the journal covers.
 
     It is the whole file, except for the "programs" of plan.json, which are added to it when another
     program resumes the run.
@@ -364,7 +372,8 @@ def bound_content(path: pathlib.Path) -> bytes:
 
 
 def changed_bound_files(path: pathlib.Path) -> list[str]:
-    """Returns the names of the files in `BOUND` that changed since the run was begun.
+    """Returns the names of files that changed since the run was begun, among those that determine
+    noise and updates.
 
     Raises:
       ValueError: the journal is missing or damaged.
@@ -380,7 +389,7 @@ def changed_bound_files(path: pathlib.Path) -> list[str]:
 
 
 def _digest_of(path: pathlib.Path) -> str | None:
-    """Returns the digest of a file's bound content, or None if it does not exist."""
+    """Returns the digest of a bound file's content; None if the file does not exist."""
     try:
         return sha256(bound_content(path))
     except FileNotFoundError:
@@ -388,17 +397,19 @@ def _digest_of(path: pathlib.Path) -> str | None:
 
 
 def _rounds_of(rows: bytes) -> list[int]:
-    """Returns the rounds in whole rows of participation.csv; other lines are ignored."""
+    """Returns the round numbers in lines of participation.csv. Lines that are not whole rows are
+    ignored.
+    """
     lines = [line for line in rows.splitlines(keepends=True) if line.endswith(b"\n")]
     first_cells = [line.split(b",")[0] for line in lines]
     return [int(cell) for cell in first_cells if cell.isdigit()]
 
 
 def _csv(texts: Iterable[str]) -> bytes:
-    """Returns a CSV file of the rows of rounds."""
+    """Returns a CSV file with these rows below the header."""
     return (_HEADER + "".join(texts)).encode()
 
 
 def _csv_rows(t: int, clients: Sequence[int]) -> str:
-    """Returns the rows (t, client) of a round."""
+    """Returns a CSV row (t, client) for each client of round t."""
     return "".join(f"{t},{client}\n" for client in clients)

@@ -1,4 +1,6 @@
-"""The privacy statement of a run: its values beside those of the audit, and its files."""
+"""The privacy statement of a run: values that it adds to those of the audit, and the files that
+have it.
+"""
 
 import dataclasses
 import pathlib
@@ -22,12 +24,12 @@ FINAL_STATEMENT = "final_statement"
 
 
 def system_of_run(config: TrainConfig) -> str:
-    """Returns the kind of system of a run, for statements."""
+    """Returns the kind of system that computed a run, as statements name it."""
     return "run_tff" if execution_kind(config.execution).in_tff else "run"
 
 
 def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
-    """Returns the statement of a run and its audit, in plain JSON types.
+    """Returns all values of a run's privacy statement, in plain JSON types.
 
     Args:
       run: the run.
@@ -38,7 +40,7 @@ def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
 
 
 def statement_arguments(run: Run, planned: Plan) -> dict[str, Any]:
-    """Returns the arguments of `Audit.statement_values` for a run."""
+    """Returns the arguments that `Audit.statement_values` gets for a run."""
     folder = run.path.resolve().name
     result = run.result or {}
     subject = dataclasses.replace(
@@ -58,7 +60,7 @@ def statement_arguments(run: Run, planned: Plan) -> dict[str, Any]:
 
 
 def _commands(run: Run, folder: str, planned: Plan) -> list[str]:
-    """Returns the commands that check a run.
+    """Returns the fedmf commands with which a reader can check a run.
 
     Args:
       run: the run.
@@ -75,7 +77,7 @@ def _commands(run: Run, folder: str, planned: Plan) -> list[str]:
 
 
 def values_of_folder(run: Run) -> dict[str, Any]:
-    """Returns the values of a run's statement that no audit computes."""
+    """Returns the values of a run's statement that come from its folder and not from the audit."""
     task = run.plan["task"]
     values = {}
     if "synthetic_clients" in task:
@@ -87,7 +89,8 @@ def values_of_folder(run: Run) -> dict[str, Any]:
 
 
 def _first_rounds(run: Run) -> list[int]:
-    """Returns the first round of each program that computed rounds.
+    """Returns the first round that each program computed, if several programs computed rounds of
+    the run.
 
     They are read from the journal of an unfinished run, in which edits would be detected.
     """
@@ -98,7 +101,7 @@ def _first_rounds(run: Run) -> list[int]:
 
 
 def subject_of_run(config: TrainConfig, record: Mapping[str, Any]) -> Subject:
-    """Returns the subject of a run's statement.
+    """Returns the subject of a run's statement: its task, its data and its date.
 
     Args:
       config: config of the run.
@@ -114,14 +117,17 @@ def subject_of_run(config: TrainConfig, record: Mapping[str, Any]) -> Subject:
 
 
 def scaling_values(config: TrainConfig) -> dict[str, str]:
-    """Returns the values of a statement on scaled updates; none if updates are not scaled."""
+    """Returns the values of a statement that describe scaled updates; empty if updates are not
+    scaled.
+    """
     if config.scaling() is None:
         return {}
     return {"server_optimizer": config.server_optimizer}
 
 
 def pretraining(config: TrainConfig, record: Mapping[str, Any]) -> str:
-    """Returns a statement's sentence on the data that the initial model was trained on.
+    """Returns a statement's sentence on the data that the initial model was trained on before the
+    run.
 
     It claims no more than the run can know.
 
@@ -155,8 +161,8 @@ def pretraining(config: TrainConfig, record: Mapping[str, Any]) -> str:
 def write_final_statement(
     folder: str | pathlib.Path, audit: Audit, result: dict[str, Any] | None = None
 ) -> None:
-    """Writes final_statement.md and final_statement.json into a run folder, with the planned,
-    observed and achieved guarantees.
+    """Writes final_statement.md and final_statement.json, which state the planned, observed and
+    achieved guarantees of a run.
 
     Args:
       folder: path of the run folder; all files of the run but result.json must exist.

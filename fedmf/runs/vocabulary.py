@@ -1,4 +1,4 @@
-"""`RunVocabulary`: the words behind the word ids of a run's model, a file of the run folder."""
+"""`RunVocabulary`: the words behind the word ids of a run's model, as a file of the run folder."""
 
 import dataclasses
 import pathlib
@@ -11,7 +11,7 @@ VOCABULARY = "vocabulary.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunVocabulary:
-    """Words and their ids.
+    """The words that a language model knows, with their ids.
 
     If words are selected by their counts over the training clients, they are a function of the
     clients' data, which no guarantee of fedmf covers.
@@ -30,7 +30,7 @@ class RunVocabulary:
     source: str
 
     def to_json(self) -> str:
-        """Returns the contents of the file."""
+        """Returns the vocabulary as the text of a JSON file."""
         special_ids = {
             "padding": 0,
             "unknown": self.vocabulary_size + 1,
@@ -42,7 +42,7 @@ class RunVocabulary:
 
     @classmethod
     def read(cls, path: pathlib.Path) -> "RunVocabulary":
-        """Reads a vocabulary file.
+        """Reads a vocabulary from the JSON file of a run folder.
 
         Raises:
           FileNotFoundError: the file does not exist.

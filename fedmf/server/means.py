@@ -101,8 +101,8 @@ class MeansState(NamedTuple):
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NoisyMeans:
     """Noisy means of clipped updates: the mean of round t is (sum + row t of N Z) /
-    clients_per_round, where Z is Gaussian noise and N = C^-1 correlates its rounds (Denisov et al.
-    2022, Alg. 1 and Thm. 4.1; banded paper, Alg. 1).
+    clients_per_round, where Z is Gaussian noise and N = C^-1 correlates its rounds
+    (Denisov et al. 2022, Alg. 1 and Thm. 4.1; banded paper, Alg. 1).
 
     Attributes:
       plan: the only source of the noise's scale.

@@ -1,5 +1,5 @@
-"""The simulation of federated training: tasks, the loop, callbacks and executions. It needs no
-framework: a `Learner` brings one.
+"""Simulation of federated training: tasks, the training loop, callbacks and executions. It needs no
+particular framework, because a `Learner` connects one.
 """
 
 from fedmf.training.callbacks import Callback, StopAfter

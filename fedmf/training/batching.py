@@ -1,5 +1,5 @@
-"""Batches of clients whose examples lie end to end in one array, and the order in which vectorised
-client work trains on them. A batch holds the examples of one client only.
+"""Batches for vectorised client work, which trains several clients at once. The examples of all
+clients lie end to end in one array, and each batch holds examples of one client.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from fedmf.training.examples import Epochs, count
 
 
 class Batches(NamedTuple):
-    """Batches in the order of clients, epochs and examples; int32 (batches,) each.
+    """The batches of all clients, in the order of clients, epochs and examples. Each field is an
+    int32 array (batches,).
 
     Attributes:
       client: index of the batch's client.
@@ -30,8 +31,8 @@ class Batches(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Steps of vectorised clients. The batches of a step have equally many rows, and each is of
-    another client.
+    """Training steps of vectorised clients. All batches of a step have the same number of rows, and
+    belong to different clients.
 
     Attributes:
       start: int32 (steps, clients), first row of each client's batch; 0 without a batch.
@@ -45,7 +46,8 @@ class Steps(NamedTuple):
 
 
 def concatenated_epochs(clients: Sequence[Epochs]) -> list[np.ndarray]:
-    """Returns the leaves of inputs and labels of all clients, concatenated along their first axis.
+    """Returns the arrays of inputs and labels of all clients, each concatenated along the first
+    axis.
 
     At least one client must have an epoch.
     """
@@ -54,7 +56,7 @@ def concatenated_epochs(clients: Sequence[Epochs]) -> list[np.ndarray]:
 
 
 def list_batches(clients: Sequence[Epochs], batch_size: int) -> Batches:
-    """Returns the batches of the clients in their order.
+    """Returns the batches of all clients, one client after the other.
 
     >>> three_examples, one_example = ((np.zeros(n), np.zeros(n)) for n in (3, 1))
     >>> batches = list_batches([[three_examples, three_examples], [one_example]], 2)
@@ -80,8 +82,8 @@ def list_batches(clients: Sequence[Epochs], batch_size: int) -> Batches:
 
 
 def order_steps(batches: Batches, num_clients: int) -> Steps:
-    """Returns the batches in few steps: the full batches of each epoch by their number, followed by
-    the epoch's smaller batches by their size.
+    """Arranges batches in few steps. In each epoch the full batches come first, by their number,
+    and smaller batches follow by their size.
 
     >>> three_examples, one_example = ((np.zeros(n), np.zeros(n)) for n in (3, 1))
     >>> steps = order_steps(list_batches([[three_examples, three_examples], [one_example]], 2), 2)
@@ -92,7 +94,7 @@ def order_steps(batches: Batches, num_clients: int) -> Steps:
     """
     client, epoch, number, start, size = (column.astype(np.int64) for column in batches)
     is_full = size == size.max(initial=0)
-    # Larger than any number or size, so that the keys of different kinds of batches differ.
+    # The stride exceeds any number or size, so that different kinds of batches have different keys.
     stride = 1 + max(number.max(initial=0), size.max(initial=0))
     full_key = 2 * epoch * stride + number
     small_key = (2 * epoch + 1) * stride + size

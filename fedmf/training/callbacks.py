@@ -1,4 +1,6 @@
-"""`Callback`: code that is called after each round. Here are the progress bar and `StopAfter`."""
+"""`Callback`: the base class of code that is called after each round. The module also has the
+progress bar and `StopAfter`.
+"""
 
 from typing import Any
 
@@ -12,7 +14,7 @@ Row = dict[str, Any]
 
 
 class Callback:
-    """Base class of callbacks, whose methods do nothing.
+    """Base class of callbacks, which the training loop calls. Its methods do nothing.
 
     A round's row is in metrics.jsonl when callbacks are called. The guarantee of the run covers
     `training.weights()` and those numbers of the row that are private metrics or follow from
@@ -31,13 +33,17 @@ class Callback:
     """
 
     def on_start(self, training: Training) -> None:
-        """Runs before the first round of this process; `training.recorded` is the run so far."""
+        """Runs before the first round of this process. `training.recorded` is the run as recorded
+        so far.
+        """
 
     def on_round(self, training: Training, row: Row) -> None:
-        """Runs after round `training.done - 1`, whose row of metrics.jsonl it gets."""
+        """Runs after each round, and gets the round's row of metrics.jsonl. The round's number is
+        `training.done - 1`.
+        """
 
     def on_end(self, training: Training) -> None:
-        """Runs after the last round of this process, also if an error or Ctrl-C ended it."""
+        """Runs after the last round of this process, even if an error or Ctrl-C ended the run."""
 
 
 class StopAfter(Callback):
@@ -54,25 +60,25 @@ class StopAfter(Callback):
         self.rounds = checks.integer("rounds", rounds, low=1, hint=hint)
 
     def on_start(self, training: Training) -> None:
-        """See `Callback`."""
+        """Stops the run if the given number of rounds is done already."""
         if training.done >= self.rounds:
             training.stop(by_data=False)
 
     def on_round(self, training: Training, row: Row) -> None:
-        """See `Callback`."""
+        """Stops the run after the given number of rounds."""
         self.on_start(training)
 
 
 class Bar(Callback):
-    """The progress bar, with rounds, remaining time, the newest validation, the training loss and
-    clients per second.
+    """The progress bar of a run. It shows rounds, remaining time, the newest validation, the
+    training loss and clients per second.
 
     The validation loss is first, so that a narrow terminal shows it: it falls from the first rounds
     on, while an accuracy that leaves out frequent labels may stay 0 for many rounds.
     """
 
     def on_start(self, training: Training) -> None:
-        """See `Callback`."""
+        """Creates the bar at the number of rounds that are done."""
         self._validation: dict[str, str] = {}
         self._bar: tqdm.tqdm[Any] = progress_bar.bar(
             total=training.config.rounds,
@@ -82,7 +88,7 @@ class Bar(Callback):
         )
 
     def on_round(self, training: Training, row: Row) -> None:
-        """See `Callback`."""
+        """Moves the bar by one round, and shows the newest metrics."""
         if "validation" in row:
             self._validation = _validation_texts(row["validation"], training.task.headline)
         texts = self._validation | {
@@ -93,12 +99,12 @@ class Bar(Callback):
         self._bar.update()
 
     def on_end(self, training: Training) -> None:
-        """See `Callback`."""
+        """Closes the bar."""
         self._bar.close()
 
 
 def _validation_texts(metrics: dict[str, float], headline: str) -> dict[str, str]:
-    """Returns the loss and the headline metric of a validation as texts for the bar."""
+    """Returns the loss and the headline metric of a validation as texts that the bar shows."""
     texts: dict[str, str] = {}
     if "loss" in metrics:
         texts["validation loss"] = f"{metrics['loss']:.3f}"

@@ -1,4 +1,4 @@
-"""`CheckedTask`: a task that was read and checked once, before round 0."""
+"""`CheckedTask`: a task that was read and checked before round 0."""
 
 import contextlib
 import dataclasses
@@ -13,7 +13,7 @@ from fedmf.training.task import Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedTask:
-    """A task that can be trained, with the facts that a run needs of it before round 0.
+    """A checked task, with the facts about it that a run records before round 0.
 
     Attributes:
       task: the task, whose models start with the run's initial weights.
@@ -31,7 +31,7 @@ class CheckedTask:
 
     @staticmethod
     def of(task: Task, config: TrainConfig, *, splits: Sequence[str]) -> "CheckedTask":
-        """Reads and checks a task.
+        """Checks that a task can be trained and evaluated, and returns it with its facts.
 
         Args:
           task: task whose models start with the run's initial weights.
@@ -46,7 +46,7 @@ class CheckedTask:
         summary = {
             "name": task.name,
             "description": task.description,
-            "headline_metric": task.headline,  # Raises if the task cannot be evaluated.
+            "headline_metric": task.headline,  # This raises if the task cannot be evaluated.
             "metric_note": task.metric_note,
             "clients": len(task.client_ids),
             "data_version": task.data_version,
@@ -55,7 +55,8 @@ class CheckedTask:
             summary["synthetic_clients"] = task.synthetic_clients
         for split in splits:
             task.split(split)
-        with contextlib.suppress(NotFinite):  # A run zeroes such a client and continues.
+        # A run zeroes the update of such a client and continues.
+        with contextlib.suppress(NotFinite):
             task.examples_of(task.client_ids[0])
         weights = task.initial_weights(config.seed)
         return CheckedTask(

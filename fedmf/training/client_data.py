@@ -1,4 +1,4 @@
-"""The training data of a client in a round: its examples in the order of each epoch."""
+"""Training data of a client in a round: its examples, in the order of each epoch."""
 
 from typing import NamedTuple
 
@@ -8,13 +8,15 @@ from fedmf.runs.config import TrainConfig
 from fedmf.training.examples import ClientData, Epochs, Examples, NotFinite, count, take
 from fedmf.training.task import Task
 
-# Second entry of the seeds of generators, so that their random numbers are independent.
+# Second entries of seeds. They make the random numbers for order and for training independent.
 _ORDER = 2
 _TRAINING = 6
 
 
 class ClientRound(NamedTuple):
-    """The index of a client in round t, from which a worker of a cluster reads its examples."""
+    """The index of a client and the round t. A cluster's worker reads the client's examples from
+    them.
+    """
 
     t: int
     client: int
@@ -37,7 +39,7 @@ def client_data(task: Task, config: TrainConfig, t: int, client: int) -> ClientD
 def shuffled_epochs(
     examples: Examples, config: TrainConfig, batch_size: int, rng: np.random.Generator
 ) -> Epochs:
-    """Returns the epochs of the config over a client's examples, each shuffled independently."""
+    """Returns the epochs of a client in a round. Each epoch shuffles the examples independently."""
     epochs: list[Examples] = []
     batches_left = config.client_batches
     for _ in range(config.client_epochs):

@@ -1,4 +1,4 @@
-"""The headline metric on the examples of each client; see `TrainedRun.evaluate_clients`."""
+"""Distribution of the headline metric over clients, each measured on its own examples."""
 
 import math
 import warnings
@@ -17,7 +17,7 @@ from fedmf.training.task import Task
 def client_metrics(
     task: Task, config: TrainConfig, weights: list[np.ndarray], *, progress: bool
 ) -> dict[str, Any]:
-    """Returns the distribution of the headline metric over clients.
+    """Returns mean, deciles and counts of the headline metric over the training clients.
 
     Args:
       task: task of the run.
@@ -63,7 +63,8 @@ def client_metrics(
 def _client_values(
     task: Task, config: TrainConfig, weights: list[np.ndarray], *, progress: bool
 ) -> Iterator[float]:
-    """Yields the headline metric of each client with examples, as `Evaluator.on_marked` marks it.
+    """Yields the headline metric of each client that has examples, marked as by
+    `Evaluator.on_marked`.
 
     It is NaN for a client whose examples are not finite.
     """

@@ -1,4 +1,6 @@
-"""`ClientWork`: trains a round's clients and sums the clipped updates of each group."""
+"""`ClientWork`: the interface of code that trains a round's clients and sums the clipped updates of
+each group of clients.
+"""
 
 import abc
 import os
@@ -25,17 +27,18 @@ class Broadcast(NamedTuple):
 
 
 class ClientWork(abc.ABC):
-    """The training of a round's clients. Sums are deterministic: the same broadcast and groups give
-    bitwise identical sums.
+    """Interface of code that trains a round's clients. It is deterministic: the same broadcast and
+    groups give bitwise identical sums.
     """
 
     @abc.abstractmethod
     def explain(self) -> str:
-        """Returns a sentence on the kind of client work, and why it was chosen."""
+        """Returns a sentence that names the kind of client work and says why it was chosen."""
 
     @abc.abstractmethod
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
-        """Yields the sum of the clipped updates of each group's clients, added in their order.
+        """Trains the clients of each group, and yields the sum of their clipped updates, added in
+        the clients' order.
 
         An update is a descent direction: the weights before a client's training minus those after
         it.
@@ -50,8 +53,8 @@ class ClientWork(abc.ABC):
 def sums_of_copies(
     work: ClientWork, sent: Broadcast, groups: Iterable[Sequence[ClientData]]
 ) -> Iterator[ClippedSum]:
-    """Yields the sums of `ClientWork.sums` for a copy of the broadcast, so that client work cannot
-    write to the arrays of the server.
+    """Yields the results of `ClientWork.sums`, which gets a copy of the broadcast. So client work
+    cannot write to the server's arrays.
 
     Raises:
       ValueError: after the last group, if client work wrote to the copy. Then clients began with
@@ -72,14 +75,14 @@ def sums_of_copies(
 
 
 def _copied(sent: Broadcast) -> Broadcast:
-    """Returns a copy of a broadcast, with copies of its arrays."""
+    """Returns a copy of a broadcast, whose arrays are copies as well."""
     scales: Sequence[np.ndarray] = [np.array(scale) for scale in sent.params.scales] or ()
     weights = [np.array(weight) for weight in sent.weights]
     return Broadcast(weights, sent.params._replace(scales=scales))
 
 
 def _has_same_values(arrays: Sequence[np.ndarray], originals: Sequence[np.ndarray]) -> bool:
-    """Returns whether all arrays are equal; NaN is equal to NaN."""
+    """Returns whether two lists of arrays have equal values. A NaN equals a NaN."""
     return len(arrays) == len(originals) and all(
         np.array_equal(array, original) or np.array_equal(array, original, equal_nan=True)
         for array, original in zip(arrays, originals, strict=True)
@@ -94,7 +97,7 @@ def cores() -> int:
 
 
 def with_finite_examples(group: Sequence[ClientData]) -> list[Epochs]:
-    """Returns the epochs of the clients whose examples are finite."""
+    """Returns the epochs of those clients of a group whose examples are finite."""
     return [client.epochs for client in group if client.epochs]
 
 
@@ -106,7 +109,7 @@ def group_sum(
     zeroed: int,
     loss_sum: float,
 ) -> ClippedSum:
-    """Returns the result of a group, which counts clients without finite examples as zeroed.
+    """Returns the result of a group. Clients whose examples are not finite count as zeroed.
 
     Args:
       group: clients of the group.

@@ -1,5 +1,5 @@
-"""Detection of runs that diverge, by their training losses, and the server learning rate that suits
-a run's noise.
+"""Detection of runs whose training losses diverge, and the server learning rate that suits the
+noise of a run.
 """
 
 import collections
@@ -15,25 +15,25 @@ from fedmf.runs.config import TrainConfig
 from fedmf.training.callbacks import Callback, Row
 from fedmf.training.under_way import Training
 
-# The loss of a small cohort fluctuates. So losses are compared with the worst of several rounds,
-# and a single round above it does not count.
+# The loss of a small cohort fluctuates. So a loss is compared with the worst of several rounds, and
+# a single round above that does not count.
 START_ROUNDS = 5
 ROUNDS_ABOVE_START = 20
 _WORST_START = f"the worst of the first {START_ROUNDS}"
-# Server momentum of the runs to which the rule of `fedmf plan learning-rate` was fitted.
+# Server momentum in the runs to which the rule of `fedmf plan learning-rate` was fitted.
 RULE_MOMENTUM = 0.95
-# The demo's rates, which were tuned for a small model, are 3 to 4 times the rule's. With 8 times
-# the rule's rate, 20 rounds of 20 clients ended above the loss of the untrained model.
+# The demo's learning rates, tuned for a small model, are 3 to 4 times those of the rule. With 8
+# times the rule's rate, 20 rounds of 20 clients ended above the loss of the untrained model.
 FACTOR = 5.0
 _RULE = "the rule of `fedmf plan learning-rate` takes for this noise and momentum"
 
 
 class DivergedRun(RuntimeError):
-    """The error of a run that diverged and was stopped. Its rounds are saved."""
+    """The error of a run that was stopped because it diverged. Its rounds are saved."""
 
 
 class DivergenceWatch:
-    """An observer of a run's training losses, which reports once that the run diverges.
+    """An observer of a run's training losses, which reports once if the run diverges.
 
     A run diverges if its loss is not finite, if for 20 rounds in a row it was above all losses of
     the first 5 rounds, or if for 20 rounds it was far above that of round 0 (`is_far_above`). A run
@@ -53,8 +53,8 @@ class DivergenceWatch:
         self._has_reported = False
 
     def observe(self, t: int, train_loss: float, examples: int) -> str | None:
-        """Returns a message for the user in the round in which the run is first seen to diverge;
-        None in every other round.
+        """Observes the loss of a round. Returns a message when the run is first seen to diverge,
+        and None in every other round.
         """
         if self._has_reported or not examples:
             return None
@@ -65,8 +65,8 @@ class DivergenceWatch:
         if len(self._first_losses) < START_ROUNDS:
             self._first_losses.append(train_loss)
         self._newest_losses.append(train_loss)
-        # Round 0 evaluates the initial model. The losses of a run that diverges in its first step
-        # stay above that of round 0, but not above the other losses of the start.
+        # Round 0 evaluates the initial model. If a run diverges in its first step, its losses stay
+        # above that of round 0, but not above the other losses of the start.
         untrained_loss = self._first_losses[0]
         worst_start = max(self._first_losses)
         if len(self._newest_losses) < ROUNDS_ABOVE_START:
@@ -83,7 +83,7 @@ class DivergenceWatch:
         )
 
     def _report(self, problem: str, client_rate: str = "") -> str:
-        """Returns a message with the way out, and records that the run was reported."""
+        """Returns a message that says what to change, and remembers that the run was reported."""
         self._has_reported = True
         rate = self.rate_for_noise
         suggestion = ""
@@ -96,8 +96,8 @@ class DivergenceWatch:
 
 
 def is_far_above(losses: Sequence[float], start: float) -> bool:
-    """Returns whether the smallest loss is above `start` by more than three standard deviations of
-    the losses, or by more than `start`.
+    """Returns whether all losses are far above `start`: the smallest exceeds it by more than three
+    standard deviations of the losses, or by more than `start` itself.
 
     `start` is a single loss. If nothing is learned, all of 20 losses are above it in one of 20 runs
     by chance, and above it by three standard deviations in one of thousands.
@@ -110,14 +110,16 @@ def is_far_above(losses: Sequence[float], start: float) -> bool:
 
 
 class Divergence(Callback):
-    """A callback that warns of a run that diverges, and before round 0 of a rate that is too large
-    for the noise.
+    """A callback that warns if a run diverges, and before round 0 if its learning rate is too large
+    for its noise.
     """
 
     stops = False
 
     def on_start(self, training: Training) -> None:
-        """See `Callback`."""
+        """Warns of a learning rate that is too large for the noise, and observes the losses of
+        earlier rounds.
+        """
         config = training.config
         rate = rate_for_noise(training.plan, config, training.recorded.plan["rmse"])
         message = rate_warning(rate, config)
@@ -130,13 +132,15 @@ class Divergence(Callback):
             self._observe(row)
 
     def on_round(self, training: Training, row: Row) -> None:
-        """See `Callback`."""
+        """Observes the loss of a round, and warns if the run diverges."""
         message = self._observe(row)
         if message is not None:
             warnings.warn(message, stacklevel=4)
 
     def _observe(self, row: Row) -> str | None:
-        """Returns the message of the watch for a row, or raises it if the run must stop."""
+        """Observes the loss of a row. Returns the message if the run diverges, or raises it if such
+        a run must stop.
+        """
         train_loss, num_examples = _loss_and_examples(row)
         message = self._watch.observe(row["round"], train_loss, num_examples)
         if message is not None and self.stops:
@@ -145,7 +149,8 @@ class Divergence(Callback):
 
 
 class StopOnDivergence(Divergence):
-    """A callback that stops a run with `DivergedRun` and without a result when it diverges.
+    """A callback that stops a run when it diverges, by raising `DivergedRun`. The run has no result
+    then.
 
     Private losses decide that if the run has private metrics, and otherwise exact losses, which the
     guarantee does not cover. A stopped run has the guarantee of all rounds of the plan.
@@ -155,7 +160,7 @@ class StopOnDivergence(Divergence):
 
 
 def _loss_and_examples(row: Row) -> tuple[float, int]:
-    """Returns the loss of a round and its number of examples.
+    """Returns the training loss of a round, and the number of examples that it is over.
 
     For a run with private metrics the loss is the private one, so that the guarantee covers
     decisions that depend on it. The number of examples is then 1, or 0 if the loss has no meaning.
@@ -163,13 +168,15 @@ def _loss_and_examples(row: Row) -> tuple[float, int]:
     private_metrics = row.get("private")
     if private_metrics is None:
         return row["train_loss"], row["examples"]
-    # With a noisy count of less than one client, the loss is set to the middle of its range.
+    # If the noisy number of clients is below one, the loss is the middle of its range and has no
+    # meaning.
     return private_metrics["loss"], int(private_metrics["clients"] >= 1)
 
 
 def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None:
-    """Returns the rate that `fedmf plan learning-rate` prints for a run, converted to the run's
-    momentum; None without noise, and for server optimizers other than sgd.
+    """Returns the server learning rate that suits a run's noise, by the rule of `fedmf plan
+    learning-rate` and for the run's momentum. None without noise, and for server optimizers other
+    than sgd.
 
     A momentum m multiplies the sum of updates by 1 / (1 - m), so that with a smaller momentum a
     larger rate leaves as much noise in the model.
@@ -188,7 +195,7 @@ def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None
 
 
 def rate_warning(rate: float | None, config: TrainConfig) -> str | None:
-    """Returns a message if the run's rate is far above `rate_for_noise`, and None otherwise."""
+    """Returns a warning if the run's server learning rate is far above `rate`; None otherwise."""
     if rate is None or config.server_learning_rate <= FACTOR * rate:
         return None
     return (

@@ -1,4 +1,4 @@
-"""`EarlyStopping`: a callback that stops a run that no longer improves."""
+"""`EarlyStopping`: a callback that stops a run whose loss no longer improves."""
 
 import math
 import warnings
@@ -30,12 +30,14 @@ class EarlyStopping(Callback):
         self._patience = checks.integer("patience", patience, low=1, hint=hint)
 
     def on_start(self, training: Training) -> None:
-        """See `Callback`. A run that was stopped stops again."""
+        """Reads the losses of earlier rounds. A run that was stopped by this callback stops
+        again.
+        """
         self._rows = list(training.recorded.metrics)
         self._stop_if_not_improved(training)
 
     def on_round(self, training: Training, row: Row) -> None:
-        """See `Callback`."""
+        """Adds the losses of a round, and stops the run after an evaluation if nothing improved."""
         self._rows.append(row)
         if training.done % training.config.evaluate_every == 0:
             self._stop_if_not_improved(training)
@@ -56,7 +58,7 @@ class EarlyStopping(Callback):
         training.stop()
 
     def _evaluation_losses(self, training: Training) -> list[float]:
-        """Returns the loss of each evaluation; infinity if it is not finite."""
+        """Returns the loss of each evaluation so far; infinity for a loss that is not finite."""
         interval = training.config.evaluate_every
         metrics = training.plan.private_metrics
         ends = range(interval, len(self._rows) + 1, interval)
@@ -68,5 +70,5 @@ class EarlyStopping(Callback):
                 mean_over(releases[end - interval : end], "loss", largest_loss=metrics.largest_loss)
                 for end in ends
             ]
-        # A model whose loss is minus infinity has diverged too.
+        # A model whose loss is minus infinity has diverged as well.
         return [loss if math.isfinite(loss) else math.inf for loss in losses]

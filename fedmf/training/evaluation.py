@@ -1,4 +1,6 @@
-"""`Evaluator`: metrics of weights on a split of the data, or on any examples."""
+"""`Evaluator`: computes a task's metrics for given weights, on a split of the data or on any
+examples.
+"""
 
 import math
 import reprlib
@@ -15,7 +17,7 @@ from fedmf.training.task import Task
 
 
 class Evaluator:
-    """Metrics of weights on a split or on any examples: {name: float}.
+    """A function that computes the metrics of weights on examples, as a dict {name: float}.
 
     Args:
       task: the task whose learner evaluates.
@@ -29,17 +31,17 @@ class Evaluator:
         self._evaluate = task.learner.evaluator(task.client_settings(config), Machine())
 
     def __call__(self, weights: Sequence[np.ndarray], split: str) -> dict[str, float]:
-        """Returns the metrics on "validation" or "test"."""
+        """Returns the metrics of weights on the split "validation" or "test"."""
         return self.on(weights, self._task.split(split))
 
     def on(self, weights: Sequence[np.ndarray], examples: Examples) -> dict[str, float]:
-        """Returns the metrics on these examples, at least one."""
+        """Returns the metrics of weights on these examples, which must be at least one."""
         return dict(self._evaluation(weights, examples).values)
 
     def on_marked(self, weights: Sequence[np.ndarray], examples: Examples) -> dict[str, float]:
-        """Returns the metrics on these examples, marked where they are no finite numbers: NaN for a
-        metric that the examples do not define, infinity for one that is defined and not finite
-        because of the weights.
+        """Returns the metrics of weights on these examples, with marks for those that are not
+        finite. NaN marks a metric that the examples do not define, and infinity one that is defined
+        but not finite because of the weights.
 
         Examples define a metric if it is finite with the weights of the untrained model.
         """
@@ -55,8 +57,8 @@ class Evaluator:
         return values
 
     def _evaluation(self, weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
-        """Returns the checked metrics of the learner. It gets copies of the weights, so that a
-        learner that overwrites them, such as with moving averages of examples, changes no model.
+        """Returns the learner's metrics after a check. The learner gets copies of the weights,
+        because it may overwrite them.
 
         Raises:
           TypeError: a metric is no number.
@@ -85,6 +87,8 @@ class Evaluator:
 
 
 def mean_and_deciles(values: Any) -> dict[str, Any]:
-    """Returns {"mean": float, "deciles": the 10%, 20% ... 90% quantiles} of at least one number."""
+    """Returns the mean of at least one number and their deciles, as {"mean": float, "deciles": the
+    10%, 20% ... 90% quantiles}.
+    """
     deciles = np.quantile(values, np.arange(1, 10) / 10)
     return {"mean": float(np.mean(values)), "deciles": deciles.tolist()}

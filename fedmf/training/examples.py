@@ -1,5 +1,5 @@
-"""Examples of a client or a split: a pair (x, y) of structures of numpy arrays, whose first axis
-counts the examples. If examples have weights in the loss, y is `Weighted`.
+"""Examples of a client or a split, as a pair (x, y) of structures of numpy arrays. The first axis
+of each array counts the examples. If examples have weights in the loss, y is `Weighted`.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ import numpy as np
 
 from fedmf import checks, nest
 
-# Inputs and labels; each an array, or a dict, tuple or list of arrays.
+# Inputs and labels of examples; each is an array, or a dict, tuple or list of arrays.
 Examples = tuple[Any, Any]
-# A client's examples in the order of each epoch. An empty sequence means that they are not finite,
-# and that the client's update is zeroed.
+# A client's examples in the order of each epoch. An empty sequence means that the examples are not
+# finite, and that the client's update is zeroed.
 Epochs = Sequence[Examples]
 
 
@@ -36,14 +36,15 @@ class ClientData:
 
 
 class NotFinite(ValueError):
-    """Examples that no client may train on: they hold NaN or infinite values, an invalid weight, or
-    a class without a weight.
+    """The error for examples that no client may train on. They hold NaN or infinite values, an
+    invalid weight, or a class without a weight.
     """
 
 
 @contextlib.contextmanager
 def errors_of(source: str, *allowed: type[Exception]) -> Iterator[None]:
-    """Converts errors of user code inside the block to a ValueError that names their source.
+    """Converts errors of user code inside the block to a ValueError that names the source of the
+    error.
 
     Errors of the types TypeError, ValueError and `allowed` pass unchanged.
     """
@@ -56,7 +57,7 @@ def errors_of(source: str, *allowed: type[Exception]) -> Iterator[None]:
 
 
 class _LabelsAndWeights(NamedTuple):
-    """The fields of `Weighted`."""
+    """The two fields of `Weighted`."""
 
     labels: Any
     weights: Any
@@ -74,7 +75,7 @@ class Weighted(_LabelsAndWeights):
     """
 
     __slots__ = ()
-    __array_ufunc__ = None  # Operators of numpy's arrays then raise.
+    __array_ufunc__ = None  # This makes operators of numpy's arrays raise a TypeError.
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         raise TypeError(_NO_ARRAY)
@@ -97,12 +98,12 @@ _NO_ARRAY = (
 
 
 def split_weights(y: Any) -> tuple[Any, Any]:
-    """Returns the labels, and their weights or None."""
+    """Returns labels and weights of `Weighted` labels, or plain labels and None."""
     return y if isinstance(y, Weighted) else (y, None)
 
 
 def with_unit_weights(examples: Examples) -> Examples:
-    """Returns the examples with a weight of 1 each."""
+    """Returns the examples with a weight of 1 for each."""
     x, y = examples
     labels, _ = split_weights(y)
     return x, Weighted(labels, np.ones(count(examples), np.float32))
@@ -118,20 +119,20 @@ def count(examples: Examples) -> int:
 
 
 def take(examples: Examples, index: Any) -> Examples:
-    """Returns the examples at `index`, an array of positions or a slice."""
+    """Returns the examples at these positions, which are an array or a slice."""
     selection: Examples = nest.map_leaves(lambda array: array[index], examples)
     return selection
 
 
 def concatenate(chunks: Sequence[Examples]) -> Examples:
-    """Returns the examples of all chunks, at least one, in their order."""
+    """Concatenates chunks of examples, at least one, in their order."""
     joined: Examples = nest.map_leaves(lambda *arrays: np.concatenate(arrays), *chunks)
     return joined
 
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Shape and dtype of an array of examples.
+    """The shape of one example in an array, and the array's dtype.
 
     Attributes:
       shape: shape of one example.
@@ -143,22 +144,22 @@ class ArraySpec:
 
     @staticmethod
     def of(array: np.ndarray) -> "ArraySpec":
-        """Returns the spec of an array whose first axis counts examples."""
+        """Returns the spec of an array whose first axis counts the examples."""
         return ArraySpec(array.shape[1:], _dtype_name(array.dtype))
 
 
 def _dtype_name(dtype: np.dtype) -> str:
-    """Returns the name of a dtype in an `ArraySpec`."""
+    """Returns the name that an `ArraySpec` has for a dtype."""
     return "string" if dtype.kind in "SU" else dtype.name
 
 
 def spec_of(examples: Examples) -> Any:
-    """Returns the structure of the examples with an `ArraySpec` for each array."""
+    """Returns the examples' structure, with an `ArraySpec` in place of each array."""
     return nest.map_leaves(ArraySpec.of, examples)
 
 
 def has_spec(examples: Examples, expected: Any) -> bool:
-    """Returns whether `spec_of` the examples is `expected`, without computing it."""
+    """Returns whether the examples have this spec, as `spec_of` would return it."""
     if not nest.has_same_structure(examples, expected):
         return False
     pairs = zip(nest.flatten(examples), nest.flatten(expected), strict=True)
@@ -169,7 +170,9 @@ def has_spec(examples: Examples, expected: Any) -> bool:
 
 
 def digest(*structures: Any) -> str:
-    """Returns 16 hexadecimal digits of SHA-256 over the arrays' contents, dtypes and shapes."""
+    """Returns the first 16 hexadecimal digits of a SHA-256 digest over contents, dtypes and shapes
+    of arrays.
+    """
     sha = hashlib.sha256()
     for structure in structures:
         description = nest.map_leaves(lambda array: f"{array.dtype} {array.shape}", structure)
@@ -180,7 +183,7 @@ def digest(*structures: Any) -> str:
 
 
 def _content(array: np.ndarray) -> bytes:
-    """Returns the values of an array as bytes.
+    """Returns the values of an array as bytes, for a digest.
 
     Raises:
       TypeError: it holds objects that are no texts, bytes or numbers, whose memory addresses would
@@ -200,14 +203,15 @@ def _content(array: np.ndarray) -> bytes:
 
 
 def _as_numpy_texts(array: np.ndarray) -> np.ndarray:
-    """Converts texts that pandas or tf.data give as objects to numpy's dtype for texts.
+    """Converts texts in an array of objects, as pandas or tf.data return them, to numpy's dtype for
+    texts.
 
     Any other array is returned unchanged.
     """
     for text_type in (str, bytes):
         if array.dtype == object and all(isinstance(text, text_type) for text in array.flat):
             texts = array.astype(text_type)
-            # numpy drops trailing zero bytes, which would change the texts.
+            # numpy drops trailing zero bytes, and would so change a text.
             return texts if (texts == array).all() else array
     return array
 
@@ -251,7 +255,7 @@ def check_examples(
 
 
 def _leaf_arrays(examples: Examples, origin: str) -> list[np.ndarray]:
-    """Returns the leaves of examples as arrays of numbers or texts.
+    """Converts all arrays of examples to numpy arrays of numbers or texts.
 
     Raises:
       TypeError: one cannot be converted, or is a masked array.
@@ -275,7 +279,7 @@ def _leaf_arrays(examples: Examples, origin: str) -> list[np.ndarray]:
 
 
 def _check_lengths(leaves: Sequence[np.ndarray], weights: np.ndarray | None, origin: str) -> None:
-    """Raises a ValueError unless all arrays have a first axis of the same length."""
+    """Raises a ValueError unless the first axes of all arrays have the same length."""
     lengths = {array.shape[0] if array.ndim else None for array in leaves}
     if len(lengths) != 1 or None in lengths:
         shapes = " and ".join(dict.fromkeys(str(array.shape) for array in leaves))
@@ -301,7 +305,7 @@ def _check_finite(
 
 
 def _check_weights(weights: Any, origin: str, describe_example: Callable[[int], str]) -> np.ndarray:
-    """Returns sample weights as float32 (examples,).
+    """Checks sample weights, and returns them as a float32 array (examples,).
 
     Raises:
       TypeError: they are not an array of one real number for each example.
@@ -327,19 +331,21 @@ def _check_weights(weights: Any, origin: str, describe_example: Callable[[int], 
 
 
 def _is_supported(dtype: np.dtype) -> bool:
-    """Returns whether examples may have this dtype: numbers that frameworks support, and texts."""
+    """Returns whether examples may have this dtype. Allowed are texts, and numbers that frameworks
+    support.
+    """
     if dtype.kind in "fc":
         widest = np.dtype(complex if dtype.kind == "c" else float)
         return dtype.itemsize <= widest.itemsize
     return dtype.kind in "biuSU" or dtype.name.startswith(_EXTENSIONS)
 
 
-# Dtypes of the package ml_dtypes, which numpy does not count among its kinds of numbers.
+# Dtypes of the package ml_dtypes, which numpy does not count among its own numbers.
 _EXTENSIONS = ("bfloat16", "float8", "int4", "uint4")
 
 
 def _is_floating(dtype: np.dtype) -> bool:
-    """Returns whether a dtype is of floating-point numbers, of any framework."""
+    """Returns whether a dtype is a floating-point type of numpy or of ml_dtypes."""
     return dtype.kind == "f" or dtype.name.startswith(("bfloat16", "float8"))
 
 
@@ -349,7 +355,7 @@ def _is_real(array: np.ndarray) -> bool:
 
 
 def class_weight_table(class_weight: Mapping[int, float]) -> np.ndarray:
-    """Returns the weights of classes 0, 1, 2 ...; float32 (classes,).
+    """Returns the weights of classes 0, 1, 2 ... as a float32 array (classes,).
 
     Raises:
       TypeError, ValueError: the keys are not these classes, as Keras requires; or a weight is not
@@ -379,7 +385,8 @@ def with_class_weights(
     origin: str,
     describe_example: Callable[[int], str] = str,
 ) -> Examples:
-    """Returns the examples with their sample weights, if any, times the weights of their classes.
+    """Returns the examples with new weights: the weight of each example's class, times its sample
+    weight if it has one.
 
     Labels are converted to classes as in Keras 2.14.
 

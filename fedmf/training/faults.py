@@ -15,8 +15,8 @@ _ALL_ZEROED = (
 
 
 class ZeroedClients(Callback):
-    """A callback that warns of rounds whose clients were all zeroed, and once in a process of
-    examples that are not finite.
+    """A callback that warns of rounds in which all clients were zeroed, and once of clients whose
+    examples are not finite.
 
     It does not stop the run, because a stop would reveal that a client took part.
     """
@@ -25,7 +25,9 @@ class ZeroedClients(Callback):
         self._has_warned = False
 
     def on_round(self, training: Training, row: Row) -> None:
-        """See `Callback`."""
+        """Warns if all clients of the round were zeroed, or if a client's examples are not
+        finite.
+        """
         if row["clients"] and row.get("zeroed") == row["clients"]:
             warnings.warn(_ALL_ZEROED.format(training.config.zeroing_norm), stacklevel=4)
         if not training.not_finite or self._has_warned:
@@ -42,8 +44,8 @@ class ZeroedClients(Callback):
 
 
 def misfit_error(training: Training) -> ValueError | None:
-    """Returns the error for the first client of a cohort whose examples do not fit the model, such
-    as a label without an output; None if all examples fit.
+    """Returns the error for the first client of the cohort whose examples do not fit the model,
+    such as a label without an output. None if all examples fit.
     """
     weights = training.weights()
     task = training.task
@@ -62,8 +64,8 @@ def misfit_error(training: Training) -> ValueError | None:
 
 
 def _examples_of_cohort(training: Training) -> Iterator[tuple[Any, Examples | NotFinite]]:
-    """Yields each client id of the newest cohort with its examples, or with the error of reading
-    them.
+    """Yields the id of each client in the newest cohort with the client's examples, or with the
+    error of reading them.
     """
     for client in training.cohort:
         client_id = training.task.client_ids[client]

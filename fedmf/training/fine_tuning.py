@@ -1,5 +1,5 @@
-"""Metrics of personal models: of a run's model before and after fine-tuning on the examples of one
-client.
+"""Metrics of personal models: the run's model is measured before and after fine-tuning on the
+examples of one client.
 
 Fine-tuning happens on the client's device: no update is clipped, and no noise is added. Learning
 rates of a run are too large for it, because only clipping makes them harmless. So the default rate
@@ -32,21 +32,22 @@ from fedmf.training.fine_tuning_data import (
 from fedmf.training.learner import Machine
 from fedmf.training.task import Task
 
-_GROUP_SIZE = 32  # Number of clients whose examples are in memory.
-# Value of `learning_rate` for a choice among these multiples of the default.
+_GROUP_SIZE = 32  # Clients in memory at a time.
+# A learning rate of SEARCH means a choice among these multiples of the default.
 SEARCH = "search"
 _SEARCHED_FACTORS = (0.1, 0.3, 1.0, 3.0)
 
 
 class Change(NamedTuple):
-    """Metrics of a client before and after fine-tuning."""
+    """The metrics of a client before and after fine-tuning."""
 
     before: Mapping[str, float]
     after: Mapping[str, float]
 
 
 def learning_rates(value: Any, config: TrainConfig) -> list[float]:
-    """Returns the learning rates of fine-tuning, from which one is chosen if there are several.
+    """Returns the learning rates to try in fine-tuning. If there are several, the best is chosen
+    later.
 
     Args:
       value: None for a tenth of the run's client rate, a rate, several, or "search".
@@ -78,7 +79,7 @@ def fine_tuned_metrics(
     split: str | None,
     progress: bool,
 ) -> dict[str, Any]:
-    """Returns the values of `TrainedRun.evaluate_fine_tuned`.
+    """Fine-tunes clients and returns their metrics, as `TrainedRun.evaluate_fine_tuned` describes.
 
     If there are several rates, one is chosen for all clients by examples of the training half. The
     examples on which results are measured have no influence on the choice.
@@ -107,7 +108,7 @@ def fine_tuned_metrics(
 
 
 class _FineTuning:
-    """Fine-tuning of clients from the same weights.
+    """Fine-tuning of several clients, each from the same weights.
 
     Args:
       task: task of the run.
@@ -128,7 +129,7 @@ class _FineTuning:
         self._weights = weights
         self._evaluator = Evaluator(task, config)
         self._bar = bar
-        # Updates are not clipped, and scales of 1 do not change them.
+        # Updates are not clipped here, and scales of 1 leave them unchanged.
         scales: list[np.ndarray] = []
         if config.scaling() is not None:
             scales = [np.ones_like(weight, np.float32) for weight in weights]
@@ -138,7 +139,8 @@ class _FineTuning:
     def choose_rate(
         self, rates: Sequence[float], client_ids: Sequence[str]
     ) -> tuple[float, dict[str, float]]:
-        """Returns the rate with the lowest mean loss over the clients, and the loss of each rate.
+        """Returns the learning rate with the lowest mean loss over the clients, and the mean loss
+        of each rate.
 
         Each client is split by `split_for_search`. A rate with which the training of a client does
         not stay finite has an infinite loss. If no client has enough examples, the smallest rate is
@@ -169,11 +171,14 @@ class _FineTuning:
         return best_rate, {f"{rate:g}": mean for rate, mean in mean_by_rate.items()}
 
     def _has_loss(self, examples: Examples) -> bool:
-        """Returns whether there are examples that define the loss of the run's model."""
+        """Returns whether these examples define the loss of the run's model; not if there are
+        none.
+        """
         return bool(count(examples)) and not math.isnan(self._loss(self._weights, examples))
 
     def measure(self, rate: float, client_ids: Sequence[str], split: str | None) -> dict[str, Any]:
-        """Returns the metrics before and after training with a rate, and who is left out.
+        """Returns the metrics of clients before and after training with this rate, and counts of
+        clients that are left out.
 
         Raises:
           ValueError: no client is measured.
@@ -225,7 +230,9 @@ class _FineTuning:
         }
 
     def _client_work(self, rate: float) -> ClientWork:
-        """Returns client work with this rate, whose steps are no longer than the clip norm."""
+        """Returns client work that trains with this rate, and whose steps are at most as long as
+        the clip norm.
+        """
         config = dataclasses.replace(self._config, client_learning_rate=rate)
         learner = self._task.learner
         settings = self._task.client_settings(config, max_step_norm=config.clip_norm)
@@ -237,7 +244,9 @@ class _FineTuning:
         client_ids: Sequence[str],
         split_client: Callable[[Task, TrainConfig, str], SplitExamples],
     ) -> list[SplitExamples]:
-        """Returns the split examples of the clients whose examples are finite."""
+        """Splits the examples of each client, and leaves out clients whose examples are not
+        finite.
+        """
         splits = []
         for client_id in client_ids:
             with contextlib.suppress(NotFinite):
@@ -245,13 +254,15 @@ class _FineTuning:
         return splits
 
     def _loss(self, weights: list[np.ndarray], examples: Examples) -> float:
-        """Returns the mean loss on examples, marked as by `Evaluator.on_marked`."""
+        """Returns the mean loss of weights on examples, marked as by `Evaluator.on_marked`."""
         return self._evaluator.on_marked(weights, examples)["loss"]
 
     def _train(
         self, client_work: ClientWork, splits: Sequence[SplitExamples]
     ) -> Iterator[list[np.ndarray] | None]:
-        """Yields the weights of each client after its epochs, or None if they are not finite."""
+        """Trains each client, and yields its weights after the last epoch; None if they are not
+        finite.
+        """
         groups = [[client_split.training] for client_split in splits]
         for group_sum in sums_of_copies(client_work, self._broadcast, groups):
             yield None if group_sum.zeroed else _subtract(self._weights, group_sum.values)
@@ -267,7 +278,7 @@ def _subtract(weights: list[np.ndarray], update: Sequence[np.ndarray]) -> list[n
 def _warn_of_worse_losses(
     changes: Sequence[Change], not_finite: int, rate: float, split: str | None
 ) -> None:
-    """Warns if the mean loss rose, or the loss of most clients.
+    """Warns if fine-tuning made the mean loss worse, or the loss of most clients.
 
     Args:
       changes: metrics of the measured clients.
@@ -298,7 +309,8 @@ def _warn_of_worse_losses(
 
 
 def _summary(before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
-    """Returns counts, means and deciles of a metric over clients, float64 (clients,) each.
+    """Returns counts, means and deciles over clients of a metric before and after fine-tuning. Both
+    arguments are float64 arrays (clients,).
 
     Two kinds of clients are left out and counted: those on whose examples the metric is not defined
     (NaN), and those for whom it is defined and not finite (infinity).
@@ -321,7 +333,9 @@ def _summary(before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
 
 
 def _warn_of_values_not_finite(summary_by_metric: Mapping[str, Mapping[str, Any]]) -> None:
-    """Warns of metrics whose means leave out clients because the model's values are not finite."""
+    """Warns of metrics whose means leave out clients, because the model's values for them are not
+    finite.
+    """
     counts = [
         f"{name} of {summary['clients_not_finite']} clients"
         for name, summary in summary_by_metric.items()

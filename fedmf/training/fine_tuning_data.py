@@ -1,4 +1,4 @@
-"""The clients that are fine-tuned, and the random halves of their examples."""
+"""Data for fine-tuning: a sample of clients, and random halves of each client's examples."""
 
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from fedmf.training.client_data import shuffled_epochs
 from fedmf.training.examples import ClientData, Examples, count, take
 from fedmf.training.task import Task
 
-# Second entry of the seeds of generators, so that their random numbers are independent of each
-# other and of the training's, which has 2 and 6.
+# Second entries of seeds. They make the random numbers independent of each other, and of those of
+# training, whose entries are 2 and 6.
 _HALVES = 3
 _SAMPLE = 4
 _QUARTERS = 5
@@ -19,7 +19,7 @@ _TRAINING = 7
 
 
 class SplitExamples(NamedTuple):
-    """A client's examples, split for fine-tuning.
+    """A client's examples, split into a part to train on and a part to measure on.
 
     Attributes:
       training: epochs over the examples that the client trains on.
@@ -31,7 +31,8 @@ class SplitExamples(NamedTuple):
 
 
 def split_in_halves(task: Task, config: TrainConfig, client_id: str) -> SplitExamples:
-    """Splits a client's examples into random halves, by config.seed and client_id alone.
+    """Splits a client's examples into random halves, which depend on config.seed and client_id
+    alone.
 
     The client trains on the first half, which has one example more if their number is odd.
 
@@ -49,7 +50,8 @@ def split_in_halves(task: Task, config: TrainConfig, client_id: str) -> SplitExa
 
 
 def split_for_search(task: Task, config: TrainConfig, client_id: str) -> SplitExamples:
-    """Splits the training half of `split_in_halves` into random halves, to choose a learning rate.
+    """Splits the training half of a client's examples into random halves, with which a learning
+    rate is chosen.
 
     The half on which results are measured is in neither.
     """
@@ -68,26 +70,28 @@ def _split_examples(
     evaluation_examples: Examples,
     rng: np.random.Generator,
 ) -> SplitExamples:
-    """Returns split examples, with the epochs in an order drawn by `rng`."""
+    """Returns the two parts of a client's examples, with epochs over the training part in an order
+    drawn by `rng`.
+    """
     epochs = shuffled_epochs(training_examples, config, task.batch_size, rng)
     training = ClientData(epochs, (config.seed, _TRAINING, *_id_bytes(client_id)))
     return SplitExamples(training, evaluation_examples)
 
 
 def _id_bytes(client_id: Hashable) -> bytes:
-    """Returns a client id of any type as text in UTF-8, because seeds are whole numbers."""
+    """Returns the bytes of a client id of any type, which serve as whole numbers in a seed."""
     return str(client_id).encode("utf-8", "surrogatepass")
 
 
 def _random_halves(examples: Examples, rng: np.random.Generator) -> tuple[Examples, Examples]:
-    """Returns two halves of examples in random order."""
+    """Splits examples at random into two halves, in random order."""
     order = rng.permutation(count(examples))
     middle = (count(examples) + 1) // 2
     return take(examples, order[:middle]), take(examples, order[middle:])
 
 
 def sample_clients(task: Task, clients: int, seed: int) -> list[str]:
-    """Samples at most `clients` client ids uniformly without replacement, and keeps their order."""
+    """Samples at most `clients` clients uniformly without replacement, and keeps their order."""
     rng = np.random.default_rng([seed, _SAMPLE])
     population = len(task.client_ids)
     indices = rng.choice(population, min(clients, population), replace=False)

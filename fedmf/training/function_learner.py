@@ -1,4 +1,4 @@
-"""`FunctionLearner`: a learner made of three functions, in numpy or any framework."""
+"""`FunctionLearner`: a learner made of three functions, in numpy or in any framework."""
 
 import dataclasses
 import math
@@ -37,19 +37,19 @@ from fedmf.training.learner import (
 )
 
 Weights = list[np.ndarray]
-# (weights, epochs, settings) -> (weights after training minus weights before, loss before each step
-# summed over examples).
+# A function (weights, epochs, settings) -> (update, loss). The update is the weights after training
+# minus those before, and the loss before each step is summed over examples.
 ClientUpdate = Callable[[Weights, Epochs, ClientSettings], tuple[Sequence[Any], float]]
 
 _DTYPES = ("float32", "float64")
-# Updates are clipped for a sum of at least this many clients, see `clip_margin`. The margin must be
-# the same on each worker of a cluster, and a worker sees only some of the clients.
+# Updates are clipped with the margin for a sum of at least this many clients, see `clip_margin`.
+# All workers of a cluster need the same margin, and a worker sees only some of the clients.
 _MIN_CLIENTS_OF_MARGIN = 2**16
 
 
 class FunctionLearner(Learner):
-    """A learner made of three pure functions. They must keep no state between calls, because it
-    could carry a client's data past the clipped sum.
+    """A learner made of three pure functions. They must keep no state between calls, because a
+    state could carry a client's data past the clipped sum.
 
     The library clips and sums updates, and adds noise. Clients train one after the other; a Ray
     cluster trains several at a time, for which the functions are pickled: define them in a module,
@@ -99,16 +99,18 @@ class FunctionLearner(Learner):
         self._evaluate = evaluate
 
     def initial_weights(self, seed: int) -> Weights:
-        """See `Learner.initial_weights`."""
+        """Returns the initial weights for this seed, after a check."""
         with errors_of("initial_weights"):
             return _check_initial_weights(self._initial_weights(seed))
 
     def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
-        """See `Learner.client_work`."""
+        """Returns client work that trains clients one after the other with `client_update`."""
         return _SequentialClients(self, settings)
 
     def evaluator(self, settings: ClientSettings, machine: Machine) -> Evaluate:
-        """See `Learner.evaluator`."""
+        """Returns a function that calls `evaluate` on copies of the weights and checks the
+        metrics.
+        """
 
         def evaluate(weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
             with errors_of(f"evaluate of task {settings.task!r}"):
@@ -121,8 +123,8 @@ class FunctionLearner(Learner):
         return evaluate
 
     def metric_names(self, task: TaskData) -> list[str]:
-        """See `Learner.metric_names`. The names are those of an evaluation of the validation split,
-        with "loss" at the end.
+        """Returns the names of the metrics that `evaluate` returns on the validation split, with
+        "loss" at the end.
         """
         with errors_of(f"evaluate of task {task.name!r}"):
             validation = _without_weights(task.split("validation"))
@@ -131,7 +133,9 @@ class FunctionLearner(Learner):
         return [*(name for name in names if name != "loss"), "loss"]
 
     def check(self, task: TaskData, config: TrainConfig) -> None:
-        """See `Learner.check`. Calls each function twice, on a batch of the validation split."""
+        """Checks the three functions before round 0, by calling each twice on a batch of the
+        validation split.
+        """
         if execution_kind(config.execution).in_tff:
             raise ValueError(
                 f"execution={config.execution!r} trains models of TFF, and task {task.name!r} has "
@@ -148,7 +152,7 @@ class FunctionLearner(Learner):
         first_rows = np.arange(min(task.batch_size, count(validation)))
         update_digests = []
         for _ in range(2):
-            # A function may overwrite its examples, so that each call gets a copy.
+            # The function may overwrite its examples, so each call gets a copy.
             client = ClientData([take(validation, first_rows)], (config.seed,))
             update, _ = _client_update(self, settings, weights, client)
             update_digests.append(digest(update))
@@ -175,9 +179,9 @@ class FunctionLearner(Learner):
             )
 
     def fingerprint(self, seed: int) -> dict[str, str]:
-        """See `Learner.fingerprint`. It has the names of the functions, so that changes of their
-        code go unnoticed, with the arguments of a functools.partial and the fields of a dataclass,
-        and a digest of the initial weights.
+        """Returns the names of the three functions and a digest of the initial weights. A name
+        includes the arguments of a functools.partial and the fields of a dataclass. A change in a
+        function's code goes unnoticed.
         """
         return {
             "initial_weights": function_text(self._initial_weights),
@@ -187,7 +191,9 @@ class FunctionLearner(Learner):
         }
 
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
-        """See `Learner.starting_from`."""
+        """Returns a learner with the same functions whose initial weights are these for every
+        seed.
+        """
         weights = checks.entries("weights", weights, hint="give a list of arrays")
         shapes = [np.shape(weight) for weight in weights]
         initial_shapes = [weight.shape for weight in self.initial_weights(0)]
@@ -205,7 +211,9 @@ class FunctionLearner(Learner):
 
 @dataclasses.dataclass(frozen=True)
 class _Copies:
-    """A function that returns copies of the same weights for every seed. It can be pickled."""
+    """A function that returns copies of the same weights for every seed. Unlike a lambda, it can be
+    pickled.
+    """
 
     weights: Weights
 
@@ -228,11 +236,11 @@ class _SequentialClients(ClientWork):
         self._sum: UpdateSum | None = None
 
     def explain(self) -> str:
-        """See `ClientWork.explain`."""
+        """Returns a sentence that says how clients are trained."""
         return "clients train one after the other, each by the task's client_update"
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
-        """See `ClientWork.sums`."""
+        """Trains the clients of each group, and yields the sum of their clipped updates."""
         weights = list(sent.weights)
         params = sent.params
         shapes = [weight.shape for weight in weights]
@@ -262,7 +270,9 @@ class _SequentialClients(ClientWork):
             )
 
     def _train(self, weights: Weights, client: ClientData) -> tuple[Weights, float]:
-        """Returns a client's update and loss; no step is longer than `max_step_norm`."""
+        """Trains a client, and returns its update and its loss. No step is longer than
+        `max_step_norm`.
+        """
         settings = self._settings
         if math.isinf(settings.max_step_norm):
             return _client_update(self._learner, settings, weights, client)
@@ -272,7 +282,7 @@ class _SequentialClients(ClientWork):
             batch_client = ClientData([batch], (*client.seed, number))
             step, loss = _client_update(self._learner, settings, current_weights, batch_client)
             clipped = clip_update(step, clip_norm=settings.max_step_norm, zeroing_norm=math.inf)
-            if not clipped.is_zeroed:  # A step that is not finite ends in weights that are not.
+            if not clipped.is_zeroed:  # A step that is not finite gives weights that are not.
                 step = clipped.values
             current_weights = [
                 (weight + array).astype(weight.dtype)
@@ -289,7 +299,8 @@ class _SequentialClients(ClientWork):
 def _client_update(
     learner: FunctionLearner, settings: ClientSettings, weights: Weights, client: ClientData
 ) -> tuple[Weights, float]:
-    """Returns the update and loss of `client_update`, the update in the weights' dtypes.
+    """Calls `client_update` for a client, and returns the checked update and loss. The update has
+    the weights' dtypes.
 
     The function gets copies of the weights, so that it may overwrite them.
 
@@ -339,7 +350,7 @@ def _client_update(
 
 
 def _without_weights(examples: Examples) -> Examples:
-    """Returns the examples with plain labels."""
+    """Returns the examples with plain labels in place of `Weighted` labels."""
     x, y = examples
     labels, _ = split_weights(y)
     return x, labels

@@ -1,5 +1,5 @@
-"""The identity of a task: client ids, batch size, class weights, and the program that computes
-updates. Beside config and plan, it must be the same when a run is resumed.
+"""The identity of a task: its client ids, batch size, class weights, and the program that computes
+updates. A run can be resumed only with the same identity, config and plan.
 
 The guarantee does not depend on it, because a committed release is never computed again. But curves
 would mean nothing if half of a run had been computed by another program.
@@ -19,12 +19,12 @@ _CHANGE_TEXTS = {
     "class_weight": "class_weight={current} (the run has {recorded})",
     "client_ids": "different client_ids, or in another order",
 }
-# Maximal length of a component of a fingerprint in an error.
+# Maximal length of a fingerprint's text in an error message.
 _MAX_CHARACTERS = 300
 
 
 def task_identity(task: Task, program: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the identity of a task.
+    """Returns a task's identity, which a resumed run must have.
 
     Args:
       task: task of the run.
@@ -46,7 +46,7 @@ def task_identity(task: Task, program: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _checked_program(task: Task, program: Any) -> dict[str, str]:
-    """Returns the fingerprint of a learner.
+    """Checks the fingerprint that a learner returned, and returns it as a dict.
 
     Raises:
       TypeError: it is no dict of texts, which the run's folder holds.
@@ -68,7 +68,8 @@ def _checked_program(task: Task, program: Any) -> dict[str, str]:
 
 
 def identity_difference(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
-    """Returns the first difference from the recorded identity apart from the program, or None.
+    """Returns the first difference of a task's identity from the recorded one, without the program;
+    None if there is none.
 
     Args:
       recorded: `task_identity` when the run was begun.
@@ -81,7 +82,8 @@ def identity_difference(recorded: Mapping[str, Any], current: Mapping[str, Any])
 
 
 def program_difference(recorded: Mapping[str, str], current: Mapping[str, str]) -> str | None:
-    """Returns the first difference between two fingerprints; None if they are equal.
+    """Returns the first difference between the fingerprints of two programs; None if they are
+    equal.
 
     >>> program_difference({"loss": "mse", "layer 0": "Dense 3"}, {"loss": "mse"})
     'layer 0 is missing (the run has Dense 3)'
@@ -102,7 +104,7 @@ def program_difference(recorded: Mapping[str, str], current: Mapping[str, str]) 
 
 
 def _shorten(text: str | None) -> str:
-    """Returns the beginning of a text, for an error."""
+    """Returns the beginning of a long text, for an error message."""
     full_text = str(text)
     if len(full_text) <= _MAX_CHARACTERS:
         return full_text

@@ -1,4 +1,4 @@
-"""The initial weights of a run: drawn by the task, or those of a model file or of another run."""
+"""The initial weights of a run. They come from the task, from a model file, or from another run."""
 
 import pathlib
 
@@ -12,8 +12,8 @@ from fedmf.training.trained_run import TrainedRun
 
 
 def starting_task(task: Task, config: TrainConfig, resumed: RunFolder | None) -> Task:
-    """Returns the task with models that start as the run does: from `config.initial_model`, or with
-    the task's own initial weights.
+    """Returns the task with models that start from the run's initial weights: those of
+    `config.initial_model`, or the task's own.
 
     Args:
       task: task of the run.
@@ -28,7 +28,7 @@ def starting_task(task: Task, config: TrainConfig, resumed: RunFolder | None) ->
         return task
     if resumed is not None:
         weights = resumed.initial_weights()
-        # `reopen_run` refuses a run whose initial weights are missing.
+        # If the initial weights are missing, `reopen_run` refuses the run.
         return task if weights is None else task.starting_from(weights)
     try:
         return task.starting_from(_model_weights(task, expanded(config.initial_model)))
@@ -39,7 +39,7 @@ def starting_task(task: Task, config: TrainConfig, resumed: RunFolder | None) ->
 
 
 def _model_weights(task: Task, path: pathlib.Path) -> list[np.ndarray]:
-    """Returns all weights of a model file, or of a run of the same model.
+    """Returns all weights of a model file, or of another run of the same model.
 
     Raises:
       FileNotFoundError: the path does not exist.

@@ -1,5 +1,5 @@
-"""`Learner`: the interface of a framework to the simulation. A learner has a model, trains it on
-the examples of clients, and evaluates it.
+"""`Learner`: the interface between a machine-learning framework and the simulation. A learner has a
+model, trains it on clients' examples, and evaluates it.
 """
 
 import abc
@@ -21,7 +21,8 @@ from fedmf.training.examples import Epochs, Examples, count, digest, take
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Settings of the clients' training in a run, without examples, noise and noise seed.
+    """Settings with which the clients of a run train. They contain no examples, no noise and no
+    noise seed.
 
     Attributes:
       task: name of the task, for errors.
@@ -89,7 +90,7 @@ class Evaluation(NamedTuple):
     undefined: frozenset[str] = frozenset()
 
 
-# (weights, examples) -> metrics; at least one example.
+# A function (weights, examples) -> metrics; there is at least one example.
 Evaluate = Callable[[Sequence[np.ndarray], Examples], Evaluation]
 
 
@@ -102,7 +103,7 @@ class TaskData(Protocol):
 
     @property
     def client_ids(self) -> Sequence[Any]:
-        """The training clients."""
+        """The ids of the training clients."""
 
     @property
     def batch_size(self) -> int:
@@ -110,24 +111,25 @@ class TaskData(Protocol):
 
     @property
     def headline(self) -> str:
-        """The metric that reports show."""
+        """The name of the metric that reports show."""
 
     @property
     def spec(self) -> Any:
-        """The `ArraySpec` structure of the examples."""
+        """The spec of the examples: their structure, with an `ArraySpec` for each array."""
 
     def client_settings(self, config: TrainConfig) -> ClientSettings:
-        """Returns the settings of the clients' training."""
+        """Returns the settings with which clients train in a run with this config."""
 
     def examples_of(self, client_id: Any) -> Examples:
-        """Returns a client's examples."""
+        """Returns the training examples of a client."""
 
     def split(self, name: str) -> Examples:
-        """Returns the examples of a split."""
+        """Returns the examples of the split "validation" or "test"."""
 
 
 class Learner(abc.ABC):
-    """A model with its training and evaluation, in any framework.
+    """Base class of learners. A learner is a model with its training and evaluation, in any
+    framework.
 
     Weights are the trained weights of the model, a list of float arrays. A learner holds no
     examples, and can be pickled for the workers of a cluster.
@@ -146,7 +148,7 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def initial_weights(self, seed: int) -> list[np.ndarray]:
-        """Returns the initial weights of a run, a pure function of its seed."""
+        """Returns the initial weights of a run, which depend on its seed alone."""
 
     @abc.abstractmethod
     def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
@@ -178,7 +180,8 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self, seed: int) -> dict[str, str]:
-        """Returns a text for each component of the program that computes updates, by its name.
+        """Returns a dict that describes each component of the program that computes updates, by the
+        component's name.
 
         A run is resumed with an equal fingerprint only, unless `accept_changed_task` is set. The
         guarantee does not depend on it.
@@ -188,10 +191,10 @@ class Learner(abc.ABC):
         """
 
     def prepare(self, task: TaskData, config: TrainConfig) -> None:  # noqa: B027  (optional)
-        """Prepares this process for a run before it computes anything."""
+        """Prepares this process for a run, before it computes anything."""
 
     def limited_threads(self, threads: int | None) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which this process computes with at most this number of threads.
+        """Returns a context manager that limits the threads with which this process computes.
 
         Raises:
           ValueError: the framework has started with another number of threads.
@@ -199,11 +202,14 @@ class Learner(abc.ABC):
         return limited_linear_algebra(threads)
 
     def work_kind(self, settings: ClientSettings) -> str:
-        """Returns the name of this machine's kind of client work; empty if there is one kind."""
+        """Returns the name of the kind of client work that suits this machine; empty if there is
+        only one kind.
+        """
         return ""
 
     def slow(self, settings: ClientSettings) -> str:
-        """Returns a sentence on why clients train slowly on this machine; empty if they do not.
+        """Returns a sentence that says why clients train slowly on this machine; empty if they do
+        not.
 
         Args:
           settings: settings with the kind of client work of this machine.
@@ -211,20 +217,25 @@ class Learner(abc.ABC):
         return ""
 
     def on_workers(self) -> Self:
-        """Returns a learner for the workers of a cluster, which train and do not evaluate."""
+        """Returns a learner for the workers of a cluster, which only train and never evaluate."""
         return self
 
     def misfit_reason(self, error: Exception) -> str:
-        """Returns the message of one of `errors`, as far as it is about the examples."""
+        """Returns the part of an error's message that is about examples which do not fit the
+        model.
+        """
         return str(error)
 
     def all_weights(self, weights: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-        """Returns all weights of a model for a warm start, including those not trained."""
+        """Returns all weights of a model for a warm start, including weights that are not
+        trained.
+        """
         return list(weights)
 
     @abc.abstractmethod
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
-        """Returns this learner with models that start from these weights for every seed.
+        """Returns this learner with other initial weights: models start from `weights` for every
+        seed.
 
         Args:
           weights: all weights of a model, as `all_weights` returns them.
@@ -234,7 +245,7 @@ class Learner(abc.ABC):
         """
 
     def load_weights(self, path: pathlib.Path) -> list[np.ndarray]:
-        """Returns all weights of a model file, as `all_weights` returns them.
+        """Reads all weights from a model file, in the order of `all_weights`.
 
         Raises:
           ValueError: the file cannot be read, or learners of this class read no files.
@@ -256,7 +267,7 @@ class Learner(abc.ABC):
         )
 
     def export(self, weights: Sequence[np.ndarray], seed: int, path: pathlib.Path) -> Any:
-        """Writes `model` to a new file or folder, and returns it.
+        """Writes the model with these weights to a new file or folder, and returns the model.
 
         Raises:
           ValueError: as `model` does.
@@ -265,7 +276,7 @@ class Learner(abc.ABC):
 
 
 def function_text(function: Any) -> str:
-    """Returns the name of a function, or of the class of what is called like one, with the
+    """Returns the name of a function, or of the class of a callable object. The name includes the
     arguments of a functools.partial and the fields of a dataclass.
 
     >>> import functools
@@ -286,10 +297,10 @@ def function_text(function: Any) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """Returns a text that changes with a value: of an array its digest, of an object that is no
-    dataclass its class alone.
+    """Returns a text that changes with a value. Of an array it has a digest, and of an object that
+    is no dataclass only the class.
     """
-    if isinstance(value, np.generic):  # Their repr depends on the version of numpy.
+    if isinstance(value, np.generic):  # The repr depends on the version of numpy.
         value = value.item()
     if isinstance(value, str | bytes | int | float | complex | None):
         return repr(value)
@@ -307,15 +318,15 @@ def _value_text(value: Any) -> str:
 
 
 def _fields_text(owner: Any) -> str:
-    """Returns the fields of a dataclass object as a text."""
+    """Returns the fields of a dataclass object as text."""
     names = [field.name for field in dataclasses.fields(owner)]
     return ", ".join(f"{name}={_value_text(getattr(owner, name))}" for name in names)
 
 
 @contextlib.contextmanager
 def limited_linear_algebra(threads: int | None) -> Iterator[None]:
-    """Limits the threads of the linear algebra behind numpy and scipy inside the block; None does
-    not limit them.
+    """Limits the threads of numpy's and scipy's linear algebra inside the block; None sets no
+    limit.
 
     >>> with limited_linear_algebra(None):
     ...     pass

@@ -1,5 +1,5 @@
-"""The training loop. A round samples a cohort, trains its clients, and commits the noisy mean of
-their clipped updates; then come the server's step and the metrics.
+"""The training loop. In each round it samples a cohort, trains the clients, and commits the noisy
+mean of their clipped updates. Then it takes the server's step and computes metrics.
 """
 
 import contextlib
@@ -37,13 +37,15 @@ from fedmf.training.under_way import Training
 
 
 class InterruptedRun(interrupts.Interrupted):
-    """The error of a run that Ctrl-C stopped. Its rounds are committed, and it can be resumed."""
+    """The error of a run that was stopped with Ctrl-C. Its rounds are committed, and it can be
+    resumed.
+    """
 
 
 def _check_arguments(
     task: Any, config: Any, folder: Any, noise_seed: Any, plan: Any, resume: Any
 ) -> None:
-    """Raises for arguments of `train` of the wrong type, before the model is built."""
+    """Raises an error if an argument of `train` has the wrong type, before the model is built."""
     if not isinstance(task, Task):
         raise TypeError(
             f"task={reprlib.repr(task)} must be a federated.Task or a training.Task: make one with "
@@ -64,7 +66,7 @@ def _check_arguments(
 
 
 def _check_callbacks(value: Any) -> list[Callback]:
-    """Returns callbacks as a list, or raises a TypeError."""
+    """Returns callbacks as a list, or raises a TypeError if they are not all `Callback` objects."""
     hint = "give a list of callbacks, such as [federated.StopAfter(20)]"
     callbacks = checks.entries("callbacks", value, hint=hint)
     for callback in callbacks:
@@ -87,7 +89,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     **options: Any,
 ) -> TrainedRun:
-    """Trains a task and writes a run folder.
+    """Trains a task with differential privacy, and writes the run's folder.
 
     The same config, noise seed, threads and software give bitwise identical metrics and weights,
     also if the run is interrupted and resumed.
@@ -153,7 +155,7 @@ def train(
 
 
 def _run(training: Training, callbacks: Sequence[Callback]) -> None:
-    """Trains the remaining rounds, and writes the result after the last one."""
+    """Trains the remaining rounds, and writes the result after the last round."""
     start_time = time.perf_counter()
     if training.options.progress:
         _print_noise_and_clients(training)
@@ -175,7 +177,9 @@ def _run(training: Training, callbacks: Sequence[Callback]) -> None:
 
 
 def _with_default_callbacks(callbacks: Sequence[Callback], *, progress: bool) -> list[Callback]:
-    """Returns the callbacks with those that every run has: the bar and the warnings."""
+    """Returns the caller's callbacks with those that every run has: the progress bar and the
+    warnings.
+    """
     all_callbacks: list[Callback] = [Bar()] if progress else []
     all_callbacks += [ZeroedClients(), *callbacks]
     if not any(isinstance(callback, Divergence) for callback in callbacks):
@@ -184,7 +188,7 @@ def _with_default_callbacks(callbacks: Sequence[Callback], *, progress: bool) ->
 
 
 def _round(training: Training) -> dict[str, Any]:
-    """Computes the next round and returns its row of metrics.jsonl.
+    """Computes and commits the next round, and returns its row of metrics.jsonl.
 
     The noisy mean of the updates is committed first. The server's step, metrics and validation
     follow from what was committed.
@@ -194,7 +198,7 @@ def _round(training: Training) -> dict[str, Any]:
     task = training.task
     execution = training.execution
     cohort = training.controller.cohort(t).tolist()
-    num_clients = len(task.client_ids)  # The indices of canaries begin here.
+    num_clients = len(task.client_ids)  # Canaries have the indices from here on.
     training.cohort = [client for client in cohort if client < num_clients]
     canaries = [client - num_clients for client in cohort if client >= num_clients]
     metrics = training.private_metrics
@@ -223,7 +227,7 @@ def _round(training: Training) -> dict[str, Any]:
 
 
 def _stopped(training: Training, stop: BaseException) -> Exception | KeyboardInterrupt:
-    """Returns the exception that `train` raises for a run that was stopped."""
+    """Returns the exception that `train` raises if a run is stopped before its end."""
     folder = training.folder
     num_rounds = f"{training.done} of {training.config.rounds} rounds"
     if isinstance(stop, WorkersLost):
@@ -244,7 +248,9 @@ def _stopped(training: Training, stop: BaseException) -> Exception | KeyboardInt
 
 
 def _print_noise_and_clients(training: Training) -> None:
-    """Prints how the noise is stored, and why clients train slowly, if they do."""
+    """Prints where the noise is stored if it is on disk, and why clients train slowly if they
+    do.
+    """
     execution = training.execution
     execution.noise.show_progress()
     strategy = execution.noise.strategy

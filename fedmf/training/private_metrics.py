@@ -1,4 +1,6 @@
-"""Private metrics of a round: metrics of the model before the round on the cohort's examples."""
+"""Private metrics of a round. The model before the round is evaluated on the examples of the
+cohort, and the sums get noise.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,8 @@ from fedmf.training.task import Task
 
 
 class PrivateRoundMetrics:
-    """The noisy mean loss and headline metric of the cohort's clients, by `MetricsStream`.
+    """Computes and releases the mean loss and headline metric of a cohort's clients, with noise of
+    a `MetricsStream`.
 
     The sum is computed before the round's noise is made, and the release is committed with the
     round. A client is not counted if it has no examples or some that are not finite.
@@ -33,7 +36,8 @@ class PrivateRoundMetrics:
         self._metrics = MetricsStream(plan, noise_seed=noise_seed)
 
     def sum_of(self, weights: list[np.ndarray], cohort: Sequence[int]) -> np.ndarray:
-        """Returns the sum of the contributions of a cohort's clients, without noise.
+        """Evaluates the clients of a cohort, and returns the sum of their contributions without
+        noise.
 
         Args:
           weights: weights of the model before the round.
@@ -52,12 +56,13 @@ class PrivateRoundMetrics:
         return total
 
     def release(self, t: int, total: np.ndarray) -> dict[str, Any]:
-        """Returns the released metrics of round t, whose sum without noise is `total`."""
+        """Returns the noisy metrics of round t, computed from the sum `total` without noise."""
         return self._metrics.values(range(t, t + 1), self._metrics.release(t, total))
 
 
 def bounded_metrics(metrics: Mapping[str, float], headline: str) -> dict[str, float]:
-    """Returns a client's contribution: its headline metric, named "accuracy", and its "loss".
+    """Returns a client's contribution to the private metrics: its headline metric, which is called
+    "accuracy", and its "loss".
 
     If the loss is NaN or minus infinity, both have their worst value. The worst value of an error
     is 1, that of an accuracy 0, and that of a loss infinity.

@@ -1,4 +1,4 @@
-"""The files of a finished run: weights, table, result.json and final statement."""
+"""Writer of the files of a finished run: weights, table, result.json and final statement."""
 
 from typing import Any
 
@@ -13,7 +13,8 @@ from fedmf.training.under_way import Training
 
 
 def write_result(training: Training, seconds: float) -> None:
-    """Writes the files of a finished run. result.json is the last, and marks the run as finished.
+    """Writes the files of a finished run. result.json comes last, because it marks the run as
+    finished.
 
     Args:
       training: the run after its last round.
@@ -34,14 +35,16 @@ def write_result(training: Training, seconds: float) -> None:
     test_metrics: dict[str, float] = {}
     if training.options.test:
         test_metrics = training.evaluator(weights, "test")
-    # A finished run that is resumed to write its events or its table keeps its date.
+    # A finished run keeps its date if it is resumed later, for example to write events or its
+    # table.
     earlier_result = Run.load(folder.path).result or {}
     result: dict[str, Any] = {
         "validation": training.evaluator(weights, "validation"),
         "test": test_metrics,
         "participation": _participation_values(training, audit),
         "claimed_cohort": config.claimed_cohort,
-        # A simulation has no achieved guarantee, because the simulated run was not observed.
+        # A simulation of a larger cohort has no achieved guarantee, because only the simulated run
+        # was observed.
         "achieved": _achieved_values(audit) if plan.simulation is None else None,
         "seconds": round(seconds, 1),
         "date": earlier_result.get("date", today()),
@@ -49,12 +52,12 @@ def write_result(training: Training, seconds: float) -> None:
     if has_ended_early:
         result["ended_after"] = training.done
     write_final_statement(folder.path, audit, result)
-    # Contains the digests of the files above, and is therefore written last.
+    # This file has the digests of the files above, and is therefore written last.
     folder.write_json("result", result)
 
 
 def _participation_values(training: Training, audit: Audit) -> dict[str, Any]:
-    """Returns population, cohort size and observed participation, for result.json."""
+    """Returns the population, the cohort size and the observed participation for result.json."""
     num_clients_by_count = audit.observed.histogram
     return {
         "population": training.controller.population,
@@ -66,8 +69,8 @@ def _participation_values(training: Training, audit: Audit) -> dict[str, Any]:
 
 
 def _achieved_values(audit: Audit) -> dict[str, Any]:
-    """Returns the achieved guarantee for result.json."""
-    # The controller sampled cohorts by the plan's scheme, which a ledger alone could not show.
+    """Returns the values of the achieved guarantee for result.json."""
+    # The controller sampled cohorts by the plan's scheme, which a ledger alone could not prove.
     epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon
     sensitivity = 0.0
     if audit.achieved:

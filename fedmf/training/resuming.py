@@ -1,4 +1,6 @@
-"""`reopen_run`: the setup of a run that is resumed, after a comparison with its beginning."""
+"""`reopen_run`: returns the setup of a run that is resumed, after a check that nothing differs from
+its beginning.
+"""
 
 import pathlib
 import warnings
@@ -27,7 +29,7 @@ def reopen_run(
     options: RunOptions,
     noise_seed: int | str | None = None,
 ) -> RunSetup:
-    """Returns the setup with which a run is resumed.
+    """Checks that a run is resumed as it was begun, and returns its setup.
 
     Args:
       checked: task of the run.
@@ -71,8 +73,8 @@ def reopen_run(
         )
     identity = folder.identity()
     folder.read_rounds()
-    # The run keeps its recorded plan, whatever this machine would calibrate today, so that the
-    # noise stays the same.
+    # The run keeps its recorded plan, whatever this machine would calibrate today. So the noise
+    # stays the same.
     stored_plan = recorded_plan(run)
     _check_plan(run, plan, stored_plan)
     return RunSetup(
@@ -89,8 +91,8 @@ def reopen_run(
 
 
 def _check_config(run: Run, config: TrainConfig) -> None:
-    """Raises a ValueError if the config differs from the run's."""
-    # The path of the data may change; their contents are compared elsewhere.
+    """Raises a ValueError if the config differs from that of the run."""
+    # The path of the data may change, and its contents are compared elsewhere.
     changes = differences(config.flat(), run.config.flat(), leave_out=("data",), was="the run has")
     if not changes:
         return
@@ -113,7 +115,7 @@ def _check_config(run: Run, config: TrainConfig) -> None:
 
 
 def _check_summary(run: Run, checked: CheckedTask) -> None:
-    """Raises a ValueError if the summary of the task differs from the one in plan.json."""
+    """Raises a ValueError if the task's summary differs from that in plan.json."""
     recorded_summary = run.plan["task"]
     if recorded_summary == checked.summary:
         return
@@ -130,7 +132,7 @@ def _check_summary(run: Run, checked: CheckedTask) -> None:
 
 
 def _check_plan(run: Run, plan: Plan | None, stored_plan: Plan) -> None:
-    """Raises a ValueError if a plan was passed and differs from the recorded one."""
+    """Raises a ValueError if the caller passed a plan that differs from the recorded plan."""
     if plan is None:
         return
     changes = plan_differences(plan, stored_plan)
@@ -148,7 +150,8 @@ def _changed_program(
     identity: Mapping[str, Any],
     options: RunOptions,
 ) -> Mapping[str, str] | None:
-    """Checks that the task is the one that the run was begun with.
+    """Checks that the task is the one with which the run was begun, and finds out whether its
+    program changed.
 
     Returns:
       The fingerprint of another program, if `options` accept one; None for the same program.
@@ -188,14 +191,14 @@ def _changed_program(
 
 def _version_note(run: Run) -> str:
     """Returns a note in brackets on package versions that changed since the run was begun; empty if
-    none did.
+    none changed.
     """
     changes = version_changes(run.plan.get("versions", {}))
     return f" (it was begun with {changes}, which may differ)" if changes else ""
 
 
 def _read_noise_seed(path: pathlib.Path) -> int:
-    """Returns the noise seed that the run was begun with.
+    """Reads the noise seed with which the run was begun.
 
     Raises:
       ValueError: it is missing or damaged. The message quotes nothing of the file, and the error
@@ -210,10 +213,10 @@ def _read_noise_seed(path: pathlib.Path) -> int:
         problem = "is missing, as in a copy of the run that was made for publication"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
-    except ValueError:  # Not a text, or more digits than Python reads.
+    except ValueError:  # No text, or too many digits for Python.
         pass
-    # Raised outside the except clauses: an error caught there would be the context of this one, and
-    # may quote the seed.
+    # The error is raised outside of the except clauses. Otherwise the caught error, which may quote
+    # the seed, would be its context.
     raise ValueError(
         f"the noise seed {path} {problem}; without it the noise cannot be computed again: put back "
         "the run's own, or start a new folder"

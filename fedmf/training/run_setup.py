@@ -1,4 +1,4 @@
-"""`RunSetup`: everything that a run is determined by before round 0, and its check."""
+"""`RunSetup`: everything that determines a run before round 0, with a check of it."""
 
 import dataclasses
 import pathlib
@@ -37,7 +37,7 @@ from fedmf.training.task import Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSetup:
-    """Task, config, plan and noise seed of a run, and its folder.
+    """Task, config, plan, noise seed and folder of a run.
 
     Attributes:
       checked: the task with what was read of it before round 0.
@@ -68,13 +68,14 @@ class RunSetup:
         return self.checked.task
 
     def controller(self) -> ParticipationController:
-        """Returns the controller of the run before its first round."""
+        """Returns the participation controller of the run, before its first round."""
         num_clients = self.checked.num_clients
         return run_controller(num_clients, self.config, self.plan, self.noise_seed)
 
     def rounds(self) -> int:
-        """Returns the number of rounds after which the run is finished: all rounds, or the largest
-        number whose guarantee is within `config.stop_at_epsilon`.
+        """Returns the number of rounds after which the run is finished. With
+        `config.stop_at_epsilon` it is the largest number of rounds whose guarantee is within that
+        epsilon.
 
         Raises:
           ValueError: the first round exceeds that epsilon, or the number of rounds cannot be
@@ -85,8 +86,8 @@ class RunSetup:
         return rounds_within(self.plan, self.config.stop_at_epsilon, argument="stop_at_epsilon")
 
     def check(self, options: RunOptions) -> None:
-        """Checks the number of rounds, the server optimizer, the canaries, and that the noise can
-        be stored.
+        """Checks the number of rounds, the server optimizer and the canaries, and that there is
+        space for the noise.
 
         Raises:
           TypeError, ValueError: the run cannot end at its epsilon, no resume could read the state
@@ -105,7 +106,9 @@ class RunSetup:
         )
 
     def _check_canaries(self) -> None:
-        """Raises a ValueError if canaries would disturb each other or be zeroed."""
+        """Raises a ValueError if there are too many canaries for the model, or their updates would
+        be zeroed.
+        """
         num_parameters = self.checked.num_parameters
         canaries = self.config.canaries
         if num_parameters < 10 * canaries:
@@ -123,8 +126,8 @@ class RunSetup:
             )
 
     def write(self) -> None:
-        """Writes all files of before round 0. config.json is written last, because it makes the
-        folder a run.
+        """Writes all files that a run has before round 0. config.json is written last, because it
+        makes the folder a run.
         """
         RunFolder.create(self.folder.path)
         folder = self.folder
@@ -175,7 +178,7 @@ def new_run(
     plan: Plan | None,
     options: RunOptions,
 ) -> RunSetup:
-    """Returns the setup of a new run, and writes nothing.
+    """Returns the setup of a new run after checking it. Nothing is written.
 
     Args:
       checked: task of the run.
@@ -193,13 +196,14 @@ def new_run(
         noise_seed = "os"
     seed = check_noise_seed(noise_seed)
     if config.sampling is None:
-        # Raises for an impossible participation before the mechanism is fitted, which may be slow.
+        # An impossible participation raises here, before the mechanism is fitted, which may be
+        # slow.
         run_controller(checked.num_clients, config)
     is_callers_plan = plan is not None
     if plan is None:
         plan = config.plan(config.fit(show_progress=options.progress))
     check_plan_of_config(plan, config)
-    # Raises if the cohorts of the plan cannot be drawn.
+    # This raises if the cohorts of the plan cannot be drawn.
     run_controller(checked.num_clients, config, plan, seed)
     setup = RunSetup(
         checked=checked,
@@ -218,7 +222,7 @@ def new_run(
 def run_controller(
     num_clients: int, config: TrainConfig, plan: Plan | None = None, noise_seed: int = 0
 ) -> ParticipationController:
-    """Returns the controller of a run.
+    """Returns the participation controller of a run, which draws its cohorts.
 
     Args:
       num_clients: number of clients of the task, without canaries.
@@ -246,7 +250,7 @@ def run_controller(
                 f"{canaries_text}: set population to {population}, on which the amplification "
                 "depends"
             )
-        # A simulation of a larger cohort samples cohorts of `cohort_size`.
+        # A run that simulates a larger cohort samples cohorts of `cohort_size` itself.
         sampling = sampling.resized(population=population, cohort_size=config.cohort_size)
     settings = CohortSettings(
         rule=rule,
@@ -262,7 +266,7 @@ def run_controller(
 
 
 def check_plan_of_config(plan: Plan, config: TrainConfig) -> None:
-    """Checks that a plan describes a run of the config.
+    """Checks that a plan describes a run with this config.
 
     Raises:
       TypeError, ValueError: the plan differs from the config, or float32 cannot represent the
@@ -273,7 +277,7 @@ def check_plan_of_config(plan: Plan, config: TrainConfig) -> None:
             f"plan={reprlib.repr(plan)} must be a fedmf.Plan, or None for the one "
             "that the config describes"
         )
-    _ = plan.stddev  # Raises if float32 cannot represent it.
+    _ = plan.stddev  # This raises if float32 cannot represent the scale.
     expected_plan = config.plan_with(plan.mechanism, plan.noise_multiplier)
     changes = differences(
         PlanConfig.of(plan).flat(),

@@ -1,4 +1,5 @@
-"""`Task`: clients, their examples, and a learner that trains and evaluates a model.
+"""`Task`: a learning problem with clients, their examples, and a learner that trains and evaluates
+a model.
 
 A task holds no privacy parameters.
 """
@@ -34,12 +35,14 @@ from fedmf.training.learner import ClientSettings, Learner
 from fedmf.training.task_checks import checked_attributes
 
 SPLITS = ("validation", "test")
-# Of numpy's dtypes: booleans, numbers, texts and times.
+# Kinds of numpy dtypes that client ids may have: booleans, numbers, texts and times.
 _KINDS_OF_IDS = "biufSUMm"
 
 
 class TaskAttributes(TypedDict, total=False):
-    """Attributes of a `Task` that `Task.from_arrays` cannot compute from arrays."""
+    """Attributes of a `Task` that the caller of `Task.from_arrays` passes, because arrays do not
+    determine them.
+    """
 
     name: Required[str]
     learner: Required[Learner]
@@ -55,7 +58,8 @@ class TaskAttributes(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """A federated learning task: data of clients, and a learner.
+    """A federated learning task: the examples of clients, and a learner that trains a model on
+    them.
 
     All examples are numpy arrays, so that every execution of the training loop trains on the same
     examples in the same order. The loop shuffles them with its own seeds, and makes batches.
@@ -109,11 +113,11 @@ class Task:
 
     def __post_init__(self) -> None:
         fields.set_fields(self, checked_attributes(self))
-        _ = self._class_table  # Raises for invalid weights.
+        _ = self._class_table  # This raises if a class weight is invalid.
 
     @functools.cached_property
     def headline(self) -> str:
-        """The metric that reports show.
+        """The name of the metric that reports show.
 
         Raises:
           ValueError: the learner has no metrics, or none is named `headline_metric`.
@@ -128,7 +132,8 @@ class Task:
 
     @functools.cached_property
     def spec(self) -> Any:
-        """The `ArraySpec` structure of the validation split, which all examples must have.
+        """The spec of the validation split, which all examples must have: their structure with an
+        `ArraySpec` for each array.
 
         Raises:
           ValueError: examples have weights, and the learner does not support them.
@@ -144,7 +149,7 @@ class Task:
     def client_settings(
         self, config: TrainConfig, *, max_step_norm: float = math.inf
     ) -> ClientSettings:
-        """Returns the settings of the clients' training in a run of this task.
+        """Returns the settings with which clients train in a run of this task.
 
         Args:
           config: config of the run.
@@ -166,7 +171,7 @@ class Task:
         )
 
     def examples_of(self, client_id: str) -> Examples:
-        """Returns the examples of a client.
+        """Returns the training examples of a client.
 
         Raises:
           TypeError, ValueError: the examples are not structures of arrays with this task's `spec`,
@@ -183,14 +188,15 @@ class Task:
         return self._check_spec(examples, client_id)
 
     def split(self, name: str) -> Examples:
-        """Returns the examples of a split, at least one; with weights of 1 if the task has weights.
+        """Returns the examples of a split, at least one. If the task has weights, each example has
+        weight 1.
 
         Raises:
           TypeError, ValueError: as `examples_of` does.
         """
         checks.one_of("name", name, SPLITS)
         examples = self._check_spec(self._split(name), name)
-        # Only to refuse a class without a weight: evaluation counts each example once.
+        # This call only refuses a class without a weight. Evaluation counts each example once.
         self._with_class_weight(examples, self._origin(name))
         if not count(examples):
             raise ValueError(
@@ -199,7 +205,7 @@ class Task:
         return examples
 
     def initial_weights(self, seed: int) -> list[np.ndarray]:
-        """Returns copies of the initial weights of a run with this seed, which are cached."""
+        """Returns copies of the initial weights of a run with this seed. The weights are cached."""
         seed = checks.integer("seed", seed, low=0, hint="use a non-negative whole number")
         cache: dict[int, list[np.ndarray]] = self.__dict__.setdefault("_initial_weights", {})
         if seed not in cache:
@@ -222,11 +228,13 @@ class Task:
 
     @property
     def has_given_weights(self) -> bool:
-        """Whether `starting_from` made this task."""
+        """Whether this task was made by `starting_from`."""
         return bool(self.__dict__.get("_has_given_weights", False))
 
     def _with_given_weights(self) -> Self:
-        """Notes in a new task that its initial weights were given, which statements say."""
+        """Records that this new task was given its initial weights, which privacy statements
+        mention.
+        """
         self.__dict__["_has_given_weights"] = True
         return self
 
@@ -235,7 +243,7 @@ class Task:
         return frozenset(self.client_ids)
 
     def _origin(self, name: str) -> str:
-        """Returns a description of a client or split for errors."""
+        """Returns a phrase that names a client or split in errors."""
         if name in SPLITS:
             return f"the {name} split of task {self.name!r}"
         return f"client {name!r} of task {self.name!r}"
@@ -245,7 +253,7 @@ class Task:
         return None if self.class_weight is None else class_weight_table(self.class_weight)
 
     def _with_sample_weight(self, client_id: str) -> Any:
-        """Returns a client's unchecked examples with their weights."""
+        """Returns a client's examples with their sample weights, before any check."""
         examples = self.client_examples(client_id)
         if self.sample_weight is None or not isinstance(examples, tuple) or len(examples) != 2:
             return examples
@@ -259,13 +267,15 @@ class Task:
     def _with_class_weight(
         self, examples: Examples, origin: str, describe_example: Callable[[int], str] = str
     ) -> Examples:
-        """Returns examples with the weights of their classes, if the task has class weights."""
+        """Returns examples with the weights of their classes; unchanged if the task has no class
+        weights.
+        """
         if self._class_table is None:
             return examples
         return with_class_weights(examples, self._class_table, origin, describe_example)
 
     def _split(self, name: str) -> Examples:
-        """Returns the examples of a split, whose spec is not checked yet."""
+        """Returns the examples of a split, before a check of their spec."""
         examples = self._read(self.evaluation_examples, name)
         has_weights = self.sample_weight is not None or self.class_weight is not None
         if has_weights or isinstance(examples[1], Weighted):
@@ -273,13 +283,15 @@ class Task:
         return examples
 
     def _read(self, examples_of: Callable[[str], Examples], name: str) -> Examples:
-        """Returns the examples of a client or split as arrays; errors name where they occurred."""
+        """Reads and checks the examples of a client or split, and returns them as arrays. Errors
+        name the client or split.
+        """
         origin = self._origin(name)
         with errors_of(f"reading the examples of {origin}", OSError):
             return check_examples(examples_of(name), origin)
 
     def _check_spec(self, examples: Examples, name: str) -> Examples:
-        """Returns the examples, or raises a TypeError if they do not have the task's spec."""
+        """Returns the examples, or raises a TypeError if their spec differs from the task's."""
         if not has_spec(examples, self.spec):
             raise TypeError(
                 f"the examples of {self._origin(name)} are {_spec_text(spec_of(examples))} "
@@ -300,7 +312,7 @@ class Task:
         sample_weight: Any = None,
         **attributes: Unpack[TaskAttributes],
     ) -> Self:
-        """Returns a task whose examples are held in memory.
+        """Returns a task with all examples in memory, from arrays.
 
         Args:
           x, y: structures of arrays whose first axis counts all examples.
@@ -334,7 +346,7 @@ class Task:
         sample_weight: Any,
         attributes: Mapping[str, Any],
     ) -> Self:
-        """Returns a task of any class whose examples are held in memory; see `from_arrays`.
+        """Returns a task of this class with all examples in memory, as `from_arrays` describes.
 
         Args:
           x, y, client_ids, sample_weight: as in `from_arrays`.
@@ -353,7 +365,8 @@ class Task:
                 f"client_ids has the shape {ids.shape} and x and y hold {count(examples)} "
                 "examples: give each example an id"
             )
-        if ids.dtype.kind not in _KINDS_OF_IDS:  # Objects have memory addresses in place of values.
+        # The bytes of an array of objects are memory addresses and not values.
+        if ids.dtype.kind not in _KINDS_OF_IDS:
             ids = np.array([str(client_id) for client_id in ids])
         unique_ids, client_indices = np.unique(ids, return_inverse=True)
         order = np.argsort(client_indices, kind="stable")
@@ -381,13 +394,13 @@ class Task:
             evaluation_examples=evaluation_splits.__getitem__,
             **{**defaults, **attributes},
         )
-        # Only to refuse a class without a weight before the first round.
+        # This call only refuses a class without a weight, before the first round.
         task._with_class_weight(examples, "x and y", describe_example)
         return task
 
 
 def _spec_text(spec: Any) -> str:
-    """Returns inputs and labels of a spec as text, such as "float32 (3,) and int64 ()"."""
+    """Returns the spec of inputs and labels as text, such as "float32 (3,) and int64 ()"."""
     x, y = spec
     labels, _ = split_weights(y)
     texts = (

@@ -1,4 +1,4 @@
-"""Checks of the attributes of a `Task`, when the task is created."""
+"""Checks of the attributes of a `Task` when it is created."""
 
 import collections
 from collections.abc import Hashable
@@ -16,7 +16,7 @@ _TEXT_ATTRIBUTES = (
     "metric_note",
     "data_version",
 )
-# Function attributes: their number of arguments, and a hint for errors.
+# Attributes that are functions, with their numbers of arguments and hints for errors.
 _FUNCTIONS = {
     "client_examples": (1, "pass a function: client id -> (x, y)"),
     "evaluation_examples": (1, 'pass a function: "validation" or "test" -> (x, y)'),
@@ -25,7 +25,8 @@ _FUNCTIONS = {
 
 
 def checked_attributes(task: Any) -> dict[str, Any]:
-    """Checks the attributes of a task, and returns those that are converted to another type.
+    """Checks all attributes of a task, and returns those that change their type, such as client ids
+    as a tuple.
 
     Raises:
       TypeError, ValueError: an attribute is invalid.
@@ -54,7 +55,9 @@ def checked_attributes(task: Any) -> dict[str, Any]:
 
 
 def _check_client_ids(name: str, value: Any) -> tuple[Any, ...]:
-    """Returns client ids as a tuple, or raises for missing, repeated or invalid ones."""
+    """Checks client ids, and returns them as a tuple. Missing, repeated and invalid ids raise an
+    error.
+    """
     client_ids = tuple(checks.entries(name, value, hint="give a list of ids"))
     if not client_ids:
         raise ValueError(f"{name} is empty: a task needs at least one training client")

@@ -1,4 +1,6 @@
-"""`TrainedRun`: the weights, model and metrics of a run with its task."""
+"""`TrainedRun`: a run together with its task, with methods for its weights, its model and its
+metrics.
+"""
 
 import dataclasses
 import os
@@ -25,7 +27,8 @@ from fedmf.training.task import SPLITS, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainedRun(Run):
-    """A run with its task. The weights of an unfinished run are those after its newest round.
+    """A run together with its task. The weights of an unfinished run are those after its newest
+    round.
 
     Metrics are exact functions of the data that they are measured on. The run's guarantee covers
     the model and not its metrics.
@@ -38,7 +41,7 @@ class TrainedRun(Run):
 
     @staticmethod
     def of(run: Run, task: Task) -> "TrainedRun":
-        """Returns a run with its task.
+        """Returns the run together with its task.
 
         Raises:
           ValueError: the shapes of the task's weights differ from those of the run's initial model.
@@ -53,7 +56,7 @@ class TrainedRun(Run):
 
     @property
     def weights(self) -> list[np.ndarray]:
-        """The trained weights, in the learner's order.
+        """The trained weights as a list of arrays, in the learner's order.
 
         Raises:
           ValueError: no round is committed yet, or the shapes differ from those of the task's
@@ -70,7 +73,7 @@ class TrainedRun(Run):
         return weights
 
     def _committed_weights(self) -> list[np.ndarray]:
-        """Returns the weights after the newest committed round.
+        """Returns the weights of an unfinished run after its newest committed round.
 
         Raises:
           ValueError: no round is committed yet.
@@ -92,8 +95,8 @@ class TrainedRun(Run):
         return self.ended_after or self.config.rounds
 
     def model(self) -> Any:
-        """Returns a model of the learner's framework with the run's weights, such as a
-        tf.keras.Model, which Keras saves and loads without the task's code.
+        """Returns a model of the learner's framework with the run's weights. A tf.keras.Model, for
+        example, can be saved and loaded without the task's code.
 
         Raises:
           ValueError: as `weights` does, or the task has functions or a model of TFF.
@@ -101,7 +104,9 @@ class TrainedRun(Run):
         return self.task.learner.model(self.weights, self.config.seed)
 
     def starting_weights(self) -> list[np.ndarray]:
-        """Returns all weights of the model, including those that are not trained."""
+        """Returns all weights of the model for a warm start, including those that are not
+        trained.
+        """
         return self.task.learner.all_weights(self.weights, self.config.seed)
 
     @with_numpy_defaults
@@ -112,8 +117,8 @@ class TrainedRun(Run):
 
     @with_numpy_defaults
     def evaluate_clients(self, *, progress: bool = False) -> dict[str, Any]:
-        """Returns the distribution over clients of the headline metric on the training examples of
-        each client.
+        """Evaluates the headline metric on each client's training examples, and returns its
+        distribution over clients.
 
         Two kinds of clients are left out and counted. The metric is undefined on a client's
         examples if these are NaN, or for example if all are of one class and the metric is an AUC.

@@ -1,4 +1,4 @@
-"""`Training`: the state of a run that the loop and the callbacks share."""
+"""`Training`: the state of a run in progress, which the training loop and callbacks share."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +15,12 @@ from fedmf.training.execution.base import Execution, Release, RunOptions
 from fedmf.training.private_metrics import PrivateRoundMetrics
 from fedmf.training.run_setup import RunSetup
 
-# Numbers of a row that are public, or that follow from releases with noise.
+# Names of numbers in a row that are public, or that follow from releases with noise.
 _COVERED = ("private", "clip_norm", "scale_drift", "noise_stddev")
 
 
 class Training:
-    """A run in progress, as its callbacks see it.
+    """A run in progress, as callbacks see it.
 
     Attributes:
       task, config, plan, folder: those of the run.
@@ -44,7 +44,7 @@ class Training:
         self.controller = setup.controller()
         committed = self.folder.rounds.committed
         self.done = len(committed.rows)
-        # The guarantee must cover all rounds that were released.
+        # Rounds that were released count, because the guarantee must cover them.
         self.last = max(setup.rounds(), self.done)
         self.recorded = Run.load(self.folder.path)
         if self.recorded.ended_after is not None:
@@ -73,8 +73,8 @@ class Training:
         self.folder.rounds.forget_committed()
 
     def _resume_from(self, committed: Committed) -> None:
-        """Repeats the server's step of the newest committed round, and computes the round's record
-        if a crash prevented that.
+        """Repeats the server's step of the newest committed round. If a crash prevented the round's
+        record, it is computed now.
         """
         self.controller.restore(
             [np.array(row["clients"], np.int64) for row in committed.rows],
@@ -89,25 +89,29 @@ class Training:
             self.recorded = Run.load(self.folder.path)
 
     def collect_release(self, clients: Sequence[Any], canaries: Sequence[int]) -> Release:
-        """Returns the release of the coming round; see `Execution.collect_release`."""
+        """Trains the cohort and returns the release of the coming round, as
+        `Execution.collect_release` does.
+        """
         return self.execution.collect_release(self._state, clients, canaries)
 
     def weights_before_round(self) -> list[np.ndarray]:
-        """Returns the weights that the coming round begins with, for functions that copy them."""
+        """Returns the weights before the coming round. They are no copies, and must not be
+        changed.
+        """
         return self.execution.weights(self._state)
 
     def take_step(self, release: Release) -> None:
-        """Takes the server's step of the round that was committed."""
+        """Takes the server's step of the newest committed round."""
         self._state = self.execution.step(self._state, release)
         self.done += 1
 
     def canary_evidence(self) -> dict[str, np.ndarray]:
-        """Returns what the run shows of its canaries; see `Execution.canary_evidence`."""
+        """Returns the evidence by which the run's canaries are audited."""
         releases = np.array(self._canary_releases)
         return self.execution.canary_evidence(self._state, releases)
 
     def commit(self, release: Release, private: dict[str, Any] | None) -> CommittedRound:
-        """Commits the next round, before anything of it is returned, printed or written.
+        """Commits the coming round, before anything of it is returned, printed or written.
 
         Args:
           release: release of the round.
@@ -149,7 +153,7 @@ class Training:
         metrics = self.options.round_metrics
         weights_after = self.execution.weights(self._state)
         if metrics:
-            num_clients = len(self.task.client_ids)  # The indices of canaries begin here.
+            num_clients = len(self.task.client_ids)  # Canaries have the indices from here on.
             client_ids = [self.task.client_ids[index] for index in clients if index < num_clients]
             finished_round = FinishedRound(t, weights_before, weights_after, client_ids)
             row |= compute_round_metrics(metrics, finished_round)
@@ -159,12 +163,12 @@ class Training:
         return row
 
     def weights(self) -> list[np.ndarray]:
-        """Returns copies of the model's trainable weights after `done` rounds."""
+        """Returns copies of the model's trainable weights after the newest round."""
         return [np.array(weight) for weight in self.execution.weights(self._state)]
 
     def scalars(self, row: dict[str, Any]) -> dict[str, float]:
-        """Returns the numbers of a row under names that tell whether the guarantee covers them,
-        such as "covered/private/loss" and "not_covered/train_loss".
+        """Returns the numbers of a row by names that say whether the guarantee covers them, such as
+        "covered/private/loss" and "not_covered/train_loss".
 
         No number is covered in a run without noise, or in a simulation of a larger cohort, whose
         guarantee is that of the simulated cohort.

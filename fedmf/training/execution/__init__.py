@@ -1,1 +1,1 @@
-"""Executions of rounds, in this process or on other machines."""
+"""Executions, which compute the rounds of a run in this process or on other machines."""

@@ -1,4 +1,6 @@
-"""`Execution`, a pure state machine over rounds, and `RunOptions`, the options of this machine."""
+"""`Execution`: the interface of code that computes the rounds of a run. `RunOptions` has the
+options of the machine that runs it.
+"""
 
 import abc
 import contextlib
@@ -22,19 +24,19 @@ from fedmf.training.client_data import ClientRound, client_data
 from fedmf.training.examples import ClientData
 from fedmf.training.task import Task
 
-# More than any machine has: with larger numbers libraries overflow or run out of memory.
+# No machine has more threads, and with larger numbers libraries overflow or run out of memory.
 _MAX_THREADS = 4096
 
 
 def _worker_task(name: str, value: Any) -> Callable[[], Task]:
-    """Checks the argument `worker_task`."""
+    """Checks the argument `worker_task`, and returns it."""
     hint = "pass a function that returns the task, or None"
     return checks.function(name, value, num_arguments=0, hint=hint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunOptions(fields.Checked):
-    """Options of this machine, and objects of the caller.
+    """Options of a run that concern this machine, and objects that the caller passes.
 
     Machine settings change the model by float32 rounding at most.
 
@@ -77,7 +79,7 @@ class RunOptions(fields.Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Release:
-    """The release of a round, before it is committed.
+    """The release of a round and numbers of the round, before they are committed.
 
     Attributes:
       arrays: the arrays that the server's step needs. None is a sum without noise, the noise or its
@@ -99,7 +101,8 @@ class Release:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Execution(abc.ABC):
-    """A pure state machine over an opaque state, of the functions init, collect_release and step.
+    """Interface of code that computes rounds as a pure state machine. Its functions are init,
+    collect_release and step, and its state is opaque.
 
     In a round, `collect_release` trains clients and adds noise, and `step` computes the next state
     from the release alone. After a crash `step` is repeated from the release and from `before`,
@@ -131,7 +134,7 @@ class Execution(abc.ABC):
 
     @abc.abstractmethod
     def __post_init__(self) -> None:
-        """Prepares the rounds."""
+        """Prepares the computation of rounds."""
 
     @functools.cached_property
     def num_parameters(self) -> int:
@@ -140,7 +143,7 @@ class Execution(abc.ABC):
 
     @functools.cached_property
     def noise(self) -> HostNoise:
-        """The noise vectors of the run, which are made when the first is needed."""
+        """The noise vectors of the run. The object is created when the first is needed."""
         return HostNoise(
             self.plan,
             self.num_parameters,
@@ -157,7 +160,7 @@ class Execution(abc.ABC):
         self._started.close()
 
     def client(self, t: int, client: int) -> ClientData | ClientRound:
-        """Returns the training data of a client in round t, for `collect_release`.
+        """Returns the training data of a client in round t, as an argument for `collect_release`.
 
         Args:
           t: the round.
@@ -167,7 +170,7 @@ class Execution(abc.ABC):
 
     @abc.abstractmethod
     def explain(self) -> str:
-        """Returns a sentence on the kind of client work, and why it was chosen."""
+        """Returns a sentence that names the kind of client work and says why it was chosen."""
 
     @abc.abstractmethod
     def init(self) -> Any:
@@ -177,7 +180,7 @@ class Execution(abc.ABC):
     def collect_release(
         self, state: Any, cohort: Sequence[Any], canaries: Sequence[int] = ()
     ) -> Release:
-        """Returns the release of the next round.
+        """Trains the cohort's clients, adds noise, and returns the release of the next round.
 
         Args:
           state: state before the round.
@@ -187,19 +190,20 @@ class Execution(abc.ABC):
 
     @abc.abstractmethod
     def step(self, state: Any, release: Release) -> Any:
-        """Returns the state after the server's step, a pure function of the release's arrays and
+        """Returns the state after the server's step. It depends only on the release's arrays and on
         the arrays of `before`.
         """
 
     @abc.abstractmethod
     def before(self, state: Any) -> list[np.ndarray]:
-        """Returns the arrays of a state that `step` reads: the leaves of weights and optimizer
-        state.
+        """Returns the arrays that `step` reads from a state: those of the weights and of the
+        optimizer state.
         """
 
     @abc.abstractmethod
     def from_before(self, arrays: Sequence[np.ndarray]) -> Any:
-        """Returns a state, for `step` only, whose step is bitwise identical to the original one.
+        """Returns a state for `step` from the arrays of `before`. The step from it is bitwise
+        identical to the original one.
 
         Raises:
           ValueError: the arrays are not those of this execution's `before`.
@@ -207,10 +211,10 @@ class Execution(abc.ABC):
 
     @abc.abstractmethod
     def weights(self, state: Any) -> list[np.ndarray]:
-        """Returns the global model's trainable weights."""
+        """Returns the trainable weights of the global model in a state."""
 
     def canary_evidence(self, state: Any, releases: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the arrays of `fedmf.audits.canaries.CanaryEvidence`; none without canaries.
+        """Returns the arrays of `fedmf.audits.canaries.CanaryEvidence`; empty without canaries.
 
         Args:
           state: state after the last round.
@@ -220,7 +224,7 @@ class Execution(abc.ABC):
 
 
 def _spec_text(spec: tuple[tuple[int, ...], np.dtype] | None) -> str:
-    """Returns dtype and shape of an array as text."""
+    """Returns the dtype and the shape of an array as text."""
     if spec is None:
         return "nothing"
     shape, dtype = spec
@@ -228,7 +232,7 @@ def _spec_text(spec: tuple[tuple[int, ...], np.dtype] | None) -> str:
 
 
 def packed_like(template: Any, leaves: Sequence[np.ndarray]) -> Any:
-    """Returns saved leaves in the structure of a state.
+    """Returns saved arrays in the structure of a state, after a check that they fit it.
 
     Raises:
       ValueError: their number, shapes or dtypes differ from those of the state.

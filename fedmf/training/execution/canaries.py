@@ -1,5 +1,5 @@
-"""Canaries of a run: synthetic clients with known random directions, each of which is included or
-not by a secret coin (`fedmf.audits.canaries`).
+"""Canaries of a run, by which its epsilon is audited. They are synthetic clients with known random
+directions, and a secret coin decides whether each is included.
 """
 
 from collections.abc import Sequence
@@ -12,21 +12,23 @@ from fedmf.server.clipping import UpdateSum
 from fedmf.server.messages import ClientParams
 from fedmf.server.source import derived_seed
 
-# Number of nonzero entries of a direction. The inner product of two such directions in d dimensions
-# has variance 1 / d, as for dense directions.
+# Number of nonzero entries of a canary's direction. The inner product of two such directions in d
+# dimensions has variance 1 / d, as for dense directions.
 _NUM_ENTRIES = 4096
 # A canary's update exceeds the clip norm by this factor, so that clipping is part of the audit.
 _CLIP_NORM_FACTOR = 10.0
 
 
 def largest_entry(clip_norm: float, size: int) -> float:
-    """Returns the absolute value of a canary's nonzero entries in a model of `size` parameters."""
+    """Returns the absolute value of the nonzero entries of a canary's update, for a model of `size`
+    parameters.
+    """
     return _CLIP_NORM_FACTOR * clip_norm / min(_NUM_ENTRIES, size) ** 0.5
 
 
 class Canaries:
-    """Directions and coins of canaries, derived from the secret noise seed. Directions are stored
-    sparsely, never as arrays of the model's size.
+    """Directions and coins of a run's canaries, derived from the secret noise seed. Directions are
+    stored sparsely, never as arrays of the model's size.
 
     A direction has the value +-1/sqrt(s) in s random entries. The update of an included canary is
     ten times the clip norm along its direction, and that of any other canary is zero; both are
@@ -57,7 +59,8 @@ class Canaries:
         self._signs /= np.sqrt(num_entries)
 
     def add(self, total: UpdateSum, canaries: Sequence[int], sent: ClientParams) -> None:
-        """Adds the clipped updates of canaries, included or not, to the sum of a round.
+        """Adds the clipped updates of a cohort's canaries to the sum of a round. The update of a
+        canary that is not included is zero.
 
         Args:
           total: sum of the round.
@@ -82,7 +85,8 @@ class Canaries:
             )
 
     def released(self, mean: np.ndarray, sent: ClientParams) -> np.ndarray:
-        """Returns the products of each direction with a round's released mean, float64 (count,).
+        """Returns the inner products of a round's released mean with each canary's direction,
+        float64 (count,).
 
         Args:
           mean: released mean, float32 (d,), without scales.
@@ -95,7 +99,9 @@ class Canaries:
         return factor * self.projections([mean])
 
     def projections(self, arrays: Sequence[Any]) -> np.ndarray:
-        """Returns the products of each direction with a model's arrays, float64 (count,)."""
+        """Returns the inner products of a model's arrays with each canary's direction, float64
+        (count,).
+        """
         flat_array = np.concatenate([np.ravel(array) for array in arrays])
         products = [
             np.dot(flat_array[positions].astype(np.float64), signs)

@@ -1,4 +1,4 @@
-"""`build_execution`: makes the execution that a config names.
+"""`build_execution`: returns the execution that a config names.
 
 fast   clients are trained by the task's learner, in this process or on a cluster; the server
        computes in numpy.
@@ -24,7 +24,7 @@ def build_execution(
     options: RunOptions = RunOptions(),  # noqa: B008  (frozen)
     noise_folder: str | pathlib.Path | None = None,
 ) -> Execution:
-    """Returns the execution that `config.execution` names, with these attributes; see `Execution`.
+    """Returns the execution that `config.execution` names. The arguments become its attributes.
 
     Raises:
       TypeError: the registered path is no subclass of `Execution`.

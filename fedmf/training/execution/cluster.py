@@ -1,4 +1,4 @@
-"""`Cluster`: a connection to a Ray cluster, on whose workers functions are called."""
+"""`Cluster`: a connection to a Ray cluster, whose workers run functions for this process."""
 
 import collections
 import contextlib
@@ -26,30 +26,30 @@ from fedmf.training.client_work import cores
 _ADDRESS = re.compile(
     r"local|auto|(ray://)?[^\s/@,:]+:[1-9][0-9]{0,4}|(ray://)?\[[0-9a-fA-F:.]+\]:[1-9][0-9]{0,4}"
 )
-# Matches a noise seed on the command line, of a command or a program.
+# This pattern matches a noise seed on the command line of a program.
 _SEED = re.compile(r"noise[-_]seed\W+[0-9]")
 _CONNECT_SECONDS = 5.0
-# Maximal length of the path of the folder of temporary files, so that the names of Ray's sockets in
-# it have at most 107 characters.
+# Maximal length of the path of Ray's temporary folder, so that names of sockets in it have at most
+# 107 characters.
 _MAX_FOLDER_LENGTH = 30
-# Time for which a run waits for workers if there are none.
+# Seconds for which a run waits for workers if there are none.
 WAIT_SECONDS = 120.0
 _CHECK_SECONDS = 2.0
-# Submitted calls for each processor of the cluster: one in work, and some in the queue.
+# Number of calls in progress or queued for each processor of the cluster.
 _CALLS_PER_CPU = 3
 
 
 class WorkersLost(ConnectionError):
-    """The error of a cluster that does not answer, or has no worker left."""
+    """The error of a cluster that does not answer, or that has no worker left."""
 
 
-# Frameworks of fedmf's own client work, whose versions must agree on all machines.
+# Frameworks that fedmf's own client work uses. Their versions must agree on all machines.
 _FRAMEWORKS = ("tensorflow",)
 
 
 def required_versions(frameworks: Sequence[str] = _FRAMEWORKS) -> dict[str, str]:
-    """Returns the versions that must agree on all machines of a run, without those of frameworks
-    that are not installed here.
+    """Returns the package versions that must agree on all machines of a run. Frameworks that are
+    not installed here are left out.
     """
     packages = {name: importlib.metadata.version(name) for name in ("fedmf", "numpy")}
     for name in frameworks:
@@ -59,7 +59,7 @@ def required_versions(frameworks: Sequence[str] = _FRAMEWORKS) -> dict[str, str]
 
 
 def check_address(address: Any, execution: str) -> None:
-    """Checks that `address` is None, or the address of a cluster that the execution can use.
+    """Checks that `address` is None or an address of a Ray cluster that the execution can use.
 
     Raises:
       ValueError: it is no address, the execution trains on no cluster, or the command line holds
@@ -85,7 +85,7 @@ def check_address(address: Any, execution: str) -> None:
 
 @contextlib.contextmanager
 def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
-    """Yields a connection to a cluster.
+    """Connects to a Ray cluster, and yields the connection.
 
     Args:
       address: "local" for a cluster on this machine that ends with the block, "auto" for the one
@@ -96,7 +96,7 @@ def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
       ImportError: Ray is not installed.
       WorkersLost: nothing answers at the address, or the cluster has no processors.
     """
-    # After one group has failed, errors of the groups behind it are not printed.
+    # After the first failed group, Ray must not print the errors of the groups behind it.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -105,7 +105,7 @@ def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
         raise ImportError(
             f"cluster={address!r} needs Ray, which is not installed: pip install 'fedmf[ray]'"
         ) from None
-    # The caller's program may have connected before; then the connection stays open.
+    # If the caller's program has connected before, the connection stays open.
     is_connected = ray.is_initialized()
     if not is_connected:
         _connect(ray, address, cpus)
@@ -122,7 +122,7 @@ def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
 
 
 def _connect(ray: Any, address: str, cpus: int | None) -> None:
-    """Connects this process to a cluster, or raises WorkersLost."""
+    """Connects this process to a Ray cluster, or raises WorkersLost."""
     _check_listens(address)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == "local":
@@ -131,11 +131,12 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
             options["_temp_dir"] = "/tmp/ray"
     handler = signal.getsignal(signal.SIGTERM)
     # Ray's processes inherit the mask. They write objects that do not fit into memory to files, and
-    # some of these are examples.
+    # some of these objects are examples.
     previous_mask = os.umask(0o077)
     try:
         ray.init(address=address, **options)
-        # Ray would print messages about lost machines to standard output, which is for results.
+        # Ray would print messages about lost machines to standard output, which is reserved for
+        # results.
         ray._private.worker._worker_logs_enabled = False
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -144,13 +145,13 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
         ) from error
     finally:
         os.umask(previous_mask)
-        with contextlib.suppress(ValueError):  # Raised outside the main thread.
+        with contextlib.suppress(ValueError):  # Outside the main thread this raises.
             # Ray's handler would end this process before the run is saved.
             signal.signal(signal.SIGTERM, handler)
 
 
 def _check_listens(address: str) -> None:
-    """Raises WorkersLost if nothing listens at the address, for which Ray would wait a minute."""
+    """Raises WorkersLost if nothing listens at the address. Ray itself would wait a minute."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host:
         return
@@ -164,32 +165,33 @@ def _check_listens(address: str) -> None:
 
 
 class Cluster:
-    """A connection to a cluster."""
+    """A connection to a Ray cluster."""
 
     def __init__(self, ray: Any, address: str) -> None:
         self._ray = ray
         self.address = address
 
     def cpus(self) -> int:
-        """Returns the number of processors of all machines."""
+        """Returns the number of processors on all machines of the cluster."""
         return int(self._ray.cluster_resources().get("CPU", 0))
 
     def max_cpus(self) -> int:
-        """Returns the number of processors of the largest machine."""
+        """Returns the number of processors on the machine that has the most."""
         return max((int(node["Resources"].get("CPU", 0)) for node in self._live_nodes()), default=0)
 
     def _live_nodes(self) -> list[dict[str, Any]]:
-        """Returns the descriptions of the machines that are alive."""
+        """Returns Ray's descriptions of the machines that are alive."""
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def put(self, value: Any) -> Any:
-        """Returns a reference to a value, which is sent once to each machine."""
+        """Returns a reference to a value, which Ray sends to each machine once."""
         return self._ray.put(value)
 
     def function(
         self, target: str, cpus: int = 1, frameworks: Sequence[str] = _FRAMEWORKS
     ) -> Callable[..., Any]:
-        """Returns a function whose calls run on the cluster's workers and return references.
+        """Returns a function that runs on the cluster's workers. A call returns a reference to its
+        result at once.
 
         A call is repeated if its worker is lost. It raises RuntimeError on a worker whose
         `required_versions` differ.
@@ -203,7 +205,7 @@ class Cluster:
         return functools.partial(remote_call.remote, required_versions(frameworks), target)
 
     def finished(self, reference: Any, seconds: float = 0) -> bool:
-        """Returns whether a call has finished; waits up to `seconds` for it."""
+        """Returns whether a call has finished, after waiting for it up to `seconds`."""
         finished_references, _ = self._ray.wait([reference], timeout=seconds)
         return bool(finished_references)
 
@@ -217,13 +219,15 @@ class Cluster:
             raise RuntimeError(str(error)) from None
 
     def cancel(self, reference: Any, *, force: bool) -> None:
-        """Cancels a call: by a KeyboardInterrupt, or with `force` by ending its worker."""
-        # Ray aborts this process if it cancels a call while it receives the result.
+        """Cancels a call by a KeyboardInterrupt; with `force` by ending its worker."""
+        # Ray aborts this process if it cancels a call while it receives the call's result.
         if not self.finished(reference):
             self._ray.cancel(reference, force=force)
 
     def least_memory(self) -> tuple[str, float]:
-        """Returns the machine with the least memory for each processor, and the bytes of that."""
+        """Returns the machine with the least memory for each of its processors, and that memory in
+        bytes.
+        """
         machine = ""
         least_bytes = math.inf
         for node in self._live_nodes():
@@ -237,8 +241,8 @@ class Cluster:
         return machine, least_bytes
 
     def in_order(self, function: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """Yields the results of calls of a cluster's function in order, with later calls submitted
-        in advance.
+        """Yields the results of calls on the cluster in their order. Later calls are submitted in
+        advance.
 
         Args:
           function: result of `function`.
@@ -266,7 +270,9 @@ class Cluster:
                 self.cancel(reference, force=True)
 
     def _result(self, reference: Any) -> Any:
-        """Returns the result of a call, or raises WorkersLost if there is no worker for it."""
+        """Waits for a call and returns its result, or raises WorkersLost if there is no worker left
+        for it.
+        """
         check_time = time.monotonic()
         empty_since = None
         while not self.finished(reference, 0.2):
@@ -293,7 +299,8 @@ class Cluster:
 
 
 def _worker_call() -> Callable[..., Any]:
-    """Returns the body of a call on a worker.
+    """Returns the function that a worker runs for each call. It checks versions, and then calls the
+    target.
 
     Ray sends a nested function as code, so that a worker without fedmf, or with another version,
     can report that.

@@ -1,5 +1,5 @@
-"""Client work on a Ray cluster. Each group of the cohort is a Ray task, and the sums are yielded in
-the order of the groups.
+"""Client work on a Ray cluster. Each group of clients is one Ray task, and sums are yielded in the
+order of the groups.
 
 Noise, controller and journal stay in this process, the driver. A worker gets weights, examples and
 a `WorkerSetup`, and trains groups of clients on one thread (`train_group`). Ray repeats the tasks
@@ -24,14 +24,14 @@ from fedmf.training.execution.cluster import Cluster
 from fedmf.training.learner import ClientSettings, Learner, Machine
 from fedmf.training.task import Task
 
-# Number of arrays of the model's size on a worker: weights, variables, gradients, update, sum, and
-# the optimizer's state.
+# Number of arrays of the model's size that a worker holds: weights, variables, gradients, update,
+# sum, and the optimizer's state.
 _MODEL_COPIES = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerSetup:
-    """Data that all workers of a run get: no noise, no noise seed, and no examples.
+    """Data that every worker of a run gets. They contain no noise, no noise seed and no examples.
 
     Attributes:
       learner: `Learner.on_workers` of the run's task.
@@ -49,7 +49,7 @@ class WorkerSetup:
     make_task: Callable[[], Task] | None
 
     def task(self) -> Task | None:
-        """Returns the task from which a worker reads examples; None if they are sent.
+        """Returns the task from which a worker reads examples; None if the driver sends them.
 
         Raises:
           ValueError: its data version differs from the run's.
@@ -66,7 +66,7 @@ class WorkerSetup:
 
 
 class ClusterClients(ClientWork):
-    """Client work on the workers of a cluster, each of which trains a group at a time.
+    """Client work on the workers of a cluster. Each worker trains one group at a time.
 
     Args:
       cluster: a connection.
@@ -93,13 +93,15 @@ class ClusterClients(ClientWork):
         self._train_group = cluster.function(target, frameworks=setup.learner.packages)
 
     def explain(self) -> str:
-        """See `ClientWork.explain`."""
+        """Returns a sentence that says where clients are trained."""
         return f"groups of clients train on the workers of cluster {self._cluster.address!r}"
 
     def sums(
         self, sent: Broadcast, groups: Iterable[Sequence[ClientData | ClientRound]]
     ) -> Iterator[ClippedSum]:
-        """See `ClientWork.sums`."""
+        """Trains groups of clients on the workers, and yields the sum of each group's clipped
+        updates.
+        """
         broadcast = self._cluster.put(sent)
         model_bytes = sum(weight.nbytes for weight in sent.weights)
         machine, memory = self._cluster.least_memory()
@@ -120,13 +122,13 @@ class ClusterClients(ClientWork):
 
 
 def _num_bytes(client: ClientData | ClientRound) -> int:
-    """Returns the size of the examples that are sent for a client."""
+    """Returns the number of bytes of examples that are sent for a client."""
     if isinstance(client, ClientRound):
         return 0
     return sum(leaf.nbytes for leaf in nest.flatten(list(client.epochs)))
 
 
-_thread_limits = contextlib.ExitStack()  # Open until this process ends.
+_thread_limits = contextlib.ExitStack()  # It stays open until this process ends.
 
 
 class _WorkerState(NamedTuple):
@@ -145,7 +147,7 @@ class _WorkerState(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _worker_state(pickled_setup: bytes) -> _WorkerState:
-    """Returns the state of this worker for a run, which is created for its first group."""
+    """Returns this worker's state for a run. It is created when the first group arrives."""
     setup: WorkerSetup = pickle.loads(pickled_setup)
     _thread_limits.close()
     _thread_limits.enter_context(setup.learner.limited_threads(1))
@@ -157,7 +159,7 @@ def _worker_state(pickled_setup: bytes) -> _WorkerState:
 def train_group(
     pickled_setup: bytes, sent: Broadcast, number: int, group: Sequence[Any]
 ) -> ClippedSum:
-    """Returns the sum of a group's clipped updates.
+    """Trains a group of clients on a worker, and returns the sum of their clipped updates.
 
     Args:
       pickled_setup: a `WorkerSetup`.

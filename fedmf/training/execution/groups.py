@@ -1,4 +1,5 @@
-"""Groups of a cohort. Clipped updates are summed within each group, then across groups.
+"""Groups of a cohort's clients. Clipped updates are summed within each group, and then across
+groups.
 
 Groups depend on the run and not on the machines that compute them, so that a run is bitwise
 identical on one machine and on any number of workers.
@@ -17,17 +18,17 @@ from fedmf.server.clipping import largest_norm
 from fedmf.server.messages import ClippedSum
 
 T = TypeVar("T")
-# Minimal number of clients in a group (from 8 clients a round on), and maximal number of groups in
-# a round: each group costs a sum of the model's size, in memory and on the network.
+# Minimal number of clients in a group, for rounds of 8 clients or more, and maximal number of
+# groups in a round. Each group costs a sum of the model's size, in memory and on the network.
 MIN_CLIENTS = 4
 MAX_GROUPS = 64
-# Minimal product of the clients in a group, the batch size and the number of parameters: many
-# clients of a small model cost no more than the call that trains them.
+# Minimal product of clients in a group, batch size and number of parameters. For a small model
+# groups are large, because a call costs more than the training of few clients.
 MIN_PRODUCT = 2**25
 
 
 def group_size(cohort_size: int, batch_size: int, parameters: int) -> int:
-    """Returns the number of clients in a group.
+    """Returns the number of clients in each group of a cohort.
 
     The number of groups is even if possible, so that two workers finish at the same time.
 
@@ -46,7 +47,7 @@ def group_size(cohort_size: int, batch_size: int, parameters: int) -> int:
 
 
 def in_groups(clients: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Yields the clients in groups of `size`, in order.
+    """Yields the clients in groups of `size`, in their order.
 
     >>> list(in_groups([1, 2, 3], 2))
     [[1, 2], [3]]
@@ -61,7 +62,7 @@ def check_group_sums(
     shapes: Sequence[tuple[int, ...]],
     clip_norm: float,
 ) -> Iterator[ClippedSum]:
-    """Yields a copy of each group's sum after a check that it can be a sum of clipped updates.
+    """Checks that each group's result can be a sum of clipped updates, and yields a copy of it.
 
     The copy is what is checked, and nobody else writes to it. All copies share their memory: add
     one before the next.
@@ -98,7 +99,8 @@ def check_group_sums(
 def _checked_copy(
     group_sum: Any, number: int, size: int | None, memory: Sequence[np.ndarray]
 ) -> ClippedSum:
-    """Returns the result of a group as float64 arrays, ints and a float.
+    """Checks the types and counts of a group's result, and returns a copy with float64 arrays, ints
+    and a float.
 
     Args:
       group_sum: the result.
@@ -160,7 +162,7 @@ def _checked_copy(
 
 
 def _whole_number(name: str, value: Any) -> int:
-    """Returns a count as an int.
+    """Returns a count as an int, or raises a ValueError.
 
     Raises:
       ValueError: it is no whole number.
@@ -174,7 +176,9 @@ def _whole_number(name: str, value: Any) -> int:
 
 
 def _check_norm(group_sum: ClippedSum, clip_norm: float) -> None:
-    """Raises a ValueError if a sum is longer than its clients' clipped updates can be."""
+    """Raises a ValueError if a sum is longer than a sum of this number of clipped updates can
+    be.
+    """
     with np.errstate(over="ignore"):
         norm = sum(float(np.dot(leaf, leaf)) for leaf in map(np.ravel, group_sum.values)) ** 0.5
     most = largest_norm(group_sum.clients, clip_norm, sum(leaf.size for leaf in group_sum.values))

@@ -1,5 +1,5 @@
-"""`FastExecution`: the task's learner trains the clients, in this process or on a cluster; sums,
-noise and the server's step are computed in numpy.
+"""`FastExecution`: an execution in which the task's learner trains clients, here or on a cluster.
+Sums, noise and the server's step are computed in numpy.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from fedmf.training.learner import Machine
 
 
 class FastState(NamedTuple):
-    """The state of a run between rounds.
+    """The state of a run between two rounds.
 
     Attributes:
       weights: trainable weights of the model.
@@ -38,7 +38,7 @@ class FastState(NamedTuple):
 
 
 class FastExecution(Execution):
-    """Execution of rounds by the task's learner and numpy.
+    """An execution of rounds with the task's learner and numpy.
 
     It connects to the cluster of its options when it is entered. Results do not depend on threads
     and cluster. Of the clients it stores only the sum of their clipped updates.
@@ -85,17 +85,19 @@ class FastExecution(Execution):
         return self
 
     def client(self, t: int, client: int) -> ClientData | ClientRound:
-        """See `Execution.client`. Returns no examples if workers read them with their own task."""
+        """Returns the training data of a client in round t. They contain no examples if workers
+        read these with their own task.
+        """
         if self.options.cluster is not None and self.options.worker_task is not None:
             return ClientRound(t, client)
         return super().client(t, client)
 
     def explain(self) -> str:
-        """See `Execution.explain`. A cluster must be connected."""
+        """Returns a sentence that says how clients are trained. A cluster must be connected."""
         return self._client_work.explain()
 
     def init(self) -> FastState:
-        """See `Execution.init`."""
+        """Returns the state before round 0."""
         return FastState(
             weights=list(self._initial_weights),
             optimizer=checked_initial_state(self._optimizer, self._initial_weights),
@@ -105,8 +107,8 @@ class FastExecution(Execution):
     def collect_release(
         self, state: FastState, cohort: Sequence[Any], canaries: Sequence[int] = ()
     ) -> Release:
-        """See `Execution.collect_release`. The first array of the release is the noisy mean, and
-        the others are the state of the means after it.
+        """Trains the cohort and returns the release of the next round. Its first array is the noisy
+        mean, and the other arrays are the state of the means after the round.
         """
         means = state.means
         assert means is not None, "a state of `from_before` is for `step` only"
@@ -150,7 +152,7 @@ class FastExecution(Execution):
         )
 
     def step(self, state: FastState, release: Release) -> FastState:
-        """See `Execution.step`."""
+        """Returns the state after the server optimizer's step along the released mean."""
         noisy_mean, *leaves = release.arrays
         means = nest.unflatten(self._means_structure, leaves)
         mean_arrays = in_shapes(noisy_mean, self._shapes)
@@ -165,18 +167,18 @@ class FastExecution(Execution):
         return FastState(weights, optimizer_state, means)
 
     def before(self, state: FastState) -> list[np.ndarray]:
-        """See `Execution.before`."""
+        """Returns the arrays that `step` reads from a state: weights and optimizer state."""
         return [np.asarray(leaf) for leaf in nest.flatten((state.weights, state.optimizer))]
 
     def from_before(self, arrays: Sequence[np.ndarray]) -> FastState:
-        """See `Execution.from_before`."""
+        """Returns a state for `step` from the arrays of `before`."""
         optimizer_template = checked_initial_state(self._optimizer, self._initial_weights)
         template = (list(self._initial_weights), optimizer_template)
         weights, optimizer_state = packed_like(template, arrays)
         return FastState(weights, optimizer_state, means=None)
 
     def canary_evidence(self, state: FastState, releases: np.ndarray) -> dict[str, np.ndarray]:
-        """See `Execution.canary_evidence`."""
+        """Returns the evidence by which the run's canaries are audited."""
         if not self.config.canaries:
             return {}
         initial_products = self._canaries.projections(self._initial_weights)
@@ -188,5 +190,5 @@ class FastExecution(Execution):
         }
 
     def weights(self, state: FastState) -> list[np.ndarray]:
-        """See `Execution.weights`."""
+        """Returns the trainable weights of the model in a state."""
         return [np.asarray(weight) for weight in state.weights]

@@ -1,4 +1,4 @@
-"""`ClientsInThreads`: client work in threads, for learners that train one client at a time."""
+"""`ClientsInThreads`: client work that trains one client in each of several threads."""
 
 import collections
 import concurrent.futures
@@ -16,7 +16,7 @@ from fedmf.training.examples import ClientData, Epochs
 
 
 class ClientResult(NamedTuple):
-    """The clipped update of a client, and its loss.
+    """The clipped update of a client, with its loss.
 
     Attributes:
       values: float arrays in the shapes of the weights, or tensors, which are converted when they
@@ -31,12 +31,14 @@ class ClientResult(NamedTuple):
     loss_sum: float
 
 
-# (broadcast, epochs of a client) -> its clipped update. It trains one client at a time.
+# A function (broadcast, epochs of a client) -> its clipped update, which trains one client at a
+# time.
 OneClient = Callable[[Broadcast, Epochs], ClientResult]
 
 
 class ClientsInThreads(ClientWork):
-    """Client work that trains one client in each thread, and adds updates in the cohort's order.
+    """Client work that trains one client in each thread, and adds the updates in the cohort's
+    order.
 
     Args:
       make: returns the function that trains a client; called once in each thread.
@@ -59,23 +61,25 @@ class ClientsInThreads(ClientWork):
         self._make_lock = threading.Lock()
         self._thread_local = threading.local()
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, "client")
-        # One client more than threads, so that no thread waits.
+        # There is one client more than threads, so that no thread waits.
         self._max_pending = threads + 1
 
     def _train(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
-        """Returns the clipped update of a client, trained in the calling thread."""
+        """Trains a client in the calling thread, and returns its clipped update."""
         if not hasattr(self._thread_local, "train_client"):
-            with self._make_lock:  # Frameworks trace functions one after the other.
+            with self._make_lock:  # Frameworks must trace functions one at a time.
                 self._thread_local.train_client = self._make()
         update: ClientResult = self._thread_local.train_client(sent, epochs)
         return update
 
     def explain(self) -> str:
-        """See `ClientWork.explain`."""
+        """Returns a sentence that says how many clients are trained at a time, and why."""
         return f"one client a thread, {self._threads} at a time: {self._reason}"
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
-        """See `ClientWork.sums`. Free threads begin with the clients of the next groups."""
+        """Trains the clients of all groups in threads, and yields the sum of each group's clipped
+        updates. Free threads begin with clients of the next groups.
+        """
         groups = list(groups)
         clients = itertools.chain.from_iterable(map(with_finite_examples, groups))
         pending = collections.deque[concurrent.futures.Future[ClientResult]]()
@@ -97,5 +101,5 @@ class ClientsInThreads(ClientWork):
                     interrupts.check()
                 yield group_sum(group, values, clipped=clipped, zeroed=zeroed, loss_sum=loss_sum)
         finally:
-            # After an error, no client of this round may delay those of the next round.
+            # After an error, no client of this round may delay clients of the next round.
             concurrent.futures.wait([future for future in pending if not future.cancel()])
