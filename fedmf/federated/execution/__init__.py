@@ -1,1 +1,1 @@
-"""Client work of Keras and TFF models."""
+"""Training of clients with Keras and TFF models, and clipping and summing of their updates."""

@@ -1,4 +1,7 @@
-"""The client work of a Keras or TFF model, on this machine or on a worker of a cluster."""
+"""Choice of how clients of a Keras or TFF model train: compiled, vectorised or in threads.
+
+The choice is made on each machine that trains clients, which may be a worker of a cluster.
+"""
 
 import functools
 
@@ -21,10 +24,10 @@ _SLOW = (
 
 
 def compiled_epoch(functions: ModelFunctions, settings: ClientSettings) -> CompiledEpoch | None:
-    """Returns the task's compiled epoch, or None.
+    """Returns the task's function for a compiled epoch, or None if it cannot be used.
 
-    It is None where the task has none, where it does not run here, and where clients do not train
-    by plain SGD.
+    It is None if the task has no such function, if the function does not run on this machine, or if
+    clients do not train for one epoch of plain SGD.
     """
     if functions.compiled_epoch is None or not _is_plain_sgd(settings):
         return None
@@ -32,18 +35,21 @@ def compiled_epoch(functions: ModelFunctions, settings: ClientSettings) -> Compi
 
 
 def _is_plain_sgd(settings: ClientSettings) -> bool:
-    """Returns whether clients train for one epoch of plain SGD, as compiled epochs do."""
+    """Returns whether clients train for one epoch of SGD without momentum and proximal term."""
     is_one_epoch = settings.optimizer == "sgd" and settings.epochs == 1
     return is_one_epoch and not settings.momentum and not settings.proximal_strength
 
 
 def work_kind(functions: ModelFunctions, settings: ClientSettings) -> str:
-    """Returns "compiled" where a compiled epoch runs on this machine, else "autodiff"."""
+    """Returns "compiled" if the task's compiled epoch runs on this machine, else "autodiff"."""
     return "autodiff" if compiled_epoch(functions, settings) is None else "compiled"
 
 
 def slow(functions: ModelFunctions, settings: ClientSettings) -> str:
-    """Returns why client work of this kind is slow, where a compiled epoch does not run here."""
+    """Returns a sentence if clients train slowly because the compiled epoch does not run here.
+
+    Otherwise the text is empty.
+    """
     could_be_compiled = functions.compiled_epoch is not None and _is_plain_sgd(settings)
     if could_be_compiled and settings.work_kind == "autodiff":
         return _SLOW.format(functions.name)
@@ -53,7 +59,7 @@ def slow(functions: ModelFunctions, settings: ClientSettings) -> str:
 def client_work(
     functions: ModelFunctions, settings: ClientSettings, threads: int | None
 ) -> ClientWork:
-    """Returns the client work of the kind in the settings.
+    """Returns the object that trains clients, by the kind of client work in the settings.
 
     Small models, and clients of one gradient each, are vectorised: they train in one call. Other
     clients train in parallel, each on one thread.

@@ -1,4 +1,4 @@
-"""Tensors of the server's broadcast, and the clients' optimizers, for client work on TensorFlow."""
+"""The server's broadcast as tensors, and the clients' optimizers, for training in TensorFlow."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from fedmf.training.learner import ClientSettings
 
 
 class TensorBroadcast(NamedTuple):
-    """A `Broadcast` of tensors.
+    """The weights and parameters that the server sends to clients in a round, as tensors.
 
     Attributes:
       weights: weights of the global model.
@@ -27,13 +27,13 @@ class TensorBroadcast(NamedTuple):
 
     @staticmethod
     def of(sent: Broadcast) -> "TensorBroadcast":
-        """Returns the broadcast as tensors."""
+        """Converts the arrays of a broadcast to tensors."""
         weights = [tf.constant(weight) for weight in sent.weights]
         return TensorBroadcast(weights, tensor_params(sent.params))
 
 
 def tensor_params(params: ClientParams) -> ClientParams:
-    """Returns the parameters as tensors; without a `Scaling` there are no scales."""
+    """Converts clip norm, zeroing norm and scales to tensors; there may be no scales."""
     return ClientParams(
         clip_norm=tf.constant(params.clip_norm, tf.float64),
         zeroing_norm=tf.constant(params.zeroing_norm, tf.float64),
@@ -43,7 +43,9 @@ def tensor_params(params: ClientParams) -> ClientParams:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BoundedSteps:
-    """An optimizer that shortens each step to a bound in L2 norm, over all arrays of a client.
+    """An optimizer that shortens each step of a client if its L2 norm exceeds a bound.
+
+    The norm is that of all arrays of the client together.
 
     Attributes:
       optimizer: optimizer on tensors. Its momentum and moments are those of the full gradients.
@@ -60,7 +62,7 @@ class BoundedSteps:
     largest_step: float
 
     def initial(self, weights: Sequence[tf.Tensor]) -> OptimizerState:
-        """See `Optimizer.initial`."""
+        """Returns the optimizer's state before the first step from these weights."""
         return self.optimizer.initial(weights)
 
     def next(
@@ -70,10 +72,11 @@ class BoundedSteps:
         gradients: Sequence[tf.Tensor],
         rate: float,
     ) -> tuple[OptimizerState, list[tf.Tensor]]:
-        """See `Optimizer.next`."""
+        """Returns the optimizer's state and the weights after one shortened step."""
         state, new_weights = self.optimizer.next(state, weights, gradients, rate)
         steps = [new - old for new, old in zip(new_weights, weights, strict=True)]
-        # The first axis counts clients where the client work is vectorised.
+        # If clients train vectorised, the first axis of each array counts clients, and the
+        # optimizer's step number has this axis alone.
         first_axis = state.step.shape.rank
         squared_norms = []
         for step in steps:
@@ -90,9 +93,10 @@ class BoundedSteps:
 
 
 def client_optimizer(settings: ClientSettings) -> Optimizer | BoundedSteps:
-    """Returns the clients' optimizer, on tensors; every client begins with a new state.
+    """Returns the clients' optimizer, which computes on tensors.
 
-    The adaptive optimizers have TFF's defaults. With a finite `max_step_norm` steps are bounded.
+    The adaptive optimizers have TFF's default parameters. If `max_step_norm` is finite, each step
+    is shortened to this norm.
     """
     rule = settings.optimizer
     momentum = settings.momentum if rule == "sgd" else 0.9
@@ -110,7 +114,7 @@ def client_optimizer(settings: ClientSettings) -> Optimizer | BoundedSteps:
 
 
 def broadcast_spec(records: Records, settings: ClientSettings) -> TensorBroadcast:
-    """Returns the tensor specs of the server's broadcast to the clients of a run."""
+    """Returns the tensor specs of the weights and parameters that the server sends to clients."""
     number = tf.TensorSpec([], tf.float64)
     weights = list(records.flat_specs)
     scales: Sequence[tf.TensorSpec] = ()
@@ -122,12 +126,12 @@ def broadcast_spec(records: Records, settings: ClientSettings) -> TensorBroadcas
 def gradients(
     tape: tf.GradientTape, loss: tf.Tensor, weights: Sequence[tf.Tensor | tf.Variable]
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Returns the gradients of the loss by the weights, in the shapes of the weights.
+    """Computes the gradients of the loss by the weights, in the shapes of the weights.
 
     The gradients of weights that the loss does not depend on are zeros.
     """
     gradient_list = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     for gradient, weight in zip(gradient_list, weights, strict=True):
         if not isinstance(gradient, tf.IndexedSlices):
-            gradient.set_shape(weight.shape)  # A user's own gradient may have an unknown shape.
+            gradient.set_shape(weight.shape)  # A custom gradient may lack a shape.
     return gradient_list

@@ -1,8 +1,7 @@
-"""Zeroing and clipping of one record in TensorFlow, for every client of every round.
+"""Clipping of one client's update in TensorFlow, called a record here.
 
-The kernel is pure, and a record that it returns is never longer than the clip norm, whatever the
-input. `fedmf.server.clipping` has the reference that it is tested against, the proof and the
-margin.
+The function is pure, and the record that it returns never exceeds the clip norm, whatever the
+input. `fedmf.server.clipping` has the numpy reference that it is tested against, and the proof.
 """
 
 import math
@@ -28,7 +27,7 @@ class ClippedRecord(NamedTuple):
 
 
 class _Decision(NamedTuple):
-    """The clipped leaves of a record, and two boolean scalars."""
+    """The leaves of a record after zeroing and clipping, and whether each has happened."""
 
     leaves: list[tf.Tensor]
     is_clipped: tf.Tensor
@@ -36,9 +35,10 @@ class _Decision(NamedTuple):
 
 
 def clip_dtype(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype in which a leaf of this dtype is clipped: float32 for half precision.
+    """Returns the dtype in which a tensor of this dtype is clipped.
 
-    Rounding a clipped record to half precision could lift its norm.
+    It is float32 for half precision, because rounding a clipped record to half precision could lift
+    its norm. Other dtypes do not change.
 
     >>> [clip_dtype(dtype).name for dtype in (tf.bfloat16, tf.float32, tf.float64)]
     ['float32', 'float32', 'float64']
@@ -47,10 +47,11 @@ def clip_dtype(dtype: tf.DType) -> tf.DType:
 
 
 def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> ClippedRecord:
-    """Zeroes a record, or clips it to clip_norm in L2 over all leaves together.
+    """Sets a record to zero if it has too large an entry, or else clips its L2 norm to clip_norm.
 
-    The norm of the result is at most clip_norm for every input. The multi-epoch paper, Sec. 5,
-    zeroes updates and then clips them; the clipping is the flat clipping of DP-FedAvg.
+    The norm is that of all leaves together; in the result it is at most clip_norm for every
+    input. The multi-epoch paper, Sec. 5, zeroes updates and then clips them; the clipping is the
+    flat clipping of DP-FedAvg.
 
     Args:
       record: structure of float tensors, float16, bfloat16, float32 or float64,
@@ -80,8 +81,8 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> ClippedR
     norm = _norm(leaves)
     num_entries = sum(leaf.shape.num_elements() for leaf in leaves)
     least_norm = FLOAT32_LEAST_NORM * math.sqrt(num_entries)
-    # A NaN, an infinity or an overflow of a square makes the norm infinite or a NaN, and both
-    # comparisons fail for it.
+    # If an entry is NaN or infinite, or if its square overflows, the norm is NaN or infinite. Then
+    # norm < inf is false.
     is_within_margin = (norm < math.inf) & (tf.minimum(clip_norm, zeroing_norm) >= least_norm)
     decision: _Decision = tf.cond(
         is_within_margin,
@@ -96,7 +97,7 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> ClippedR
 
 
 def _norm(leaves: list[tf.Tensor]) -> tf.Tensor:
-    """Computes the L2 norm over all leaves, float64.
+    """Computes the L2 norm of all leaves together, a float64 scalar.
 
     It is infinite or NaN when an entry is, or when a square overflows.
     """
@@ -108,21 +109,22 @@ def _norm(leaves: list[tf.Tensor]) -> tf.Tensor:
         remainder = entries[None, num_chunked:]
         for block in (chunks, remainder):
             if block.shape.num_elements():
-                # Not TensorFlow's norm, which is one kernel but has none under XLA.
+                # TensorFlow's kernel for a norm is not used here, because it does not exist under
+                # XLA.
                 chunk_sums = tf.reduce_sum(tf.square(block), axis=1)
                 squared_norm += tf.reduce_sum(tf.cast(chunk_sums, tf.float64))
     return tf.sqrt(squared_norm)
 
 
 def _largest_entry(leaves: list[tf.Tensor]) -> tf.Tensor:
-    """Computes the largest absolute value of finite leaves, float64."""
-    # From the ends of the range, because the absolute values would first have to be written.
+    """Computes the largest absolute value of all entries, a float64 scalar; leaves are finite."""
+    # Maximum and minimum are computed, because tf.abs would first write all absolute values.
     extremes = [tf.constant(0.0, tf.float64)]
     for leaf in leaves:
         if leaf.shape.num_elements():
             extremes.append(tf.cast(tf.reduce_max(leaf), tf.float64))
             extremes.append(tf.cast(-tf.reduce_min(leaf), tf.float64))
-    # A record of zeros has the extreme -0.0, and entries are divided by the result.
+    # A record of zeros can give -0.0 here. tf.abs makes it 0.0, because entries are divided by it.
     return tf.abs(tf.reduce_max(extremes))
 
 
@@ -132,9 +134,9 @@ def _zeros_or_scaled(
     leaves: list[tf.Tensor],
     scaled: Callable[[], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Returns zeros, or `scaled()`, or the leaves as they are.
+    """Returns zeros if the record is zeroed, `scaled()` if it is clipped, else the leaves.
 
-    A product with 0 in place of the zeros would keep a NaN.
+    The zeros are not a product with 0, because 0 times NaN is NaN.
     """
     return tf.cond(
         is_zeroed,
@@ -146,9 +148,9 @@ def _zeros_or_scaled(
 def _clip_by_norm(
     leaves: list[tf.Tensor], norm: tf.Tensor, target_norm: tf.Tensor, zeroing_norm: tf.Tensor
 ) -> _Decision:
-    """Clips by a norm that is right to within FLOAT32_MARGIN."""
-    # No entry is larger than the norm, so that most records need not be searched for one
-    # above the limit.
+    """Clips a record, given its norm with a relative error below FLOAT32_MARGIN."""
+    # No entry is larger than the norm. So entries need not be searched for one above zeroing_norm
+    # if the norm is far below it, as for most records.
     is_zeroed = tf.cond(
         norm <= zeroing_norm / 2,
         lambda: tf.constant(False),
@@ -166,9 +168,9 @@ def _clip_by_norm(
 def _clip_in_float64(
     leaves: list[tf.Tensor], target_norm: tf.Tensor, zeroing_norm: tf.Tensor
 ) -> _Decision:
-    """Clips in float64 and relative to the largest entry, so that no square overflows or vanishes.
+    """Clips a record of any size, in float64 and after division by its largest entry.
 
-    It is slower, and right for all records.
+    So no square overflows or underflows. This is slower than `_clip_by_norm`.
     """
     is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(leaf)) for leaf in leaves])
     largest_entry = _largest_entry(leaves)

@@ -1,4 +1,4 @@
-"""Clients trained one at a time, by automatic differentiation or by a task's compiled epoch."""
+"""Training of one client at a time, by automatic differentiation or by a compiled epoch."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from fedmf.training.learner import ClientSettings
 
 
 class KerasClient:
-    """`OneClient` of any Keras or TFF model, by automatic differentiation.
+    """A callable that trains one client of any Keras or TFF model by automatic differentiation.
 
     Each object has a model and a traced function of its own, so that threads share neither.
     """
@@ -47,15 +47,16 @@ class KerasClient:
         )
         self._sent: Broadcast | None = None
         self._tensors: TensorBroadcast | None = None
-        # TensorFlow traces for one thread at a time, which only the constructor ensures.
+        # TensorFlow can trace in one thread only at a time. Objects are constructed one after the
+        # other, and called in several threads.
         self._traced_training.get_concrete_function()
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
-        """See `OneClient`."""
+        """Trains a client on its epochs, and returns its clipped update and its loss."""
         x, y = tf.nest.pack_sequence_as(self._batch_specs, concatenated_epochs([epochs]))
         client_batches = list_batches([epochs], self._batch_size)
         batch_ends = client_batches.start + client_batches.size
-        if sent is not self._sent:  # A new round has begun.
+        if sent is not self._sent:  # A new round began.
             self._sent = sent
             self._tensors = TensorBroadcast.of(sent)
         sample, loss_sum = self._traced_training(self._tensors, x, y, batch_ends)
@@ -64,7 +65,9 @@ class KerasClient:
     def _train(
         self, sent: TensorBroadcast, xs: Any, ys: Any, batch_ends: tf.Tensor
     ) -> tuple[QuerySample, tf.Tensor]:
-        """Returns the clipped update of a client, and its loss before each step.
+        """Trains a client, and returns its clipped update and the sum of its losses.
+
+        Each loss is that of a batch before the step, times the number of examples.
 
         Args:
           sent: weights and parameters of the round.
@@ -94,13 +97,14 @@ class KerasClient:
                 variable.assign(weight)
             loss_sum += loss * tf.cast(end - start, tf.float32)
             start = end
-        # TFF's sign: the "gradient" the server descends is weights before minus weights after.
+        # An update is weights before minus weights after, as in TFF, so that the server descends
+        # along it like a gradient.
         update = [weight - variable for variable, weight in zip(variables, weights, strict=True)]
         return self._records.clipped(params, update), loss_sum
 
 
 class CompiledClient:
-    """`OneClient` of a task's compiled epoch.
+    """A callable that trains one client by the task's compiled epoch.
 
     Args:
       epoch: the task's compiled epoch.
@@ -113,8 +117,8 @@ class CompiledClient:
         self._learning_rate = settings.learning_rate
         self._batch_size = settings.batch_size
         self._largest_step = settings.max_step_norm
-        # The epoch writes the update to arrays, and TensorFlow reads the same memory as tensors,
-        # which it shares if it begins on a cache line.
+        # The epoch writes the update to arrays, and TensorFlow reads the same memory as tensors. It
+        # shares memory with numpy only if the memory begins on a cache line.
         self._update_arrays = [
             aligned_buffer(spec.shape.num_elements()).reshape(spec.shape)
             for spec in records.flat_specs
@@ -126,10 +130,10 @@ class CompiledClient:
         self._traced_clipping = tf.function(
             records.clipped, input_signature=[sent_spec.params, sent_spec.weights]
         )
-        self._traced_clipping.get_concrete_function()  # As in `KerasClient`.
+        self._traced_clipping.get_concrete_function()  # It is traced in the constructor.
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
-        """See `OneClient`."""
+        """Trains a client for one epoch, and returns its clipped update and its loss."""
         weights = [np.ascontiguousarray(weight) for weight in sent.weights]
         x, y = (np.ascontiguousarray(array) for array in epochs[0])
         if math.isinf(self._largest_step):
@@ -142,7 +146,10 @@ class CompiledClient:
     def _train_in_bounded_steps(
         self, weights: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray
     ) -> float:
-        """Trains on batch after batch, writes the update as an epoch does, and returns the loss."""
+        """Trains batch by batch with shortened steps, and returns the sum of the losses.
+
+        The update is written to `_update_arrays`, as a whole epoch does.
+        """
         loss_sum = 0.0
         new_weights = [weight.copy() for weight in weights]
         for start in range(0, len(y), self._batch_size):
@@ -162,12 +169,12 @@ class CompiledClient:
 
 
 def _client_result(sample: QuerySample, loss_sum: float) -> ClientResult:
-    """Returns the clipped record and the loss of one client."""
+    """Returns the result of one client from its clipped record and the sum of its losses."""
     return ClientResult(sample.record, int(sample.clipped), int(sample.zeroed), loss_sum)
 
 
 def aligned_buffer(num_floats: int) -> np.ndarray:
-    """Returns zeros, float32 (num_floats,), that begin on a cache line."""
+    """Returns a float32 array of this many zeros whose memory begins on a cache line."""
     line_bytes = 64
     buffer = np.zeros(num_floats + line_bytes // 4, np.float32)
     start = -buffer.ctypes.data % line_bytes // 4

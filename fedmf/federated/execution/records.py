@@ -1,4 +1,4 @@
-"""Scaling, zeroing, clipping, counting and summing of clients' updates, on tensors."""
+"""`Records`: scaling, clipping and summing of clients' updates as tensors."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,9 @@ _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 class QuerySample(NamedTuple):
-    """A clipped record, or the sum of several.
+    """A clipped record or a sum of clipped records, with counts of clients.
+
+    A record is the update of one client.
 
     Attributes:
       record: structure of the record, in float64: a sum in float32 would lose the digits of one
@@ -28,14 +30,14 @@ class QuerySample(NamedTuple):
 
 
 def specs_of(structure: Any) -> Any:
-    """Returns the structure with a tf.TensorSpec for each tensor."""
+    """Returns a structure with a tf.TensorSpec in place of each tensor."""
     return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), structure)
 
 
 def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> tf.Tensor:
-    """Returns the leaf of a record as a tensor of the spec's dtype.
+    """Converts a leaf of a record to a tensor of the spec's dtype, if no precision is lost.
 
-    Narrower floats widen, and numbers that are no tensor yet are converted.
+    Floats of lower precision are cast, and numbers that are no tensor yet are converted.
     """
     if not tf.is_tensor(leaf) and np.asarray(leaf).dtype.kind in "fiub":
         return tf.convert_to_tensor(leaf, spec.dtype)
@@ -50,7 +52,9 @@ def _in_dtype(leaf: Any, spec: tf.TensorSpec) -> tf.Tensor:
 
 
 class Records:
-    """Clipped sums of records of one structure; all methods are pure.
+    """Clipping and summing of records (updates of clients) of one structure.
+
+    All methods are pure functions.
 
     Args:
       record_specs: structure of tf.TensorSpec (or anything with shape and dtype) of one record.
@@ -89,7 +93,7 @@ class Records:
             )
 
     def zero(self, template: Any = None) -> QuerySample:
-        """Returns a sum of no records, in the structure of `template`, by default of `specs`.
+        """Returns the sum of no records: zeros in the structure of `template`, by default `specs`.
 
         Raises:
           ValueError: the template has other shapes than `specs`.
@@ -102,25 +106,27 @@ class Records:
             tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero
         )
 
-    @tf.autograph.experimental.do_not_convert  # The conversion would take each process seconds.
+    @tf.autograph.experimental.do_not_convert  # AutoGraph takes seconds.
     def clipped(self, params: ClientParams, record: Any) -> QuerySample:
-        """Scales a record, zeroes it or clips it to clip_norm in L2 over all leaves together.
+        """Scales a record, and then zeroes it or clips its L2 norm to clip_norm.
 
-        The result's norm never exceeds clip_norm.
+        The norm is over all leaves together, and never exceeds clip_norm in the result.
 
         Raises:
           ValueError: the record has other shapes than the specs.
           TypeError: a tensor has a dtype that does not fit into the leaf's without loss.
         """
         self._check_shapes("record", record)
-        # tf.ensure_shape checks in the running graph those shapes that tracing does not know.
+        # If a shape is unknown while the graph is traced, tf.ensure_shape checks it when the graph
+        # runs.
         leaves = [
             tf.ensure_shape(_in_dtype(leaf, spec), spec.shape)
             for leaf, spec in zip(tf.nest.flatten(record), self.flat_specs, strict=True)
         ]
         clip_norm, zeroing_norm, scales = params
         if scales:
-            # Half precision widens first: clipping comes after all rounding.
+            # Half precision is cast to float32 before scaling and clipping, so that the clipped
+            # record is never rounded to half precision.
             leaves = [tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves]
             leaves = [
                 leaf * tf.cast(scale, leaf.dtype)
@@ -139,11 +145,11 @@ class Records:
         )
 
     def added(self, params: ClientParams, total: QuerySample, record: Any) -> QuerySample:
-        """Returns the sum with one more record in it."""
+        """Clips a record, and returns the sum with this record added."""
         return tf.nest.map_structure(tf.add, total, self.clipped(params, record))
 
     def _check_shapes(self, name: str, structure: Any) -> None:
-        """Raises ValueError where a structure has other shapes than the specs."""
+        """Raises ValueError unless a structure has the shapes of the specs."""
         shapes = []
         for leaf in tf.nest.flatten(structure):
             shape = leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)

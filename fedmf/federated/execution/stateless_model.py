@@ -1,4 +1,7 @@
-"""A Keras model as a function of weights and inputs, for vectorised clients with own weights."""
+"""Conversion of a Keras model to a pure function of weights and inputs.
+
+With it, many clients with different weights train in one vectorised call.
+"""
 
 import functools
 import itertools
@@ -11,12 +14,13 @@ import tensorflow as tf
 
 from fedmf.federated.model_functions import ModelFunctions
 
-# (trainable weights, x) -> the outputs in training, and the model's own losses.
+# A function of (trainable weights, x) that returns the model's outputs in training, and its own
+# losses of regularisers and add_loss.
 StatelessModel = Callable[[Sequence[tf.Tensor], Any], tuple[Any, Sequence[tf.Tensor]]]
 
 
 def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
-    """Returns the task's model as a function without variables, to be called in a graph.
+    """Returns the task's model as a pure function of weights and inputs, to be called in a graph.
 
     Each call builds the model again, and a tensor takes the place of every variable when it is
     created: tff.learning.models.functional_model_from_keras does the same, but drops the model's
@@ -31,8 +35,9 @@ def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
         created.append(create(**arguments))
         return created[-1]
 
-    # In a graph of a function, because any other graph invalidates the add_loss layers of Keras
-    # models that exist already. Eagerly, initializers would make variables of their own.
+    # The model is built in the graph of a function, because any other graph invalidates the
+    # add_loss layers of existing Keras models. Outside of a graph, initializers would create
+    # variables of their own.
     with tf.__internal__.FuncGraph("model").as_default(), tf.variable_creator_scope(record):
         built_model = functions.build_model(seed)
     weight_index = {id(weight): i for i, weight in enumerate(built_model.trainable_variables)}
@@ -54,18 +59,18 @@ def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
     return apply
 
 
-# tf.vectorized_map lays the clients of these operations end to end in one array, where an index or
-# axis of one client can reach the next client's rows: segment sums (a negative index, which is
-# dropped in a call of one client; newer releases drop it here too) and tf.roll (a negative axis).
-# This holds for TensorFlow 2.14 and 2.21.
+# For these operations tf.vectorized_map concatenates the arrays of all clients, so that an index or
+# axis of one client can reach rows of the next. In segment sums this happens with a negative index,
+# which is dropped if there is one client only, and which newer releases always drop. In tf.roll it
+# happens with a negative axis. This was seen in TensorFlow 2.14 and 2.21.
 _MIXES_CLIENTS = re.compile(r"Roll|.*Segment")
-# A layer's random constant is drawn once where the model is built, and would be drawn anew in each
-# call of the graph.
+# A random constant in a layer is drawn once when the model is built. In a stateless model, each
+# call of the graph would draw it again.
 _DRAWS = re.compile(r"Random|ParameterizedTruncatedNormal|TruncatedNormal|Multinomial|Stateful")
 
 
 def check_clients_stay_separate(function: Any) -> None:
-    """Checks that tf.vectorized_map of this function mixes no clients, whatever their data.
+    """Checks that tf.vectorized_map of a function cannot mix data of different clients.
 
     Args:
       function: a tf.function with a signature.
@@ -83,16 +88,17 @@ def check_clients_stay_separate(function: Any) -> None:
 
 
 def operations(traced: Any) -> set[str]:
-    """Returns the operations of a traced tf.function and of all functions that it calls."""
+    """Returns the types of all operations in a traced tf.function and in functions that it calls.
+    """
     graph = traced.graph.as_graph_def()
     node_lists = [graph.node, *(function.node_def for function in graph.library.function)]
     return {node.op for node in itertools.chain.from_iterable(node_lists)}
 
 
 def dense_rows(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
-    """Returns a gradient that may be tf.IndexedSlices as a tensor.
+    """Converts a gradient to a tensor if it is tf.IndexedSlices, a sparse form.
 
-    Rows whose index is out of range are dropped: they must not reach another client's rows.
+    Rows with an index out of range are dropped, so that they cannot reach another client's rows.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -113,7 +119,7 @@ def _is_plain_convolution(layer: tf.keras.layers.Layer) -> bool:
 
 
 def _convolution(layer: tf.keras.layers.Conv2D, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """Computes the layer's `convolution_op`, with another form of the gradient by the kernel.
+    """Computes the layer's convolution, with a gradient by the kernel that vectorises well.
 
     The gradient is a product of matrices for each position of the kernel. Many clients share such a
     product. TensorFlow's own gradient would run for one client after the other.
@@ -124,7 +130,8 @@ def _convolution(layer: tf.keras.layers.Conv2D, x: tf.Tensor, kernel: tf.Tensor)
         outputs = type(layer).convolution_op(layer, x, kernel)
         strides = np.array(layer.strides)
         kernel_size = np.array(kernel.shape[:2])
-        # Rows and columns of x under one position of the kernel, over all outputs.
+        # Over all outputs, one entry of the kernel is multiplied with this many rows and columns of
+        # x, from the first to the last.
         spans = (np.array(outputs.shape[1:3]) - 1) * strides + 1
         paddings = np.maximum(spans + kernel_size - 1 - x.shape[1:3], 0)
 

@@ -1,4 +1,4 @@
-"""A limit on the threads of a run, for several runs on one machine."""
+"""Limits on the number of threads that a run uses, so that several runs can share a machine."""
 
 import contextlib
 import os
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import tensorflow as tf
 import threadpoolctl
 
-# TensorFlow reads them when it starts, also in TFF's worker, which inherits the environment.
+# TensorFlow reads these environment variables when it starts. TFF's worker process inherits them.
 _THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
 def use_one_thread_per_operation() -> None:
-    """Sets TensorFlow to one thread for each operation of this process, for parallel clients.
+    """Makes TensorFlow compute each operation in one thread, which is faster for parallel clients.
 
-    Operations of small models that are split over threads wait more than they compute. Where
-    TensorFlow has started already nothing changes: it reads the setting once.
+    If operations of small models are split over threads, the threads mostly wait for each other.
+    The function has no effect once TensorFlow has started, because it reads the setting once.
     """
     with contextlib.suppress(RuntimeError):
         tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -23,7 +23,7 @@ def use_one_thread_per_operation() -> None:
 
 @contextlib.contextmanager
 def limited_threads(threads: int | None) -> Iterator[None]:
-    """Limits this process, and each TFF worker that starts inside, to so many computing threads.
+    """Limits the number of threads that compute, here and in TFF workers started in the block.
 
     The limit is on TensorFlow's operations (in this process for good: TensorFlow reads the setting
     once), on TensorFlow in workers that start inside, and on the linear algebra behind numpy and

@@ -1,7 +1,8 @@
-"""Clients trained many at a time in one call of a tf.function, by tf.vectorized_map.
+"""Training of many clients in one call of a tf.function, by tf.vectorized_map.
 
-Two kinds of clients are faster so: those of small models, whose steps cost their dispatch and not
-their arithmetic, and those of one gradient each (privacy of single examples).
+This is faster for two kinds of clients. For small models the dispatch of operations takes more time
+than their arithmetic. For clients with one gradient each, which occur if single examples are
+protected, one call computes all gradients.
 
 A client's update must have the same bits whatever the other clients of its call are: training can
 amplify a difference in the last bit of a step to more than the clip norm, and then the data of one
@@ -44,20 +45,23 @@ from fedmf.training.examples import ClientData, Epochs, Examples, count
 from fedmf.training.execution.groups import group_size
 from fedmf.training.learner import ClientSettings
 
-# Most examples times parameters of the clients in one call, which bounds their weights and inputs:
-# 128 MiB.
+# The product of examples and parameters of all clients in one call is at most this number. It
+# bounds the memory of their weights and inputs to 128 MiB.
 MAX_PRODUCTS = 2**25
-# Number of clients that each call has a multiple of. No array then ends within a vector register,
-# whose last entries are computed by other instructions.
+# Each call has a multiple of this number of slots, so that no array ends within a vector register
+# of the processor: the last entries would be computed by other instructions, and rounded
+# differently.
 SLOT_MULTIPLE = 16
-MAX_SLOTS = 64  # More would save little, and leave more slots empty.
-# Most parameters of a model whose step costs its dispatch and not its arithmetic. Larger models are
-# slower with filters and kernels for each client.
+MAX_SLOTS = 64  # More slots would save little time.
+# A model with at most this many parameters is small: the dispatch of its operations takes more time
+# than their arithmetic. Larger models would be slower if each client has its own weights.
 SMALL_MODEL = 10_000
 
 
 class _ClientsState(NamedTuple):
-    """The state of all clients of a call; the first axis of each tensor counts clients.
+    """The optimizer states and weights of all clients of a call.
+
+    The first axis of each tensor counts clients.
 
     Attributes:
       optimizer: see `OptimizerState`.
@@ -69,9 +73,10 @@ class _ClientsState(NamedTuple):
 
 
 class VectorisedClients(ClientWork):
-    """Client work of a small model, or of clients of one gradient each.
+    """Client work that trains many clients in each call.
 
-    Of a larger model, groups with a client of several steps go to the fallback.
+    The model is small, or clients have one gradient each. If the model is larger, groups that
+    contain a client with several steps go to the fallback.
 
     Args:
       functions: the task's functions.
@@ -115,12 +120,13 @@ class VectorisedClients(ClientWork):
         params = tf.nest.map_structure(
             lambda spec: tf.ones(spec.shape, spec.dtype), sent_spec.params
         )
-        # An operation without a kernel here fails when it runs, and not before: a grouped
-        # convolution's gradient, say, on processors for which TensorFlow does not use oneDNN.
+        # This check also runs every operation once. An operation without a kernel on this machine
+        # fails only when it runs, such as the gradient of a grouped convolution on processors
+        # for which TensorFlow does not use oneDNN.
         self._check_independent(TensorBroadcast(weights, params))
 
     def _traced_training(self, sent_spec: TensorBroadcast) -> Any:
-        """Returns the tf.function that trains clients and adds their updates to a sum."""
+        """Returns a tf.function that trains the clients of a call and adds up their updates."""
         signature = [sent_spec, specs_of(self._records.zero())]
         num_clients = tf.TensorSpec([], tf.int32)
         if self._is_small:
@@ -138,10 +144,12 @@ class VectorisedClients(ClientWork):
         return tf.function(self._train_one_step, input_signature=[*signature, num_clients])
 
     def _check_independent(self, sent: TensorBroadcast) -> None:
-        """Checks that an update has the same bits in each slot and beside other clients.
+        """Checks that a client's update does not depend on its slot or on other clients.
+
+        Updates are compared bit by bit.
 
         Raises:
-          ValueError: it has not.
+          ValueError: an update depends on them.
         """
         rng = np.random.default_rng(2)
         for size in self._batch_sizes():
@@ -156,18 +164,19 @@ class VectorisedClients(ClientWork):
             _check_equal_bits([leaf[:1] for leaf in stacked_alone], [leaf[:1] for leaf in stacked])
 
     def _batch_sizes(self) -> list[int]:
-        """Returns the batch sizes of the check: all up to 32, and of larger ones the largest."""
+        """Returns the batch sizes to check: all sizes up to 32, and the run's batch size."""
         if not self._is_small:
             return [1]
         return [*range(1, min(self._batch_size, 32) + 1), self._batch_size]
 
     def _random_client(self, rng: np.random.Generator, size: int) -> Epochs:
-        """Returns a client that takes two steps, or one if the model is not small."""
+        """Returns random data for a client with two steps, or one step if the model is not small.
+        """
         batch = tf.nest.map_structure(np.asarray, self._random_batch(rng, size))
         return [batch, batch] if self._is_small else [batch]
 
     def _random_batch(self, rng: np.random.Generator, size: int) -> Examples:
-        """Returns random examples."""
+        """Returns a batch of random examples with the shapes and dtypes of the task."""
 
         def random_leaf(integer: int, spec: tf.TensorSpec) -> tf.Tensor:
             values = rng.normal(size=(size, *spec.shape[1:]))
@@ -176,7 +185,8 @@ class VectorisedClients(ClientWork):
             return tf.cast(values, spec.dtype)
 
         x_specs, y_specs = self._batch_specs
-        # 0 is padding, which a model may leave out, but every label has it.
+        # Integer inputs are 1, because a model may mask 0 as padding. Integer labels are 0, which
+        # is a valid label in every task.
         x = tf.nest.map_structure(functools.partial(random_leaf, 1), x_specs)
         y = tf.nest.map_structure(functools.partial(random_leaf, 0), y_specs)
         return x, y
@@ -184,10 +194,11 @@ class VectorisedClients(ClientWork):
     def _check_same(
         self, model: tf.keras.Model, loss_and_gradients: Callable[..., Any], x: Any, y: Any
     ) -> None:
-        """Checks that the stateless model computes what the model does, whatever weights it has.
+        """Checks that the stateless model computes the same as the Keras model for other weights.
 
-        Keras makes a tensor of the weights once, when it builds the model, and it stays that of the
-        first weights. Here it would be that of each client's own.
+        They differ if a model computes a tensor from its weights when it is built. In Keras this
+        tensor keeps the value for the first weights. In the stateless model it would follow the
+        weights of each client.
 
         Raises:
           ValueError: loss or gradients differ on the examples x, y.
@@ -214,7 +225,7 @@ class VectorisedClients(ClientWork):
                 )
 
     def explain(self) -> str:
-        """See `ClientWork.explain`."""
+        """Returns a sentence on why clients train vectorised."""
         if not self._is_small:
             return "vectorised: clients of one example each train together in one call"
         return (
@@ -223,7 +234,7 @@ class VectorisedClients(ClientWork):
         )
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
-        """See `ClientWork.sums`."""
+        """Yields the sum of the clipped updates of each group of clients."""
         tensors = TensorBroadcast.of(sent)
         for group in groups:
             clients = with_finite_examples(group)
@@ -242,7 +253,9 @@ class VectorisedClients(ClientWork):
     def _sum_updates(
         self, sent: TensorBroadcast, clients: Sequence[Epochs]
     ) -> tuple[QuerySample, float]:
-        """Returns the sum of the clients' clipped updates, and their loss."""
+        """Trains clients call by call, and returns the sum of their clipped updates and their
+        losses.
+        """
         total = self._records.zero()
         loss_sum = 0.0
         for start in range(0, len(clients), self._num_slots):
@@ -255,7 +268,7 @@ class VectorisedClients(ClientWork):
     def _train_chunk(
         self, sent: TensorBroadcast, total: QuerySample, chunk: Sequence[Epochs]
     ) -> tuple[QuerySample, tf.Tensor, list[tf.Tensor]]:
-        """Trains the clients of one call, at most as many as it has slots.
+        """Trains the clients of one call, which has a slot for each of them.
 
         Returns:
           The sum with their updates, their loss, and a stack of what each slot has computed.
@@ -265,7 +278,7 @@ class VectorisedClients(ClientWork):
         if self._is_small:
             arguments.append(order_steps(list_batches(chunk, self._batch_size), self._num_slots))
         else:
-            # The first example stands in the slots that are empty.
+            # Empty slots compute on the first example; their results are not used.
             slot_rows = np.arange(self._num_slots)
             slot_rows[len(chunk) :] = 0
             leaves = [leaf[slot_rows, np.newaxis] for leaf in leaves]
@@ -278,9 +291,9 @@ class VectorisedClients(ClientWork):
     def _loss_and_gradients(
         self, weights: Sequence[tf.Tensor], x: Any, y: Any
     ) -> tuple[tf.Tensor, list[tf.Tensor | tf.IndexedSlices]]:
-        """Returns the loss of a batch under one client's weights, and the gradients.
+        """Computes the loss of a batch with one client's weights, and the gradients.
 
-        The gradients are of the loss with the model's own losses, as the tape gives them.
+        The gradients include the model's own losses. They may be tf.IndexedSlices.
         """
         with tf.GradientTape() as tape:
             tape.watch(weights)
@@ -292,7 +305,9 @@ class VectorisedClients(ClientWork):
     def _train_one_step(
         self, sent: TensorBroadcast, total: QuerySample, xs: Any, ys: Any, num_clients: tf.Tensor
     ) -> tuple[QuerySample, tf.Tensor, list[tf.Tensor]]:
-        """Adds the updates of clients of one gradient each; client c has the batch xs[c], ys[c].
+        """Adds the updates of clients that take one step each to a sum.
+
+        Client c has the batch xs[c], ys[c].
 
         Args:
           sent, total: see `TensorBroadcast` and `QuerySample`.
@@ -328,10 +343,10 @@ class VectorisedClients(ClientWork):
         num_clients: tf.Tensor,
         steps: Steps,
     ) -> tuple[QuerySample, tf.Tensor, list[tf.Tensor]]:
-        """Adds the updates of clients of many steps.
+        """Adds the updates of clients that take several steps to a sum.
 
-        Arguments and result are otherwise those of `_train_one_step`; of each slot the weights are
-        returned.
+        The arguments are those of `_train_one_step` and the steps. The last result holds the
+        weights of each slot in place of gradients.
         """
         global_weights, params = sent
 
@@ -339,7 +354,8 @@ class VectorisedClients(ClientWork):
             weights: Sequence[tf.Tensor], x: Any, y: Any
         ) -> tuple[tf.Tensor, list[tf.Tensor]]:
             loss, gradient_list = self._loss_and_gradients(weights, x, y)
-            # TensorFlow does not vectorise what is returned as it came in.
+            # tf.identity is needed because TensorFlow does not vectorise a result that is one of
+            # the arguments, unchanged.
             return loss, [tf.identity(dense_rows(gradient)) for gradient in gradient_list]
 
         initial = tf.nest.map_structure(
@@ -367,13 +383,13 @@ class VectorisedClients(ClientWork):
     def _take_step(
         self, state: _ClientsState, has_batch: tf.Tensor, gradient_list: list[tf.Tensor]
     ) -> _ClientsState:
-        """Returns the state after the clients that have a batch have taken a step."""
+        """Takes a step for each client that has a batch, and returns the state of all clients."""
         after = self._optimizer.next(
             state.optimizer, state.weights, gradient_list, self._learning_rate
         )
 
         def select(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
-            """Returns the new values of the clients that have a batch."""
+            """Returns new values for clients that have a batch, and old values for the others."""
             is_new = tf.reshape(has_batch, [self._num_slots] + [1] * (old.shape.rank - 1))
             return tf.where(is_new, new, old)
 
@@ -382,7 +398,7 @@ class VectorisedClients(ClientWork):
 
 
 def _check_equal_bits(stacked: Sequence[Any], expected: Sequence[Any]) -> None:
-    """Raises ValueError if arrays differ in a bit."""
+    """Raises ValueError unless two lists of arrays are bitwise identical."""
     for actual, leaf in zip(stacked, expected, strict=True):
         if np.asarray(actual).tobytes() != np.asarray(leaf).tobytes():
             raise ValueError(
@@ -391,20 +407,21 @@ def _check_equal_bits(stacked: Sequence[Any], expected: Sequence[Any]) -> None:
 
 
 def _loss_of_step(losses: tf.Tensor, has_batch: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
-    """Returns the mean losses of the clients that have a batch, summed over its examples."""
+    """Returns the sum of the losses of all examples in a step, for clients that have a batch."""
     losses = tf.where(has_batch, losses, tf.zeros_like(losses))
     return tf.reduce_sum(losses) * tf.cast(batch_size, tf.float32)
 
 
 def _has_one_example(epochs: Epochs) -> bool:
-    """Returns whether a client takes a single step on a single example."""
+    """Returns whether a client has one epoch with one example."""
     return len(epochs) == 1 and count(epochs[0]) == 1
 
 
 @contextlib.contextmanager
 def _quiet_tensorflow() -> Iterator[None]:
-    """Silences TensorFlow's logger, which writes a stack for every operation that has no vectorised
-    form; the clients of such a model train one by one.
+    """Silences TensorFlow's logger, which reports each operation without a vectorised form.
+
+    Clients of such a model train one by one.
     """
     logger = tf.get_logger()
     level = logger.level
@@ -416,7 +433,8 @@ def _quiet_tensorflow() -> Iterator[None]:
 
 
 def slots_per_call(settings: ClientSettings, num_parameters: int) -> int:
-    """Returns the number of clients that each call computes, which the run's settings decide."""
+    """Returns the number of slots for clients in each call, which follows from the run's settings.
+    """
     group = group_size(settings.cohort_size, settings.batch_size, num_parameters)
     num_clients = min(group, settings.cohort_size)
     max_slots = min(MAX_SLOTS, MAX_PRODUCTS // (settings.batch_size * num_parameters))
@@ -426,7 +444,7 @@ def slots_per_call(settings: ClientSettings, num_parameters: int) -> int:
 
 
 def is_small(records: Records) -> bool:
-    """Returns whether a model of these updates is vectorised whatever its clients' steps."""
+    """Returns whether a model is small, so that clients with any number of steps are vectorised."""
     return records.size <= SMALL_MODEL
 
 
@@ -436,7 +454,7 @@ def vectorised_work(
     records: Records,
     make_fallback: Callable[[str], ClientWork],
 ) -> ClientWork:
-    """Returns vectorised client work if the model supports it, else `make_fallback(reason)`.
+    """Returns client work that is vectorised if the model supports it, else the fallback.
 
     A model that should be vectorised and cannot be is logged once, with the reason.
     """
@@ -450,12 +468,13 @@ def vectorised_work(
             f"the model has {records.size} parameters, and {SLOT_MULTIPLE} clients of it in one "
             "call would need too much memory"
         )
-    # A cohort may mix clients of several examples with clients of one each.
+    # A cohort may have clients with one example beside clients with several, which need the
+    # fallback.
     fallback_for_many = functools.partial(make_fallback, "they have several examples each")
     try:
         with _quiet_tensorflow():
             return VectorisedClients(functions, settings, records, fallback_for_many)
-    except Exception as error:  # A user's model may raise anything when it is traced.
+    except Exception as error:  # Tracing a user's model may raise anything.
         first_line = next(iter(str(error).splitlines()), "")
         reason = f"the model cannot be vectorised ({type(error).__name__}: {first_line})"
         _log_once(f"task {functions.name!r}: clients train one by one, for {reason}")
@@ -464,5 +483,5 @@ def vectorised_work(
 
 @functools.cache
 def _log_once(sentence: str) -> None:
-    """Logs a sentence, once in a process."""
+    """Logs a sentence as a warning, unless this process has logged it before."""
     logging.getLogger("fedmf").warning(sentence)
