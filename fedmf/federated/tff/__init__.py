@@ -1,7 +1,10 @@
-"""DPQuery, aggregation factory, process checks and execution="tff", on TFF and TF Privacy.
+"""Integration with TensorFlow Federated (TFF) and TensorFlow Privacy.
 
-This is the only module that imports TensorFlow Federated 0.87 and TensorFlow Privacy; the modules
-of this package take both from here.
+The package has a DPQuery, an aggregation factory, a check of TFF processes, and the rounds of
+execution="tff".
+
+This module is the only one that imports TensorFlow Federated 0.87 and TensorFlow Privacy; the
+modules of this package take both from here.
 """
 
 from fedmf.federated.tensorflow_import import importing_tff

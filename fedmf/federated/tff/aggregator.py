@@ -1,6 +1,6 @@
-"""`dp_aggregator`: a plan as a tff.aggregators.UnweightedAggregationFactory, for any TFF process.
+"""`dp_aggregator`: an aggregation factory for TFF that clips updates and adds a plan's noise.
 
-Clipped records can be summed by TFF's secure summation.
+Clipped updates can be summed by TFF's secure summation.
 """
 
 import collections
@@ -26,7 +26,7 @@ from fedmf.server.state import check_plan
 
 
 class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory):
-    """Factory behind `dp_aggregator`.
+    """Aggregation factory that `dp_aggregator` returns.
 
     Args:
       make_query: (record_specs, noise_seed=...) -> the query of a process.
@@ -46,7 +46,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         self._scaling: Scaling | None = None
 
     def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationAggregator":
-        """Returns this factory with updates that are clipped in a scaled space.
+        """Returns a copy of this factory that scales updates before it clips them.
 
         Each round's broadcast carries the scales to the clients. It is for a server optimizer such
         as Adam; the guarantee is the same.
@@ -57,7 +57,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         return factory
 
     def create(self, value_type: Any, *weight_type: Any) -> tff.templates.AggregationProcess:
-        """Returns the aggregation process for updates of `value_type`.
+        """Returns an aggregation process for updates of this TFF type.
 
         The first process of this factory and its copies has the noise of noise_seed, each later one
         noise of its own: two parts of a model that shared their noise would give away the
@@ -95,7 +95,7 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
 
 
 def _checked_type(value_type: Any) -> Any:
-    """Returns a value that stands for a type as a TFF type of tensors, or raises TypeError."""
+    """Converts a value to a TFF type of tensors, or raises TypeError if it is none."""
     hint = "give a TensorType of TFF, or a structure of them, as of tff.to_type"
     shown = reprlib.repr(value_type)
     try:
@@ -108,8 +108,9 @@ def _checked_type(value_type: Any) -> Any:
     return checked_type
 
 
-# The weighted processes of TFF raise a TypeError "Expected ...WeightedAggregationFactory, found
-# NAME." before they call this factory.
+# Before they call this factory, the weighted processes of TFF raise a TypeError "Expected
+# ...WeightedAggregationFactory, found NAME.", where NAME is the name of the class. So the name
+# tells a user what to do.
 MatrixFactorizationAggregator.__name__ = (
     "dp_aggregator, which takes no weights: pass "
     "tff.aggregators.as_weighted_aggregator(dp_aggregator(...)), with which all "
@@ -127,7 +128,7 @@ def dp_aggregator(
     secure_sum: bool = False,
     count_metrics: bool = True,
 ) -> MatrixFactorizationAggregator:
-    """Returns a factory of processes that clip updates, sum them, and add correlated noise.
+    """Returns a TFF aggregation factory, whose processes clip, sum and add correlated noise.
 
     Updates are zeroed before they are clipped. The noisy sum is divided by the fixed
     clients_per_round.
@@ -201,13 +202,14 @@ def dp_aggregator(
     return MatrixFactorizationAggregator(make_query, noise_seed, sum_factory)
 
 
-# tff.aggregators.SecureSumFactory rounds floats to whole multiples of (upper - lower) / LEVELS.
+# tff.aggregators.SecureSumFactory rounds floats in [lower, upper] to whole multiples of
+# (upper - lower) / _LEVELS.
 _LEVELS = 2**32 - 1
 _COUNT_NAMES = ("clients", "clipped", "zeroed")
 
 
 class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
-    """Sum of QuerySamples by tff.aggregators.SecureSumFactory.
+    """Aggregation factory that sums clipped updates by TFF's secure summation.
 
     Records are rounded to 32 bits in [-clip_norm, clip_norm], and counts are exact.
 
@@ -220,13 +222,15 @@ class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
 
     @property
     def entry_rounding(self) -> float:
-        """Bound on the rounding of an entry: half a step, and a thousandth for TFF's float64
-        arithmetic (2^-20 of a step).
+        """Largest error of an entry by rounding to integers.
+
+        It is half a step, and a thousandth of a step for TFF's float64 arithmetic, which errs by
+        2^-20 of a step.
         """
         return 0.501 * 2 * self._bound / _LEVELS
 
     def create(self, value_type: Any) -> tff.templates.AggregationProcess:
-        """Returns the process for samples of `value_type`."""
+        """Returns the aggregation process for `QuerySample` values of this type."""
         record_type = value_type.record
         counts_type = tff.to_type(
             collections.OrderedDict((name, np.int32) for name in _COUNT_NAMES)

@@ -1,4 +1,4 @@
-"""The audited system of TensorFlow Privacy: the query that `dp_aggregator` puts into a process."""
+"""Adapter that lets an audit run the query of `dp_aggregator`, without a TFF process."""
 
 import math
 from typing import Any
@@ -12,7 +12,9 @@ from fedmf.server.audit import divisor_of, model_of
 
 
 class Query:
-    """The query of an aggregator, traced once: `fedmf.server.audit.AuditedCode`.
+    """Query whose releases are audited, as `fedmf.server.audit.AuditedCode`.
+
+    Its functions are traced once, so that many rounds run fast.
 
     Args:
       plan: the plan of the query.
@@ -40,7 +42,10 @@ class Query:
         self._sum_cache: dict[Any, Any] = {}
 
     def _sum_updates(self, params: Any, places: Any, size: Any) -> Any:
-        """Returns the sum of updates of this size, each along one coordinate."""
+        """Returns the clipped sum of one update for each place, a coordinate along which it points.
+
+        The update of a place is `size` in this coordinate, and 0 elsewhere.
+        """
         sample = self._query.initial_sample_state()
         for place in places:
             update = tf.one_hot(place, sum(self._sizes)) * size
@@ -51,7 +56,7 @@ class Query:
         return sample
 
     def _release_sum(self, sample: Any, state: Any) -> tuple[Any, Any]:
-        """Returns the release of a sum as one vector, and the next state.
+        """Returns the noisy release of a sum as one vector, and the next state.
 
         With an adaptive clip norm the vector is for the plan's clip norm, and its last entry is the
         noise of the released bits.
@@ -69,12 +74,16 @@ class Query:
         return tf.concat([row, [scaled_noise]], axis=0), state
 
     def release(self, state: Any, places: np.ndarray, size: float) -> tuple[Any, np.ndarray]:
-        """See `fedmf.server.audit.AuditedCode`."""
-        state = tf.nest.map_structure(np.array, state)  # A checkpoint holds arrays.
+        """Runs a round in which clients send updates along these coordinates.
+
+        It returns the next state and the release, float64 (coordinates,).
+        """
+        state = tf.nest.map_structure(np.array, state)  # The state may come from a checkpoint.
         params = self._query.derive_sample_params(state)
-        # A client knows the clip norm of the round.
+        # A client knows the clip norm of the round, and sends an update of the size that it allows.
         size *= float(params.clip_norm) / self._plan.clip_norm
-        # The sum is a pure function of updates and parameters, and most of the cost of a round.
+        # Sums are cached, because they take most of the time of a round. A sum is a pure function
+        # of the updates and the parameters.
         param_bytes = [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(params)]
         key = (places.tobytes(), size, *param_bytes)
         if key not in self._sum_cache:

@@ -1,4 +1,4 @@
-"""`check_process`: the check that only clipped and noised sums go from clients to a TFF server."""
+"""`check_process`: a check that a TFF process releases only clipped sums with noise."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -8,8 +8,8 @@ from fedmf.federated.tff import tff
 from fedmf.federated.tff.data_flow import RoundFlow
 from fedmf.federated.tff.origins import Leaf, NoiseCall, Origin, Path, leaves
 
-# Index of the metrics in a round's output, beside state and result. The guarantee does not
-# cover them.
+# A round's output is a tuple with a state, a result and metrics. For each class of output, this is
+# the index of the metrics, which the guarantee does not cover.
 _METRICS_INDEX = {
     tff.learning.templates.LearningProcessOutput: 1,
     tff.templates.MeasuredProcessOutput: 2,
@@ -22,7 +22,7 @@ _WAY_OUT = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """One aggregation from clients to server.
+    """Aggregation of values of the clients at the server, as `check_process` lists it.
 
     Attributes:
       operation: TFF's name of it, such as "federated_sum".
@@ -37,7 +37,7 @@ class Aggregation:
 
 
 class _RoundOutput(NamedTuple):
-    """The leaves of a round's output.
+    """Tensors that a round of a TFF process returns, as the data flow describes them.
 
     Attributes:
       state: by path in the state.
@@ -51,8 +51,7 @@ class _RoundOutput(NamedTuple):
 
 
 def check_process(process: Any) -> list[Aggregation]:
-    """Lists every aggregation from clients to server of a TFF process, and refuses a process that
-    the guarantee does not cover.
+    """Checks that the privacy guarantee covers a TFF process, and lists its aggregations.
 
     The check follows every tensor of one round (`process.next`), through TFF's operations and
     TensorFlow's. A process passes if
@@ -109,7 +108,7 @@ def check_process(process: Any) -> list[Aggregation]:
 
 
 def _round_output(process: Any, output: Any) -> _RoundOutput:
-    """Returns the leaves of a round's output, by their meaning."""
+    """Splits the output of a round into state, result and metrics."""
     output_type = process.next.type_signature.result
     if process.state_type.is_assignable_from(output_type):
         return _RoundOutput(dict(leaves(output)), [], [])
@@ -124,10 +123,10 @@ def _round_output(process: Any, output: Any) -> _RoundOutput:
 
 
 def _only_noise_call(flow: RoundFlow, output: _RoundOutput) -> NoiseCall | None:
-    """Returns the call that added noise to the output; None if none did.
+    """Returns the only call that added noise to the output; None if there is no such call.
 
     Raises:
-      ValueError: more than one did.
+      ValueError: several calls added noise.
     """
     all_leaves = (*output.state.values(), *output.result, *output.metrics)
     numbers: set[int] = set()
@@ -143,7 +142,7 @@ def _only_noise_call(flow: RoundFlow, output: _RoundOutput) -> NoiseCall | None:
 
 
 def _check_covered(flow: RoundFlow, output: _RoundOutput, noise_call: NoiseCall | None) -> None:
-    """Raises ValueError for a leaf of state or result that the guarantee does not cover."""
+    """Raises ValueError for a tensor in state or result that the guarantee does not cover."""
     hidden: set[Origin] = set()
     names: dict[Path, Any] = {}
     if noise_call is not None:
@@ -158,18 +157,18 @@ def _check_covered(flow: RoundFlow, output: _RoundOutput, noise_call: NoiseCall 
 
 
 def _next_state_names(noise_call: NoiseCall) -> dict[Path, Any]:
-    """Returns the names of the noise's next state, by their path in the process's state."""
+    """Returns the name of each tensor of the noise's next state, by its path in the state."""
     return {path: ("next", noise_call.number, n) for n, path in enumerate(noise_call.paths)}
 
 
 def _state_origins(noise_call: NoiseCall, roles: Iterable[str]) -> set[Origin]:
-    """Returns the noise's state before the round, restricted to these roles."""
+    """Returns origins for the tensors of the noise's state that have one of these roles."""
     pairs = zip(noise_call.paths, noise_call.roles, strict=True)
     return {Origin("state", path) for path, role in pairs if role in roles}
 
 
 def _check_noise_state(output: _RoundOutput, noise_call: NoiseCall) -> None:
-    """Raises ValueError where the noise's next state does not replace the one before."""
+    """Raises ValueError unless the noise's next state takes the place of the state before."""
     for path, name in _next_state_names(noise_call).items():
         if path not in output.state or output.state[path].name != name:
             raise ValueError(
@@ -179,7 +178,7 @@ def _check_noise_state(output: _RoundOutput, noise_call: NoiseCall) -> None:
 
 
 def _check_broadcast(noise_call: NoiseCall) -> None:
-    """Raises ValueError where clients receive secret parts of the noise's state."""
+    """Raises ValueError if clients receive secret parts of the noise's state."""
     clipping = noise_call.clipping
     sends_secrets = clipping.params - _state_origins(noise_call, {"public"})
     trains_on_secrets = clipping.record & _state_origins(noise_call, {"secret", "count"})
@@ -191,7 +190,7 @@ def _check_broadcast(noise_call: NoiseCall) -> None:
 
 
 def _check_released(flow: RoundFlow, leaf: Leaf, hidden: set[Origin]) -> None:
-    """Raises ValueError for a leaf with an origin that may not leave the clients or the noise."""
+    """Raises ValueError if a tensor depends on unprotected client values or secrets of the noise."""
     kinds = {origin.kind for origin in leaf.origins}
     aggregate = flow.calls.aggregate_in(leaf.origins)
     if aggregate is not None:
@@ -209,7 +208,7 @@ def _check_released(flow: RoundFlow, leaf: Leaf, hidden: set[Origin]) -> None:
 
 
 def _check_metric(leaf: Leaf, noise_call: NoiseCall) -> None:
-    """Raises ValueError for a metric that shows clipped updates or the noise."""
+    """Raises ValueError if a metric depends on clipped updates or on secrets of the noise."""
     kinds = {origin.kind for origin in leaf.origins}
     if "record" in kinds:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`CohortDataSource`: a participation controller's cohorts as the data source of a TFF program."""
+"""`CohortDataSource`: a data source for TFF programs, whose cohorts a controller samples."""
 
 import dataclasses
 import hashlib
@@ -16,9 +16,10 @@ from fedmf.participation.ledger import ParticipationLedger
 
 
 class CohortDataSource(tff.program.FederatedDataSource):
-    """The data of the controller's cohorts, round by round, for TFF programs.
+    """A data source that gives a TFF program the datasets of each round's cohort.
 
-    It is for `tff.learning.programs.train_model` and similar programs.
+    A `ParticipationController` samples the cohorts. The source is for
+    `tff.learning.programs.train_model` and similar programs.
 
     All iterators yield the same rounds: a cohort is a pure function of the controller's seed, the
     round and the ledger so far. A round that is discarded or repeated has the same clients, and is
@@ -63,21 +64,21 @@ class CohortDataSource(tff.program.FederatedDataSource):
             )
         elements = tff.types.tensorflow_to_type(example.element_spec)
         self._federated_type = tff.FederatedType(tff.SequenceType(elements), tff.CLIENTS)
-        # TFF restores an iterator by a class method without arguments, so that the class itself
-        # must know the source.
+        # TFF restores an iterator by a class method, to which no source is passed. So the source is
+        # an attribute of a class that is made for it.
         self._iterator_class = type("CohortIterator", (CohortIterator,), {"source": self})
 
     @property
     def federated_type(self) -> tff.FederatedType:
-        """Type of a list of datasets at clients."""
+        """TFF's type of the selected data: a dataset at each client."""
         return self._federated_type
 
     def iterator(self) -> "CohortIterator":
-        """Returns an iterator that begins with round 0."""
+        """Returns an iterator over the rounds, which begins with round 0."""
         return self._iterator_class()
 
     def training_selection_fn(self, round_num: int) -> list[tf.data.Dataset]:
-        """Returns the datasets of a round's cohort, for `tff.simulation.run_training_process`.
+        """Returns the datasets of a round's clients, for `tff.simulation.run_training_process`.
 
         Args:
           round_num: TFF's number of the round, from 1 on.
@@ -107,7 +108,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
 
 
 class CohortIterator(tff.program.FederatedDataSourceIterator):
-    """An iterator over the rounds of one `CohortDataSource`, which makes it."""
+    """An iterator over the rounds of a `CohortDataSource`, which creates it."""
 
     source: ClassVar[CohortDataSource]
 
@@ -116,11 +117,11 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
     @property
     def federated_type(self) -> tff.FederatedType:
-        """Type of the source's data."""
+        """TFF's type of the selected data, that of the source."""
         return self.source.federated_type
 
     def select(self, k: int | None = None) -> list[tf.data.Dataset]:
-        """Returns the datasets of the next round's cohort.
+        """Returns the datasets of the clients in the next round.
 
         Args:
           k: the controller's cohort_size, or None.
@@ -142,7 +143,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         return datasets
 
     def to_bytes(self) -> bytes:
-        """Returns JSON of the controller's arguments and of the ledger so far.
+        """Saves the iterator as JSON, with the controller's arguments and the ledger so far.
 
         The ledger has a list [participants, selected] of client indices for each round.
         """
@@ -156,7 +157,9 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> "CohortIterator":
-        """Returns the iterator of `to_bytes`. A controller without rounds resumes from its ledger.
+        """Restores an iterator that `to_bytes` has saved.
+
+        If the controller has sampled fewer rounds, it resumes from the saved ledger.
 
         Raises:
           ValueError: the controller has other arguments, the ledger is another one, or the
@@ -189,16 +192,16 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
 
 def _arguments(controller: ParticipationController) -> dict[str, str]:
-    """Returns a text for each argument of a controller that its cohorts depend on.
+    """Returns a text for each argument of a controller that determines its cohorts.
 
-    The seed, which is secret with sampling, has a digest.
+    The text of the seed is a digest, because the seed is secret if clients are sampled.
     """
     names = ("participation", "population", "cohort_size", "sampling", "behavior")
     arguments = {name: repr(getattr(controller, name)) for name in names}
     availability = controller.availability
     if dataclasses.is_dataclass(availability):
         arguments["availability"] = repr(availability)
-    else:  # The representation of other objects may have their address in memory.
+    else:  # repr may include an address in memory.
         arguments["availability"] = type(availability).__name__
     digest = hashlib.sha256(f"fedmf controller {controller.seed}".encode())
     arguments["seed"] = digest.hexdigest()

@@ -1,5 +1,6 @@
-"""Data flow in one round of a TFF process: the origins of every tensor.
+"""Data-flow analysis of one round of a TFF process.
 
+It finds the origins of every tensor: the values of clients, state or noise that it depends on.
 Origins are followed through TFF's building blocks, and through the TensorFlow graphs in them. The
 tags of `graph_tags` say where the query clips and where it adds noise. The outputs of any other
 operation have all origins of its inputs.
@@ -21,7 +22,7 @@ from fedmf.federated.tff.origins import (
     origins_of,
 )
 
-# Intrinsics that return their argument, at another placement or in another structure.
+# These intrinsics of TFF return their argument, at another placement or in another structure.
 _MOVES = {
     "federated_broadcast",
     "federated_value_at_clients",
@@ -35,7 +36,7 @@ _EVALUATES = {"federated_eval_at_clients", "federated_eval_at_server"}
 
 @dataclasses.dataclass(frozen=True)
 class _Function:
-    """A function in the building blocks.
+    """A function among TFF's building blocks, which acts on origins in place of tensors.
 
     Attributes:
       call: leaf or structure of leaves of the argument -> those of the result.
@@ -47,7 +48,7 @@ class _Function:
 
 
 class RoundFlow:
-    """One round of a process.
+    """The data flow of one round of a TFF process.
 
     Args:
       process: a built process.
@@ -116,10 +117,10 @@ class RoundFlow:
                 return _Function(lambda value: self._intrinsic(block, value))
             case building_blocks.CompiledComputation():
                 return _Function(lambda value: self._compiled(block, value))
-        return _structure(block.type_signature, lambda *_: Leaf())  # A number in the program.
+        return _structure(block.type_signature, lambda *_: Leaf())  # A constant.
 
     def _intrinsic(self, block: Any, value: Any) -> Any:
-        """Returns the result of one of TFF's intrinsics for this argument."""
+        """Returns the result of a TFF intrinsic, such as federated_sum, for this argument."""
         if block.uri in _MOVES:
             return value
         if block.uri in _MAPS:
@@ -144,7 +145,7 @@ class RoundFlow:
         return _structure(signature.result, lambda *_: Leaf(origins=origins))
 
     def _compiled(self, block: Any, value: Any) -> Any:
-        """Returns the result of a TensorFlow computation for this argument."""
+        """Returns the result of a TensorFlow computation in the process, for this argument."""
         result_type = block.type_signature.result
         code = block.proto
         if not code.HasField("tensorflow"):
@@ -158,7 +159,7 @@ class RoundFlow:
 def _structure(
     tff_type: Any, make_leaf: Callable[[Path, Any], Leaf], path: Path = (), placement: Any = None
 ) -> Any:
-    """Returns a value of this type, with `make_leaf(path, placement)` for each tensor in it."""
+    """Returns a structure of a TFF type, with `make_leaf(path, placement)` for each tensor."""
     if isinstance(tff_type, tff.FederatedType):
         return _structure(tff_type.member, make_leaf, path, tff_type.placement)
     if isinstance(tff_type, tff.StructType):
@@ -171,7 +172,7 @@ def _structure(
 
 
 def _map_leaves(value: Any, change: Callable[[Leaf], Leaf]) -> Any:
-    """Returns a structure with each leaf changed."""
+    """Applies a function to each leaf of a structure, and returns the structure of results."""
     if isinstance(value, tff.structure.Struct):
         elements = tff.structure.iter_elements(value)
         return tff.structure.Struct(
@@ -181,14 +182,17 @@ def _map_leaves(value: Any, change: Callable[[Leaf], Leaf]) -> Any:
 
 
 def _name_of_sum(leaf: Leaf) -> tuple[Any, ...] | None:
-    """Returns the name of the sum of a leaf over clients; None unless it is of a sample."""
+    """Returns the name of the sum of a leaf over all clients.
+
+    It is None unless the leaf is part of a clipped sample.
+    """
     if leaf.name is None or leaf.name[0] != "sample":
         return None
     return ("sum", *leaf.name[1:])
 
 
 def _types_at(tff_type: Any, placement: Any) -> Iterator[Any]:
-    """Yields the federated types at this placement in a type."""
+    """Yields all federated types inside a TFF type that have this placement."""
     if isinstance(tff_type, tff.FederatedType):
         if tff_type.placement is placement:
             yield tff_type
@@ -198,7 +202,7 @@ def _types_at(tff_type: Any, placement: Any) -> Iterator[Any]:
 
 
 def _reference_names(block: Any) -> set[str]:
-    """Returns the names of all references in a building block."""
+    """Returns the names of all values that a building block refers to."""
     if isinstance(block, building_blocks.Reference):
         return {block.name}
     names: set[str] = set()

@@ -1,4 +1,4 @@
-"""Rounds in TFF: its build_unweighted_fed_avg with `dp_aggregator`, in TFF's C++ worker."""
+"""`TffExecution`: the rounds of a run as TFF's federated averaging with `dp_aggregator`."""
 
 import collections
 import functools
@@ -22,7 +22,10 @@ from fedmf.training.execution.base import Execution, Release, packed_like
 
 
 class TffExecution(Execution):
-    """An execution of rounds by TFF's federated averaging, on a worker process of the run."""
+    """Execution of a run's rounds by TFF's build_unweighted_fed_avg.
+
+    TFF computes in a C++ worker, a process that ends with the run.
+    """
 
     errors = (grpc.RpcError,)
 
@@ -48,7 +51,7 @@ class TffExecution(Execution):
         self._state: Any = None
 
     def _model_functions(self) -> ModelFunctions:
-        """Returns the task's learner, which must be of TensorFlow."""
+        """Returns the task's learner, or raises TypeError if it does not use TensorFlow."""
         learner = self.task.learner
         if not isinstance(learner, ModelFunctions):
             raise TypeError(
@@ -58,11 +61,11 @@ class TffExecution(Execution):
         return learner
 
     def explain(self) -> str:
-        """See `Execution.explain`."""
+        """Returns a sentence on how clients are trained."""
         return "TFF's own federated averaging trains them: execution is tff"
 
     def init(self) -> Any:
-        """Returns TFF's state with the task's initial weights, as in the fast execution."""
+        """Returns TFF's state before round 0, with the same initial weights as other executions."""
         if self._state is None:
             initial = self.task.initial_weights(self.config.seed)
             model = tff.learning.models.ModelWeights(trainable=initial, non_trainable=[])
@@ -74,9 +77,10 @@ class TffExecution(Execution):
     def collect_release(
         self, state: Any, cohort: Sequence[ClientData], canaries: Sequence[int] = ()
     ) -> Release:
-        """See `Execution.collect_release`. There are no canaries: TFF does not return its releases.
+        """Runs a round in TFF, and returns its release.
 
-        The arrays are the leaves of TFF's state after the round, without the noise's key and rows.
+        Its arrays are the leaves of TFF's state after the round, without the key and the rows of
+        the noise. Canaries are not supported, because TFF does not return the released sums.
         """
         state = self.noise.hand_in(state)
         datasets = [self._dataset(client) for client in cohort]
@@ -88,9 +92,9 @@ class TffExecution(Execution):
         return Release(arrays=arrays, row=row, canaries=np.zeros(0))
 
     def step(self, state: Any, release: Release) -> Any:
-        """See `Execution.step`. TFF took the step already: the result is its state after it.
+        """Returns TFF's state after the server's step, which TFF took within the round.
 
-        The noise's key in it follows from the seed, and there is no row of noise.
+        The state consists of the release, and of the noise's key and rows from the initial state.
         """
         template = self.init()
         arrays = iter(release.arrays)
@@ -99,13 +103,15 @@ class TffExecution(Execution):
         return tf.nest.pack_sequence_as(template, leaves)
 
     def before(self, state: Any) -> list[np.ndarray]:
-        """See `Execution.before`. Only the metrics of a round need these weights, and the step
-        does not: a release of TFF is a complete state.
+        """Returns the weights before a step.
+
+        Only the metrics of a round need them. The step itself does not, because a release of TFF is
+        a complete state.
         """
         return self.weights(state)
 
     def from_before(self, arrays: Sequence[np.ndarray]) -> Any:
-        """See `Execution.from_before`."""
+        """Restores a state from the weights before a step, for the metrics of the round."""
         template = self.init()
         weights = packed_like(self.weights(template), arrays)
         model = tff.learning.models.ModelWeights(trainable=weights, non_trainable=[])
@@ -113,7 +119,10 @@ class TffExecution(Execution):
 
     @functools.cached_property
     def _is_released(self) -> list[bool]:
-        """Whether a leaf of TFF's state is part of a release: all but the noise's key and rows."""
+        """Whether each leaf of TFF's state is part of a release.
+
+        All leaves are, except the noise's key and rows.
+        """
         secret = object()
         state = replace_noise(
             self.init(), lambda noise_state: noise_state._replace(key=secret, rows=secret)
@@ -121,7 +130,7 @@ class TffExecution(Execution):
         return [leaf is not secret for leaf in tf.nest.flatten(state)]
 
     def _dataset(self, client: ClientData) -> tf.data.Dataset:
-        """Returns the batches of a client; none where its examples are not finite."""
+        """Returns the batches of a client; there are none if its examples are not finite."""
         no_examples = tf.nest.map_structure(
             lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), tensor_specs(self.task.spec)
         )
@@ -133,17 +142,17 @@ class TffExecution(Execution):
         return functools.reduce(tf.data.Dataset.concatenate, datasets)
 
     def weights(self, state: Any) -> list[np.ndarray]:
-        """See `Execution.weights`."""
+        """Returns the trainable weights of the global model in TFF's state."""
         weights = self._worker.run(lambda: self._process.get_model_weights(state))
         return [np.asarray(weight) for weight in weights.trainable]
 
 
-# Metrics of the query that a round's row has, if the query has them.
+# A round's row of metrics contains these metrics of the query, if the query computes them.
 _QUERY_METRICS = ("scale_drift", "clip_norm", "clip_fraction", "zeroed", "noise_stddev")
 
 
 def _metrics_row(metrics: Any, num_not_finite: int) -> dict[str, float]:
-    """Returns the row of a round from TFF's metrics.
+    """Converts TFF's metrics of a round to a row of metrics.jsonl.
 
     Args:
       metrics: of a LearningProcessOutput.
@@ -160,13 +169,14 @@ def _metrics_row(metrics: Any, num_not_finite: int) -> dict[str, float]:
     for name in _QUERY_METRICS:
         if name in query_metrics:
             row[name] = float(query_metrics[name])
-    # The query sees zeros from these clients and does not count them as zeroed.
+    # Clients whose examples or updates are not finite send zeros to the query, which does not
+    # count them as zeroed.
     row["zeroed"] += num_not_finite + int(train_metrics["zeroed"])
     return row
 
 
 def tff_model(functions: ModelFunctions, seed: int, spec: Any) -> tff.learning.models.VariableModel:
-    """Returns the task's model and loss as a TFF model.
+    """Builds the task's model, and returns it with the loss as a TFF VariableModel.
 
     Args:
       functions: the task's functions.
@@ -177,7 +187,7 @@ def tff_model(functions: ModelFunctions, seed: int, spec: Any) -> tff.learning.m
 
 
 class _TrainedModel(tff.learning.models.VariableModel):
-    """A model and its loss as TFF trains them.
+    """A TFF VariableModel made of a task's model and loss.
 
     The metrics are the loss, the number of examples, and whether TFF zeroed the client's update.
 
@@ -243,6 +253,6 @@ class _TrainedModel(tff.learning.models.VariableModel):
 
     @tf.function
     def reset_metrics(self) -> None:
-        # TFF calls it where a client's update is not finite. The loss remains, as in the fast
-        # execution, because it shows that the model diverged.
+        # TFF calls this method if a client's update is not finite. The loss is kept, as in the fast
+        # execution, because it shows that the model has diverged.
         self._zeroed.assign(1)

@@ -1,4 +1,4 @@
-"""Origins of the results of a TensorFlow computation in a TFF process."""
+"""Data-flow analysis of a single TensorFlow graph in a TFF process."""
 
 import itertools
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from fedmf.federated.tff.origins import (
 
 
 class GraphFlow:
-    """A TensorFlow computation of a round, and its argument.
+    """The data flow of one TensorFlow computation in a round, for a given argument.
 
     Args:
       calls: the calls of the round, to which those of the graph are added.
@@ -46,12 +46,13 @@ class GraphFlow:
             tag = parse_tag(operation.name)
             if tag is not None:
                 self._tags[operation.name] = tag
-        # Variables may carry any value from any input to any output.
+        # A variable may carry a value from any input to any output. So in a graph with variables
+        # every result has the origins of all inputs.
         self._variable_origins = origins_of(self._inputs.values()) if has_variables else None
         self._results_by_call: dict[str, dict[str, Leaf]] = {}
 
     def value(self, result_type: Any, binding: Any) -> Any:
-        """Returns the result of this type, which is at these tensors of the graph."""
+        """Returns the result of the computation, given its type and its tensors in the graph."""
         if binding.HasField("struct"):
             elements = tff.structure.iter_elements(result_type)
             pairs = zip(elements, binding.struct.element, strict=True)
@@ -66,7 +67,7 @@ class GraphFlow:
         return self._leaf(self._operation(binding))
 
     def _bind(self, binding: Any, value: Any) -> None:
-        """Records the leaves of the argument as inputs of the graph."""
+        """Records each leaf of the argument as the value of an input of the graph."""
         if binding.HasField("struct"):
             for element_binding, element in zip(binding.struct.element, value, strict=True):
                 self._bind(element_binding, element)
@@ -74,12 +75,12 @@ class GraphFlow:
             self._inputs[self._operation(binding).name] = value
 
     def _operation(self, binding: Any) -> Any:
-        """Returns the operation whose output is at this binding."""
+        """Returns the graph operation that computes the tensor of a binding."""
         tensor = binding.tensor.tensor_name or binding.sequence.variant_tensor_name
         return self._graph.get_operation_by_name(tensor.partition(":")[0])
 
     def _leaf(self, operation: Any) -> Leaf:
-        """Returns the only output of an operation, or all of its outputs as one leaf."""
+        """Returns a leaf with the name and origins of an operation's outputs."""
         leaf = self._known_leaf(operation)
         if leaf is not None:
             return leaf
@@ -90,7 +91,7 @@ class GraphFlow:
         return Leaf(same_leaf.name, origins)
 
     def _origins(self, operations: Iterable[Any], excluded: Iterable[Any] = ()) -> Origins:
-        """Returns the origins of operations, without those that come through `excluded` ones."""
+        """Returns the origins of operations, except those that come through `excluded` operations."""
         pending = list(operations)
         visited = {operation.name for operation in excluded}
         origins: Origins = frozenset()
@@ -109,12 +110,15 @@ class GraphFlow:
     def _origins_of_inputs(
         self, operations: Iterable[Any], excluded: Iterable[Any] = ()
     ) -> Origins:
-        """Returns the origins of all inputs of operations, without those through `excluded`."""
+        """Returns the origins of the inputs of operations.
+
+        Origins that come through `excluded` operations are left out.
+        """
         inputs = itertools.chain.from_iterable(map(_input_operations, operations))
         return self._origins(inputs, excluded)
 
     def _known_leaf(self, operation: Any) -> Leaf | None:
-        """Returns an input of the graph or a tagged result; None for all other operations."""
+        """Returns the leaf of an input or of a tagged result; None for all other operations."""
         if operation.name in self._inputs:
             return self._inputs[operation.name]
         tag = self._tags.get(operation.name)
@@ -125,7 +129,7 @@ class GraphFlow:
         return self._results_by_call[tag.call][operation.name]
 
     def _results(self, tag: GraphTag) -> dict[str, Leaf]:
-        """Returns the results of the call with this tag, by the name of their operation."""
+        """Returns the results of the call that made a tag, by the names of their operations."""
         match tag.kind:
             case "params":
                 return self._params_results(tag.call, tag.plan)
@@ -138,7 +142,7 @@ class GraphFlow:
         return self._secure_sum_results(tag.call)
 
     def _tagged(self, call: str, *roles: str) -> dict[GraphTag, Any]:
-        """Returns the operations with a tag of this call and one of these roles, by number."""
+        """Returns the operations that a call has tagged with these roles, sorted by tag number."""
         names_by_number = sorted(self._tags.items(), key=lambda item: item[1].number)
         return {
             tag: self._graph.get_operation_by_name(name)
@@ -147,14 +151,14 @@ class GraphFlow:
         }
 
     def _params_results(self, call: str, plan: str) -> dict[str, Leaf]:
-        """Returns the results of `derive_sample_params`."""
+        """Returns the leaves of the result of a `derive_sample_params` call."""
         return {
             operation.name: Leaf(("params", plan, tag.number), self._origins_of_inputs([operation]))
             for tag, operation in self._tagged(call, "params").items()
         }
 
     def _clipping_results(self, call: str, plan: str) -> dict[str, Leaf]:
-        """Returns the results of `preprocess_record`.
+        """Checks a call of `preprocess_record`, and returns the leaves of its result.
 
         Raises:
           ValueError: its params are not those of the same query, or its record depends on an
@@ -189,7 +193,7 @@ class GraphFlow:
         }
 
     def _secure_sum_arguments(self, call: str) -> dict[str, Leaf]:
-        """Returns the samples that go into a secure sum."""
+        """Returns the leaves of the clipped samples that a secure sum adds up."""
         samples = {}
         for tag, operation in self._tagged(call, "record", "count").items():
             leaf = self._leaf(operation.inputs[0].op)
@@ -201,7 +205,7 @@ class GraphFlow:
         return samples
 
     def _secure_sum_results(self, call: str) -> dict[str, Leaf]:
-        """Returns the results of a secure sum."""
+        """Returns the leaves of the result of a secure sum."""
         operations = self._tagged(call, "record", "count")
         origins = self._origins_of_inputs(operations.values())
         aggregates = frozenset(origin for origin in origins if origin.kind == "aggregate")
@@ -221,7 +225,7 @@ class GraphFlow:
         }
 
     def _noise_results(self, call: str, plan: str) -> dict[str, Leaf]:
-        """Returns the results of `get_noised_result`.
+        """Checks a call of `get_noised_result`, and returns the leaves of its results.
 
         Raises:
           ValueError: its sum or its state are not those of the query that clips.

@@ -1,6 +1,6 @@
-"""Tags in TensorFlow graphs: names of the tensors where the query clips, and where it adds noise.
+"""Names of tensors in TensorFlow graphs that mark where the query clips and adds noise.
 
-`check_process` reads them in a built process. A tag is an identity operation with a name
+`check_process` reads these tags in a built process. A tag is an identity operation with a name
 fedmf.KIND.PLAN/ROLE.NUMBER. A process that is written to deceive can name its operations so, too.
 """
 
@@ -18,12 +18,12 @@ _NAME = re.compile(
 )
 
 
-# Roles of a call's arguments. All other roles are of its results.
+# Tags with these roles mark arguments of a call. Tags with any other role mark results.
 ARGUMENT_ROLES = {"argument", "sum", "state"}
 
 
 class GraphTag(NamedTuple):
-    """The tag of a tensor in a graph.
+    """The name of a tensor in a graph, which says what part of a query's call it is.
 
     Attributes:
       call: name scope of the call that made the tag.
@@ -42,7 +42,7 @@ class GraphTag(NamedTuple):
 
 
 def parse_tag(name: str) -> GraphTag | None:
-    """Returns the tag with this name of a node; None for a node that is no tag.
+    """Returns the tag that a node of a graph has as its name; None if the name is no tag.
 
     >>> parse_tag("a/fedmf.clip.0f_1/record.2")
     GraphTag(call='a/fedmf.clip.0f_1', kind='clip', plan='0f', role='record', number=2)
@@ -56,12 +56,12 @@ def parse_tag(name: str) -> GraphTag | None:
 
 
 def call_scope(kind: str, plan: str = "") -> Any:
-    """Returns the name scope of one call of this kind."""
+    """Returns a TensorFlow name scope for the tags of one call."""
     return tf.name_scope(f"fedmf.{kind}.{plan}")
 
 
 def tagged(structure: Any, role: str, first_number: int = 0) -> Any:
-    """Returns the structure with a tag on each of its tensors, numbered from `first_number` on."""
+    """Tags each tensor of a structure with a role and a number, from `first_number` on."""
     leaves = [
         _tagged_leaf(leaf, f"{role}.{number}")
         for number, leaf in enumerate(tf.nest.flatten(structure), first_number)
@@ -70,7 +70,7 @@ def tagged(structure: Any, role: str, first_number: int = 0) -> Any:
 
 
 def tagged_sample(sample: Any) -> Any:
-    """Returns a `QuerySample` with tags "record" and "count"."""
+    """Tags the tensors of a `QuerySample`: its record as "record", and its counts as "count"."""
     num_leaves = len(tf.nest.flatten(sample.record))
     counts = (sample.clients, sample.clipped, sample.zeroed)
     return type(sample)(
@@ -96,21 +96,22 @@ def _tagging(kind: str, call_and_tag: Callable[..., Any]) -> Callable[[Method], 
                 bound_method = functools.partial(method, query)
                 return call_and_tag(bound_method, *arguments, **named_arguments)
 
-        # AutoGraph would take two seconds to convert code in which no Python statement depends on a
-        # tensor.
+        # No Python statement in this code depends on a tensor. AutoGraph would take two seconds to
+        # convert it.
         return cast(Method, tf.autograph.experimental.do_not_convert(call))
 
     return decorate
 
 
-# TFF passes arguments by these names: global_state, params, record, sample_state.
+# TFF passes arguments by name, so that the parameters of these functions must have the names
+# global_state, params, record and sample_state.
 def _tag_params(method: Callable[..., Any], global_state: Any) -> Any:
     """Calls `derive_sample_params`, and tags its result."""
     return tagged(method(global_state), "params")
 
 
 def _tag_clipping(method: Callable[..., Any], params: Any, record: Any) -> Any:
-    """Calls `preprocess_record`, and tags its params and its result."""
+    """Calls `preprocess_record`, and tags its argument `params` and its result."""
     return tagged_sample(method(tagged(params, "argument"), record))
 
 
@@ -126,7 +127,7 @@ tags_noise = _tagging("noise", _tag_noise)
 
 
 def _tagged_state(state: Any) -> Any:
-    """Returns a `QueryState` with tags "secret", "count" and "public"."""
+    """Tags each tensor of a `QueryState` as "secret", "count" or "public"."""
 
     def same_role(structure: Any, role: str) -> Any:
         return tf.nest.map_structure(lambda _: role, structure)
@@ -147,9 +148,10 @@ def _tagged_state(state: Any) -> Any:
 
 
 def _tagged_leaf(leaf: Any, name: str) -> Any:
-    """Returns a tensor of the graph with this tag, and any other value unchanged.
+    """Tags a tensor of the graph with this name; any other value is returned unchanged.
 
-    A constant from outside of the graph must stay one: the query refuses states that are constants.
+    A constant from outside of the graph must stay a constant, because the query refuses states that
+    are constants.
     """
     is_in_graph = isinstance(leaf, tf.Tensor) and not isinstance(leaf, tf.__internal__.EagerTensor)
     return tf.identity(leaf, name=name) if is_in_graph else leaf

@@ -1,6 +1,8 @@
-"""Correlated noise on tensors: N Z row by row, a pure step from round to round in any graph.
+"""Correlated noise in TensorFlow graphs: one row of N Z in each round.
 
-Two strategies keep the state that passes through a graph small:
+N is the noise matrix C^-1, and Z has a row of standard normal draws for each round. The noise is a
+pure function of a state that passes from round to round. Two strategies keep the state that passes
+through a graph small:
   recurrent    [x_t; S_(t+1)] = M_t [z_t; S_t], state: the few rows S of the past that future rounds
                need (`fedmf.noise.blocks`).
   precomputed  the host makes row t and puts it into the state before round t (`fedmf.server.rows`).
@@ -23,7 +25,7 @@ from fedmf.server.state import NoiseState, state_fingerprint
 
 
 def _with_unknown_shape(state_rows: tf.Tensor) -> tf.Tensor:
-    """Returns the same rows, with a shape that the graph being built does not know.
+    """Returns the rows of a noise state, with a shape that is unknown to the graph being built.
 
     TFF takes the type of its state from this tensor. If that type had the shape of this plan's
     rows, TFF would refuse another plan's rows by "Failed to serialize", before `GraphNoise.next`
@@ -36,7 +38,10 @@ def _with_unknown_shape(state_rows: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GraphNoise:
-    """The rows of N Z, as a pure step (state -> row, next state) for any TensorFlow graph.
+    """The noise of a plan, as a pure function in a TensorFlow graph.
+
+    The function maps a state to the row of N Z for the next round, and to the next state. N is the
+    noise matrix, and Z has a standard normal draw in each entry.
 
     Attributes:
       stream: the mechanism's stream.
@@ -65,7 +70,7 @@ class GraphNoise:
         fields.set_fields(self, values)
 
     def initial_state(self, key: Any) -> NoiseState:
-        """Returns the state before round 0 of the run with this key, uint64 (4,)."""
+        """Returns the state before round 0 of the run with this key, four uint64 words."""
         return NoiseState(
             key=tf.convert_to_tensor(key, tf.uint64),
             next_round=tf.constant(0, tf.int32),
@@ -75,9 +80,9 @@ class GraphNoise:
         )
 
     def next(self, state: NoiseState) -> tuple[tf.Tensor, NoiseState]:
-        """Returns row `state.next_round` of N Z at unit standard deviation, and the next state.
+        """Returns the noise vector of the state's round, and the next state.
 
-        The row is float32 (size,).
+        The vector is row `state.next_round` of N Z, for Z of standard deviation 1: float32 (size,).
 
         Raises:
           tf.errors.InvalidArgumentError: when executed past the last round, in either strategy;
@@ -89,7 +94,8 @@ class GraphNoise:
         is_in_time = state.next_round < self.stream.rounds
         is_same_plan = tf.equal(state.mechanism, self._state_fingerprint())
         is_handed_in = tf.equal(state.made_for, state.next_round) | (self.strategy != "precomputed")
-        # The plans are compared first, because another plan is what is wrong with such a state.
+        # The plans are compared first: for the state of another plan, the other errors would
+        # mislead.
         assertions = self._assertions(
             (is_same_plan, self._other_plan_error()),
             (
@@ -98,8 +104,8 @@ class GraphNoise:
                 "longer mechanism to train on",
             ),
             (
-                # TFF computes a result of the initial state to learn its type: there a missing row
-                # makes it NaN, and is no error.
+                # To learn the type of a result, TFF computes one from the initial state, before any
+                # row is handed in. So in round 0 a missing row gives NaN and no error.
                 is_handed_in | tf.equal(state.next_round, 0),
                 "no noise was handed in for this round: call "
                 "process.next(noise.hand_in(state), ...) with a HostNoise",
@@ -121,7 +127,7 @@ class GraphNoise:
 
     @staticmethod
     def _assertions(*conditions: tuple[tf.Tensor, str]) -> list[tf.Operation]:
-        """Returns the operations that check conditions, with their errors, one after the other."""
+        """Returns operations that check conditions in their order, each with an error message."""
         assertions: list[tf.Operation] = []
         for is_fulfilled, message in conditions:
             with tf.control_dependencies(assertions):
@@ -131,7 +137,7 @@ class GraphNoise:
         return assertions
 
     def _other_plan_error(self) -> str:
-        """Returns the error for the state of another plan."""
+        """Returns the error message for a state that belongs to another plan."""
         return (
             "the state's noise is that of another mechanism, noise scale, clip norm, model size or "
             "`noise_strategy`, with which noise "
@@ -140,9 +146,9 @@ class GraphNoise:
         )
 
     def _with_shape_of_plan(self, state_rows: tf.Tensor) -> tf.Tensor:
-        """Returns the rows with the shape of this plan's rows, for the graph being built.
+        """Returns the rows of a state with the static shape that this plan's rows have.
 
-        Nothing depends on the shape where the state has no rows.
+        If the state has no rows, they are returned as they are.
 
         Raises:
           ValueError: the graph knows another shape.
@@ -156,7 +162,7 @@ class GraphNoise:
         return tf.ensure_shape(state_rows, shape_of_plan)
 
     def _state_fingerprint(self) -> tf.Tensor:
-        """Returns the fingerprint of states of this noise, uint64 ()."""
+        """Returns the fingerprint that states of this plan and strategy hold, a uint64 scalar."""
         fingerprint = state_fingerprint(
             self.plan_fingerprint, str(self.strategy), self.state_rows, self.size
         )
@@ -165,7 +171,7 @@ class GraphNoise:
     def _recur(
         self, form: BlockForm, state: NoiseState, t: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the row of round t, and the rows of the next state."""
+        """Computes the noise vector of round t, and the rows of the next state."""
         table = self._table(form)
         M = tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)]
         z = self.source(state.key, self.size)(t)
@@ -175,16 +181,16 @@ class GraphNoise:
         row = M[0, 0] * z
         if form.width == 0:
             return row, state.rows
-        # The next state is the new row with all but the oldest of the old rows: a copy, not a
-        # product.
+        # The next state has the new row, and all old rows but the oldest. They are copied, which is
+        # faster than a product with M_t.
         row += tf.linalg.matvec(state.rows, M[0, 1:], transpose_a=True)
         return row, tf.concat([row[None], state.rows[:-1]], axis=0)
 
     def _table(self, form: BlockForm) -> np.ndarray:
-        """Returns M_t of all rounds, (rounds, 1 + width, 1 + width), or their first rows.
+        """Returns the matrices M_t of all rounds, of shape (rounds, 1 + width, 1 + width).
 
-        The first row suffices where the state is rolling. Last rounds that repeat one M are left
-        out.
+        If the state is rolling, only their first rows are returned. If the last rounds have the
+        same matrix, it is returned once.
         """
         matrices = [self._padded(form, t) for t in range(form.rounds)]
         while len(matrices) > 1 and np.array_equal(matrices[-1], matrices[-2]):
@@ -193,7 +199,10 @@ class GraphNoise:
 
     @staticmethod
     def _padded(form: BlockForm, t: int) -> np.ndarray:
-        """Returns M_t with the same number of state rows before and after the round."""
+        """Returns the matrix M_t of round t, padded with zeros to the same shape for all rounds.
+
+        If the state is rolling, only its first row is returned.
+        """
         M = form.matrix(t)
         padded = np.zeros((1 + form.width, 1 + form.width))
         padded[: M.shape[0], : M.shape[1]] = M

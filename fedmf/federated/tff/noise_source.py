@@ -1,6 +1,8 @@
-"""The Gaussian source inside TensorFlow graphs, which have no AES, and the keys of its runs.
+"""Random number generator of the noise inside TensorFlow graphs, and the keys of runs.
 
-docs/randomness.md says for which threats this source suffices, and for which it does not.
+It is Philox, because TensorFlow has no AES.
+
+docs/randomness.md says for which threats this generator suffices, and for which it does not.
 """
 
 import itertools
@@ -16,15 +18,16 @@ import tensorflow as tf
 from fedmf.server.source import check_noise_seed, noise_key, seed_of_run
 
 Draw = Callable[[Any], tf.Tensor]
-_PHILOX = 1  # TensorFlow's number of the algorithm.
-# Folders of graphs with an int as noise seed; they are removed when the program ends.
+_PHILOX = 1  # TensorFlow's number for Philox.
+# Each graph with an int as noise seed has a temporary folder here, in which its calls are counted.
+# The folders are removed when the program ends.
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def source_of_key(key: Any, size: int) -> Draw:
-    """Returns the function i -> row i of Z at unit standard deviation, float32 (size,).
+    """Returns a function that draws row i of Z, float32 (size,), with standard normal entries.
 
-    Entries are independent over i and coordinates, and a pure function of (key, i).
+    Entries are independent over rows and coordinates, and a pure function of (key, i).
 
     They are Box-Muller transforms of the 64-bit words of Philox4x32-10: entries 2p and 2p + 1 are
     those of words 2p and 2p + 1 at key K and counter (p, S + i), where `key` begins with K and S. A
@@ -49,10 +52,11 @@ def source_of_key(key: Any, size: int) -> Draw:
 
 
 def box_muller(words: tf.Tensor) -> tf.Tensor:
-    """Returns pairs of standard normals, float32 (pairs, 2), from uint64 words (pairs, 2)."""
+    """Converts random words, uint64 (pairs, 2), to standard normals, float32 (pairs, 2)."""
     radius_words = words[:, 0]
     angle_words = words[:, 1]
-    # The distance to the nearer end of (0, 1) is computed: float32 has few numbers near 1.
+    # A word determines a uniform number in (0, 1). Its distance to the nearer end is computed,
+    # because float32 has few numbers near 1.
     is_low = radius_words < tf.constant(2**63, tf.uint64)
     nearer_words = tf.where(is_low, radius_words, tf.bitwise.invert(radius_words))
     distance = (tf.cast(nearer_words, tf.float32) + 0.5) * 2.0**-64
@@ -64,7 +68,7 @@ def box_muller(words: tf.Tensor) -> tf.Tensor:
 
 
 class RunSeeds:
-    """The noise seeds of the runs that one object begins, a different one for each run.
+    """Noise seeds for the runs that a query or a factory begins, a different seed for each run.
 
     Copies of the object share the sequence of seeds.
 
@@ -96,7 +100,7 @@ class RunSeeds:
         )
 
     def next(self) -> int | str:
-        """Returns the seed of the next run, or "os".
+        """Returns the seed of the next run; "os" if the operating system draws the seeds.
 
         Raises:
           ValueError: the process was forked, and its copies would begin the same runs.
@@ -111,7 +115,7 @@ class RunSeeds:
         return seed_of_run(self._noise_seed, next(self._run_numbers))
 
     def next_key(self) -> tf.Tensor:
-        """Returns the key of the next run, uint64 (4,).
+        """Returns the key of the next run, four uint64 words.
 
         Each call of a graph that is being built begins another run.
         """
@@ -139,7 +143,9 @@ def _key_of_this_call(key: tf.Tensor) -> tf.Tensor:
 
 
 def _key_once(key: tf.Tensor) -> tf.Tensor:
-    """Returns `key` in one call of the graph that is being built, else a `_key_of_this_call`.
+    """Returns `key` in the first call of the graph that is being built, and new keys later.
+
+    A new key is that of `_key_of_this_call`.
 
     Each call writes a file of its own, then counts the files: of parallel calls at most one finds
     its own beside the first file alone. TFF's runtime keeps files from call to call, and makes
@@ -148,13 +154,13 @@ def _key_once(key: tf.Tensor) -> tf.Tensor:
     folder = tempfile.TemporaryDirectory(prefix="fedmf-runs-")
     _FOLDERS.append(folder)
     pathlib.Path(folder.name, "first").touch()
-    # With the time, because forked processes draw the same numbers.
+    # The name of a call contains the time, because forked processes draw the same numbers.
     timestamp = tf.strings.as_string(tf.timestamp(), precision=6)
     call_name = tf.strings.join([tf.strings.as_string(_system_draw()), timestamp], "-")
     call_file = tf.strings.join([folder.name, "/", call_name])
     with tf.control_dependencies([tf.io.write_file(call_file, "")]):
-        # The patterns depend on the call's name, because constant patterns could be matched before
-        # the file is written.
+        # The patterns are computed from the call's name, although they do not contain it.
+        # TensorFlow could match constant patterns before the file is written.
         prefix = tf.strings.join([folder.name, "/", tf.strings.substr(call_name, 0, 0)])
         num_files = tf.size(tf.io.matching_files(prefix + "*"))
         num_first = tf.size(tf.io.matching_files(prefix + "first"))
@@ -163,7 +169,7 @@ def _key_once(key: tf.Tensor) -> tf.Tensor:
 
 
 def _system_draw() -> tf.Tensor:
-    """Returns a number that TensorFlow draws from the operating system, int64 ()."""
+    """Returns a random number that TensorFlow draws from the operating system, an int64 scalar."""
     limit = tf.constant(2**62, tf.int64)
     [number] = tf.unstack(
         tf.raw_ops.RandomUniformInt(shape=[1], minval=-limit, maxval=limit, seed=0, seed2=0)

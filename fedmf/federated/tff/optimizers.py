@@ -1,6 +1,6 @@
-"""Optimizers of clients and server as tff.learning optimizers.
+"""Optimizers of clients and server for TFF, as a run's config describes them.
 
-TFF itself has no SGD with momentum under a schedule of learning rates.
+TFF itself has no SGD with momentum and a schedule of learning rates.
 """
 
 import collections
@@ -14,7 +14,9 @@ from fedmf.runs.config import TrainConfig
 
 
 class ScheduledSGDM(tff.learning.optimizers.Optimizer):
-    """SGD with momentum: v <- momentum * v + g; w <- w - learning_rates[t] * v in round t.
+    """SGD with momentum and a learning rate for each round, as a TFF server optimizer.
+
+    In round t with gradient g: v <- momentum * v + g; w <- w - learning_rates[t] * v.
 
     It is the FedSGDM server step of the banded paper's App. I, a post-processing of the privatised
     updates because it depends on no data.
@@ -46,14 +48,14 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
         self._momentum = checks.positive("momentum", momentum, hint, below=1, allow_zero=True)
 
     def initialize(self, specs: Any) -> Any:
-        """Returns the state of round 0, with zero momentum, for weights of these specs."""
+        """Returns the optimizer's state before round 0, for weights of these specs."""
         velocity = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
         return collections.OrderedDict(round=tf.constant(0, tf.int32), velocity=velocity)
 
     def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
         """Returns the state and the weights after a step.
 
-        Rounds after the last have its learning rate.
+        Rounds after the last round use the learning rate of the last round.
         """
         t = tf.minimum(state["round"], len(self._rates) - 1)
         rate = tf.constant(self._rates, tf.float32)[t]
@@ -67,7 +69,7 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
 
 
 def tff_server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
-    """Returns the server's optimizer with the config's schedule.
+    """Returns the server's optimizer, with the learning-rate schedule of the run's config.
 
     It sees privatised updates only, so that the guarantee is the same for every optimizer.
     """
@@ -79,14 +81,16 @@ def tff_server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimiz
     if rule != "adagrad":
         arguments["beta_1"] = config.server_momentum
     optimizer = _ADAPTIVE_BUILDERS[rule](float(rates[0]), **arguments)
-    # TFF evaluates the schedule for the round after the last as well.
+    # TFF also asks for the learning rate of the round after the last, so that the index is limited.
     return tff.learning.optimizers.schedule_learning_rate(
         optimizer, lambda t: tf.constant(rates, tf.float32)[tf.minimum(t, len(rates) - 1)]
     )
 
 
 class Proximal(tff.learning.optimizers.Optimizer):
-    """An optimizer with FedProx's term, strength * (weights - weights before the first step).
+    """An optimizer that adds FedProx's proximal term to the gradients of another optimizer.
+
+    The term is strength * (weights - weights before the first step).
 
     Li et al., Federated Optimization in Heterogeneous Networks, Eq. 2. TFF 0.87's
     build_unweighted_fed_prox adds the term with the other sign, which drives clients apart.
@@ -105,7 +109,7 @@ class Proximal(tff.learning.optimizers.Optimizer):
         self._strength = strength
 
     def initialize(self, specs: Any) -> Any:
-        """Returns the optimizer's initial state; the first weights are unknown until `next`."""
+        """Returns the optimizer's state before the first step, in which the weights are unknown."""
         start = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
         return collections.OrderedDict(
             begun=tf.constant(False), start=start, inner=self._optimizer.initialize(specs)
@@ -127,7 +131,7 @@ class Proximal(tff.learning.optimizers.Optimizer):
 
 
 def tff_client_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
-    """Returns the clients' optimizer; every client begins with a new state in every round."""
+    """Returns the clients' optimizer; each client starts it anew in each round."""
     if config.client_optimizer == "sgd":
         optimizer = tff.learning.optimizers.build_sgdm(
             config.client_learning_rate, config.client_momentum or None

@@ -1,4 +1,4 @@
-"""Origins of the tensors of a TFF process: the values of a round that each depends on."""
+"""Data types for the data-flow analysis: tensors, and the values that they depend on."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ Path = tuple[int, ...]
 
 
 class Origin(NamedTuple):
-    """A value that a tensor depends on.
+    """Value in a round that a tensor depends on, such as data of a client.
 
     Attributes:
       kind: "client", data of the client itself; "record" or "count", of a clipped sample;
@@ -30,7 +30,7 @@ Origins = frozenset[Origin]
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """A tensor.
+    """Tensor in a round of a TFF process, described by the values that it depends on.
 
     Attributes:
       name: name of the value that it equals, such as ("state", path); None for the result of a
@@ -44,7 +44,7 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class Aggregate:
-    """An operation that aggregates values of the clients at the server.
+    """TFF operation that aggregates values of the clients at the server, such as a sum.
 
     Attributes:
       operation: TFF's name of it.
@@ -57,7 +57,7 @@ class Aggregate:
 
 @dataclasses.dataclass(frozen=True)
 class ClippingCall:
-    """A call of the query's clipping.
+    """Call of the query's method that clips a record.
 
     Attributes:
       plan: fingerprint of the query's plan.
@@ -73,7 +73,7 @@ class ClippingCall:
 
 @dataclasses.dataclass(frozen=True)
 class NoiseCall:
-    """A call of the query that adds noise.
+    """Call of the query's method that adds noise to a sum.
 
     Attributes:
       number: index among the noise calls of the round.
@@ -92,7 +92,7 @@ class NoiseCall:
 
 @dataclasses.dataclass(kw_only=True)
 class RoundCalls:
-    """The calls of a round that aggregate values of clients, clip them or add noise.
+    """All calls in a round that aggregate values of clients, clip them or add noise.
 
     Attributes:
       aggregates, noise_calls: in their order.
@@ -104,13 +104,13 @@ class RoundCalls:
     clipping_calls: dict[str, ClippingCall] = dataclasses.field(default_factory=dict)
 
     def aggregate_in(self, origins: Origins) -> Aggregate | None:
-        """Returns the first aggregate among the origins."""
+        """Returns the first aggregate among some origins; None if there is none."""
         indices = [origin.key for origin in origins if origin.kind == "aggregate"]
         return self.aggregates[min(indices)] if indices else None
 
 
 def origins_of(values: Iterable[Any]) -> Origins:
-    """Returns the origins of leaves, functions and structures of them."""
+    """Returns the origins of all values, which are leaves, functions or structures of these."""
     origins: Origins = frozenset()
     for value in values:
         if isinstance(value, tff.structure.Struct):
@@ -121,7 +121,7 @@ def origins_of(values: Iterable[Any]) -> Origins:
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
-    """Yields the leaves of a structure with their paths, in their order."""
+    """Yields each leaf of a structure with its path."""
     if isinstance(value, tff.structure.Struct):
         for index, element in enumerate(value):
             yield from leaves(element, (*path, index))

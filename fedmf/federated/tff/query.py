@@ -1,4 +1,4 @@
-"""`MatrixFactorizationQuery`: MF-DP-FTRL as a DPQuery of TensorFlow Privacy."""
+"""`MatrixFactorizationQuery`: correlated noise (MF-DP-FTRL) as a DPQuery of TensorFlow Privacy."""
 
 import collections
 import copy
@@ -33,7 +33,7 @@ from fedmf.server.state import NoiseState, check_plan, plan_fingerprint, text_fi
 
 
 class QueryState(NamedTuple):
-    """State between rounds. It is secret, because the noise's state holds the key.
+    """State of the query between rounds, which is secret because it contains the noise's key.
 
     Attributes:
       noise: see `NoiseState`.
@@ -54,7 +54,10 @@ class QueryState(NamedTuple):
 
 
 class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
-    """Sum of clipped records plus row t of N Z in round t.
+    """A DPQuery that clips records, sums them and adds correlated noise.
+
+    Round t adds row t of N Z, where N is the noise matrix C^-1 and Z has standard normal rows,
+    scaled by the noise's standard deviation. A record is the update of one client.
 
     Denisov et al. 2022, Alg. 1 and Thm. 4.1; banded paper, Alg. 1.
 
@@ -160,9 +163,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         )
 
     def with_entry_rounding(self, entry_rounding: float) -> "MatrixFactorizationQuery":
-        """Returns this query for a sum that rounds each entry by up to `entry_rounding`.
+        """Returns a copy of this query that allows for rounding errors in the sum of records.
 
-        It clips to clip_norm - sqrt(entries) entry_rounding.
+        Each entry may change by up to `entry_rounding`, so that the copy clips to clip_norm -
+        sqrt(entries) entry_rounding.
         """
         if self._adaptive is not None:
             raise ValueError(
@@ -181,7 +185,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return query
 
     def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationQuery":
-        """Returns this query with records that are scaled before they are zeroed and clipped.
+        """Returns a copy of this query that scales records before they are zeroed and clipped.
 
         The result is scaled back; the guarantee is the same.
         """
@@ -191,7 +195,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return query
 
     def initial_global_state(self) -> QueryState:
-        """Returns the state before round 0 of a new run.
+        """Returns the state before round 0 of a new run, which has noise of its own.
 
         No other state of this query or its copies has the noise of this run. In a graph that is
         built once, all calls begin one run, unless noise_seed="os".
@@ -212,10 +216,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
 
     @tags_params
     def derive_sample_params(self, global_state: QueryState) -> ClientParams:
-        """Returns the norms and scales by which clients clip in this round.
+        """Returns the parameters of clipping in this round: clip norm, zeroing norm and scales.
 
-        They are constants of the plan or follow from past results: no other value that depends on
-        the noise leaves the server.
+        They are constants of the plan, or follow from past results. The server sends clients no
+        other value that depends on the noise.
         """
         clip_norm = tf.constant(self._clip_norm, tf.float64)
         if self._adaptive is not None:
@@ -225,9 +229,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return ClientParams(clip_norm=clip_norm, zeroing_norm=zeroing_norm, scales=scales)
 
     def initial_sample_state(self, template: Any = None) -> QuerySample:
-        """Returns the sum of no records, in the structure of `template`.
+        """Returns the sum of no records: zeros in the structure of `template`.
 
-        Its default is the structure of `record_specs`.
+        The default is the structure of `record_specs`.
 
         Raises:
           ValueError: the template has other shapes than record_specs.
@@ -236,9 +240,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
 
     @tags_clipping
     def preprocess_record(self, params: ClientParams, record: Any) -> QuerySample:
-        """Zeroes a record, or clips it to clip_norm in L2 over all leaves together.
+        """Clips a record, or zeroes it if one of its entries is too large or not finite.
 
-        The result's norm never exceeds clip_norm.
+        The L2 norm of the result over all leaves together never exceeds clip_norm.
 
         Raises:
           ValueError: the record has other shapes than record_specs.
@@ -250,7 +254,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
     def get_noised_result(
         self, sample_state: QuerySample, global_state: QueryState
     ) -> tuple[Any, QueryState, Any]:
-        """Returns (sum + this round's noise) / divisor, the next state and an event.
+        """Adds this round's noise to a sum, and returns (sum + noise) / divisor.
+
+        The next state and an event for privacy accounting are returned as well.
 
         The result has the dtypes of record_specs. The event of a single round is Unsupported on
         purpose: rounds are correlated and do not compose; `fedmf.privacy.plan.dp_event` is the
@@ -305,7 +311,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return result, next_state, dp_accounting.UnsupportedDpEvent()
 
     def _noisy_means(self, record_sum: Any, noise: tf.Tensor) -> list[tf.Tensor]:
-        """Returns (sum + noise) / divisor of each leaf; the noise is one vector."""
+        """Returns (sum + noise) / divisor for each leaf, given the noise of all leaves as one
+        vector.
+        """
         leaves = tf.nest.flatten(record_sum)
         noise_leaves = tf.split(noise, self._records.sizes)
         means = []
@@ -343,18 +351,19 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return metrics
 
     def _records_fingerprint(self) -> tf.Tensor:
-        """Returns the fingerprint of the zeroing, clipping and scaling of records, uint64 ().
+        """Returns a fingerprint of how records are zeroed, clipped and scaled, a uint64 scalar.
 
-        The divisor belongs to it, because adaptive clip norms and scales depend on it.
+        The divisor is part of it, because adaptive clip norms and scales depend on it.
         """
         text = f"{self._zeroing_norm!r} {self._entry_rounding!r} {self._scaling} {self.divisor!r}"
         return tf.constant(text_fingerprint(text), tf.uint64)
 
     def _checked(self, row: tf.Tensor, state: QueryState) -> tf.Tensor:
-        """Returns the row of noise, if records are clipped as they were when the run began.
+        """Returns the noise vector, after a check that clipping is as it was when the run began.
 
         Raises:
-          tf.errors.InvalidArgumentError: they are not. XLA drops the check: there the row is NaN.
+          tf.errors.InvalidArgumentError: clipping differs. XLA drops the check, and then the vector
+            is NaN.
         """
         is_same = tf.equal(state.records, self._records_fingerprint())
         message = (
@@ -370,7 +379,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
 
 
 def _is_tensor_of_graph(value: Any) -> bool:
-    """Returns whether a value in a graph being built is a tensor of the graph or a variable.
+    """Returns whether a value is a tensor of the graph that is being built, or a variable.
 
     Otherwise it is a constant from outside of the graph.
     """

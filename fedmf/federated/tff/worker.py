@@ -1,4 +1,4 @@
-"""TFF's C++ worker as a child process that ends with this one, and the computations on it.
+"""`TffWorker`: TFF's C++ worker as a child process that always ends with this process.
 
 TFF 0.87 leaves its worker running when the interpreter ends. The worker holds standard output open,
 so that a pipe behind the program never ends. TFF's own context retries a lost worker forever, and
@@ -27,7 +27,7 @@ from fedmf.terminal import interrupts
 T = TypeVar("T")
 
 _WORKER = pathlib.Path(tff.__file__).parent / "data" / "worker_binary"
-_MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # as TFF's executor_factory.py has it
+_MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # TFF uses the same number.
 _CHANNEL = [
     ("grpc.max_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -35,8 +35,8 @@ _CHANNEL = [
     ("grpc.enable_http_proxy", 0),
 ]
 _START_SECONDS = 60.0
-# prctl(PR_SET_PDEATHSIG, SIGKILL): Linux ends the worker when this process ends, also by kill -9.
-# The setting survives the exec.
+# prctl(PR_SET_PDEATHSIG, SIGKILL) makes Linux end the worker when this process ends, even if it was
+# killed. The setting remains after exec replaces Python by the worker.
 _DIE_WITH_PARENT = (
     "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', id)(1, 9); "
     "os.execv(sys.argv[1], sys.argv[1:])"
@@ -44,7 +44,7 @@ _DIE_WITH_PARENT = (
 
 
 class TffWorker:
-    """A worker of this run, and the TFF context that computes on it.
+    """A worker process of TFF, and the TFF context that computes on it.
 
     Args:
       threads: most parallel clients; None for no limit.
@@ -62,8 +62,8 @@ class TffWorker:
             command.append(f"--max_concurrent_computation_calls={threads}")
         if sys.platform == "linux":
             command = [sys.executable, "-S", "-c", _DIE_WITH_PARENT, *command]
-        # The session of its own shields the worker from Ctrl-C, which is for the run: it ends the
-        # worker once it has saved.
+        # In a session of its own the worker does not receive Ctrl-C. The run does, saves its state,
+        # and then ends the worker.
         self._process = subprocess.Popen(command, start_new_session=True)
         weakref.finalize(self, _end, self._process)
         self._channel = grpc.insecure_channel(f"localhost:{port}", _CHANNEL)
@@ -90,9 +90,9 @@ class TffWorker:
         )
 
     def run(self, job: Callable[[], T]) -> T:
-        """Returns the value of a job, with its TFF computations on the worker.
+        """Calls a function whose TFF computations run on the worker, and returns its result.
 
-        Errors of the job itself pass through.
+        Errors of the function pass through.
 
         Raises:
           ChildProcessError: the worker has ended.
@@ -102,7 +102,7 @@ class TffWorker:
 
         def work() -> None:
             try:
-                # Each thread has a context stack of its own.
+                # TFF has a context stack for each thread.
                 with tff.framework.get_context_stack().install(self._context):
                     outcomes.append((job(), None))
             except BaseException as error:
@@ -129,7 +129,7 @@ class TffWorker:
         return value  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Ends the worker."""
+        """Ends the worker process."""
         self._channel.close()
         _end(self._process)
 
@@ -141,7 +141,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def worker_processes() -> list[int]:
-    """Returns the process ids of this process's TFF workers, also of those that TFF started."""
+    """Returns the process ids of all TFF workers that this process has started.
+
+    Workers that TFF itself has started are included.
+    """
     try:
         command = ["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())]
         listing = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -156,7 +159,7 @@ def worker_processes() -> list[int]:
 
 
 class _EndedContext(tff.framework.SyncContext):
-    """A context that refuses all computations."""
+    """A TFF context that refuses all computations, for use after the worker has ended."""
 
     def invoke(self, comp: Any, arg: Any) -> Any:
         raise RuntimeError("TFF's worker has ended because the process is exiting")
@@ -164,10 +167,11 @@ class _EndedContext(tff.framework.SyncContext):
 
 @atexit.register
 def end_workers() -> None:
-    """Ends this process's workers; called at exit."""
+    """Ends all TFF workers of this process when the program exits."""
     for pid in worker_processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    # The destructor of TFF's worker handle needs modules that are still loaded now.
+    # The destructor of TFF's worker handle runs now, because the modules that it needs are unloaded
+    # later.
     tff.framework.set_default_context(_EndedContext())
     gc.collect()
