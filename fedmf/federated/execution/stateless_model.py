@@ -88,7 +88,7 @@ def check_clients_stay_separate(function: Any) -> None:
 
 
 def operations(traced: Any) -> set[str]:
-    """Returns the types of all operations in a traced tf.function and in functions that it calls."""
+    """Returns the types of all operations in a traced tf.function and the functions it calls."""
     graph = traced.graph.as_graph_def()
     node_lists = [graph.node, *(function.node_def for function in graph.library.function)]
     return {node.op for node in itertools.chain.from_iterable(node_lists)}

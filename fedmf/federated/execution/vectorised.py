@@ -170,7 +170,7 @@ class VectorisedClients(ClientWork):
         return [*range(1, min(self._batch_size, 32) + 1), self._batch_size]
 
     def _random_client(self, rng: np.random.Generator, size: int) -> Epochs:
-        """Returns random data for a client with two steps, or one step if the model is not small."""
+        """Returns random data for a client with two steps, or one if the model is not small."""
         batch = tf.nest.map_structure(np.asarray, self._random_batch(rng, size))
         return [batch, batch] if self._is_small else [batch]
 
@@ -432,7 +432,7 @@ def _quiet_tensorflow() -> Iterator[None]:
 
 
 def slots_per_call(settings: ClientSettings, num_parameters: int) -> int:
-    """Returns the number of slots for clients in each call, which follows from the run's settings."""
+    """Returns the number of slots for clients in each call, given the run's settings."""
     group = group_size(settings.cohort_size, settings.batch_size, num_parameters)
     num_clients = min(group, settings.cohort_size)
     max_slots = min(MAX_SLOTS, MAX_PRODUCTS // (settings.batch_size * num_parameters))

@@ -190,7 +190,7 @@ def _check_broadcast(noise_call: NoiseCall) -> None:
 
 
 def _check_released(flow: RoundFlow, leaf: Leaf, hidden: set[Origin]) -> None:
-    """Raises ValueError if a tensor depends on unprotected client values or secrets of the noise."""
+    """Raises ValueError if a tensor depends on secrets or on unprotected client values."""
     kinds = {origin.kind for origin in leaf.origins}
     aggregate = flow.calls.aggregate_in(leaf.origins)
     if aggregate is not None:

@@ -91,7 +91,7 @@ class GraphFlow:
         return Leaf(same_leaf.name, origins)
 
     def _origins(self, operations: Iterable[Any], excluded: Iterable[Any] = ()) -> Origins:
-        """Returns the origins of operations, except those that come through `excluded` operations."""
+        """Returns the origins of operations, except those that come through `excluded` ones."""
         pending = list(operations)
         visited = {operation.name for operation in excluded}
         origins: Origins = frozenset()
