@@ -122,6 +122,7 @@ class Workload:
     def coefficients(self) -> np.ndarray | None:
         """The first column of A, float64 (rounds,), if A is known to be Toeplitz, that is, to have
         the same coefficients in every round; otherwise None.
+
         >>> momentum_sgd(4, momentum=0.5).coefficients
         array([1.   , 1.5  , 1.75 , 1.875])
         """

@@ -199,14 +199,14 @@ class ClientSensitivity:
 
     @property
     def exact(self) -> bool:
-        """Whether the bound of every client equals its sensitivity, which holds if X has no
+        """Whether the bound of every client equals its sensitivity, which holds if X = C^T C has no
         negative entries.
         """
         return not (self._by_counts or self._has_negative_entries)
 
     @property
     def can_be_sharpened(self) -> bool:
-        """Whether bounds can be sharpened, which is possible if X has negative entries."""
+        """Whether bounds can be sharpened, which is possible if X = C^T C has negative entries."""
         return self._has_negative_entries
 
     def squared(self, clients: ClientRounds) -> np.ndarray:

@@ -100,7 +100,7 @@ class FFTMechanism(Mechanism):
 
     def stream(self) -> NoiseStream:
         """Returns the recipe of the noise vectors: running sums for decoder "optimal" and many
-        rounds, otherwise a product with the rows of N.
+        rounds, otherwise a product with the rows of the noise matrix N.
         """
         n = self.rounds
         if self.decoder == "plain" or 2 * len(_rational(n)[0]) + 1 >= n:

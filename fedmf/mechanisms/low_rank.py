@@ -101,8 +101,8 @@ class LowRankMechanism(Mechanism):
         return int(self.left.shape[1])
 
     def encoder(self) -> np.ndarray:
-        """Returns the encoder C = B^-1 A = N^-1, a lower-triangular float64 array of shape (rounds,
-        rounds).
+        """Returns the encoder C = B^-1 A, where B is the decoder and A the workload. It is a
+        lower-triangular float64 array of shape (rounds, rounds).
 
         Raises:
           ValueError: float64 has too few digits for C.
@@ -125,8 +125,9 @@ class LowRankMechanism(Mechanism):
         return checks.banded_times(P, B)
 
     def stream(self) -> NoiseStream:
-        """Returns the recipe of the noise vectors, which needs a window of h + p - 1 draws and r
-        running sums. It is Alg. 3 of Denisov et al. 2022, App. H, followed by A^-1.
+        """Returns the recipe of the noise vectors, with a window of the last h + p - 1 draws and r
+        running sums, where B has h diagonals and rank r below them, and A^-1 has p bands. It is
+        Alg. 3 of Denisov et al. 2022, App. H, followed by A^-1.
         """
         n, h = self.diagonals.shape
         P = self.inverse_workload
@@ -169,8 +170,8 @@ def fit_low_rank(
     bands: int | None = None,
     rank: int | None = None,
 ) -> LowRankMechanism:
-    """Fits a low-rank mechanism: it takes the first `bands` diagonals of the optimal decoder B, and
-    fits L R^T to the entries below them by alternating least squares.
+    """Fits a low-rank mechanism. It takes the first `bands` diagonals of the optimal decoder B, and
+    fits a matrix L R^T of rank `rank` to the entries below them by alternating least squares.
 
     The approximated optimum is always that of a single participation: the optimum for several has
     an edge at every epoch. Denisov et al. stop when the squared difference of the two B stops
@@ -241,8 +242,8 @@ class _Iterate:
 
 
 class _Approximation:
-    """The alternating least squares that fit L R^T to the entries of B below its first h
-    diagonals.
+    """The alternating least squares that fit a low-rank matrix L R^T to the entries of the decoder
+    B below its first h diagonals.
     """
 
     def __init__(self, A: np.ndarray, B: np.ndarray, h: int, r: int) -> None:

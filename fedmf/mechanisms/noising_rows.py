@@ -51,14 +51,14 @@ class NoisingRows:
 
     @property
     def num_sources(self) -> int:
-        """The number of columns of N, one for each independent draw."""
+        """The number of columns of the noise matrix N, one for each independent draw."""
         if self._column is not None:
             return self._mechanism.rounds
         return self._stream.sources
 
     def round_deviations(self) -> np.ndarray:
-        """Returns the norm of each row of N, float64 (rounds,). It is the standard deviation of the
-        noise of each round if the draws have standard deviation 1.
+        """Returns the norm of each row of the noise matrix N, float64 (rounds,). It is the standard
+        deviation of the noise of each round if the draws have standard deviation 1.
         """
         identity_rows = np.ones((self._mechanism.rounds, 1))
         return np.sqrt(
@@ -66,12 +66,14 @@ class NoisingRows:
         )
 
     def sum_deviations(self) -> np.ndarray:
-        """Returns the norm of the sum of rows 0..t of N for each round t, float64 (rounds,)."""
+        """Returns for each round t the norm of the sum of rows 0..t of the noise matrix N, float64
+        (rounds,).
+        """
         return np.sqrt(squared_rows(self._mechanism, prefix_sum(self._mechanism.rounds)))
 
     def window_deviations(self, starts: Sequence[int], ends: Sequence[int]) -> np.ndarray:
-        """Returns the norms of sums of rows of N, float64 (windows,). Window i sums the rows
-        starts[i] to ends[i] - 1.
+        """Returns the norms of sums of rows of the noise matrix N, float64 (windows,). Window i
+        sums the rows starts[i] to ends[i] - 1.
         """
         squares = np.zeros(len(starts))
         for _, block in self.blocks(np.array(starts), np.array(ends)):
@@ -79,7 +81,7 @@ class NoisingRows:
         return np.sqrt(squares)
 
     def blocks(self, starts: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields sums of rows of N in blocks of columns, which come in any order.
+        """Yields sums of rows of the noise matrix N in blocks of columns, which come in any order.
 
         Args:
           starts, ends: ints (rows,); row i is the sum of rows starts[i] to ends[i] - 1 of N.
@@ -128,7 +130,9 @@ def _toeplitz_blocks(
 def _contracted_blocks(
     N: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the blocks that `NoisingRows.blocks` describes, from the entries of N."""
+    """Yields the blocks that `NoisingRows.blocks` describes, from the entries of a noise
+    matrix N.
+    """
     for first_source in range(0, N.shape[1], _BLOCK_SOURCES):
         columns = N[:, first_source : first_source + _BLOCK_SOURCES]
         row_sums = [columns[start:end].sum(axis=0) for start, end in zip(starts, ends, strict=True)]

@@ -48,8 +48,8 @@ READ_ERRORS = (
 
 @with_numpy_defaults
 def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
-    """Reads a mechanism that `Mechanism.save` wrote, and checks its shape, its numbers, and that N
-    C = I.
+    """Reads a mechanism that `Mechanism.save` wrote. It checks the shapes and the numbers, and that
+    N C = I for the encoder C and the noise matrix N.
 
     Nothing in the file is trusted for privacy: `fedmf.sensitivity` computes from the encoder that
     was read. A certificate is returned as it was stored.
@@ -149,8 +149,8 @@ def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
 
 
 def _check_inverse(mechanism: Mechanism) -> None:
-    """Raises ValueError unless N C = I to 6 digits. For random vectors V, the recipe of the noise
-    must turn C V into V.
+    """Raises ValueError unless N C = I to 6 digits for the encoder C and the noise matrix N. For
+    random vectors V, the recipe of the noise must turn C V into V.
 
     A long Toeplitz mechanism is like its first rounds in every round, so that n(x) c(x) = 1 is
     checked there, without matrices.

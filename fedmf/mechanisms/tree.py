@@ -207,8 +207,8 @@ def _num_nodes(rounds: int, completion: str) -> int:
 
 
 def _check_memory(rounds: int, completion: str, decoder: str | None = None) -> None:
-    """Raises TooLargeForMemory if a matrix of the tree does not fit into memory: N with this
-    decoder, or the encoder if there is none. It lists no nodes.
+    """Raises TooLargeForMemory if a matrix of the tree does not fit into memory: the noise matrix N
+    with this decoder, or the encoder if `decoder` is None. It lists no nodes.
     """
     shape = (_num_nodes(rounds, completion), rounds)
     if decoder == "full":

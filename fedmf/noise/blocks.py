@@ -15,8 +15,8 @@ from fedmf.noise.stream import NoiseStream
 # that of C within a factor 1 / (1 - ||C E||). The norm ||C E|| must not exceed this, which is less
 # than a rounding error of float32.
 MAX_DEVIATION = 1e-7
-# Thresholds, relative to the largest entry of N, below which singular values are dropped. They are
-# tried in this order.
+# Thresholds, relative to the largest entry of the noise matrix N, below which singular values are
+# dropped. They are tried in this order.
 _CUTS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
 # Two singular values count as equal if their relative difference is below this.
 _EQUAL = 1e-6
@@ -235,8 +235,8 @@ def _truncated_matrices(
     """Returns the block matrices of N with all singular values up to `cut` dropped, or None if a
     state has more than `max_width` rows.
 
-    Each is (rounds of the block + r_(b+1), rounds of the block + r_b). None means that a state has
-    more than `max_width` rows.
+    The shape of each is (rounds of the block + r_(b+1), rounds of the block + r_b), where r_b is
+    the number of rows of the state S_b.
     """
     n = len(N)
     needed = np.zeros((n, 0))  # This is N[s:, :s] in the coordinates of the state S_b.

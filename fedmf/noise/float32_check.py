@@ -49,7 +49,9 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
 
 
 def _recovered_draws(stream: NoiseStream, form: BlockForm | None, z: np.ndarray) -> np.ndarray:
-    """Recovers the draws z, float64, from the rows of N z as they are computed in float32."""
+    """Recovers the draws z, float64, from the rows of N z as they are computed in float32, where N
+    is the noise matrix.
+    """
     if stream.contraction is not None:
         N = stream.contraction
         rows = N.astype(np.float32) @ z if form is None else _rows_of_run(form, z)
@@ -64,7 +66,9 @@ def _recovered_draws(stream: NoiseStream, form: BlockForm | None, z: np.ndarray)
 
 
 def _rows_of_run(form: BlockForm, z: np.ndarray) -> np.ndarray:
-    """Returns the float32 rows of N z, computed in the same way as in a run."""
+    """Returns the float32 rows of N z, computed in the same way as in a run, where N is the noise
+    matrix.
+    """
     x = z.copy()
     S = np.zeros((form.first_width, z.shape[1]), np.float32)
     for b, (start, stop) in enumerate(itertools.pairwise(form.bounds)):
@@ -76,7 +80,7 @@ def _rows_of_run(form: BlockForm, z: np.ndarray) -> np.ndarray:
 
 def _invert_recurrence(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
     """Returns the draws z = C x, float64, from the rows x of N z and the diagonals of the encoder
-    C.
+    C, where N = C^-1.
     """
     assert stream.recurrence is not None
     z = np.zeros(x.shape)
@@ -86,8 +90,8 @@ def _invert_recurrence(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
 
 
 def _invert_buffers(stream: NoiseStream, x: np.ndarray) -> np.ndarray:
-    """Returns the draws z, float64, from the rows x of N z that buffers computed. It solves one
-    block of rounds after another.
+    """Returns the draws z, float64, from the rows x of N z that buffers computed, where N is the
+    noise matrix. It solves one block of rounds after another.
     """
     bounds = equal_blocks(stream.rounds, _BLOCK_ROUNDS)
     form = block_form(stream, bounds=bounds)

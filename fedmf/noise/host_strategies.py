@@ -43,7 +43,7 @@ _SHORT_SECONDS = 0.1
 # factor.
 _PRICE_RATIO = 1.1
 # Largest number of rows in the state of a compressed matrix, and largest number of rounds for which
-# N is formed.
+# the noise matrix N is formed.
 _MAX_COMPRESSED_ROWS = 64
 _MAX_CONTRACTED_ROUNDS = 4096
 # Block lengths among which the cheapest is chosen, and the one block length for a compressed

@@ -10,7 +10,8 @@ import scipy.linalg
 from fedmf import checks, fields
 from fedmf.noise.buffers import Buffers
 
-# Largest allowed entry of (N C - I) s, for random vectors s of signs.
+# Largest allowed entry of (N C - I) s for random vectors s of signs, where N is the noise matrix
+# and C the encoder.
 _INVERSE_TOLERANCE = 1e-6
 _NUM_PROBES = 4
 
@@ -97,7 +98,7 @@ class NoiseStream(fields.Checked):
 
     def as_contraction(self) -> "NoiseStream":
         """Returns a stream of the same noise that is computed as a contraction, that is, with the
-        rows of N.
+        rows of the noise matrix N.
         """
         if self.contraction is not None:
             return self
@@ -112,9 +113,9 @@ class NoiseStream(fields.Checked):
         """Returns a stream whose noise has the same distribution, and whose row t depends on
         sources 0..t only.
 
-        It is this stream itself if it is causal. The distribution of the rows of N Z depends on
-        N N^T only. With N = L Q, L lower-triangular and Q of orthonormal rows, L Z has the same
-        distribution and needs one new source a round (Denisov et al. 2022, Prop. 2.2).
+        The result is this stream itself if it is causal already. The distribution of the rows of
+        N Z depends on N N^T only. With N = L Q, L lower-triangular and Q of orthonormal rows, L Z
+        has the same distribution and needs one new source a round (Denisov et al. 2022, Prop. 2.2).
 
         Raises:
           ValueError: N is too ill-conditioned for float64.
@@ -138,7 +139,8 @@ class NoiseStream(fields.Checked):
         return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
 
     def rows(self, draw: Callable[[int], np.ndarray]) -> Iterator[np.ndarray]:
-        """Yields the rows of N Z in float64. Each has the shape of a draw.
+        """Yields the rows of N Z, the noise vectors of the rounds, in float64. Each has the shape
+        of a draw.
 
         This numpy implementation is the reference. If draw(i) is the basis vector e_i, the rows are
         those of N, which tests every mechanism and every implementation. A recurrence or buffers
@@ -171,7 +173,8 @@ class NoiseStream(fields.Checked):
         return self.buffers.width
 
     def step(self, t: int, z: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row t of N Z, and the state after round t, for a recurrence or buffers.
+        """Returns row t of N Z, the noise vector of round t, and the state after the round, for a
+        recurrence or buffers.
 
         Args:
           t: round.
@@ -255,7 +258,8 @@ def inverse_of_banded(coefficients: np.ndarray) -> np.ndarray:
 
 
 def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
-    """Returns N, or raises ValueError if N is not an accurate left inverse of C.
+    """Returns the noise matrix N, or raises ValueError if N is not an accurate left inverse of the
+    encoder C.
 
     A run releases x + N z. With N C = I + E this is N (C' x + z) for C' = C (I + E)^-1, so that the
     sensitivity of C' determines the guarantee. It is near that of C if the entries |c_i| E_ij /

@@ -195,8 +195,6 @@ class Participation(fields.Checked, abc.ABC):
     def implied_limits(self) -> tuple[int, int] | None:
         """Returns (min_sep, max_participations) if the schema determines both, or None if its user
         chooses them.
-
-        None means that a user of the schema chooses them.
         """
         return None if "min_sep" in self.settings else (1, self.rounds)
 

@@ -129,7 +129,7 @@ def _separated_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
     magnitudes = np.abs(X)
     diagonal = np.diagonal(X)
     if k == 2:
-        # For two rounds, the sum of |X| is attained by contributions of the right signs. The
+        # For two rounds, the sum of |X_st| is attained by contributions of the right signs. The
         # largest sum of all pairs is therefore exact.
         pair_sums = diagonal[:, None] + diagonal[None, :] + 2.0 * magnitudes
         is_separated = np.triu(np.ones((n, n), dtype=bool), b)

@@ -30,8 +30,8 @@ __all__ = [
     "Single",
 ]
 
-# The sum of |X_st| that a client spends has rounding errors. A budget therefore allows this
-# relative margin, and the sensitivity that it states is larger by as much.
+# The sum of |X_st| that a client spends, where X = C^T C, has rounding errors. A budget therefore
+# allows this relative margin, and the sensitivity that it states is larger by as much.
 BUDGET_ROUNDING = 1e-12
 _MAX_BUDGET = 1e150  # Its square must not overflow float64.
 
@@ -227,8 +227,6 @@ class FixedEpoch(Participation):
     ) -> np.ndarray:
         """Returns for each of the clients whether round t is whole epochs after its last round and
         within its window, bool (clients,).
-
-        It must be a whole number of epochs after the client's last round.
         """
         assert isinstance(history, TimerHistory)
         round_after = history.round_after[clients]

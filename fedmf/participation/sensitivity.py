@@ -34,7 +34,7 @@ _MAX_MAGNITUDE = 1e100
 # Up to this number of rounds, a Toeplitz encoder is also formed as a matrix, whose bounds may be
 # smaller.
 _MAX_ROUNDS_TRIED_DENSE = 1024
-# If X is Toeplitz and a client has at most this number of rounds, the bound is sharpened.
+# If X = C^T C is Toeplitz and a client has at most this number of rounds, the bound is sharpened.
 # Sharpening forms the matrix of the client's rounds.
 _MAX_WINDOW_SHARPENED = 4096
 

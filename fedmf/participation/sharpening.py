@@ -18,11 +18,11 @@ from fedmf.participation.vector_bound import vector_sensitivity_bounds
 
 Name = TypeVar("Name")
 
-# If the sums of |X| and of X over a set differ by at most this relative amount, they count as
-# equal: the difference is rounding.
+# If the sums of |X| and of X = C^T C over a set of rounds differ by at most this relative amount,
+# they count as equal: the difference is rounding.
 ROUNDING = 1e-12
-# Largest number of multiplications that may be spent on sharpening bounds. After that, the sum of
-# |X| bounds the remaining sets.
+# Largest number of multiplications that may be spent on sharpening bounds. After that, the
+# remaining sets of rounds are bounded by their sums of |X|, where X = C^T C.
 SHARPENING_BUDGET = 2e10
 # Cost of one call of `vector_sensitivity_bounds`, in eigenvalue computations.
 _ALIGNMENT_COST = 300

@@ -132,8 +132,9 @@ def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bo
 
 
 class NoiseRecursion:
-    """The recursion for the covariances Sigma_t of the noise R^-1 Z within block t of rounds, where
-    R is given by columns, and its adjoint recursion for the gradient.
+    """The recursion for the covariances Sigma_t of the errors R^-1 Z in each block t of rounds, and
+    its adjoint recursion for the gradient. R = C A^-1 is given by columns, where C is the encoder
+    and A the workload.
 
     Attributes:
       covariances: Sigma, (blocks, length, length).

@@ -55,8 +55,9 @@ _MIN_EIGENVALUE = 20 * np.finfo(float).eps
 
 
 class PairsDual:
-    """The lower bound T^2 / budget on the loss of all encoders, as a smooth function of free
-    variables, and feasible gram matrices X near its optimum.
+    """The lower bound T^2 / budget on the loss of all encoders as a smooth function of free
+    variables, and feasible gram matrices X = C^T C near its optimum. The module docstring defines
+    the notation.
 
     U has a constant diagonal in each class. The variables are rows of any norm: H_c has them scaled
     to norm sqrt(v_c), v_c being the mean of their squared norms.
@@ -81,8 +82,8 @@ class PairsDual:
         self._eigen: tuple[np.ndarray, np.ndarray] | None = None
 
     def start(self) -> Blocks:
-        """Returns the variables at which the ascent starts. They are good if a nearly diagonal X is
-        good.
+        """Returns the variables at which the ascent starts. They are good if a nearly diagonal gram
+        matrix X is good.
 
         The best diagonal X has X_ii proportional, in each class, to sqrt((A^T A)_ii). U(X) = X^-1
         A^T A X^-1 then has these correlations within classes.
@@ -177,8 +178,8 @@ class PairsDual:
         return -np.log(self.bound), loss_gradient, G
 
     def gram_matrix(self) -> np.ndarray:
-        """Returns X(U) at the last evaluation, in class order. It also sets `bound` to the value
-        from the eigendecomposition.
+        """Returns X(U), the gram matrix that belongs to the last evaluation, in class order. It
+        also sets `bound` to the value from the eigendecomposition.
         """
         eigen = self._eigen
         if eigen is None:
@@ -191,8 +192,8 @@ class PairsDual:
         return (X + X.T) / 2
 
     def feasible_candidates(self, X: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields feasible matrices of sensitivity 1 near X, in class order. The first one may be
-        indefinite.
+        """Yields feasible gram matrices of sensitivity 1 near X, in class order. The first one may
+        be indefinite.
 
         Rounds of one class must be orthogonal. The first candidate sets their entries to 0, which
         changes the loss to second order only but may make it indefinite. The second is a congruence
@@ -214,7 +215,7 @@ class PairsDual:
 
     def _decompose(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the eigenvalues ("roots") and eigenvectors V of S = (H^T A^T A H)^(1/2) = V
-        diag(roots) V^T.
+        diag(roots) V^T, where A is the workload and H the factor at the last evaluation.
         """
         transposed_factor = transpose_blocks(self.factor)
         eigenvalues, V = np.linalg.eigh(self.classes.congruence(transposed_factor, self.gram))
@@ -255,7 +256,8 @@ def _orthonormalizer(block: np.ndarray) -> np.ndarray:
 
 class EqualNormsDual(PairsDual):
     """The lower bound for encoders of equal column norms whose columns are orthogonal within
-    classes. It is a function of all U that are zero across classes.
+    classes. It is a function of the factor H of a dual matrix U = H H^T, where U is zero across
+    classes.
 
     The variables are H.
     """

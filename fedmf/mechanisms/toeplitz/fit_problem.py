@@ -146,8 +146,9 @@ class ToeplitzProblem:
         return np.vdot(column_sum, column_sum), 2.0 * gradient
 
     def _squared_error(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the weighted sum of squares of the error response e and its gradient. The
-        generating function of e, the first column of A N, is a(x) / c(x).
+        """Returns the weighted sum of squares of the error response e, and its gradient. The error
+        response is the first column of A N, where A is the workload and N the noise matrix. Its
+        generating function is e(x) = a(x) / c(x).
 
         For prefix sums and momentum e converges to a constant. It is computed until it has settled,
         and constant from there on, so that a million rounds cost no more than the first thousands.
@@ -159,7 +160,7 @@ class ToeplitzProblem:
             T = self.horizon
             e = inverse_series(denominator, T)
             if not np.abs(e).max() <= _UNSTABLE * np.abs(e[: self.bands]).max():
-                # If c(x) has a zero inside the unit circle, N grows without bound.
+                # If c(x) has a zero inside the unit circle, the noise matrix N grows without bound.
                 return np.inf, c
             tail = e[-max(T // 4, 1) :]
             settled_scale = max(np.abs(e[-1]), _SETTLED * np.abs(e).max())
@@ -262,8 +263,9 @@ class InverseProblem:
         return squared, gradient
 
     def _squared_error(self, r: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the weighted sum of squares of the error response e and its gradient. The
-        generating function of e, the first column of A N, is a(x) r(x).
+        """Returns the weighted sum of squares of the error response e, and its gradient. The error
+        response is the first column of A N, where A is the workload and N the noise matrix. Its
+        generating function is e(x) = a(x) r(x).
         """
         import scipy.signal
 

@@ -102,7 +102,8 @@ class ToeplitzMechanism(Mechanism):
 
     def stream(self) -> NoiseStream:
         """Returns the recipe of the noise vectors: a recurrence with the rows of C if C is banded,
-        a window over the last draws if N is banded, and otherwise a product with the rows of N.
+        a window over the last draws if the noise matrix N is banded, and otherwise a product with
+        the rows of N.
         """
         if self.noising_window is None:
             return super().stream()
