@@ -130,8 +130,8 @@ class Budget:
 
     @functools.cached_property
     def num_reserved_rounds(self) -> int:
-        """The largest number of rounds in the reserve. It is the number of rounds that the budget
-        affords to a client that starts in round 0 and keeps to the pace.
+        """The largest number of rounds in the reserve, the later rounds that a device keeps budget
+        for. A client that starts in round 0 and keeps to the pace can afford this many.
         """
         paced_rounds = np.arange(0, self.participation.rounds, self.pace)
         cumulative_costs = block_sums(self.costs, paced_rounds)
@@ -165,8 +165,8 @@ class Budget:
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Returns for each of the clients whether the budget affords round t together with the
-        reserve of the client, bool (clients,).
+        """Returns for each of the clients whether the budget affords round t and the later rounds
+        that the client keeps in reserve, bool (clients,).
 
         Args:
           t, history, clients: as in `Participation.is_eligible`.

@@ -217,8 +217,8 @@ class ClientSensitivity:
         return spent_squared(self._magnitudes, clients)
 
     def squared_with_extra_rounds(self, clients: ClientRounds, squared: np.ndarray) -> np.ndarray:
-        """Returns the bounds for clients that are counted in the extra rounds too. `squared` holds
-        their bounds without these rounds.
+        """Returns upper bounds on the squared sensitivity to clients that are counted in the extra
+        rounds too. `squared` holds the bounds without these rounds.
         """
         if not len(self._extra_rounds) or not len(clients):
             return squared
@@ -230,8 +230,8 @@ class ClientSensitivity:
 
     @property
     def min_squared(self) -> float:
-        """The bound for a client that is counted in the extra rounds only, or 0 if there
-        are none.
+        """An upper bound on the squared sensitivity to a client that is counted in the extra rounds
+        only, or 0 if there are none.
         """
         if not len(self._extra_rounds):
             return 0.0
@@ -239,8 +239,8 @@ class ClientSensitivity:
         return float(self.squared(client)[0])
 
     def _bounds_by_counts(self, counts: np.ndarray, gaps: np.ndarray) -> np.ndarray:
-        """Returns the bounds of clients that follow from each client's number of rounds and
-        smallest separation.
+        """Returns upper bounds on the squared sensitivity to clients, from each client's number of
+        rounds and smallest separation.
         """
         count_gap_rows = np.stack([counts, gaps], axis=1)
         pairs, pair_of_client = np.unique(count_gap_rows, axis=0, return_inverse=True)
@@ -248,7 +248,9 @@ class ClientSensitivity:
         return bounds[pair_of_client.ravel()]
 
     def _bound_by_count(self, count: int, min_sep: int) -> float:
-        """Returns the bound for a client with `count` rounds that are at least `min_sep` apart."""
+        """Returns an upper bound on the squared sensitivity to a client with `count` rounds that
+        are at least `min_sep` apart.
+        """
         if (count, min_sep) not in self._bounds:
             n = self._mechanism.rounds
             participation = Participation(
@@ -291,7 +293,8 @@ class LargestSensitivity:
         self._client_sensitivity = client_sensitivity
         # The sets of rounds with the largest bounds, each under the bytes of its rounds.
         self._round_sets: dict[bytes, _RoundSet] = {}
-        # The largest bound among the clients whose rounds are not in `_round_sets`.
+        # The largest bound among the clients whose rounds are not in `_round_sets`, from which sets
+        # with small bounds were dropped.
         self._dropped_squared = -np.inf
         # The largest bound among all clients.
         self.squared = -np.inf

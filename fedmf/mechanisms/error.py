@@ -54,7 +54,8 @@ def loss(mechanism: Any, workload: Workload, participation: Participation) -> fl
 
 @with_numpy_defaults
 def rmse(mechanism: Any, workload: Workload, participation: Participation) -> float:
-    """Returns the root mean squared error over all rounds.
+    """Returns the root mean squared error of the workload over all rounds, at noise multiplier 1
+    and clip norm 1.
 
     Args:
       mechanism, workload, participation: as for `loss`.

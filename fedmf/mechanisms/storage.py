@@ -181,7 +181,7 @@ def _check_inverse(mechanism: Mechanism) -> None:
         encoded_probes = mechanism.encoder() @ probes
     else:
         encoded_probes = checks.banded_times(banded_rows, probes)
-    with np.errstate(all="ignore"):  # If a number overflows, the comparison below is false.
+    with np.errstate(all="ignore"):  # Numbers that overflow fail the check below.
         decoded_probes = np.stack(list(mechanism.stream().rows(lambda i: encoded_probes[i])))
     if not np.allclose(decoded_probes, probes, rtol=0.0, atol=1e-6):
         raise ValueError("its noising matrix is not an inverse of its encoder to 6 digits")

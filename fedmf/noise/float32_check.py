@@ -38,7 +38,7 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
     ValueError: the noising matrix is too ill-conditioned for float32, ...
     """
     z = np.random.default_rng(0).standard_normal((stream.rounds, _NUM_PROBES), np.float32)
-    with np.errstate(all="ignore"):  # If a number overflows, the comparison below is false.
+    with np.errstate(all="ignore"):  # Numbers that overflow fail the check below.
         recovered = _recovered_draws(stream, form, z)
         error = float(np.abs(recovered - z).max())
     if not error <= _TOLERANCE:

@@ -36,8 +36,8 @@ ROWS_TOGETHER = 128
 # Compressing a noise matrix of 2052 rounds takes about this many seconds, and the time grows as
 # rounds^3. The matrix is compressed if that saves more time than it takes.
 _COMPRESS_SECONDS = 5.0
-# The matrix is also compressed if that takes less than this, and the regenerated rows would take
-# much memory.
+# The noise matrix is also compressed if that takes less than this many seconds, and the rows of the
+# strategy "regenerated" would take much memory.
 _SHORT_SECONDS = 0.1
 # If the other strategy has fewer rows, it is preferred unless its price is higher by more than this
 # factor.

@@ -271,7 +271,7 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
     """
     scales = np.abs(C).max(axis=0)  # The scales are maxima, since norms may underflow.
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(C.shape[1], _NUM_PROBES))
-    with np.errstate(all="ignore"):  # If a number overflows, the comparison below is false.
+    with np.errstate(all="ignore"):  # Numbers that overflow fail the check below.
         recovered = (N @ (C @ (signs / scales[:, None]))) * scales[:, None]
         error = float(np.abs(recovered - signs).max())
     if not error <= _INVERSE_TOLERANCE:

@@ -145,7 +145,7 @@ def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
         )
     if len(c) <= b:
         # No row is non-zero in two columns of the same client (banded paper, Thm. 2). The norm of
-        # its m-th column is at most that of column m b.
+        # the client's m-th column is at most that of column m b of the encoder.
         num_whole = min(k, (n - len(c)) // b + 1)
         squared_norms = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(num_whole, k)])
         squared = num_whole * float(c @ c) + float(squared_norms.sum())
@@ -237,8 +237,8 @@ def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
 
 
 def _largest_spread_sum(x: np.ndarray, b: int, k: int) -> tuple[float, bool]:
-    """Returns an upper bound on the squared sensitivity of an encoder with X_ij = x_|i - j|, and
-    whether the bound is attained.
+    """Returns an upper bound on the squared sensitivity of an encoder with a Toeplitz X = C^T C,
+    X_ij = x_|i - j|, and whether the bound is attained.
 
     The client has at most k rounds, at least b apart. Of m rounds, the i-th and the (i + j)-th are
     at least j b apart, and at most n - 1 - (m - 1 - j) b, since the m - 1 - j rounds outside them

@@ -180,8 +180,8 @@ def fit_banded(
 
 
 class _BandedFit:
-    """One fit with one way to compute losses. Its `run` raises ArithmeticError if that way is not
-    accurate enough for the workload.
+    """One banded fit with either the structured or the dense loss. Its `run` raises ArithmeticError
+    if the loss is not accurate enough for the workload.
     """
 
     def __init__(

@@ -122,8 +122,8 @@ class BLTProblem:
         log_pair = log_decay[:, :, None] + log_decay[:, None, :]
 
         def sum_window(s: np.ndarray, length: int) -> np.ndarray:
-            """Returns the sum of squared entries in the rounds s b .. s b + length - 1, (size,
-            len(s)).
+            """Returns the sum of squared entries of the summed columns in the rounds s b .. s b +
+            length - 1, (size, len(s)).
             """
             log = log_decay[:, None, :]
             period = _expm1(self.b * log_decay)[:, None, :]
