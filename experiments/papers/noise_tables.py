@@ -1,4 +1,6 @@
-"""Tables of noise multipliers, epsilons, numbers of bands, and server rates."""
+"""Tables of the papers with noise multipliers, epsilons, numbers of bands and server learning
+rates.
+"""
 
 import functools
 import math
@@ -19,18 +21,19 @@ from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.learning_rate import predicted_learning_rate
 
 _DELTA = 1e-6
-# StackOverflow as banded Table 5 has it: 342 rounds of 1000 clients an epoch; 167 clients a round
-# of a single epoch (Table 4).
+# StackOverflow as in banded Table 5: an epoch has 342 rounds of 1000 clients. A single epoch (Table
+# 4) has 167 clients a round.
 ROUNDS, POPULATION, COHORT, SINGLE_EPOCH_COHORT = 2052, 342_000, 1000, 167
 PARTICIPATIONS = 6
-# How far the epsilon of a printed multiplier may be from the table's, as a share of it.
+# Largest relative difference between the table's epsilon and that of the printed noise multiplier
+# for which the comparison says "nearly".
 _SAME_EPSILON = 6e-4
 
 
 def _accuracies(
     grid: Grid, rows: Sequence[printed.NoiseRow] | Sequence[printed.TunedRow]
 ) -> Trained:
-    """Returns the function that compares accuracies of a grid's runs with the printed ones.
+    """Returns a function that compares the accuracies of a study's runs with the printed ones.
 
     Those of Tables 6 and 7 are on the validation set for each rate, those of Tables 4 and 5 on the
     test set for the best rate.
@@ -39,7 +42,7 @@ def _accuracies(
     column = "test" if isinstance(rows[0], printed.NoiseRow) else "validation"
 
     def trained(request: Request) -> list[tuple[str, str, str, float, str]]:
-        """Returns a row for each setting with finished runs."""
+        """Returns a row for each setting that has finished runs."""
         table_rows = []
         for values in by_setting(grid(request.scale), request):
             line, epsilon, rate = (values[name] for name in SETTING)
@@ -67,15 +70,15 @@ def _accuracies(
 def _printed_accuracies(
     rows: Sequence[printed.NoiseRow] | Sequence[printed.TunedRow],
 ) -> dict[tuple[str, float, str], str]:
-    """Returns (line, epsilon, learning rate) -> printed accuracy."""
+    """Returns a mapping from (line, epsilon, learning rate) to the printed accuracy."""
     accuracies: dict[tuple[str, float, str], str] = {}
     for row in rows:
         if isinstance(row, printed.NoiseRow):
-            # As many bands as rounds are the row of the dense optimum.
+            # A row with as many bands as rounds is the dense optimum, and not a banded matrix.
             if row.bands != ROUNDS:
                 accuracies[row.mechanism, row.epsilon, row.learning_rate] = row.test
             continue
-        # A second number of bands at an epsilon is a line of its own.
+        # If the table has two numbers of bands at an epsilon, the second is a line of its own.
         has_line = any(key[:2] == (row.mechanism, row.epsilon) for key in accuracies)
         line = f"{row.mechanism}, {row.bands} bands" if has_line else row.mechanism
         for rate, accuracy in row.accuracies.items():
@@ -87,15 +90,19 @@ def _printed_accuracies(
 
 
 def _bands(row: str, column: str, theirs: int, ours: int, ratio: float) -> Cell:
-    """A best number of bands; `ratio` is the rmse of the printed one over the best."""
+    """Returns the cell that compares a best number of bands with the printed one.
+
+    `ratio` is the rmse with the printed number, divided by the least rmse.
+    """
     nearly = f"the printed has {100 * (ratio - 1):.2f}% more rmse" if ratio <= CLOSE else ""
     return Cell(row, column, str(theirs), ours, nearly)
 
 
 @table("banded-table-3")
 def banded_table_3(scale: Scale) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App. G, Table 3: the best bands. "Nearly": the printed number is
-    within 1% of our best rmse.
+    """Yields the cells of Choquette-Choo et al. 2023, App. G, Table 3: the best number of bands.
+
+    A cell is "nearly" right if the rmse of the printed number is within 1% of our best.
     """
     targets = tuple(printed.BANDED_TABLE_3) if scale == "full" else (8.0,)
     computed = [k for k in printed.BANDED_TABLE_3_EPOCHS if scale == "full" or k >= 256]
@@ -110,8 +117,8 @@ def banded_table_3(scale: Scale) -> Iterator[Cell]:
 
 @table("banded-table-4", _accuracies(stackoverflow.phones, printed.BANDED_TABLE_4))
 def banded_table_4(scale: Scale) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App. I, Table 4: noise multipliers at delta = 1e-6 without
-    amplification.
+    """Yields the cells of Choquette-Choo et al. 2023, App. I, Table 4: noise multipliers at delta =
+    1e-6 without amplification.
 
     The matrices of "Multi-epoch MF" are not published; their sensitivity under b-min-sep is read
     off their first row.
@@ -127,15 +134,16 @@ def banded_table_4(scale: Scale) -> Iterator[Cell]:
 
 
 def event(bands: int) -> dict[str, Any]:
-    """Sampling probability and number of events for b partitions of StackOverflow's population
-    (banded paper, Cor. F.1).
+    """Returns the sampling probability and number of events for `bands` partitions of
+    StackOverflow's population (banded paper, Cor. F.1).
     """
     return {"probability": bands * COHORT / POPULATION, "compositions": math.ceil(ROUNDS / bands)}
 
 
 def amplified_noise(bands: int, epsilon: float) -> float:
-    """Noise multiplier of StackOverflow with Poisson sampling in `bands` partitions, for a
-    sensitivity of 1 under (k = 6, b = 342).
+    """Computes the noise multiplier of StackOverflow with Poisson sampling in `bands` partitions.
+
+    The sensitivity is 1 for clients with k = 6 participations, b = 342 rounds apart.
 
     Each event is one participation of a column-normalised encoder, whose columns then have norm 1 /
     sqrt(6).
@@ -146,8 +154,9 @@ def amplified_noise(bands: int, epsilon: float) -> float:
 
 @table("banded-table-5", _accuracies(stackoverflow.centre, printed.BANDED_TABLE_5))
 def banded_table_5(scale: Scale) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App. I, Table 5: sigma. "Nearly": epsilon of the printed one is
-    within 0.06% of the table's.
+    """Yields the cells of Choquette-Choo et al. 2023, App. I, Table 5: noise multipliers sigma.
+
+    A cell is "nearly" right if the epsilon of the printed sigma is within 0.06% of the table's.
     """
     for row in printed.BANDED_TABLE_5:
         ours = gaussian_noise_multiplier(row.epsilon, _DELTA)
@@ -166,8 +175,10 @@ def banded_table_5(scale: Scale) -> Iterator[Cell]:
 
 @table("banded-sec-6")
 def banded_bands(scale: Scale) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, Sec. 6: the best bands on StackOverflow. "Nearly": theirs are
-    within 1% of our best rmse.
+    """Yields the cells of Choquette-Choo et al. 2023, Sec. 6: the best numbers of bands on
+    StackOverflow.
+
+    A cell is "nearly" right if the rmse of the paper's number is within 1% of our best.
     """
     for row in printed.BANDED_TABLE_5:
         if row.mechanism != "Band MF" or row.bands is None or (scale != "full" and row.epsilon > 1):
@@ -190,7 +201,9 @@ def banded_bands(scale: Scale) -> Iterator[Cell]:
 
 @table("banded-app-k-1")
 def banded_k_1(scale: Scale) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App. K.1: epsilon at delta = 1e-10 of a rho of zCDP."""
+    """Yields the cells of Choquette-Choo et al. 2023, App. K.1: epsilon at delta = 1e-10 for a rho
+    of zCDP.
+    """
     for rho, theirs in printed.BANDED_K_1.items():
         ours = gaussian_epsilon(1.0 / math.sqrt(2.0 * float(rho)), 1e-10)
         yield Cell(f"rho {rho}", "epsilon", theirs, ours)
@@ -198,8 +211,10 @@ def banded_k_1(scale: Scale) -> Iterator[Cell]:
 
 @table("multi-epoch-table-3")
 def multi_epoch_table_3(scale: Scale) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2022, App. D, Table 3: noise multipliers at delta = 1e-6; epsilon of
-    the MF column's multipliers.
+    """Yields the cells of Choquette-Choo et al. 2022, App. D, Table 3: noise multipliers at delta =
+    1e-6.
+
+    For the columns MF and GD, epsilons of the printed multipliers are compared as well.
     """
     for sigma, epsilon in printed.MULTI_EPOCH_TABLE_3.items():
         ours = gaussian_noise_multiplier(float(epsilon), _DELTA)
@@ -220,8 +235,9 @@ def multi_epoch_table_3(scale: Scale) -> Iterator[Cell]:
 
 
 def epsilon_on_a_grid(sigma: float) -> float:
-    """Epsilon as the accountant of the time had it: it rounds each round's loss up to a multiple of
-    1e-4 and adds the losses.
+    """Computes epsilon as the accountant of the paper's time did.
+
+    That accountant rounds each round's privacy loss up to a multiple of 1e-4, and adds the losses.
     """
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -233,15 +249,17 @@ def epsilon_on_a_grid(sigma: float) -> float:
 
 @functools.cache
 def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -> float:
-    """rmse at sensitivity 1 under (k = 6, b = 342), or a single participation where the table has
-    one.
+    """Computes the rmse of a mechanism that is scaled to sensitivity 1.
+
+    Clients have k = 6 participations, b = 342 rounds apart, or one where the table has a single
+    epoch.
 
     All are made for prefix sums; `measured` is that workload, or "identity".
     """
     workload, single = sums_once(ROUNDS)
     six = epochs(ROUNDS, PARTICIPATIONS)
     query = workload if measured == "prefix_sum" else fedmf.identity(ROUNDS)
-    if mechanism == "Band MF":  # the same fit as `choose_bands` makes
+    if mechanism == "Band MF":  # fitted for a single participation, as `choose_bands` does
         return fedmf.rmse(fit(workload, single, "banded", bands=bands), query, six)
     participation = single if mechanism == "Single-epoch MF" else six
     family, options = {
@@ -256,15 +274,19 @@ def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -
 def effective_rmse(
     row: printed.TunedRow, *, amplified: bool, workload: str = "prefix_sum"
 ) -> float:
-    """rmse of the sums of mean updates, with sigma calibrated by us (banded Eq. 11); of single
-    updates for workload "identity".
+    """Computes the rmse of sums of mean updates with a sigma that we calibrate (banded paper, Eq.
+    11).
+
+    For the workload "identity" it is the rmse of single updates.
 
     `amplified`: Table 7's rows that name bands below 342.
     """
     sigma = gaussian_noise_multiplier(row.epsilon, _DELTA)
     if amplified and row.bands is not None and row.bands < ROUNDS // PARTICIPATIONS:
         sigma = amplified_noise(row.bands, row.epsilon)
-    elif row.mechanism == "Multi-epoch MF" and not amplified:  # sensitivity 1.1269 under b-min-sep
+    elif (
+        row.mechanism == "Multi-epoch MF" and not amplified
+    ):  # the sensitivity under b-min-sep is 1.1269
         rows = {(r.mechanism, r.epsilon): r.noise_multiplier for r in printed.BANDED_TABLE_4}
         sigma = float(rows[row.mechanism, row.epsilon])
     cohort = SINGLE_EPOCH_COHORT if row.mechanism == "Single-epoch MF" else COHORT
@@ -272,7 +294,10 @@ def effective_rmse(
 
 
 def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> Iterator[Cell]:
-    """Best server rates, and those of the rule of App. I. "Nearly": a neighbour on the grid."""
+    """Yields cells with the printed best server learning rate, and the one by the rule of App. I.
+
+    A cell is "nearly" right if the rule's rate is next to the best rate on the grid.
+    """
     for row in rows:
         quick = row.mechanism in ("DP-SGD", "Optimal TreeAgg")
         if scale != "full" and (not quick or (amplified and row.epsilon < 8.0)):
@@ -292,11 +317,11 @@ def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> 
 
 @table("banded-table-6", _accuracies(stackoverflow.phones, printed.BANDED_TABLE_6))
 def banded_table_6(scale: Scale) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App. I, Table 6."""
+    """Returns the cells of Choquette-Choo et al. 2023, App. I, Table 6."""
     return rates(printed.BANDED_TABLE_6, False, scale)
 
 
 @table("banded-table-7", _accuracies(stackoverflow.centre, printed.BANDED_TABLE_7))
 def banded_table_7(scale: Scale) -> Iterator[Cell]:
-    """Choquette-Choo et al. 2023, App. I, Table 7, with amplification."""
+    """Returns the cells of Choquette-Choo et al. 2023, App. I, Table 7, with amplification."""
     return rates(printed.BANDED_TABLE_7, True, scale)

@@ -1,4 +1,4 @@
-"""Figures printed in the papers' tables, as data: strings, with the digits that were printed.
+"""Numbers printed in the papers' tables, stored as strings with the digits that were printed.
 
 "Denisov" is Denisov et al. 2022, "multi-epoch" is Choquette-Choo et al. 2022, "banded" is
 Choquette-Choo et al. 2023, "slides" are Pillutla's of 2025 on buffered linear Toeplitz noise.
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 
 def agrees(value: float, printed: str) -> bool:
-    """Whether `value` rounds to the printed figure; any value below it agrees with a figure printed
-    with ≤.
+    """Returns whether `value` rounds to the printed number.
+
+    If the number is printed with ≤, every value below it agrees.
 
     A value in the middle between two printed figures agrees with both. The last digits of float64
     do not count.
@@ -32,14 +33,19 @@ def agrees(value: float, printed: str) -> bool:
 
 
 def _rows(table: str) -> Iterator[list[str]]:
-    """The cells of each row, which are separated by |; a line that begins with one goes on."""
+    """Yields the cells of each row of a table, separated by |.
+
+    A line that begins with | continues the row before it.
+    """
     for line in re.sub(r"\n *\|", "|", table.strip()).splitlines():
         yield [cell.strip() for cell in line.split("|")]
 
 
 class DenisovRow(NamedTuple):
-    """Denisov, App. H, Table 2: sqrt(loss) of prefix sums for a single participation; bands and
-    rank are of "efficient".
+    """Row of Denisov et al. 2022, App. H, Table 2: sqrt(loss) of prefix sums for a single
+    participation.
+
+    `bands` and `rank` belong to the column "efficient".
     """
 
     rounds: int
@@ -62,13 +68,13 @@ DENISOV_TABLE_2 = tuple(
 )
 
 
-# Slides, "For general problems ... tune the parameter nu": no values are printed; 0 is that of
-# prefix sums.
+# Values of nu that are tried (slides, "For general problems ... tune the parameter nu"). The slides
+# print none. With nu = 0 the noise is that for prefix sums.
 NUS = (0.0, 0.01, 0.1)
 
 
 class StampedRow(NamedTuple):
-    """A row of the multi-epoch paper's Table 1, App. D.5: the loss of a stamped mechanism.
+    """Row of the multi-epoch paper's Table 1, App. D.5, with the loss of a stamped mechanism.
 
     The workload is prefix sums, with n = 2000 and (k, b) = (20, 100).
 
@@ -86,14 +92,14 @@ class StampedRow(NamedTuple):
 
     @property
     def label(self) -> str:
-        """As the table writes it."""
+        """Name of the row, as the table writes it."""
         n = 2000 // self.times
         inside = f"n={n}" if self.participations is None else f"k={self.participations}, n={n}"
         return f"{self.name}({inside})" + (f"x{self.times}" if self.times > 1 else "")
 
     @property
     def part(self) -> tuple[str, dict[str, Any]]:
-        """Family and options of what is stamped, as of `fedmf.fit`."""
+        """Family and options with which `fedmf.fit` makes the mechanism that is stamped."""
         tolerance = 1e-6 if self.participations == 1 else 2e-3
         parts: dict[str, tuple[str, dict[str, Any]]] = {
             "(Online) Honaker": ("tree", {"decoder": "online"}),
@@ -105,7 +111,7 @@ class StampedRow(NamedTuple):
         return parts[self.name]
 
 
-# MF(k=1, n=100)x20 is printed twice, with the same figure.
+# The table prints MF(k=1, n=100)x20 twice, with the same number, and here it stands once.
 MULTI_EPOCH_TABLE_1 = tuple(
     StampedRow(name, int(k) if k else None, int(times), loss)
     for name, k, losses in _rows("""
@@ -120,12 +126,13 @@ MULTI_EPOCH_TABLE_1 = tuple(
     """)
     for times, loss in (pair.split() for pair in losses.split("  "))
 )
-# Its caption: a lower bound on the loss of MF(k=20, n=2000).
+# Lower bound on the loss of MF(k=20, n=2000), from the caption of Table 1.
 MULTI_EPOCH_TABLE_1_BOUND = "6.53e5"
 
-# Multi-epoch, App. I.3, Table 6: n = 6, k = 3, b = 2. Workload, constraints, the smallest entry of
-# X = C^T C, the smallest of rounds of one client, and sqrt(loss). The paper's Eq. 34 is "signed",
-# Eq. 36 "pairs" and Eq. 35 "all".
+# Multi-epoch, App. I.3, Table 6, with n = 6 rounds and k = 3 participations, b = 2 rounds apart.
+# The columns are the workload, the constraints, the smallest entry of X = C^T C, its smallest entry
+# for two rounds of one client, and sqrt(loss). The constraints of the paper's Eq. 34 are "signed",
+# of Eq. 36 "pairs" and of Eq. 35 "all".
 MULTI_EPOCH_TABLE_6 = tuple(
     _rows("""
         prefix_sum | signed |  0.000 |  0.000 |  6.461
@@ -139,8 +146,10 @@ MULTI_EPOCH_TABLE_6 = tuple(
 
 
 class BandedRow(NamedTuple):
-    """Banded, App. C, Table 2: n = 2052, prefix sums; matrices scaled to sensitivity 1 under (k =
-    6, b = 342).
+    """Row of the banded paper's App. C, Table 2, for prefix sums of n = 2052 rounds.
+
+    Matrices are scaled to sensitivity 1 for clients with k = 6 participations, b = 342 rounds
+    apart.
 
     Attributes:
       label: the mechanism.
@@ -163,7 +172,8 @@ class BandedRow(NamedTuple):
 
 _TREE: dict[str, Any] = {"decoder": "full", "completion": "none"}
 _DENSE: dict[str, Any] = {"tolerance": 2e-3}
-# The mechanisms of the banded paper's tables: family and options, fitted for six epochs.
+# Mechanisms of the banded paper's tables, as family and options of `fedmf.fit`. They are fitted for
+# six epochs.
 OPTIMAL_TREE = ("tree", _TREE)
 EQUAL_NORMS = ("dense", {"equal_norms": True} | _DENSE)
 BANDED_TABLE_2 = tuple(
@@ -182,8 +192,8 @@ BANDED_TABLE_2 = tuple(
     )
 )  # fmt: skip
 
-# Banded, App. G, Table 3: the best number of bands at n = 1024 and delta = 1e-6; epsilon -> for k =
-# 1, 2, 4 .. 1024 epochs.
+# Banded, App. G, Table 3: the best number of bands at n = 1024 rounds and delta = 1e-6. Each
+# epsilon has a number for each of k = 1, 2, 4 .. 1024 epochs.
 BANDED_TABLE_3_EPOCHS = tuple(2**i for i in range(11))
 BANDED_TABLE_3 = {
     float(epsilon): tuple(map(int, bands.split()))
@@ -201,18 +211,18 @@ BANDED_TABLE_3 = {
     """)
 }
 
-# Slides, "Toeplitz mechanism: optimal max error": log(n) / pi + constant. They do not print the
-# constant; the error is a Landau constant, the sum of (binomial(2 t, t) / 4^t)^2 over t < n, whose
-# expansion begins with this one.
+# Constant in the largest error log(n) / pi + constant of the slide "Toeplitz mechanism: optimal max
+# error", which does not print it. The error is a Landau constant, the sum of (binomial(2 t, t) /
+# 4^t)^2 over t < n, and its expansion begins with this constant.
 SLIDES_CONSTANT = (0.5772156649015329 + 4.0 * math.log(2.0)) / math.pi
 
-# The learning rates that were tried: 1.7^i for i = -9 .. 4, as the tables print them.
+# Learning rates that were tried, 1.7^i for i = -9 .. 4, as the tables print them.
 RATES = tuple(f"{1.7**i:.4f}" for i in range(-9, 5))
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 class NoiseRow(NamedTuple):
-    """A row of banded Table 4 (no row is amplified) or 5.
+    """Row of the banded paper's Table 4, which has no amplification, or of its Table 5.
 
     Attributes:
       mechanism: the table's name for it.
@@ -233,13 +243,14 @@ class NoiseRow(NamedTuple):
 
     @property
     def amplified(self) -> bool:
-        """By Poisson sampling."""
+        """Whether Poisson sampling amplifies the row's guarantee."""
         return self.bands is not None and self.bands < 342
 
 
 def _noise(table: str) -> tuple[NoiseRow, ...]:
-    """Rows of "mechanism | bands | sigmas | best rates | test accuracies", of which each has one
-    for each epsilon.
+    """Parses rows of "mechanism | bands | sigmas | best rates | test accuracies".
+
+    Each column has one value for each epsilon.
     """
     return tuple(
         NoiseRow(name, int(b) if b else None, *cells)
@@ -250,7 +261,7 @@ def _noise(table: str) -> tuple[NoiseRow, ...]:
     )
 
 
-# The multi-epoch row is of sensitivity 1.1269 under b-min-sep.
+# The mechanism of the multi-epoch row has sensitivity 1.1269 under b-min-sep participation.
 BANDED_TABLE_4 = _noise("""
     DP-SGD          | | 4.22468 2.23048 1.19352 0.65294 0.36861 | 0.0244 0.0414 0.0704 0.1197 0.3460
                       | 16.69 18.42 19.81 21.08 22.26
@@ -277,8 +288,9 @@ BANDED_TABLE_5 = _noise("""
 
 
 class TunedRow(NamedTuple):
-    """A row of banded Table 6 or 7: validation accuracy in percent by server learning rate, and the
-    rate that the table marks.
+    """Row of banded Table 6 or 7, with validation accuracy in percent by server learning rate.
+
+    `optimum` is the rate that the table marks as the best.
     """
 
     mechanism: str
@@ -289,14 +301,14 @@ class TunedRow(NamedTuple):
 
     @property
     def neighbours(self) -> tuple[str, ...]:
-        """The optimum and the rates beside it."""
+        """Best rate and the rates next to it on the grid."""
         at = RATES.index(self.optimum)
         return RATES[max(at - 1, 0) : at + 2]
 
 
 def _tuned(table: str) -> tuple[TunedRow, ...]:
-    """Rows of "mechanism[/bands] | epsilon | the first rate tried | accuracies from there on |
-    optimum".
+    """Parses rows of "mechanism[/bands] | epsilon | first rate | accuracies from that rate on |
+    best rate".
     """
     rows = []
     for mechanism, epsilon, first, accuracies, optimum in _rows(table):
@@ -306,7 +318,8 @@ def _tuned(table: str) -> tuple[TunedRow, ...]:
     return tuple(rows)
 
 
-# The last row of Table 6, DP-SGD without noise: there is no error to predict a rate from.
+# The last row of Table 6 is DP-SGD without noise. It stands apart, since without error there is no
+# predicted rate.
 BANDED_TABLE_6_UNNOISED = {
     "1.0000": "25.96",
     "1.7000": "26.23",
@@ -359,18 +372,18 @@ BANDED_TABLE_7 = _tuned("""
     Band MF/64      | 16 | 1.0000 | 25.38 25.54 25.40                   | 1.7000
 """)
 
-# Multi-epoch, App. D, Table 3, column MF: noise multiplier -> epsilon at delta = 1e-6.
+# Multi-epoch, App. D, Table 3, column MF: maps the noise multiplier to epsilon at delta = 1e-6.
 MULTI_EPOCH_TABLE_3 = {"0.341": "17.648", "0.600": "8.841", "2.231": "2.000"}
-# Its column DP-SGD (6e): 2052 Poisson samples of 1000 of 342,477 clients.
+# Column DP-SGD (6e) of the same table, for 2052 Poisson samples of 1000 of 342,477 clients.
 MULTI_EPOCH_TABLE_3_DP_SGD = {"0.402": "17.648", "0.491": "8.824", "0.757": "2.000"}
-# Its column GD (2052e): everybody in each of 2052 rounds.
+# Column GD (2052e) of the same table, where every client takes part in each of 2052 rounds.
 MULTI_EPOCH_TABLE_3_GD = {"15.518": "17.648", "27.493": "8.824", "106.023": "2.000"}
 
-# Banded, App. K.1, at delta = 1e-10: rho of zCDP -> epsilon.
+# Banded, App. K.1, at delta = 1e-10: maps the rho of zCDP to epsilon.
 BANDED_K_1 = {"0.24": "4.35", "0.52": "6.69"}
 
-# Figures that are known not to agree, and why: (table, row, column) -> reason. An entry that turns
-# out to agree is an error as well.
+# Printed numbers that are known to differ from ours: (table, row, column) -> the reason. It is an
+# error if a number that is listed here agrees.
 KNOWN_DIFFERENCES: dict[tuple[str, ...], str] = {
     tuple(key): reason
     for reason, keys in {

@@ -1,4 +1,4 @@
-"""Results of items, and the page that shows papers and reproductions beside each other.
+"""Results of reproduced items, and the page that shows papers and reproductions side by side.
 
 A result is numbers.csv, figure.png and result.json in the item's folder.
 """
@@ -27,11 +27,12 @@ RESULT = "result.json"
 NUMBERS = "numbers.csv"
 PICTURE = "figure.png"
 _THUMBNAIL_WIDTH = 560
-_THUMBNAIL_COLORS = 256  # with fewer colours some lines look the same
+_THUMBNAIL_COLORS = 256  # with fewer colours some lines would look the same
 
 
 def run(item: Item, request: Request) -> dict[str, Any]:
-    """Computes an item, writes its three files, result.json last, and returns that one's content.
+    """Computes an item and writes its three files, result.json last. Returns the content of
+    result.json.
 
     Raises:
       ValueError: the item cannot be made.
@@ -63,7 +64,8 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         "holds": bool(outcome.holds),
         "seeds": list(outcome.seeds),
         "seconds": round(time.perf_counter() - start_time, 1),
-        # Of this process and its children: other load on the machine does not change it.
+        # This is the time of this process and its children, which other load on the machine does
+        # not change.
         "processor_seconds": round(sum(os.times()[:4]) - start_cpu, 1),
         "fedmf": importlib.metadata.version("fedmf"),
         "command": command,
@@ -78,7 +80,7 @@ def run(item: Item, request: Request) -> dict[str, Any]:
 
 
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Returns a table as CSV; floats have 8 digits."""
+    """Returns a table as CSV, where floats have 8 digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -88,12 +90,12 @@ def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _json(result: Mapping[str, Any]) -> str:
-    """Returns a result as text."""
+    """Returns a result as JSON text."""
     return json.dumps(result, indent=1) + "\n"
 
 
 def load(path: pathlib.Path) -> dict[str, Any] | None:
-    """Reads a result, or returns None if there is no file."""
+    """Reads the result of an item, or returns None if there is none."""
     return json.loads(path.read_text()) if path.is_file() else None
 
 
@@ -109,7 +111,7 @@ at reduced scale trains small models on data made up for it; `--scale full` with
 
 
 def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path) -> dict[str, int]:
-    """Writes `page`, and beside it a folder with a thumbnail and the result of each item.
+    """Writes the page, and beside it a folder with a thumbnail and the result of each item.
 
     Args:
       items: all items, by name.
@@ -142,7 +144,7 @@ def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path)
 def page_text(
     items: Mapping[str, Item], result_by_name: Mapping[str, dict[str, Any]], folder: str
 ) -> str:
-    """Returns the page in Markdown.
+    """Returns the page of all items in Markdown.
 
     Args:
       items: items in the page's order.
@@ -162,7 +164,7 @@ def page_text(
 
 
 def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
-    """Returns an item's row of the page."""
+    """Returns the row of the page for one item."""
     picture = ""
     lines = [f"*{item.claim}*"]
     state = item.state
@@ -177,8 +179,8 @@ def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
             verdict += f" Reduced: {result['reduced']}."
         lines.append(verdict)
         state += f"; {result['scale']}"
-        # For an item that trains this may be the time of drawing alone, and `reduced` has the time
-        # of training.
+        # The time of an item that trains may be that of drawing alone. Its time of training is in
+        # `reduced`.
         if not is_trained:
             state += f", {duration(result['processor_seconds'])} of processor time"
     lines.append(f"{state[0].upper()}{state[1:].rstrip('.')}.")
@@ -187,14 +189,14 @@ def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
 
 
 def _mark(result: Mapping[str, Any], *, is_trained: bool) -> str:
-    """Returns the verdict in a word or two."""
+    """Returns the verdict on a result in one or two words."""
     if result["holds"]:
         return "Holds"
     return "Not shown" if is_trained else "Does not hold"
 
 
 def thumbnail(png: bytes) -> bytes:
-    """Returns a picture at the page's size, in few colours."""
+    """Returns a picture scaled to the page's size, in few colours."""
     image = PIL.Image.open(io.BytesIO(png)).convert("RGB")
     height = round(image.height * _THUMBNAIL_WIDTH / image.width)
     small = image.resize((_THUMBNAIL_WIDTH, height), PIL.Image.Resampling.LANCZOS).quantize(

@@ -1,8 +1,9 @@
-"""Noise under every sampling scheme: rmse of prefix sums of sums of updates (clip norm 1) over
-epsilon at the papers' settings, delta = 1e-6.
+"""Noise under every sampling scheme, as rmse of prefix sums of summed updates over epsilon.
 
-Each client comes once in so many rounds, on average; the server draws whom it likes. Every banded
-scheme has its best number of bands of those tried. Balls in bins and min-sep Poisson are accounted
+The settings are the papers', with clip norm 1 and delta = 1e-6.
+
+Each client takes part once in a given number of rounds on average, and the server samples the
+clients. Every banded scheme has the best of the numbers of bands that are tried. Balls in bins and min-sep Poisson are accounted
 by the sample with which `calibrate` searches, to 1% of epsilon.
 """
 
@@ -26,7 +27,10 @@ UNAMPLIFIED, POISSON, ALLOCATION = "dense, unamplified", "cyclic Poisson", "rand
 
 
 class Point(NamedTuple):
-    """The least rmse of a scheme at one epsilon, and its bands; `rounds` for a full matrix."""
+    """Least rmse of a sampling scheme at one epsilon, with the best number of bands.
+
+    For a full matrix `bands` is the number of rounds.
+    """
 
     rounds: int
     separation: int
@@ -41,12 +45,14 @@ Schemes = Mapping[str, tuple[Mapping[int, fedmf.Mechanism], Callable[[int], Samp
 
 
 def schemes(rounds: int, separation: int) -> Schemes:
-    """Name -> mechanisms by their number of bands, and the scheme for a number of bands.
+    """Returns a mapping from name to mechanisms by number of bands, and a function from bands to
+    scheme.
 
     There are 1000 clients a round; each comes once in `separation` rounds on average.
     """
     size: dict[str, Any] = {"population": 1000 * separation, "cohort_size": 1000}
-    # Divisors of b, which all schemes allow, each about twice the last.
+    # The numbers of bands are divisors of the separation, which all schemes allow, each about twice
+    # the one before.
     bands = [1]
     for b in range(2, separation + 1):
         if separation % b == 0 and b >= 1.9 * bands[-1]:
@@ -54,8 +60,8 @@ def schemes(rounds: int, separation: int) -> Schemes:
     workload, once = sums_once(rounds)
     banded = {b: fit(workload, once, "banded", bands=b) for b in bands}
     sampled = {b: mechanism for b, mechanism in banded.items() if b < separation}
-    # Fitted for as many participations. The dense optimum for them has negative entries, for which
-    # nothing is proven.
+    # These mechanisms are fitted for the average number of participations. The dense optimum for it
+    # has negative entries, for which no guarantee is proven.
     toeplitz, blt = (
         {rounds: fit(workload, epochs(rounds, rounds // separation), family)}
         for family in ("toeplitz", "blt")
@@ -72,7 +78,10 @@ def schemes(rounds: int, separation: int) -> Schemes:
 
 
 def points(rounds: int, separation: int, epsilons: Sequence[float]) -> Iterator[Point]:
-    """The points of all schemes; the noise multiplier is in units of the largest column norm."""
+    """Yields the best point of every scheme at every epsilon.
+
+    Noise multipliers are in units of the largest column norm of the encoder.
+    """
     workload, once = sums_once(rounds)
     order = fedmf.Participation(rounds=rounds, schema="fixed_epoch", min_sep=separation)
     dense = fedmf.rmse(fit(workload, order, "dense", tolerance=1e-3), workload, order)
@@ -100,9 +109,12 @@ def _noise(sampling: Sampling, mechanism: fedmf.Mechanism, epsilons: Sequence[fl
 
 @figure("fedmf-schemes")
 def ways_to_draw(request: Request) -> Outcome:
-    """rmse over epsilon, and its ratio to that without amplification, at each setting."""
-    # Rounds, and rounds in which every client comes once: (20, 100) and (6, 342) of the papers, and
-    # two columns of banded Fig. 4.
+    """Draws the rmse over epsilon of every scheme at each setting, and its ratio to the rmse
+    without amplification.
+    """
+    # Each setting is the number of rounds, and the number of rounds in which every client comes
+    # once. Scale full has (k, b) = (20, 100) and (6, 342) of the papers, and two columns of banded
+    # Fig. 4.
     settings, epsilons = request.pick(
         (((16, 4),), (2.0, 4.0)),
         (((64, 16),), (1.0, 4.0)),

@@ -1,5 +1,5 @@
-"""Figures of the slides on correlated noise and buffered linear Toeplitz (BLT) mechanisms: errors,
-times and approximations.
+"""Figures of the slides on correlated noise and buffered linear Toeplitz (BLT) mechanisms, with
+errors, times and approximations.
 """
 
 import time
@@ -17,7 +17,7 @@ from fedmf.noise.stream import NoiseStream
 
 
 def mechanisms(rounds: int) -> dict[str, Any]:
-    """The slides' mechanisms for prefix sums."""
+    """Returns the mechanisms that the slides compare for prefix sums."""
     once = sums_once(rounds)
     return {
         "independent": fit(*once, "identity"),
@@ -30,7 +30,9 @@ def mechanisms(rounds: int) -> dict[str, Any]:
 
 @figure("slides-max-error")
 def max_error(request: Request) -> Outcome:
-    """The largest error of a prefix sum over n, at noise multiplier 1."""
+    """Draws the largest error of a prefix sum over the number of rounds n, at noise multiplier
+    1.
+    """
     n = 2 ** np.arange(4, request.pick(9, 15, 18))
     errors = [
         {name: fedmf.max_error(m, *sums_once(int(i))) for name, m in mechanisms(int(i)).items()}
@@ -51,7 +53,7 @@ def max_error(request: Request) -> Outcome:
 
 
 def _seconds(action: Callable[[], object], repeats: int) -> float:
-    """The least of so many times, in seconds."""
+    """Runs an action `repeats` times, and returns the shortest time in seconds."""
     times = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -61,8 +63,10 @@ def _seconds(action: Callable[[], object], repeats: int) -> float:
 
 
 def _row_maker(stream: NoiseStream, Z: np.ndarray, t: int) -> Callable[[], object]:
-    """What makes row t of the noise from draws Z and, of a recurrence or buffers, a state of the
-    right size.
+    """Returns a function that makes the noise vector of round t from the draws Z, which has one row
+    of standard normals a round.
+
+    A recurrence or buffers start from a zero state of the right size.
     """
     if stream.contraction is not None:
         weights = stream.contraction[t, : t + 1]
@@ -73,7 +77,7 @@ def _row_maker(stream: NoiseStream, Z: np.ndarray, t: int) -> Callable[[], objec
 
 @figure("slides-noise-time")
 def noise_time(request: Request) -> Outcome:
-    """Seconds that the noise of iteration t takes, for a model of d parameters."""
+    """Draws the time that the noise of iteration t takes, for a model of d parameters."""
     n, d, repeats = request.pick((64, 500, 3), (1024, 20_000, 7), (4096, 20_000, 7))
     Z = np.random.default_rng(0).standard_normal((n, d))
     t = 2 ** np.arange(3, n.bit_length())
@@ -102,16 +106,18 @@ def noise_time(request: Request) -> Outcome:
 
 
 def circle(n: int) -> np.ndarray:
-    """Points of the circle abs(x) = 1 - 1 / n, close together where the root is steep; by symmetry
-    the upper half.
+    """Returns points on the upper half of the circle abs(x) = 1 - 1 / n, denser where sqrt(1 - x)
+    is steep.
+
+    By symmetry the upper half suffices.
     """
     return (1 - 1 / n) * np.exp(1j * np.concatenate([[0.0], np.geomspace(1e-9, np.pi, 20_000)]))
 
 
 @figure("slides-approximation")
 def approximation(request: Request) -> Outcome:
-    """Largest error of rational and polynomial generating functions on the circle abs(x) = 1 - 1 /
-    n.
+    """Draws the largest error of rational and polynomial generating functions on the circle abs(x)
+    = 1 - 1 / n.
     """
     n, most = request.pick((64, 3), (2048, 8), (16384, 10))
     x = circle(n)
@@ -131,7 +137,7 @@ def approximation(request: Request) -> Outcome:
     bound = 3 * np.exp(-np.sqrt(degrees))
     bands = 2 ** np.arange(int(np.log2(n)) + 1)
     c = optimum.toeplitz_coefficients()
-    # Coefficients are positive: a truncated series errs most at x = 1 - 1 / n.
+    # All coefficients are positive, so a truncated series has its largest error at x = 1 - 1 / n.
     polynomial = np.array(
         [1 / abs(root[0]) - np.polynomial.polynomial.polyval(1 - 1 / n, c[:b]) for b in bands]
     )

@@ -1,5 +1,5 @@
-"""The slides' theory of learning with correlated noise, against simulation: mean estimation, linear
-regression and finite time.
+"""Theory of learning with correlated noise on the slides, compared with simulation, for mean
+estimation, linear regression and finite time.
 
 Stationary error of SGD with correlated noise: the slides' Fourier formula, and a simulation with
 our mechanisms' streams.
@@ -26,15 +26,15 @@ from fedmf.experiments.papers.item import Outcome, Request, figure
 from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
 from fedmf.tasks.regression.data import RegressionOptions, client_examples, true_weights
 
-# Frequencies at which spectra are summed. The sums are exact up to (1 - eta
-# * smallest eigenvalue)^POINTS.
+# Number of frequencies at which spectra are summed. The sums are exact up to (1 - eta * smallest
+# eigenvalue)^POINTS, where eta is the learning rate.
 POINTS = 1 << 17
 OMEGA = 2 * np.pi * np.arange(POINTS) / POINTS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Noise:
-    """A kind of correlation.
+    """Kind of correlated noise.
 
     Attributes:
       name: of it.
@@ -52,7 +52,7 @@ class Noise:
 
 
 def independent() -> Noise:
-    """Noisy SGD."""
+    """Returns independent noise, as in noisy SGD."""
     return Noise(
         name="independent",
         power=np.ones(POINTS),
@@ -61,7 +61,9 @@ def independent() -> Noise:
 
 
 def damped(nu: float) -> Noise:
-    """nu-Noisy-FTRL: coefficients of (1 - (1 - nu) x)^(1/2)."""
+    """Returns the noise of nu-Noisy-FTRL, whose coefficients are those of (1 - (1 - nu)
+    x)^(1/2).
+    """
     return Noise(
         name="nu-FTRL",
         power=np.abs(1 - (1 - nu) * np.exp(1j * OMEGA)),
@@ -71,7 +73,9 @@ def damped(nu: float) -> Noise:
 
 
 def anti_pgd(nu: float) -> Noise:
-    """Damped anti-PGD: each draw, less nu times the one before."""
+    """Returns the noise of damped anti-PGD, which is each normal draw minus nu times the draw
+    before.
+    """
     return Noise(
         name="damped anti-PGD",
         power=np.abs(1 - nu * np.exp(1j * OMEGA)) ** 2,
@@ -81,14 +85,16 @@ def anti_pgd(nu: float) -> Noise:
 
 
 def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
-    """The correlations of least stationary error, |B|^2 in proportion to W^(-1/2),
-    by Cauchy and Schwarz.
+    """Returns the noise with the least stationary error, whose |B|^2 is proportional to W^(-1/2) by
+    Cauchy and Schwarz.
+
+    |B|^2 is the power spectrum of the noise, and W is the weight that `_weight` returns.
 
     The coefficients of C = 1 / B are those of the minimum-phase function of this modulus,
     by its cepstrum.
     """
     power = _weight(eta, spectrum, sampled) ** -0.5
-    cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # of |C|
+    cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # cepstrum of |C|
     half = np.zeros(POINTS)
     half[0] = cepstrum[0]
     half[1 : POINTS // 2] = 2 * cepstrum[1 : POINTS // 2]
@@ -101,8 +107,10 @@ def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
 
 
 def _weight(eta: float, spectrum: np.ndarray, sampled: bool) -> np.ndarray:
-    """W(omega), float64 (POINTS,): the error is the mean of |B|^2 W times the mean of 1 / |B|^2, in
-    units of 1 / rho.
+    """Returns the weight W of each frequency, float64 (POINTS,).
+
+    The stationary error, in units of 1 / rho, is the mean of |B|^2 W times the mean of 1 / |B|^2,
+    where |B|^2 is the power spectrum of the noise.
     """
     left = 2 - 2 * eta * spectrum
     share = (2 - eta * spectrum) / left if sampled else np.ones(len(spectrum))
@@ -121,7 +129,7 @@ def _weight(eta: float, spectrum: np.ndarray, sampled: bool) -> np.ndarray:
 def stationary_error(
     noise: Noise, eta: float, spectrum: np.ndarray, *, sampled: bool = False
 ) -> float:
-    """The stationary error in units of 1 / rho.
+    """Computes the stationary error by the slides' formula, in units of 1 / rho.
 
     Args:
       noise: its correlation.
@@ -134,8 +142,9 @@ def stationary_error(
 
 
 def rounds_for(noise: Noise, eta: float, spectrum: np.ndarray, left: float = 1e-4) -> int:
-    """Rounds after which the start is forgotten: the slowest decay, of errors or coefficients,
-    leaves this share of a square.
+    """Returns the number of rounds after which the start is forgotten.
+
+    The slowest decay, of errors or of coefficients, then leaves the share `left` of a square.
     """
     slowest = min(noise.decay, eta * spectrum.min())
     return max(2, int(np.ceil(np.log(left) / (2 * np.log1p(-slowest)))))
@@ -151,8 +160,10 @@ def simulated(
     seed: int,
     sampled: bool = False,
 ) -> np.ndarray:
-    """<e, H e> of independent chains after so many rounds from e = 0, float64 (chains,), in units
-    of 1 / rho.
+    """Simulates the error <e, H e> of independent chains after `rounds` rounds from e = 0, float64
+    (chains,).
+
+    H is the covariance of the data, and the error is in units of 1 / rho.
 
     The noise comes from the mechanism's stream, scaled by its sensitivity for one participation.
     """
@@ -173,24 +184,24 @@ def simulated(
     return (spectrum * e**2).sum(axis=1)
 
 
-# A mean of chains that is further from the formula, in its standard errors, is a difference: one in
-# 1.7 million for a normal mean.
+# A simulated mean that is this many standard errors from the formula counts as a difference. For a
+# normal mean the chance is one in 1.7 million.
 FAR = 5.0
 SGD, ANTI, FTRL, BEST = "independent", "damped anti-PGD", "nu-FTRL", "best"
 
 
 def high(d: int) -> np.ndarray:
-    """The slides' spectrum of high effective dimension, d."""
+    """Returns the slides' spectrum with the high effective dimension d."""
     return np.ones(d)
 
 
 def low(d: int) -> np.ndarray:
-    """The slides' spectrum of low effective dimension, 2 - 1 / d."""
+    """Returns the slides' spectrum with the low effective dimension 2 - 1 / d."""
     return np.array([1.0, *[1.0 / d] * (d - 1)])
 
 
 class Point(NamedTuple):
-    """A row of numbers.csv."""
+    """Row of numbers.csv, with the error by the formula and by simulation."""
 
     panel: str
     noise: str
@@ -203,7 +214,7 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass
 class Comparison:
-    """Stationary errors by the formula and by simulation, point by point.
+    """Comparison of stationary errors by the formula and by simulation, point by point.
 
     Attributes:
       chains: of a simulation; its seed is the number of the point.
@@ -234,18 +245,24 @@ class Comparison:
             self.points.append(Point(panel, noise.name, x, formula, mean, error, off))
 
     def line(self, panel: str, noise: str) -> np.ndarray:
-        """x, formula, simulation and its standard error, float64 (4, points)."""
+        """Returns x, formula, simulation and its standard error of one line, float64 (4,
+        points).
+        """
         return np.array([p[2:6] for p in self.points if p[:2] == (panel, noise)]).T
 
     def powers(self, noise: str) -> list[float]:
-        """The power of x that the formula goes as, in each panel that has this noise."""
+        """Returns the power of x with which the formula grows, for each panel that has this
+        noise.
+        """
         lines = (self.line(panel, noise) for panel in dict.fromkeys(p.panel for p in self.points))
         logs = [np.log(line[:2]) for line in lines if line.size]
         return [np.polyfit(x, y, 1)[0] for x, y in logs]
 
     def outcome(self, xlabel: str, verdict: str, holds: bool, reduced: str) -> Outcome:
-        """Lines of the formula, with the simulation and two of its standard errors; both have to
-        agree.
+        """Returns an outcome that draws the formula, and the simulation with two of its standard
+        errors.
+
+        The outcome holds if both agree and `holds` is true.
         """
         panels: list[Lines] = []
         for panel in dict.fromkeys(p.panel for p in self.points):
@@ -275,7 +292,9 @@ class Comparison:
 
 @figure("slides-mean-estimation")
 def mean_estimation(request: Request) -> Outcome:
-    """Error over the learning rate, and over nu at one learning rate."""
+    """Draws the error of mean estimation over the learning rate, and over nu at one learning
+    rate.
+    """
     etas = request.pick(
         (0.02, 0.1), (0.02, 0.05, 0.1, 0.2, 0.4), (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
     )
@@ -309,7 +328,9 @@ def mean_estimation(request: Request) -> Outcome:
 
 @figure("slides-linear-regression")
 def linear_regression(request: Request) -> Outcome:
-    """Error over the dimension, for spectra of high and low effective dimension."""
+    """Draws the error of linear regression over the dimension, for spectra of high and low
+    effective dimension.
+    """
     eta = request.pick(0.05, 0.02, 0.02)
     dimensions = request.pick((2, 4), (2, 4, 8, 16), (2, 4, 8, 16, 24))
     found = Comparison(request.pick(400, 512, 4096), sampled=True)
@@ -337,14 +358,14 @@ def linear_regression(request: Request) -> Outcome:
 
 @figure("slides-learning-rate")
 def learning_rate(request: Request) -> Outcome:
-    """Error of linear regression over the learning rate."""
+    """Draws the error of linear regression over the learning rate."""
     d, chains = request.pick((2, 400), (8, 512), (8, 4096))
     etas = request.pick((0.05, 0.1), (0.01, 0.02, 0.05, 0.1), (0.005, 0.01, 0.02, 0.05, 0.1))
     found = Comparison(chains, sampled=True)
     for panel, H in ((f"d = {d}, high", high(d)), (f"d = {d}, low", low(d))):
         for eta in etas:
-            # sqrt(2 eta d_eff / d) makes the two terms of anti-PGD's error equal
-            # (docs/fidelity.md).
+            # With this drop, sqrt(2 eta d_eff / d), the two terms of anti-PGD's error are equal
+            # (docs/fidelity.md). Here d_eff is the effective dimension.
             drop = min(0.9, np.sqrt(2 * eta * H.sum() / d))
             found.add(
                 panel,
@@ -374,8 +395,10 @@ RHO, CLIP_NORM = 0.1, 1.0
 def _trained(
     x: np.ndarray, y: np.ndarray, weights: np.ndarray, eta: float, mechanism: Any, seed: int
 ) -> np.ndarray:
-    """Excess error of the last iterates of DP-SGD or DP-FTRL, float64 (chains,), on examples
-    (rounds, chains, d), with H = I.
+    """Trains DP-SGD or DP-FTRL, and returns the excess error of the last iterates, float64
+    (chains,).
+
+    Examples have the shape (rounds, chains, d), and their covariance H is the identity.
 
     Each chain sees every example once, clipped; its noise is that of a Plan of rho-zCDP.
     """
@@ -402,8 +425,9 @@ KINDS = {"DP-SGD": lambda eta: independent(), "nu-DP-FTRL": damped}
 
 
 def predicted(name: str, T: int, d: int) -> float:
-    """Error after T steps without clipping at the best learning rate, for H = I and a start at
-    distance 1 from the optimum.
+    """Predicts the error after T steps without clipping, at the best learning rate.
+
+    The covariance H is the identity, and the start has distance 1 from the optimum.
 
     An example takes the share 1 - 2 eta + (d + 2) eta^2 of the squared distance with it, and the
     noise is taken as stationary.
@@ -417,7 +441,9 @@ def predicted(name: str, T: int, d: int) -> float:
 
 @figure("slides-finite-time")
 def finite_time(request: Request) -> Outcome:
-    """Error after T steps with clipping, at the best learning rate, of the task `regression`."""
+    """Draws the error on the task `regression` after T steps with clipping, at the best learning
+    rate.
+    """
     chains = request.pick(16, 64, 256)
     d = 4
     lengths = request.pick(
@@ -440,7 +466,8 @@ def finite_time(request: Request) -> Outcome:
             for eta in 2.0 ** np.arange(-9, 0, 0.5):
                 mechanism = noise(eta).mechanism(T)
                 tried.append((eta, _trained(x[:T], y[:T], weights, eta, mechanism, len(rows))))
-            # Half of the chains choose the learning rate, the other half report.
+            # One half of the chains chooses the learning rate, and the other half gives the
+            # reported error.
             eta, found = min(tried, key=lambda pair: pair[1][:half].mean())
             report = found[half:]
             error = report.std(ddof=1) / np.sqrt(len(report))

@@ -1,5 +1,5 @@
-"""The grids of the StackOverflow experiments: Denisov Figs. 2, 3, 6; multi-epoch Figs. 3, 10 to 12;
-banded Figs. 1 (b), 5 (a), 12.
+"""Studies (grids of runs) of the StackOverflow experiments: Denisov Figs. 2, 3, 6; multi-epoch
+Figs. 3, 10 to 12; banded Figs. 1 (b), 5 (a), 12.
 
 A grid is what the paper prints, at the paper's size; a smaller `Size` keeps the lines.
 """
@@ -26,8 +26,8 @@ from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
 DELTA = 1e-6
 ONLINE, FULL, PREFIX, MOMENTUM = "Honaker Online", "Honaker Full", "Opt Prefix Sum", "Optimal M=BC"
-# Its Table 4: the best server rate, client rate and momentum by line, in the order of
-# DENISOV_NOISE.
+# Denisov et al. 2022, Table 4: the best server rate, client rate and momentum of each line, in the
+# order of DENISOV_NOISE.
 DENISOV_TABLE_4 = {
     line: tuple(tuple(map(float, setting.split())) for setting in settings.split("|"))
     for line, settings in {
@@ -40,11 +40,12 @@ DENISOV_TABLE_4 = {
 SGDM, GDM, HONAKER_6 = "DP-SGDM,6e", "DP-GDM,2052e", "Honaker,6e"
 MF_1_1, MF_1_6, MF_6_6 = "MF1,1e", "MF1,6e", "MF6,6e"
 UNNOISED = "no noise"
-# Banded paper, Tables 4 to 7.
+# Names of lines in the banded paper, Tables 4 to 7.
 SGD, SINGLE, TREE = "DP-SGD", "Single-epoch MF", "Optimal TreeAgg"
 MULTI, BANDED = "Multi-epoch MF", "Band MF"
 NU = "nu-DP-FTRL"
-# From the best rate of DP-SGD at epsilon 1 to that of the best mechanism at 16 (banded Table 6).
+# These rates go from the best rate of DP-SGD at epsilon 1 to that of the best mechanism at 16
+# (banded Table 6).
 NU_RATES = tuple(1.7**power for power in range(-5, 2))
 Parts = Sequence[tuple[str, Fields]]
 
@@ -55,7 +56,10 @@ COOLDOWN, DECAY = "-cooldown", "-decay"
 def _study(
     name: str, size: Size, parts: Parts, *, once: bool = False, smoothed_over: int = 0, **fixed: Any
 ) -> Study:
-    """`once` is of Denisov's experiments."""
+    """Returns a study with the settings that all StackOverflow experiments share.
+
+    `once` is true for Denisov's experiments, which have one epoch.
+    """
     names = {"prefix": 0.0} | {
         f"momentum-{beta:g}": beta for beta in (*size.momentums, size.momentum) if beta
     }
@@ -87,20 +91,21 @@ def _study(
     )
 
 
-# How rates fall in the last quarter of the rounds: not at all, in a line to 0.05, at once to 0.15.
+# How learning rates fall in the last quarter of the rounds: not at all, linearly to 0.05 of the
+# peak, or at once to 0.15 of it.
 FALLS = ("", COOLDOWN, DECAY)
 
 
 def decay(rounds: int) -> str:
-    """0.15 of the rate in the last quarter of the rounds, 512 of 2048 (Denisov et al. 2022, Sec.
-    5).
+    """Returns a schedule with 0.15 of the rate in the last quarter of the rounds, which is 512 of
+    2048 rounds (Denisov et al. 2022, Sec. 5).
     """
     return f"{rounds - rounds // 4}:0.15"
 
 
 def optimum(size: Size, momentum: float, fall: str, once: bool) -> Mechanism:
-    """The best factorisation of SGD with momentum and with one of the FALLS; for one epoch or
-    all.
+    """Fits the optimal mechanism for SGD with momentum and one of the learning-rate FALLS, for one
+    epoch or for all.
     """
     n = size.rounds_once if once else size.rounds
     rates = {
@@ -132,7 +137,9 @@ def _cohort(size: Size, cohort: int) -> Fields:
 
 @sized(EARLIER, **sizes.DENISOV)
 def denisov(size: Size) -> Study:
-    """Denisov Fig. 2, Tables 3 and 4: one epoch of 100 clients a round, constant rates."""
+    """Returns the study of Denisov Fig. 2, Tables 3 and 4: one epoch of 100 clients a round,
+    constant rates.
+    """
     grid = {
         "client_learning_rate": size.client_rates,
         "server_learning_rate": size.server_rates,
@@ -145,7 +152,7 @@ def denisov(size: Size) -> Study:
         (FULL, {"family": "tree", "decoder": "full"} | every),
         (PREFIX, {"family": "dense"} | every),
     ]
-    # Each momentum has its own optimum; without momentum it is that of prefix sums.
+    # Each momentum has an optimum of its own. Without momentum it is the optimum for prefix sums.
     for beta in size.momentums:
         own = _file(f"momentum-{beta:g}") if beta else {"family": "dense"}
         parts.append((MOMENTUM, own | grid | {"server_momentum": beta}))
@@ -153,7 +160,7 @@ def denisov(size: Size) -> Study:
 
 
 def _once(name: str, size: Size, parts: Parts, **fixed: Any) -> Study:
-    """A study of one epoch, as Denisov's are."""
+    """Returns a study of a single epoch, as Denisov's studies are."""
     fixed |= {"rounds": size.rounds_once, "schema": "single", "zeroing_norm": None}
     return _study(name, size, parts, once=True, **fixed)
 
@@ -170,8 +177,10 @@ DECAY_AFTER, M_DECAY = "prefix sums, decay after", "momentum and decay inside"
 
 @sized(EARLIER, **sizes.SCHEDULES)
 def schedules(size: Size) -> Study:
-    """Denisov Fig. 3: where momentum and the rates' fall are part of the mechanism. In the paper at
-    epsilon 18.9.
+    """Returns the study of Denisov Fig. 3, where momentum and the rates' fall are part of the
+    mechanism or not.
+
+    The paper has epsilon 18.9.
     """
     lines = [CONSTANT, AFTER, M_CONSTANT, M_AFTER, M_INSIDE, M_MORE, DECAY_AFTER, M_DECAY]
     return _schedules("schedules", size, lines)
@@ -179,7 +188,10 @@ def schedules(size: Size) -> Study:
 
 @sized(EARLIER, **sizes.DECAYS)
 def decays(size: Size) -> Study:
-    """Denisov Fig. 6: two lines of Fig. 3; the same runs at one size with it."""
+    """Returns the study of Denisov Fig. 6, which has two lines of Fig. 3.
+
+    At the same size it shares runs with Fig. 3.
+    """
     return _schedules(
         "schedules" if size in EARLIER.values() else "decays", size, [AFTER, M_INSIDE]
     )
@@ -191,7 +203,8 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     inside = _file(f"momentum-{beta:g}")
     both = _file(f"momentum-{beta:g}-cooldown")
     of = {CONSTANT: prefix, AFTER: prefix, M_CONSTANT: inside, M_AFTER: inside}
-    # A mechanism that is fitted in the run would be fitted for the decay.
+    # These lines read mechanisms from files, since a mechanism that is fitted in the run would be
+    # fitted for the run's decay.
     of |= {DECAY_AFTER: _file("prefix"), M_DECAY: _file(f"momentum-{beta:g}{DECAY}")}
     parts = []
     for line in lines:
@@ -199,7 +212,8 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
         fall: Fields = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT) else 0.25}
         if line in (DECAY_AFTER, M_DECAY):
             fall = {"learning_rate_schedule": decay(size.rounds_once)}
-        if line == M_CONSTANT and not size.corpus:  # The settings of Table 4, of the real data.
+        # On the real data this line has its best settings by Denisov's Table 4.
+        if line == M_CONSTANT and not size.corpus:
             rate, _, momentum = DENISOV_TABLE_4[MOMENTUM][0]
             fall |= _file(f"momentum-{momentum:g}") | {"server_learning_rate": rate}
             fall["server_momentum"] = momentum
@@ -216,7 +230,7 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
 
 @sized(EARLIER, **sizes.EPOCHS)
 def epochs(size: Size) -> Study:
-    """Multi-epoch Figs. 3, 11 and 12, Tables 4 and 5."""
+    """Returns the study of multi-epoch Figs. 3, 11 and 12, Tables 4 and 5."""
     all_epochs = _cohort(size, size.cohort)
     order = _order(size) | all_epochs
     shorter = {"rounds": size.rounds_once}
@@ -244,8 +258,10 @@ def epochs(size: Size) -> Study:
 
 @sized(EARLIER, **sizes.DIVERGENCE)
 def divergence(size: Size) -> Study:
-    """Multi-epoch Table 2: the runs with updates of an entry above 100 zeroed. Without, the paper's
-    clip makes NaN of huge updates; fedmf's does not (docs/fidelity.md).
+    """Returns the study of multi-epoch Table 2, where updates with an entry above 100 are zeroed.
+
+    Runs without zeroing are left out. There the paper's clip turns huge updates into NaN, and
+    fedmf's does not (docs/fidelity.md).
     """
     sgdm = {"family": "identity"} | _sampled(size)
     mf = _order(size) | _file(f"momentum-{size.momentum:g}-cooldown-epochs")
@@ -271,9 +287,12 @@ def divergence(size: Size) -> Study:
 
 @sized(EARLIER)
 def unnoised(size: Size) -> Study:
-    """Multi-epoch Fig. 10: without noise, by clients a round; the most train six epochs, the others
-    at most one. At the paper's size beside private runs, whose settings are those of Fig. 3: those
-    of Fig. 10 are only in the picture.
+    """Returns the study of multi-epoch Fig. 10: accuracy without noise, by number of clients a
+    round.
+
+    With the most clients a run trains six epochs, with fewer at most one. Beside these runs are
+    private ones. At the paper's size they have the settings of Fig. 3, since those of Fig. 10 are
+    only in the picture.
     """
     once = {"rounds": size.rounds_once, "schema": "single", "min_sep": None}
     parts: list[tuple[str, Fields]] = [
@@ -295,7 +314,9 @@ def unnoised(size: Size) -> Study:
 
 @sized(SIZES, **sizes.PHONES)
 def phones(size: Size) -> Study:
-    """Banded Figs. 5 (a) and 12, Tables 4 and 6: clients at least 342 rounds apart."""
+    """Returns the study of banded Figs. 5 (a) and 12, Tables 4 and 6, where a client takes part at
+    least 342 rounds apart.
+    """
     apart = {"schema": "min_sep", "min_sep": size.epoch}
     once = {"rounds": size.rounds_once, "schema": "single"}
     lines: dict[str, Fields] = {
@@ -318,8 +339,9 @@ def phones(size: Size) -> Study:
 
 @sized(SIZES, **sizes.CENTRE)
 def centre(size: Size) -> Study:
-    """Banded Fig. 1 (b), Tables 5 and 7: a server that draws its clients; the bands are the best at
-    each epsilon.
+    """Returns the study of banded Fig. 1 (b), Tables 5 and 7, where a server samples the clients.
+
+    The number of bands is the best at each epsilon.
     """
     parts = []
     for epsilon in size.epsilons_banded:
@@ -346,8 +368,9 @@ def centre(size: Size) -> Study:
 def _banded_part(
     size: Size, table: tuple[printed.TunedRow, ...], line: str, fields: Fields, epsilon: float
 ) -> tuple[str, Fields]:
-    """A line at an epsilon; at the paper's size with the rates that the table has an accuracy
-    for.
+    """Returns the part of a study for one line at one epsilon.
+
+    At the paper's size it has the learning rates for which the table prints an accuracy.
     """
     rates = size.rates_banded
     if rates is None:
@@ -365,8 +388,9 @@ def _banded(name: str, size: Size, parts: Parts) -> Study:
 
 @sized(SIZES, **sizes.NU)
 def nu_noise(size: Size) -> Study:
-    """Slides, nu-DP-FTRL: noise t^(-3/2) (1 - nu)^t with nu tuned. The slides give no settings:
-    those of the banded paper, in a fixed order.
+    """Returns the study of nu-DP-FTRL on the slides, with noise t^(-3/2) (1 - nu)^t and nu tuned.
+
+    The slides give no settings, so they are those of the banded paper, in a fixed order.
     """
     rates = size.rates_banded or NU_RATES
     lines: dict[str, Fields] = {
@@ -399,8 +423,9 @@ def _bands(rounds: int, population: int, cohort: int, epsilon: float) -> int:
 
 
 def best_bands(size: Size, epsilon: float) -> int:
-    """The number of bands of the least error; at the paper's size what it prints, which is that
-    (docs/fidelity.md).
+    """Returns the number of bands with the least error.
+
+    At the paper's size it is the printed number, which has the least error too (docs/fidelity.md).
     """
     if size.rates_banded is None:
         of = {(row.mechanism, row.epsilon): row.bands for row in reversed(printed.BANDED_TABLE_7)}

@@ -1,4 +1,6 @@
-"""Figures and tables of the StackOverflow experiments, from the grids in `stackoverflow`."""
+"""Figures and tables of the StackOverflow experiments, judged from the studies in
+`stackoverflow`.
+"""
 
 import dataclasses
 import itertools
@@ -42,7 +44,9 @@ trained(grids.epochs, "multi-epoch-figure-3")(_epochs)
 
 @trained(grids.epochs, "multi-epoch-table-4", "multi-epoch-table-5")
 def multi_epoch_tables(scores: Sequence[Score], size: Size) -> Outcome:
-    """Figure 3 as the tables have it: mean, deviation, least, most and number for each rate."""
+    """Judges multi-epoch Figure 3, with the rows of Tables 4 and 5: mean, deviation, minimum,
+    maximum and number of runs for each rate.
+    """
     return dataclasses.replace(_epochs(scores, size), **accuracy.by_rate(scores))
 
 
@@ -61,8 +65,8 @@ trained(grids.centre, "banded-figure-1")(
 
 @trained(grids.denisov, "denisov-table-4")
 def denisov_table_4(scores: Sequence[Score], size: Size) -> Outcome:
-    """The best settings beside the printed ones, and whether rates and momentum fall as the noise
-    grows.
+    """Compares the best settings with the printed ones, and judges whether rates and momentum fall
+    as the noise grows.
     """
     rows = []
     steps = dict[str, dict[float, float]]()
@@ -102,8 +106,9 @@ def denisov_table_4(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(grids.decays, "denisov-figure-6")
 def denisov_6(scores: Sequence[Score], size: Size) -> Outcome:
-    """Validation accuracy over the last 748 of 2048 rounds; who is ahead in the body of training,
-    and in the second half of the fall.
+    """Draws the validation accuracy over the last 748 of 2048 rounds.
+
+    It judges which line is ahead before the rates fall, and which in the second half of the fall.
     """
     rounds = scores[0].best.rounds
     fall = rounds - round(rounds / 4)
@@ -120,8 +125,9 @@ def denisov_6(scores: Sequence[Score], size: Size) -> Outcome:
 
 
 def _between(scores: Sequence[Score], line: str, first: int, last: int) -> np.ndarray:
-    """Mean validation accuracy of each seed from round `first` to `last`: a single validation is of
-    few sentences.
+    """Returns the mean validation accuracy of each seed from round `first` to round `last`.
+
+    A single validation has few sentences, and so much noise.
     """
     runs = next(score.runs for score in scores if score.line == line)
     curves = [validation_curve(run) for run in runs]
@@ -130,7 +136,9 @@ def _between(scores: Sequence[Score], line: str, first: int, last: int) -> np.nd
 
 @trained(grids.epochs, "multi-epoch-figure-12")
 def multi_epoch_12(scores: Sequence[Score], size: Size) -> Outcome:
-    """Figure 3 with every rate: the validation accuracy of the runs with seed 0."""
+    """Draws the validation accuracy of the runs of Figure 3 with seed 0, for every learning
+    rate.
+    """
     found: dict[float, dict[str, dict[float, float]]] = {}
     for score in scores:
         if score.target is not None:
@@ -174,8 +182,9 @@ def multi_epoch_12(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(grids.epochs, "multi-epoch-figure-11")
 def multi_epoch_11(scores: Sequence[Score], size: Size) -> Outcome:
-    """Updates that were zeroed, by round, in the runs of Figure 3: more with more noise and larger
-    rates.
+    """Draws the number of zeroed updates by round, in the runs of Figure 3.
+
+    It should be larger with more noise and larger rates.
     """
     counts: dict[tuple[float, float], list[list[int]]] = {}
     for score in scores:
@@ -212,7 +221,7 @@ def multi_epoch_11(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(grids.divergence, "multi-epoch-table-2")
 def multi_epoch_table_2(scores: Sequence[Score], size: Size) -> Outcome:
-    """Runs that diverge although huge updates are zeroed."""
+    """Counts the runs that diverge although huge updates are zeroed."""
     rows = []
     series = {}
     count = 0
@@ -236,7 +245,7 @@ def multi_epoch_table_2(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(grids.unnoised, "multi-epoch-figure-10")
 def multi_epoch_10(scores: Sequence[Score], size: Size) -> Outcome:
-    """Accuracy without noise by clients per round, beside private runs."""
+    """Draws the accuracy without noise by clients per round, beside private runs."""
     falling = sorted(
         (s.best.cohort_size, s.line) for s in scores if s.best.cooldown and s.target is None
     )
@@ -251,7 +260,7 @@ trained(grids.nu_noise, "slides-nu-dp-ftrl-on-stackoverflow")(
 
 @trained(grids.phones, "banded-figure-12")
 def banded_12(scores: Sequence[Score], size: Size) -> Outcome:
-    """Validation accuracy by round, of the best settings of Figure 5 (a)."""
+    """Draws the validation accuracy by round of the best settings of Figure 5 (a)."""
     others = (grids.TREE, grids.SINGLE, grids.SGD)
     orders = [accuracy.compare_lines(scores, grids.BANDED, other) for other in others]
     return Outcome(**accuracy.by_round(scores), **accuracy.verdict(orders))

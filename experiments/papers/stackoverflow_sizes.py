@@ -1,5 +1,5 @@
-"""How much of the StackOverflow experiments trains: the papers' sizes, smaller ones that end within
-minutes, and what these reduce.
+"""Sizes of the StackOverflow experiments: the papers' own, and smaller ones that train within
+minutes.
 """
 
 import dataclasses
@@ -10,10 +10,10 @@ from fedmf.experiments.papers import printed
 from fedmf.experiments.papers.study import Fields
 from fedmf.participation.schema import Participation
 
-# Denisov et al. 2022, App. I, Table 3.
+# Noise multipliers of Denisov et al. 2022, App. I, Table 3.
 DENISOV_NOISE = (0.341, 0.682, 1.364, 2.728, 5.456)
-# Multi-epoch paper, App. F.4, Tables 4 and 5: epsilons, and server rates; the smallest rate at
-# epsilon 2 alone.
+# Epsilons and server rates of the multi-epoch paper, App. F.4, Tables 4 and 5. The smallest rate is
+# printed at epsilon 2 alone.
 EPOCHS_EPSILONS = (2.0, 8.841, 17.648)
 EPOCHS_RATES = (0.5, 1.0)
 EPOCHS_RATE_AT_2 = 0.25
@@ -21,7 +21,7 @@ EPOCHS_RATE_AT_2 = 0.25
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much of the experiments; the defaults are the papers'.
+    """Size of the experiments. The defaults are those of the papers.
 
     Attributes:
       rounds, cohort, epoch: of training, clients a round, rounds between a client's participations.
@@ -69,12 +69,12 @@ class Size:
 
     @property
     def once(self) -> Participation:
-        """One epoch."""
+        """Participation schema of a single epoch."""
         return Participation(rounds=self.rounds_once, schema="single")
 
     @property
     def in_order(self) -> Participation:
-        """All epochs, in a fixed order."""
+        """Participation schema of all epochs, with clients in a fixed order."""
         return Participation(rounds=self.rounds, schema="fixed_epoch", min_sep=self.epoch)
 
 
@@ -148,9 +148,9 @@ SIZES: dict[Any, Size] = {
         corpus={"sentences_per_client": 6.0, "vocabulary_size": 260},
     ),
 }
-# Of the papers before the banded one, in which all clients of a round train.
+# Sizes for the papers before the banded one, in which all clients of a round train.
 EARLIER = SIZES | {"full": Size(simulated=None)}
-# What scale small has otherwise, by study.
+# The following fields replace those of scale small, each in some of the studies.
 _LONG: Fields = {
     "rounds": 512,
     "rounds_once": 512,
@@ -158,22 +158,23 @@ _LONG: Fields = {
     "momentums": (0.95,),
     "population": 12800,
 }
-# In few rounds, or at large rates, noise that was made for the last model harms the models before
-# it (docs/fidelity.md).
+# Noise that is optimised for the last model harms the models before it, if rounds are few or rates
+# large (docs/fidelity.md). So this study has many rounds and small rates.
 DENISOV = _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)}
-# Noise decides at the end, not the pace of learning, and rates are small enough that the sum of its
-# steps counts more than single ones (docs/fidelity.md): twice the most noise of the paper's grid.
+# Here noise and not the pace of learning should decide at the end, so the noise multiplier is twice
+# the largest of the paper's grid. Rates are so small that the sum of the noise of all steps counts
+# more than that of single steps (docs/fidelity.md).
 SCHEDULES = _LONG | {
     "simulated": 6,
     "server_rate": 0.015625,
     "noise": (10.912,),
     "repeats_denisov": 12,
 }
-# The most noise of the paper's grid. At the rates of Figure 3 single steps count too little to show
-# in the body of training.
+# The noise multiplier is the largest of the paper's grid. At the rates of Figure 3 single steps
+# count too little to show in the body of training.
 DECAYS = SCHEDULES | {"server_rate": 0.03125, "noise": (5.456,), "repeats_denisov": 32}
-# The paper's epsilons are noise that counts for fewer clients only; a rate of 8 makes models that
-# diverge, and huge updates.
+# With fewer clients a round, the paper's epsilons give noise that matters. At a rate of 8 models
+# diverge, and have huge updates.
 EPOCHS: Fields = {
     "cohort": 40,
     "single": 6,
@@ -182,24 +183,30 @@ EPOCHS: Fields = {
     "rates": (0.25, 0.5, 1.0, 8.0),
     "differs": ", and a server rate of 8",
 }
-# The paper's clients train on up to 16 batches. With a single one no update is huge.
+# The paper's clients train on up to 16 batches. With a single batch no update would be huge.
 DIVERGENCE: Fields = {
     "client_rate": 3.0,
     "options": {**SIZES["small"].options, "batch_size": 2, "max_sentences": 128},
     "corpus": _CORPUS | {"sentences_per_client": 24.0},
     "differs": ", and batches of 2 sentences",
 }
-# With many short epochs banded matrices have little room between the two others.
+# With many short epochs BandMF could hardly differ from the two other mechanisms, so epochs are
+# long.
 CENTRE: Fields = {"cohort": 40, "epoch": 48, "population": 1920, "epsilons_banded": (2.0, 16.0)}
-# With two epochs the error of nu noise is as near that of the optimum, of what independent noise
-# has more, as with six long ones (docs/fidelity.md). So few clients need epsilon 8 for the noise of
-# the sizes above.
+# There are two epochs. Of the gap in error between independent noise and the optimum, nu noise then
+# closes as much as in six long epochs (docs/fidelity.md). With so few clients, epsilon 8 gives the
+# noise of the sizes above.
 NU: Fields = CENTRE | {"repeats": 6, "epsilons_banded": (8.0,)}
-PHONES: Fields = {"repeats": 12}  # bands and the dense optimum differ by half a point
+PHONES: Fields = {
+    "repeats": 12
+}  # more seeds, since bands and the dense optimum differ by half a point
 
 
 def reduced(size: Size, once: bool) -> str:
-    """What is smaller than in the paper; `once` of Denisov's experiments."""
+    """Describes in words what is smaller than in the paper.
+
+    `once` is true for Denisov's experiments.
+    """
     cohorts = f"{size.rounds} rounds of {size.denisov} clients, for which {size.simulated} stand"
     if not once:
         cohorts = (

@@ -1,4 +1,5 @@
-"""Study: a named grid of training runs, with the lines of a figure, settings to tune, and seeds.
+"""Studies, which are named grids of training runs with the lines of a figure, settings to tune, and
+seeds.
 
 It trains in the folder of a sweep. The settings of a line are tuned on the validation set with seed
 0. The best setting trains again with seeds 1, 2, ..., and only these runs are reported. `fedmf
@@ -31,12 +32,12 @@ from fedmf.sweeps.results import validation_of
 from fedmf.sweeps.runs import run_folder
 
 Fields = dict[str, Any]
-_SEED_0 = "seed=0"  # end of the name of a run that tunes
+_SEED_0 = "seed=0"  # end of the name of a run that serves tuning
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-    """Grid of runs.
+    """Grid of training runs for one or more figures.
 
     Attributes:
       name: name of its sweep's folder, which figures of the same runs share.
@@ -63,7 +64,9 @@ class Study:
     def configs(
         self, data: pathlib.Path, folder: pathlib.Path
     ) -> Iterator[tuple[str, str, TrainConfig]]:
-        """Yields line, name and configuration of every run with seed 0; lines may share a run."""
+        """Yields the line, name and configuration of every run with seed 0. Several lines may share
+        a run.
+        """
         fixed = {**self.fixed, "data": str(data)}
         for line, line_fields in self.parts:
             fields = {name: _as_list(value) for name, value in line_fields.items()}
@@ -79,20 +82,20 @@ class Study:
                 yield line, name, config
 
     def stems(self) -> list[str]:
-        """Returns the names of the mechanisms that the lines use."""
+        """Returns the names of the mechanism files that the lines use."""
         all_fields = [line_fields for _, line_fields in self.parts]
         names = [fields["mechanism"] for fields in all_fields if "mechanism" in fields]
         return list(dict.fromkeys(names))
 
 
 def _as_list(value: Any) -> list[Any] | tuple[Any, ...]:
-    """Returns the values to try of a field that has one value or several."""
+    """Returns the values to try of a field, for which one value or several are given."""
     return value if isinstance(value, list | tuple) else [value]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-    """Study at every scale.
+    """Study that can be made at every scale.
 
     Attributes:
       make: function from size to study.
@@ -108,14 +111,17 @@ class Grid:
 
 
 def sized(sizes: Mapping[Any, Any], **changes: Any) -> Callable[[Callable[[Any], Study]], Grid]:
-    """Returns a decorator that makes a grid of these sizes; `changes` apply to scale small."""
+    """Returns a decorator that turns a function from size to study into a `Grid` with these sizes.
+
+    The fields in `changes` replace those of scale small.
+    """
     small = dataclasses.replace(sizes["small"], **changes)
     return lambda make: Grid(make, {**sizes, "small": small})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Score:
-    """Result of one line at one privacy target.
+    """Result of one line of a figure at one privacy target.
 
     Attributes:
       line: name of the line.
@@ -135,7 +141,9 @@ class Score:
 
     @property
     def test(self) -> np.ndarray:
-        """Task's metric on the test set, float64 (seeds,); 0 for a model that is not finite."""
+        """Headline metric of the task on the test set, float64 (seeds,). It is 0 if the model is
+        not finite.
+        """
         values = [final_metric(run, "test") for run in self.runs]
         return np.array([0.0 if x is None or not math.isfinite(x) else x for x in values])
 
@@ -144,13 +152,13 @@ Judge = Callable[[Sequence[Score], Any], Outcome]
 
 
 def trained(grid: Grid, *names: str) -> Callable[[Judge], Judge]:
-    """Returns a decorator for the function that judges these items of the catalogue.
+    """Returns a decorator for the function that judges the scores for these items of the catalogue.
 
     The function takes the scores of the grid and its size.
     """
 
     def declare(judge: Judge) -> Judge:
-        """Registers the function."""
+        """Registers the function as the judge of the items."""
         for name in names:
             ITEMS[name] = dataclasses.replace(
                 ITEMS[name],
@@ -166,7 +174,7 @@ def trained(grid: Grid, *names: str) -> Callable[[Judge], Judge]:
 
 
 def judged(grid: Grid, judge: Judge, request: Request) -> Outcome:
-    """Trains the runs that are missing, and judges the scores."""
+    """Trains the missing runs of a study, and judges its scores."""
     study = grid(request.scale)
     size = grid.sizes[request.scale]
     scores = run_study(study, request)
@@ -188,7 +196,7 @@ def judged(grid: Grid, judge: Judge, request: Request) -> Outcome:
 
 
 class Key(NamedTuple):
-    """Line at a privacy target."""
+    """Line of a figure at one privacy target."""
 
     line: str
     target: float | None
@@ -198,7 +206,7 @@ Targets = Mapping[Key, Mapping[str, TrainConfig]]
 
 
 def run_study(study: Study, request: Request) -> list[Score]:
-    """Trains the runs that are missing, and returns a score for every line and target, in order.
+    """Trains the missing runs of a study, and returns a score for every line and target, in order.
 
     No run begins before all have passed the checks that training makes before its first round. Runs
     that tune are not evaluated on the test split.
@@ -227,7 +235,8 @@ def run_study(study: Study, request: Request) -> list[Score]:
         settings = targets[key]
         line_runs = tuple(runs[name] for name in names)
         config = settings[best[key]]
-        # The target, where there is one: a plan's epsilon is below it by a rounding error.
+        # If there is a target epsilon, it is used, since the plan's epsilon is below it by a
+        # rounding error.
         epsilon = config.epsilon or line_runs[0].plan["epsilon"] or math.inf
         tried = tuple(tuning_runs[name] for name in settings if name in tuning_runs)
         scores.append(
@@ -244,7 +253,8 @@ def run_study(study: Study, request: Request) -> list[Score]:
 
 
 def finished(study: Study, request: Request) -> Iterator[tuple[str, TrainConfig, list[Run]]]:
-    """Yields line, configuration and finished runs of each setting that has any; trains nothing.
+    """Yields the line, configuration and finished runs of each setting that has any, and trains
+    nothing.
 
     The runs are those of seed 0 and of the seeds that are reported.
     """
@@ -257,7 +267,7 @@ def finished(study: Study, request: Request) -> Iterator[tuple[str, TrainConfig,
 
 
 def dry_run(study: Study, request: Request) -> Cost:
-    """Makes the checks of `run_study`, and returns what training will cost.
+    """Makes the checks of `run_study` without training, and returns what training will cost.
 
     Nothing is trained. Fits and the substitute for the data are stored for the runs.
 
@@ -270,12 +280,14 @@ def dry_run(study: Study, request: Request) -> Cost:
 
 
 def cost_of(study: Study, request: Request) -> Cost:
-    """Returns what the runs of a study cost, by the speed of finished ones if there are any."""
+    """Returns the cost of a study's runs, estimated from the speed of finished runs if there are
+    any.
+    """
     return _cost(study, request, _targets(study, request, request.data or pathlib.Path("data")))
 
 
 def _cost(study: Study, request: Request, targets: Targets) -> Cost:
-    """Returns what the runs of some targets cost."""
+    """Returns the cost of the runs for these targets."""
     any_settings = [next(iter(settings.values())) for settings in targets.values()]
     return study_check.cost(
         list(_tuned(targets).values()),
@@ -286,12 +298,12 @@ def _cost(study: Study, request: Request, targets: Targets) -> Cost:
 
 
 def _folder(study: Study, request: Request) -> pathlib.Path:
-    """Returns the folder of the study's sweep."""
+    """Returns the folder of the study's sweep of runs."""
     return request.folder.absolute().parent / "sweeps" / f"{study.name}-{request.scale}"
 
 
 def _prepared(study: Study, request: Request) -> tuple[pathlib.Path, Targets]:
-    """Returns the sweep's folder, made if needed, and the settings of every line and target."""
+    """Makes the sweep's folder, and returns it with the settings of every line and target."""
     out = _folder(study, request)
     make_folder(out)
     return out, _targets(study, request, _data(study, request, out))
@@ -310,7 +322,7 @@ def _targets(study: Study, request: Request, data: pathlib.Path) -> Targets:
 
 
 def _all_configs(targets: Targets) -> dict[str, TrainConfig]:
-    """Returns name -> configuration of all targets."""
+    """Returns a mapping from run name to configuration, for all targets."""
     configs: dict[str, TrainConfig] = {}
     for settings in targets.values():
         configs.update(settings)
@@ -318,19 +330,19 @@ def _all_configs(targets: Targets) -> dict[str, TrainConfig]:
 
 
 def _tuned(targets: Targets) -> dict[str, TrainConfig]:
-    """Returns the runs of the targets that have several settings, among which one is chosen."""
+    """Returns the runs of those targets that have several settings to choose from."""
     return _all_configs({key: settings for key, settings in targets.items() if len(settings) > 1})
 
 
 def _check(study: Study, out: pathlib.Path, targets: Targets) -> None:
-    """Makes the checks before round 0 for all runs.
+    """Makes for all runs the checks that training makes before round 0.
 
     The quick checks come first. Then the files of the mechanisms are written, which the other
     checks read.
     """
 
     def write_mechanisms() -> None:
-        """Writes the mechanisms that have no file yet."""
+        """Fits and writes the mechanisms that have no file yet."""
         for stem in study.stems():
             path = out / f"{stem}.npz"
             if not path.exists():
@@ -342,13 +354,15 @@ def _check(study: Study, out: pathlib.Path, targets: Targets) -> None:
 
 
 def _tuning_score(run: Run, study: Study) -> float:
-    """Returns the validation metric that settings are chosen by; -inf if the model diverged."""
+    """Returns the validation metric by which settings are chosen, or -inf if the model diverged."""
     value = validation_of(run, study.smoothed_over)
     return value if math.isfinite(value) else -math.inf
 
 
 def check_data(request: Request) -> None:
-    """Raises a ValueError if training at the papers' size has no real file."""
+    """Raises a ValueError if scale full, the papers' size, is asked for without a real data
+    file.
+    """
     if request.scale == "full" and request.data is None:
         raise ValueError(
             "data is missing: scale full trains on the real file, name it in --data, or take "
@@ -357,7 +371,9 @@ def check_data(request: Request) -> None:
 
 
 def _data(study: Study, request: Request, out: pathlib.Path) -> pathlib.Path:
-    """Returns the path of the real file, or of the substitute, which is written once."""
+    """Returns the path of the real data file, or of the synthetic substitute, which is written
+    once.
+    """
     check_data(request)
     if request.data is not None:
         return request.data
@@ -376,7 +392,9 @@ def _trained(
     *,
     test: bool,
 ) -> dict[str, Run]:
-    """Returns the finished run of each name; runs of the same mechanism share one object of it.
+    """Trains the unfinished runs, and returns the finished run of each name.
+
+    Runs of the same mechanism share one object of it.
 
     `check` is called if one has to train; `test` evaluates on the test split.
     """
@@ -394,7 +412,7 @@ def _trained(
     )
     for name, failure in sweep.train_all(out, configs, training).items():
         raise ValueError(f"run {name} in {out} failed: {failure.reason}")
-    # Many runs have the same mechanism, of which a dense one takes 34 MB.
+    # Many runs have the same mechanism, and a dense one takes 34 MB.
     mechanism_by_digest: dict[str, Mechanism] = {}
     runs: dict[str, Run] = {}
     for name, folder_name in names.items():

@@ -1,4 +1,4 @@
-"""Checks of a study's runs before any of them trains, and the cost of the runs.
+"""Checks of a study's runs before any of them trains, and an estimate of their cost.
 
 The checks are those that `federated.train` makes before its first round.
 """
@@ -15,8 +15,8 @@ from fedmf.mechanisms import Mechanism
 from fedmf.reports.text import duration
 from fedmf.runs.config import TrainConfig
 
-# A configuration checks its own values, and no other check reads these fields. Runs that differ in
-# them alone are therefore checked as one.
+# A configuration checks these fields itself, and no check here reads them. Runs that differ only in
+# them are therefore checked once.
 _UNCHECKED_FIELDS: dict[str, Any] = {
     "server_learning_rate": 1.0,
     "client_learning_rate": 1.0,
@@ -28,8 +28,10 @@ _UNCHECKED_FIELDS: dict[str, Any] = {
 def check_runs(
     configs: Mapping[str, TrainConfig], folder: pathlib.Path, write_mechanisms: Callable[[], None]
 ) -> None:
-    """Checks every run with the real data's clients: task, model, cohorts, mechanism, plan, and
-    room for its noise.
+    """Checks that every run of a study can train with the clients of the real data.
+
+    The checks are of the task, model, cohorts, mechanism and plan, and of the disk space for the
+    run's noise.
 
     Args:
       configs: name -> configuration.
@@ -54,31 +56,31 @@ def check_runs(
     mechanism_by_key: dict[tuple[Any, ...], Mechanism] = {}
 
     def task_of(config: TrainConfig) -> CheckedTask:
-        """Returns the checked task of a run, which runs with the same data share."""
+        """Returns the checked task of a run. Runs with the same data share it."""
         key = json.dumps([config.task, config.data, dict(config.task_options)])
         if key not in task_by_key:
             task = tasks.task_from_config(config, progress=False)
             assert isinstance(task, Task)
-            # Nothing here trains the model, so that one model of each task suffices. The runs of a
-            # grid read the same clients first.
+            # No model is trained here, so one model of each task suffices. The runs of a study read
+            # the same clients first.
             task = dataclasses.replace(
                 task,
                 build_model=functools.cache(task.build_model),
                 client_examples=functools.lru_cache(2000)(task.client_examples),
             )
-            # The test split is counted when the task is made; reading StackOverflow's 16 million
-            # sentences would take hours.
+            # The size of the test split is checked when the task is made. Reading StackOverflow's
+            # 16 million test sentences here would take hours.
             task_by_key[key] = CheckedTask.of(task, config, splits=SPLITS[:1])
         return task_by_key[key]
 
     def check_cohorts(config: TrainConfig) -> None:
-        """Raises an error if the run's cohorts cannot be drawn."""
+        """Raises an error if the run's cohorts cannot be sampled."""
         checked = task_of(config)
         if config.sampling is None:
             run_controller(checked.num_clients, config)
 
     def check_plan(config: TrainConfig) -> None:
-        """Raises an error if the run cannot begin."""
+        """Raises an error if the run cannot begin with its plan."""
         key = (
             config.family,
             config.mechanism,
@@ -106,7 +108,7 @@ def check_runs(
 def _check_all(
     check: Callable[[TrainConfig], None], names_by_config: Mapping[TrainConfig, Sequence[str]]
 ) -> None:
-    """Makes one check for all configurations, and raises one error for all that fail."""
+    """Makes one check for all configurations, and raises a single error for all that fail."""
     failures: dict[str, str] = {}
     for config, names in names_by_config.items():
         try:
@@ -123,7 +125,8 @@ def _check_all(
 
 
 class Speed(NamedTuple):
-    """Speed of a task with the published model on two cores, and sizes of its splits.
+    """Speed at which two cores train and evaluate the published model of a task, and sizes of the
+    task's splits.
 
     clients and examples: clients trained, and examples evaluated, in a second.
     """
@@ -134,19 +137,19 @@ class Speed(NamedTuple):
     test: int
 
 
-# StackOverflow's speed was measured with all of its users' 64 sentences or so, and lay between 7
-# and 15 clients a second on different machines. CIFAR-10's follows from processor time, 3.2 s for
-# the 500 images of a step; its evaluation, 1% of a run, is an estimate. Of the 16,586,035 sentences
-# of StackOverflow's test split 10,000 validate.
+# The speed on StackOverflow was measured with all sentences of its users, about 64, and lay between
+# 7 and 15 clients a second on different machines. The speed on CIFAR-10 follows from a processor
+# time of 3.2 s for the 500 images of a step. Its evaluation, 1% of a run, is an estimate. Of the
+# 16,586,035 sentences of StackOverflow's test split 10,000 are for validation.
 SPEEDS = {
     "stackoverflow_nwp": Speed(clients=11.0, examples=920.0, validation=10_000, test=16_576_035),
     "cifar10": Speed(clients=300.0, examples=1000.0, validation=5_000, test=5_000),
 }
-_LEAST_ROUNDS = 10  # for a measured speed
+_LEAST_ROUNDS = 10  # fewest rounds from which speed is measured
 
 
 class RunCost(NamedTuple):
-    """Cost of a run.
+    """Cost of one run.
 
     clients: clients that it trains, summed over rounds. examples: examples that it evaluates on the
     validation split, and on the test split if the run is reported.
@@ -158,7 +161,7 @@ class RunCost(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Cost of a study.
+    """Cost of all runs of a study.
 
     Attributes:
       tuning, repeats: runs of seed 0, and runs of the seeds that are reported, at most.
@@ -175,21 +178,22 @@ class Cost:
 
     @property
     def clients(self) -> int:
-        """Clients trained in all runs, summed over rounds."""
+        """Number of clients trained in all runs, summed over rounds."""
         return sum(run.clients for run in (*self.tuning, *self.repeats))
 
     @property
     def examples(self) -> int:
-        """Examples evaluated in all runs."""
+        """Number of examples evaluated in all runs."""
         return sum(run.examples for run in (*self.tuning, *self.repeats))
 
     @property
     def seconds(self) -> float:
-        """Time of all runs, one after the other."""
+        """Time that all runs take one after the other, in seconds."""
         return self.seconds_on(1)
 
     def seconds_on(self, workers: int) -> float:
-        """Returns the time of all runs on some machines like this one, each run on one of them.
+        """Returns the time that all runs take on `workers` machines like this one, each run on one
+        machine.
 
         Runs that are reported begin when all runs that tune are finished. Either phase takes at
         least as long as its longest run.
@@ -224,7 +228,7 @@ def cost(
     folder: pathlib.Path,
     jobs: int = 1,
 ) -> Cost:
-    """Returns what some runs cost with the published models.
+    """Estimates the cost of runs with the published models.
 
     Args:
       tuning: configurations of the runs that are not evaluated on the test split.
@@ -234,12 +238,13 @@ def cost(
     """
     speed = SPEEDS[str((*tuning, *repeats)[0].task)]
     measured = clients_per_second(folder)
-    # A machine that trains clients faster evaluates faster.
+    # Evaluation is taken to be faster by the same factor as training.
     factor = 1.0 if measured is None else measured * jobs / speed.clients
 
     def run_cost(config: TrainConfig, *, test: bool) -> RunCost:
         """Returns the cost of one run."""
-        # A run is validated every so many rounds, after the last, and for the result.
+        # A run is validated every `evaluate_every` rounds, after the last round, and for the
+        # result.
         validations = -(-config.rounds // config.evaluate_every) + 1
         examples = validations * int(
             config.task_options.get("validation_sentences", speed.validation)
@@ -258,7 +263,8 @@ def cost(
 
 
 def clients_per_second(folder: pathlib.Path) -> float | None:
-    """Returns the clients that a run of a sweep trains in a second, or None after few rounds.
+    """Measures how many clients a run of the sweep trains in a second, or returns None after few
+    rounds.
 
     Rounds with a validation do not count.
     """
@@ -267,7 +273,9 @@ def clients_per_second(folder: pathlib.Path) -> float | None:
     rounds = 0
     for timings in (folder / "runs").glob("*/timings.jsonl"):
         rows = zip(_rows(timings.with_name("metrics.jsonl")), _rows(timings), strict=False)
-        for row, timing in list(rows)[1:]:  # in the first TensorFlow traces its graphs
+        for row, timing in list(rows)[
+            1:
+        ]:  # the first round is left out: TensorFlow traces its graphs in it
             if "validation" not in row:
                 clients += row["clients"]
                 seconds += timing["seconds"]
@@ -276,6 +284,6 @@ def clients_per_second(folder: pathlib.Path) -> float | None:
 
 
 def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads the complete rows of a file."""
+    """Reads the complete rows of a JSON lines file."""
     lines = path.read_text().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,5 +1,5 @@
-"""The papers' numbered theorems and algorithms: what each says, in our words, and the lines that
-cite it.
+"""Numbered theorems and algorithms of the papers, with what each says in our words and the lines of
+code that cite it.
 
 A citation is a paper and a number, as in "banded paper, Thm. 2" or "Alg. 4 of the banded paper".
 """
@@ -87,7 +87,7 @@ banded | Example F.3 | What shuffling gains.
 banded | Alg. 8 | Multiplication by a banded matrix, a row at a time.
 banded | Alg. 9 | Multiplication by its inverse, a row at a time.
 """
-# A paper's name in a comment -> its source; of other literature "".
+# Patterns for a paper's name in a comment, with the source. Other literature has the source "".
 _PAPERS = (
     (r"[Mm]ulti-epoch", "multi-epoch"),
     (r"[Bb]anded(?: paper|,| Alg| Table)|Choquette-Choo et al\. 2023|BandMF", "banded"),
@@ -108,13 +108,15 @@ _NUMBER = re.compile(
     rf"(?P<kind>{_KIND}) (?P<number>[A-Z]?\.?\d+(?:\.\d+)?)"
     r"(?P<paper>[^.;(]{0,12}? of (?:the )?\w[\w-]+)?"
 )
-_REACH = 110  # characters that a paper's name reaches
-# What is about citations cites nothing.
+_REACH = 110  # a paper's name counts for numbers within this many characters
+# These files are about citations, and cite nothing themselves.
 _OF_CITATIONS = ("theorems.py", "test_theorems.py")
 
 
 class Statement(NamedTuple):
-    """A numbered statement of a paper: its source, such as banded, its number, and what it says."""
+    """Numbered statement of a paper, with its source (such as banded), its number, and what it
+    says.
+    """
 
     source: str
     number: str
@@ -122,7 +124,7 @@ class Statement(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name in `fedmf paper list`, such as banded-thm-2."""
+        """Name of the statement in `fedmf paper list`, such as banded-thm-2."""
         return f"{self.source}-{re.sub(r'[. ]+', '-', self.number.lower())}"
 
 
@@ -133,14 +135,15 @@ STATEMENTS = tuple(
 
 
 def cited_in(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yields source, number and line of each citation in the text of a file.
+    """Yields the source, number and line of each citation in a file's text.
 
     >>> list(cited_in("# banded paper, Prop. E.1, and Thm. 2; Alg. 1 of Denisov et al."))
     [('banded', 'Prop. E.1', 1), ('banded', 'Thm. 2', 1), ('denisov', 'Alg. 1', 1)]
     >>> list(cited_in("# banded paper; Wang and Balle 2019, Theorem 27"))
     []
     """
-    # One line of the same length, since a citation may continue in the next line.
+    # Line breaks become blanks, since a citation may continue in the next line. The length stays
+    # the same, so that positions still give line numbers.
     flat_text = re.sub(r"\n *#? *", lambda gap: "".ljust(len(gap[0])), text)
     papers: list[tuple[int, str]] = []
     for pattern, source in _PAPERS:
@@ -155,7 +158,8 @@ def cited_in(text: str) -> Iterator[tuple[str, str, int]]:
 
 
 def _source_of(match: re.Match[str], papers: Sequence[tuple[int, str]]) -> str:
-    """Returns the source of a cited number: the paper named behind it, or else close before it.
+    """Returns the source of a cited number, which is the paper named right after it, or else close
+    before it.
 
     Args:
       match: match of the number.
@@ -172,9 +176,11 @@ def _source_of(match: re.Match[str], papers: Sequence[tuple[int, str]]) -> str:
 
 
 def citations(folder: pathlib.Path) -> dict[tuple[str, str], list[str]]:
-    """Returns (source, number) -> "file:line" of each citation in a folder's Python files."""
+    """Returns a mapping from (source, number) to the "file:line" of each citation in a folder's
+    Python files.
+    """
     positions: dict[tuple[str, str], list[str]] = {}
-    # In a checkout tasks/ is a link.
+    # Links are followed, since tasks/ is a link in a checkout.
     for parent, _, names in os.walk(folder, followlinks=True):
         for name in names:
             if not name.endswith(".py") or name in _OF_CITATIONS:
@@ -187,7 +193,7 @@ def citations(folder: pathlib.Path) -> dict[tuple[str, str], list[str]]:
 
 
 def cited_statements() -> Iterator[tuple[Statement, list[str], list[str]]]:
-    """Yields each statement with the lines of the code, and of the tests, that cite it.
+    """Yields each statement with the places in the code and the places in the tests that cite it.
 
     Only a checkout has tests.
     """
@@ -200,10 +206,10 @@ def cited_statements() -> Iterator[tuple[Statement, list[str], list[str]]]:
 
 
 def table() -> str:
-    """Returns the statements and the files that cite them, as a table in Markdown."""
+    """Returns a Markdown table of the statements and the files that cite them."""
 
     def files(positions: list[str]) -> str:
-        """Returns the names of the files."""
+        """Returns the names of the files in these places."""
         names = dict.fromkeys(position.partition(":")[0] for position in positions)
         return ", ".join(f"`{name}`" for name in names)
 
