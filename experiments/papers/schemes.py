@@ -3,8 +3,8 @@
 The settings are the papers', with clip norm 1 and delta = 1e-6.
 
 Each client takes part once in a given number of rounds on average, and the server samples the
-clients. Every banded scheme has the best of the numbers of bands that are tried. Balls in bins and min-sep Poisson are accounted
-by the sample with which `calibrate` searches, to 1% of epsilon.
+clients. Every banded scheme has the best of the numbers of bands that are tried. Balls in bins and
+min-sep Poisson are accounted by the sample with which `calibrate` searches, to 1% of epsilon.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,16 +1,18 @@
 """Theory of learning with correlated noise on the slides, compared with simulation, for mean
 estimation, linear regression and finite time.
 
-Stationary error of SGD with correlated noise: the slides' Fourier formula, and a simulation with
-our mechanisms' streams.
+The stationary error of SGD with correlated noise is computed by the slides' Fourier formula, and
+simulated with the noise streams of our mechanisms.
 
-x ~ Normal(0, H) with eigenvalues `spectrum`, and labels without noise, so that what is left is the
-error that privacy costs. With e the difference of the weights from the optimum,
+The data are x ~ Normal(0, H), where H has the eigenvalues `spectrum`. Labels have no noise, so that
+what is left is the error that privacy costs. Let e be the difference of the weights from the
+optimum, eta the learning rate, N = C^-1 the noise matrix, and Z a matrix of standard normal draws
+with a row for each round. A step is
 
     e <- e - eta * (gradient(e) + stddev * row of N Z),    stddev = sensitivity / sqrt(2 rho)
 
-for unit clip norm, although nothing is clipped. The error is E <e, H e>, in units of 1 / rho.
-docs/fidelity.md derives what the slides leave out.
+for unit clip norm, although nothing is clipped. The error is the expectation of
+<e, H e>, in units of 1 / rho. docs/fidelity.md derives what the slides leave out.
 """
 
 import dataclasses
