@@ -1,10 +1,11 @@
-"""Epsilon of repeated Gaussian queries on Poisson samples, to which Thm. 4 of the banded paper
-reduces a sampled run (Alg. 7 of the banded paper).
+"""Privacy amplification by Poisson sampling: epsilon of repeated Gaussian queries, each on a random
+sample of the clients. Thm. 4 of the banded paper reduces a sampled run to such queries (Alg. 7 of
+the banded paper).
 
 Every value is an upper bound for the zero-out relation: in a neighbouring data set one client
-contributes the zero vector. Zeroing a client out and removing it give the same distributions where
-clients are sampled independently (Poisson) and the divisor is fixed, so that the add-or-remove
-accountant bounds zero-out there.
+contributes the zero vector. Zeroing a client out and removing it give the same distributions if
+clients are sampled independently (Poisson) and sums are divided by a constant. So the accountant
+for adding or removing a client bounds zero-out too.
 """
 
 import functools
@@ -28,33 +29,37 @@ if TYPE_CHECKING:
     import dp_accounting
     from dp_accounting import pld, rdp
 
-# dp_accounting composes losses by a Fourier transform in float64, whose rounding moves a delta by
-# up to 1e-13 either way (2052 releases; docs/accounting.md). Ten times that is subtracted from
-# delta, which must be well above it.
+# dp_accounting composes losses by a Fourier transform in float64. Rounding errors change its deltas
+# by up to 1e-13 for 2052 releases (docs/accounting.md). Ten times that error is subtracted from the
+# target delta, which must be well above it.
 _COMPOSITION_ERROR = 1e-12
 _ERROR_PER_COMPOSITION = 5e-16
 MIN_COMPOSED_DELTA = 1e-10
 
-# With more noise the loss of one release is negligible beside 1, and dp_accounting understates
-# epsilon or fails. Less noise only overstates it.
+# Largest noise multiplier that is passed to dp_accounting. With more noise the loss of one release
+# is negligible beside 1, and dp_accounting understates epsilon or fails. Accounting for less noise
+# than there is only overstates epsilon.
 _MAX_NOISE_MULTIPLIER = 1e6
 
-# Finest grids of losses, in units of the loss of one release. The coarser one is for clients that
-# are hardly ever sampled, where each point costs the same and less depends on it.
+# Finest steps of the grid on which the accountant rounds losses, in units of the loss of one
+# release. The coarser step is for clients that are hardly ever sampled, for whom a finer grid would
+# cost time and change little.
 _FINEST_STEP = 3e-6
 _FINEST_STEP_OF_RARE_SAMPLES = 3e-5
-# Grids below this times the noise multiplier have equal deltas at neighbouring points, up to
-# rounding.
+# On grids with a step below this times the noise multiplier, the deltas of neighbouring points are
+# equal up to rounding.
 _ROUNDING_STEP = 1e-11
-# Refinements of the grid of a curve.
+# Largest number of grids that are tried for a privacy curve.
 _MAX_REFINEMENTS = 6
 
-# The search for a noise multiplier ends here.
+# Largest noise multiplier of the search for the least sufficient one.
 _MAX_SEARCHED_MULTIPLIER = 1e6
-# With less noise than this a target is reached without protection by noise.
+# If a target is reached with a smaller noise multiplier, the reason is that clients are rarely
+# sampled and not that noise protects them.
 _NEGLIGIBLE_NOISE = 0.1
 
-# Renyi orders: dense where guarantees of epsilon 0.1 to 20 have their optimum, sparse beyond.
+# Orders of Renyi divergences. They are dense where the best order for an epsilon from 0.1 to 20
+# lies, and sparse beyond.
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [2**i for i in range(6, 17)]
 
 
@@ -66,10 +71,10 @@ def sampled_gaussian_epsilon(
     accounting (banded paper, Cor. F.1).
 
     Args:
-      noise_multiplier: of each release, stddev over its sensitivity; 0 gives infinity.
+      noise_multiplier: stddev / sensitivity of each release; 0 gives infinity.
       delta: in [1e-15, 1); below 1e-10, where rounding would matter, the result is infinite.
-      probability: q in (0, 1] of each client to be in a sample, independently.
-      compositions: k >= 1.
+      probability: q in (0, 1], the probability with which a sample contains each client.
+      compositions: k >= 1, the number of releases.
 
     >>> epsilon = sampled_gaussian_epsilon(
     ...     0.79118 * 6**0.5, 1e-6, probability=9 / 342, compositions=228
@@ -94,11 +99,13 @@ def sampled_gaussian_epsilon(
         return 0.0
     error = _composition_error(k)
     if delta < 10 * error:
-        # The rounding of so many compositions could exceed delta.
+        # With this many compositions, the rounding error of dp_accounting could exceed delta. The
+        # bound for samples of fixed size has no such error and holds for Poisson samples too.
         return fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
     if noise_multiplier > _MAX_NOISE_MULTIPLIER:
-        # The Renyi moments of a Poisson sample are those sums with E (R - 1)^j in place of T_j,
-        # which is no less.
+        # `fixed_size_epsilon` sums terms with the factor T_j. The Renyi moments of a Poisson sample
+        # are the same sums with E (R - 1)^j in place of T_j, and T_j is at least as large. So the
+        # bound of `fixed_size_epsilon` holds for Poisson samples too.
         renyi_epsilon = fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
         epsilon_with_less_noise = sampled_gaussian_epsilon(
             _MAX_NOISE_MULTIPLIER, delta, probability=q, compositions=k
@@ -109,20 +116,23 @@ def sampled_gaussian_epsilon(
 
 
 def _composition_error(compositions: int) -> float:
-    """Returns ten times the rounding error of a delta of dp_accounting."""
+    """Returns a safe bound on the rounding error in a delta of dp_accounting: ten times the error
+    that was measured.
+    """
     return max(_COMPOSITION_ERROR, _ERROR_PER_COMPOSITION * compositions)
 
 
 def _refined_epsilon(
     noise_multiplier: float, q: float, k: int, delta: float, *, is_rare: bool
 ) -> float:
-    """Computes epsilon on finer and finer grids of losses, until a finer one gains little.
+    """Computes epsilon on finer and finer grids of losses, until a finer grid gains little.
 
-    dp_accounting rounds losses up, so that a coarse grid only overstates epsilon: by about k / 16
-    times the square of interval over the deviation of the whole loss. The last grid overstates it
-    by 1e-5 to 1e-4; a fixed one of 1e-4 overstated small ones by 30% and took many seconds for
-    large ones. An epsilon that is negligible beside the loss of one release would take more points
-    than fit into memory: there the last grid overstates it by up to 2e-4 at 2052 releases.
+    dp_accounting rounds losses up to the grid, so that a coarse grid only overstates epsilon: by
+    about k / 16 times the square of interval over the deviation of the whole loss. The last grid
+    overstates epsilon by 1e-5 to 1e-4, relatively. A constant interval of 1e-4 would overstate
+    small epsilons by 30% and take many seconds for large ones. For an epsilon that is negligible
+    beside the loss of one release, the finest useful grid would not fit into memory. The last grid
+    then overstates it by up to 2e-4 at 2052 releases.
     """
     scale = loss_scale(noise_multiplier)
     relative_step = min(1e-3, 6e-3 / math.sqrt(k))
@@ -133,15 +143,18 @@ def _refined_epsilon(
     epsilon = math.inf
     while True:
         accountant = _sampled_accountant(noise_multiplier, q, k, interval)
-        # With much noise, rounding makes the finer grids the worse ones.
+        # The least epsilon of all grids is kept, because with much noise rounding errors can make a
+        # finer grid worse.
         epsilon = min(epsilon, float(accountant.get_epsilon(delta)))
         next_interval = max(relative_step * epsilon, finest_interval)
         if epsilon == 0 or interval <= 2 * next_interval:
             return epsilon
         if relative_step * epsilon < finest_interval:
-            # A coarser grid often shows already that epsilon is 0.
+            # The step decreases by a factor of 16 at most, since a coarse grid often shows already
+            # that epsilon is 0.
             next_interval = max(next_interval, interval / 16)
-        # Powers of two, so that other deltas use the same accountants.
+        # Intervals are powers of two, so that calls with other deltas find their accountants in the
+        # cache.
         interval = 2.0 ** math.floor(math.log2(next_interval))
 
 
@@ -149,8 +162,8 @@ def _refined_epsilon(
 def sampled_gaussian_curve(
     noise_multiplier: float, *, probability: float, compositions: int
 ) -> tuple[tuple[float, float], ...]:
-    """Computes upper bounds (epsilon, delta) of `compositions` Gaussian releases, each on a Poisson
-    sample.
+    """Computes the privacy curve of `compositions` Gaussian releases, each on a Poisson sample, as
+    pairs (epsilon, delta) that are upper bounds.
 
     Args:
       noise_multiplier, probability, compositions: as in `sampled_gaussian_epsilon`, q below 1.
@@ -175,14 +188,14 @@ def sampled_gaussian_curve(
     interval = 2.0 ** math.floor(math.log2(1e-3 * loss_scale(sigma)))
     best_deltas = [1.0] * len(epsilons)
     for _ in range(_MAX_REFINEMENTS):
-        # Coarse grids only overstate delta; finer ones follow until they gain little.
+        # A coarse grid only overstates delta. So the grid is refined until that gains little.
         previous_delta = best_deltas[0]
         try:
             accountant = _sampled_accountant(sigma, q, k, interval)
             deltas = [float(delta) + error for delta in accountant.get_delta(epsilons)]
         except ValueError:
-            # dp_accounting fails on losses in the hundreds: "deltas are not in non-increasing
-            # order".
+            # For losses in the hundreds dp_accounting raises "deltas are not in non-increasing
+            # order". The bounds of coarser grids remain.
             break
         best_deltas = [min(pair) for pair in zip(best_deltas, deltas, strict=True)]
         if best_deltas[0] > 0.998 * previous_delta or interval < _ROUNDING_STEP * sigma:
@@ -193,11 +206,12 @@ def sampled_gaussian_curve(
 
 
 def _total_variation_bound(noise_multiplier: float, q: float, k: int) -> float:
-    """Computes an upper bound on delta at epsilon 0.
+    """Computes an upper bound on delta at epsilon 0, which is the total variation distance.
 
-    By a union bound, a client is sampled with probability k q at most, and one release of it has
-    the total variation of the Gaussian. Or by Pinsker's inequality, with the Renyi divergence of
-    order 2, which is at most log(1 + q^2 (exp(s^2) - 1)) for one release.
+    The result is the smaller one of two bounds. The union bound: a client is sampled with
+    probability k q at most, and one release with the client has the total variation of the
+    Gaussian. Pinsker's inequality for the Renyi divergence of order 2, which is at most
+    log(1 + q^2 (exp(s^2) - 1)) for one release, where s = 1 / noise_multiplier.
     """
     s = 1 / noise_multiplier
     union_bound = k * q * math.erf(s / math.sqrt(8))
@@ -211,9 +225,10 @@ def _total_variation_bound(noise_multiplier: float, q: float, k: int) -> float:
 def _sampled_accountant(
     noise_multiplier: float, q: float, k: int, interval: float
 ) -> "pld.PLDAccountant":
-    """Returns the accountant of the composed releases, on a grid of losses with this interval.
+    """Returns the accountant of k composed releases, which rounds losses to multiples of
+    `interval`.
 
-    To compose them takes a second or more, and the accountant then computes epsilon for any delta.
+    The composition takes a second or more. After it, the accountant computes epsilon for any delta.
     """
     import dp_accounting
     from dp_accounting import pld
@@ -230,8 +245,8 @@ def _sampled_accountant(
 def sampled_gaussian_noise_multiplier(
     epsilon: float, delta: float, *, probability: float, compositions: int
 ) -> float:
-    """Computes the least noise multiplier of each release, to 1e-5 relative, with which
-    `sampled_gaussian_epsilon` is at most epsilon.
+    """Computes the least noise multiplier of each release for which `sampled_gaussian_epsilon` is
+    at most `epsilon`, with a relative error of 1e-5.
 
     >>> sigma = sampled_gaussian_noise_multiplier(2.0, 1e-6, probability=18 / 342, compositions=114)
     >>> round(sigma / 6**0.5, 3)  # banded paper, Table 5: 0.64708
@@ -252,13 +267,14 @@ def least_noise_multiplier(
     relative: float = 1e-5,
     name: str = "epsilon",
 ) -> float:
-    """Computes the least noise multiplier with a risk of at most `target`. It is never too small.
+    """Computes the least noise multiplier whose risk, such as epsilon, is at most `target`. The
+    result is never too small.
 
     Args:
-      risk_of: decreasing function of the noise multiplier.
+      risk_of: returns the risk of a noise multiplier; decreasing.
       target: positive risk.
-      relative: tolerance of the noise multiplier.
-      name: of the risk, in errors.
+      relative: relative tolerance of the noise multiplier.
+      name: the name of the risk in errors.
 
     Raises:
       ValueError: the target is reached with no noise multiplier below 1e6, or with next to none.
@@ -292,15 +308,15 @@ def least_noise_multiplier(
         return math.log(risk) - math.log(target)
 
     sigma = math.exp(optimize.brentq(excess, math.log(lower), math.log(upper), xtol=relative / 4))
-    # The search may end on either side of the target.
+    # brentq may return a noise multiplier whose risk is slightly above the target.
     while risk_of(sigma) > target:
         sigma *= 1 + relative / 2
     return sigma
 
 
 def _check_protection_by_noise(name: str, target: float, risk: float) -> None:
-    """Raises ValueError if a risk is reached with negligible noise because a client is hardly ever
-    sampled.
+    """Raises ValueError if a client is sampled so rarely that an epsilon is reached without noise,
+    or another risk with negligible noise. Sampled clients would then have no protection.
     """
     if name != "epsilon":
         raise ValueError(
@@ -316,15 +332,17 @@ def _check_protection_by_noise(name: str, target: float, risk: float) -> None:
 
 
 def event_rdp_epsilon(event: "dp_accounting.DpEvent", delta: float) -> float:
-    """Computes epsilon of an event by Renyi accounting, for add-or-remove; infinite without
-    noise.
+    """Computes epsilon of a dp_accounting event by Renyi accounting, for adding or removing a
+    client. It is infinite without noise.
     """
     return float(_rdp_accountant(event).get_epsilon(check_delta(delta)))
 
 
 @functools.lru_cache(maxsize=16)
 def _rdp_accountant(event: "dp_accounting.DpEvent") -> "rdp.RdpAccountant":
-    """Returns the accountant of an event, which computes epsilon for any delta."""
+    """Returns the Renyi accountant of a dp_accounting event, from which epsilon for any delta
+    follows.
+    """
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant(_ORDERS)
@@ -339,10 +357,18 @@ def group_epsilon(
     *,
     min_delta: float = MIN_DELTA,
 ) -> float:
-    """Computes epsilon at `delta` for a group of clients from that of one client at any delta.
+    """Computes epsilon at `delta` for a group of clients, from the epsilons of one client.
 
-    If one client has (e, d), then g have (g e, d (exp(g e) - 1) / (exp(e) - 1)): Vadhan 2017, Lemma
-    2.2. The largest d is searched for, down to `min_delta`; infinite if none is small enough.
+    If one client has the guarantee (e, d), then g clients have the guarantee (g e, d (exp(g e) - 1)
+    / (exp(e) - 1)): Vadhan 2017, Lemma 2.2. The function searches for the largest d, down to
+    `min_delta`, for which the delta of the group is at most `delta`. The result is infinite if
+    there is none.
+
+    Args:
+      epsilon_at: returns epsilon of one client at a delta.
+      delta: of the group.
+      clients: g, the number of clients in the group.
+      min_delta: the least d that the search tries.
 
     >>> round(group_epsilon(lambda d: gaussian_epsilon(4.0, d), 1e-6, 2), 2) >= gaussian_epsilon(
     ...     2.0, 1e-6

@@ -1,14 +1,16 @@
-"""Bounds on attacks on one client: the trade-off between true-positive and false-positive rate.
+"""Bounds on attacks that try to find out whether one client took part in a run: the largest
+true-positive rate of such an attack at each false-positive rate.
 
-The attacker knows the plan, all releases and every other client, and decides whether the updates of
-one client are the ones that it suspects or zero (the zero-out relation). T(a) bounds its
-true-positive rate at the false-positive rate a:
+The attacker knows the plan, all releases and every other client. It decides whether the updates of
+one client are the ones that it suspects, or zero (the zero-out relation). T(a) is an upper bound on
+the attacker's true-positive rate if its false-positive rate is a:
 
-- without sampling T(a) = Phi(Phi^-1(a) + mu), mu = 1 / noise_multiplier, which is tight (Dong,
-  Roth and Su 2022, Def. 2.6 and Thm. 2.7). It holds however clients are sampled;
-- each (epsilon, delta) that a sampling scheme proves is T(a) <= min(delta + exp(epsilon) a,
-  1 - exp(-epsilon) (1 - delta - a)) (Wasserman and Zhou 2010; Kairouz et al. 2015, Thm. 2.1);
-- T applied g times is that of g clients together (Dong, Roth and Su 2022, Thm. 2.14).
+- Without sampling, T(a) = Phi(Phi^-1(a) + mu), where Phi is the normal distribution function and
+  mu = 1 / noise_multiplier. This bound is tight (Dong, Roth and Su 2022, Def. 2.6 and Thm. 2.7),
+  and it holds however clients are sampled.
+- Each pair (epsilon, delta) that a sampling scheme proves gives T(a) <= min(delta + exp(epsilon) a,
+  1 - exp(-epsilon) (1 - delta - a)) (Wasserman and Zhou 2010; Kairouz et al. 2015, Thm. 2.1).
+- The bound for g clients together is T applied g times (Dong, Roth and Su 2022, Thm. 2.14).
 
 Every number is rounded up.
 """
@@ -27,29 +29,32 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.plan import Plan, check_plan, unit_noise
 from fedmf.privacy.rounding import finite_or_none
 
-# Bound on the relative rounding error of a true-positive rate, which is at most 7e-11 (where a is
-# near 1e-308).
+# Relative amount by which a true-positive rate is rounded up. Its rounding error is at most 7e-11,
+# for false-positive rates near 1e-308.
 _ROUNDING = 1e-9
-# False-positive rates in summaries and statements.
+# False-positive rates for which summaries and statements list a true-positive rate.
 RATES = (0.001, 0.01, 0.1)
-# With more devices the bound without sampling is used, which costs nothing and is larger.
+# For users with more devices than this, the bound without sampling is used. It is larger, but its
+# cost does not increase with the number of devices.
 _MAX_DEVICES = 1000
 _MU_HINT = "use 1 / `noise_multiplier`"
-# Most steps of the search for the largest difference of rates.
+# Largest number of steps of the search for the largest difference of rates.
 _MAX_STEPS = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttackRisk:
-    """Bounds on every attack on one client, or on the devices of one user.
+    """Bounds on every attack on one client, or on all devices of one user.
 
     Attributes:
-      mu: the attack is no easier than to distinguish a normal of mean 0 and deviation 1 from one
-        of mean mu; infinite without noise. Sampling lowers the other numbers, but not mu.
-      pairs: (epsilon, delta) of one client that hold simultaneously, in both directions.
-      devices: of the user; mu is for all together, and pairs are for each.
-      failure: probability, over the randomness of the simulation, that any of the pairs is too
-        small.
+      mu: the attack is no easier than to decide from one draw whether a normal distribution with
+        standard deviation 1 has mean 0 or mu; infinite without noise. Sampling lowers the other
+        numbers, but not mu.
+      pairs: pairs (epsilon, delta) of one client that hold simultaneously, in both directions.
+      devices: number of the user's devices; mu is for all of them together, and pairs are for each
+        device.
+      failure: probability that any of the pairs is too small because of the random numbers of a
+        simulation.
 
     >>> risk = AttackRisk(mu=0.83786)  # epsilon 4 at delta 1e-6
     >>> round(risk.advantage, 5), round(risk.true_positive_rate(0.001), 5)
@@ -106,8 +111,9 @@ class AttackRisk:
     @property
     @with_numpy_defaults
     def advantage(self) -> float:
-        """The largest difference of the two rates. If a fair coin decides whether the client is
-        there, at most a share 1/2 + advantage / 2 of all decisions is right.
+        """The largest difference between an attack's true-positive and false-positive rate. If a
+        fair coin decides whether the client takes part, an attack is right with probability
+        1/2 + advantage / 2 at most.
         """
         gaussian_advantage = min(1.0, math.erf(self.mu / math.sqrt(8)) * (1 + _ROUNDING))
         if not self.pairs:
@@ -116,8 +122,8 @@ class AttackRisk:
 
     @with_numpy_defaults
     def success(self, prior: float) -> float:
-        """Computes an upper bound on the share of right decisions, if a client is there with the
-        probability `prior`.
+        """Computes an upper bound on the probability that an attack decides correctly, if the
+        client takes part with probability `prior`.
         """
         prior = checks.probability("prior", prior)
         rare, common = sorted((prior, 1 - prior))
@@ -125,14 +131,18 @@ class AttackRisk:
             return 1.0
         if not self.pairs:
             return self._gaussian_success(rare, common)
-        # Both rates may trade places: the bounds hold in both directions.
+        # The pairs hold in both directions, so false positives and false negatives may be swapped.
+        # So it does not matter which of the two cases is the rare one.
         difference = self._largest_difference(common / rare)
         pair_success = (common + rare * difference) * (1 + 1e-15)
         return min(self._gaussian_success(rare, common), pair_success)
 
     def _gaussian_success(self, rare: float, common: float) -> float:
-        """Computes the largest share of right decisions about the Gaussian, for the smaller and the
-        larger one of the two prior probabilities.
+        """Computes the largest probability of a correct decision by the bound without sampling.
+
+        Args:
+          rare, common: the smaller and the larger one of the prior probabilities that the client
+            takes part, and that it does not.
         """
         if self.mu == 0:
             return common
@@ -146,7 +156,7 @@ class AttackRisk:
 
     @with_numpy_defaults
     def values(self) -> dict[str, Any]:
-        """Returns the bounds in plain JSON types; an infinite mu is null."""
+        """Returns the bounds by name in plain JSON types; an infinite mu is None."""
         values = {"mu": finite_or_none(self.mu), "advantage": self.advantage}
         for rate in RATES:
             values[f"true_positive_rate_at_{rate}"] = self.true_positive_rate(rate)
@@ -156,24 +166,27 @@ class AttackRisk:
 
     @functools.cached_property
     def _lines(self) -> tuple[np.ndarray, np.ndarray]:
-        """exp(epsilon) and delta of the pairs whose exponentials are finite."""
+        """Arrays of exp(epsilon) and of delta, for all pairs whose exp(epsilon) is finite."""
         pairs = np.array([pair for pair in self.pairs if pair[0] <= 700] or [(0.0, 1.0)])
         return np.exp(pairs[:, 0]), pairs[:, 1]
 
     def _pair_trade_off(self, rate: float) -> float:
-        """Computes the least true-positive rate that the pairs prove at a false-positive rate."""
+        """Computes the least upper bound on the true-positive rate that any of the pairs proves, at
+        a false-positive rate.
+        """
         ratio, delta = self._lines
         bound_by_removal = delta + ratio * rate
-        # This is a difference of numbers near 1, whose last digits are lost.
+        # The difference of two numbers near 1 loses its last digits, so 1e-15 is added.
         bound_by_addition = 1 - (1 - delta - rate) / ratio + 1e-15
         least_bound = float(np.minimum(bound_by_removal, bound_by_addition).min())
         return min(1.0, least_bound * (1 + _ROUNDING))
 
     def _largest_difference(self, weight: float) -> float:
-        """Computes an upper bound on T(a) - weight a over all a, for weight >= 1.
+        """Computes an upper bound on the largest T(a) - weight * a over all false-positive rates a,
+        for weight >= 1, where T(a) is the bound on the true-positive rate.
 
-        T is concave, so that a ternary search in log a ends in an interval, whose ends bound the
-        difference inside it.
+        T is concave, so a ternary search in log a ends in a short interval that contains the
+        maximum. The values at its ends bound the difference inside.
         """
         low = -700.0
         high = 0.0
@@ -182,12 +195,14 @@ class AttackRisk:
             rate = math.exp(log_rate)
             return self.true_positive_rate(rate) - weight * rate
 
-        # The interval never loses the maximum, up to rounding, which the rates contain.
+        # The interval always contains the maximum, up to rounding errors, for which the bounds on
+        # the rates leave room.
         for _ in range(_MAX_STEPS):
             third = (high - low) / 3
             if third < 1e-11:
                 break
-            # Equal values are the flat left end, or both the largest.
+            # If both values are equal, either both points are in the flat part at small rates, or
+            # the maximum lies between them. Both cases allow to move the left end.
             if difference(low + third) <= difference(high - third):
                 low += third
             else:
@@ -197,14 +212,16 @@ class AttackRisk:
 
 
 def _phi(x: float) -> float:
-    """Computes the normal distribution function."""
+    """Computes Phi(x), the standard normal distribution function."""
     from scipy import special
 
     return float(special.ndtr(x))
 
 
 def _gaussian_trade_off(mu: float, rate: float) -> float:
-    """Computes Phi(Phi^-1(rate) + mu), rounded up."""
+    """Computes the bound without sampling on the true-positive rate at a false-positive rate,
+    Phi(Phi^-1(rate) + mu), rounded up.
+    """
     from scipy import special
 
     if math.isinf(mu):
@@ -212,7 +229,7 @@ def _gaussian_trade_off(mu: float, rate: float) -> float:
     if rate in (0.0, 1.0) or mu == 0:
         return rate
     true_positive_rate = _phi(float(special.ndtri(rate)) + mu)
-    # Below 1e-307 the last digits are lost.
+    # Numbers below 1e-307 lose digits in float64, so the smallest positive number is added.
     return min(1.0, true_positive_rate * (1 + _ROUNDING) + 5e-324)
 
 
@@ -220,15 +237,17 @@ def _gaussian_trade_off(mu: float, rate: float) -> float:
 def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     """Computes bounds on every attack on one client that sees all releases of a run.
 
-    For a plan that simulates a larger cohort it is the risk of the claimed run, as epsilon is.
+    For a plan that simulates a larger cohort, the bounds are those of the claimed run, as its
+    epsilon is.
 
     Args:
-      plan: of the run.
-      devices: clients of one user, each of which complies with its own limits.
+      plan: the plan of the run.
+      devices: number of clients that belong to one user, each of which complies with its own
+        limits.
 
     Returns:
-      The bounds; with sampling they rest on the secrecy of the sampled clients, as `Plan.epsilon`
-      does.
+      The bounds. With sampling they hold only if the sampled clients stay secret, as for
+      `Plan.epsilon`.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -251,14 +270,15 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     epsilon = plan.epsilon
     if not math.isfinite(epsilon):
         return risk
-    # The plan's own epsilon holds as well, and its curve may be worse there.
+    # The pair of the plan's own epsilon and delta is added, because the curve may be worse at this
+    # delta.
     pairs = (*risk.pairs, (epsilon, plan.delta))
     return dataclasses.replace(risk, pairs=pairs, failure=2 * risk.failure)
 
 
 def risk_by_curve(plan: Plan, devices: int = 1) -> AttackRisk:
-    """Computes `attack_risk` of a plan with sampling and noise from its privacy curve, without its
-    epsilon.
+    """Computes bounds on attacks from the privacy curve of a plan with sampling and noise. Unlike
+    `attack_risk` it does not use the plan's epsilon, which may take minutes to simulate.
     """
     scheme = plan.sampling
     assert scheme is not None
@@ -269,7 +289,7 @@ def risk_by_curve(plan: Plan, devices: int = 1) -> AttackRisk:
 
 
 def risk_of_pair(epsilon: float, delta: float) -> AttackRisk:
-    """Returns the bounds that follow from one pair (epsilon, delta) alone.
+    """Returns the bounds on attacks that follow from one guarantee (epsilon, delta) alone.
 
     >>> round(risk_of_pair(8.0, 1e-6).true_positive_rate(0.001), 5)
     0.99966
@@ -281,13 +301,13 @@ def risk_of_pair(epsilon: float, delta: float) -> AttackRisk:
 def trade_off_plot(
     risk: AttackRisk, risk_by_epsilon: AttackRisk, *, width: int = 48, height: int = 11
 ) -> list[str]:
-    """Returns lines of text that plot the true-positive rate over the false-positive rate, from 1
-    in 10,000 on a logarithmic axis.
+    """Plots the bound on the true-positive rate over the false-positive rate, as lines of text. The
+    axis of false-positive rates is logarithmic and begins at 0.01%.
 
     Args:
-      risk: plotted as o.
-      risk_by_epsilon: bounds by epsilon and delta alone, plotted as -.
-      width, height: of the axes, in letters.
+      risk: the bounds that are plotted with the letter o.
+      risk_by_epsilon: bounds by epsilon and delta alone, plotted with the letter -.
+      width, height: lengths of the axes in characters.
     """
     rows = [[" "] * (width + 1) for _ in range(height)]
     curve_by_letter: dict[str, Callable[[float], float]] = {

@@ -1,9 +1,11 @@
-"""The choice of the number of bands: sampling amplifies fewer bands more, and more bands leave less
-noise in the sums (banded paper, Sec. 5).
+"""The choice of a mechanism's number of bands for a run with client sampling. With fewer bands,
+sampling amplifies privacy more; with more bands, more noise cancels across rounds (banded paper,
+Sec. 5).
 
-Round t samples only from partition t mod b of the population, each client with probability q = b B
-/ m (Alg. 6, Cor. F.1). A mechanism of b bands is then as private as ceil(n / b) Poisson-sampled
-Gaussian events whose sensitivity is the largest column norm of C.
+With b bands, round t samples only from partition t mod b of the m clients, each with probability
+q = b B / m for a cohort size of B (Alg. 6, Cor. F.1). A run of n rounds is then as private as
+ceil(n / b) Poisson-sampled Gaussian events whose sensitivity is the largest column norm of the
+encoder C.
 """
 
 import dataclasses
@@ -29,19 +31,20 @@ from fedmf.privacy.plan import per_query_noise_multiplier
 from fedmf.privacy.sampling import Sampling, scheme_class, scheme_name
 from fedmf.workloads import Workload, check_workload
 
-# Rows with at most this times the best rmse are called close.
+# A row is called close if its rmse is at most this many times the best one.
 CLOSE = 1.01
-# The search ends when the candidates next to the best are within this ratio of it, where the curve
-# is flat.
+# The search ends when the next smaller and larger candidates are within this ratio of the best one,
+# where the error hardly changes.
 _FINEST_RATIO = 1.06
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandRow:
-    """One candidate, with the noise that meets the privacy target.
+    """A candidate for the number of bands, with the noise that meets the privacy target and the
+    error that follows.
 
     Attributes:
-      bands: b; `rounds` for the dense optimum.
+      bands: b, the number of bands; the number of rounds for the dense optimum.
       family: "banded" with columns of the same norm, or "dense".
       amplified: whether the guarantee rests on sampling (q < 1).
       probability: q of a client of the round's partition, or of an eligible client of min-sep
@@ -71,11 +74,11 @@ class BandRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandSearch:
-    """A search for the number of bands. It computes one row at a time, which is the noise and the
-    error of one mechanism that meets the target.
+    """A search for the number of bands with the least error. It computes candidates one at a time,
+    each as a `BandRow`.
 
     Attributes:
-      workload: A, (n, n).
+      workload: the linear query A of n rounds whose error is computed.
       population: m, number of clients.
       cohort_size: B, clients sampled in a round, on average.
       epsilon, delta: the target, for the whole run.
@@ -106,8 +109,8 @@ class BandSearch:
 
     @property
     def participation(self) -> Participation:
-        """The participation without sampling: a fixed order, every client once in population //
-        cohort_size rounds.
+        """The participation that is assumed without sampling: a fixed order, in which every client
+        takes part once in population // cohort_size rounds.
         """
         n = self.workload.rounds
         return Participation(
@@ -115,7 +118,7 @@ class BandSearch:
         )
 
     def rows(self, bands: Iterable[int] | None = None) -> Iterator[BandRow]:
-        """Yields the rows of `choose_bands`, in the order in which they are computed."""
+        """Yields the rows of `choose_bands` one by one, as soon as each is computed."""
         if bands is not None:
             for b in self._checked_candidates(bands):
                 yield self.banded(b)
@@ -123,7 +126,8 @@ class BandSearch:
         n = self.workload.rounds
         row_by_bands: dict[int, BandRow] = {}
         candidates = _powers_of_two(min(n, self.population // self.cohort_size))
-        # The last one takes most memory. A search that cannot end is refused before the first fit.
+        # The fit with the most bands takes most memory. If it does not fit, the error comes before
+        # the first fit and not after hours.
         check_memory_of_fit(n, candidates[-1], hint="pass smaller candidates as `bands`")
         while candidates:
             for b in candidates:
@@ -132,7 +136,9 @@ class BandSearch:
             candidates = _refined_candidates(row_by_bands, n)
 
     def _checked_candidates(self, bands: Iterable[int]) -> list[int]:
-        """Returns the different candidates in ascending order."""
+        """Checks candidates that the caller passed, and returns the distinct ones in ascending
+        order.
+        """
         n = self.workload.rounds
         hint = f"a number of diagonals in 1..{n}"
         entries = checks.entries("bands", bands, hint=f"list candidates, each {hint}")
@@ -143,7 +149,7 @@ class BandSearch:
         return sorted(candidates)
 
     def banded(self, bands: int) -> BandRow:
-        """Computes the row of the best encoder with so many bands and columns of the same norm."""
+        """Computes the row of the best mechanism with `bands` bands and equal column norms."""
         one_epoch = Participation(rounds=self.workload.rounds, schema="single")
         with interruptible_fits():
             mechanism = fit(self.workload, one_epoch, family="banded", bands=bands)
@@ -154,15 +160,17 @@ class BandSearch:
         return self._row(mechanism, bands, scheme.for_mechanism(mechanism))
 
     def dense(self) -> BandRow:
-        """Computes the row of the best of all encoders without amplification ("b = n" in the
-        paper); its fit is O(rounds^3).
+        """Computes the row of the best of all mechanisms, dense and without amplification ("b = n"
+        in the paper). The fit takes time proportional to rounds^3.
         """
         with interruptible_fits():
             mechanism = fit(self.workload, self.participation, family="dense", tolerance=1e-3)
         return self._row(mechanism, self.workload.rounds, None)
 
     def _row(self, mechanism: Mechanism, bands: int, scheme: Sampling | None) -> BandRow:
-        """Computes the row of a mechanism with or without sampling."""
+        """Computes the row of a mechanism: calibrates its noise to the target, with sampling by
+        `scheme` or without sampling, and evaluates its error.
+        """
         norm = column_norm(mechanism)
         unsampled_sensitivity = sensitivity(mechanism, self.participation).value
         if scheme is None:
@@ -197,7 +205,7 @@ class BandSearch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandChoice:
-    """The curve of rmse over bands, and the choice.
+    """The result of `choose_bands`: all candidates with their errors, and the best of them.
 
     Attributes:
       search: the search that computed the rows.
@@ -209,7 +217,9 @@ class BandChoice:
 
     @property
     def participation(self) -> Participation:
-        """The participation without sampling, and the unit of the rows' `noise_multiplier`."""
+        """The participation that is assumed without sampling. The `noise_multiplier` of every row
+        refers to the sensitivity under it.
+        """
         return self.search.participation
 
     @property
@@ -219,11 +229,11 @@ class BandChoice:
 
     @property
     def failure(self) -> float:
-        """The probability, over the randomness of simulations, that the noise or advantage of any
-        row is too small: the sum over all calibrations and curves; 0 without simulations.
+        """The probability that the noise or the advantage of any row is too small because of the
+        random numbers of simulations; 0 without simulations.
 
-        The choice of the least noise prefers a row whose noise is too small. So the failure
-        probability of the best row is that of all rows together.
+        It is the sum over all calibrations and curves. The best row fails with this probability
+        too, because a choice of the least noise prefers a row whose noise is too small.
         """
         if not scheme_class(self.search.sampling).simulated:
             return 0.0
@@ -232,13 +242,13 @@ class BandChoice:
 
     @property
     def close(self) -> tuple[BandRow, ...]:
-        """The rows whose rmse is within 1% of the best, including the best: fewer bands cost less
-        memory.
+        """The rows whose rmse is within 1% of the best one, including the best row itself. Among
+        them, fewer bands take less memory.
         """
         return tuple(row for row in self.rows if row.rmse <= CLOSE * self.best.rmse)
 
     def summary(self) -> dict[str, Any]:
-        """Returns the search and its rows in plain JSON types."""
+        """Returns the arguments of the search, its rows and the best row in plain JSON types."""
         names = ("population", "cohort_size", "epsilon", "delta", "sampling")
         return {
             "rounds": self.participation.rounds,
@@ -259,13 +269,14 @@ def choose_bands(
     bands: Iterable[int] | None = None,
     **target: Any,
 ) -> BandChoice:
-    """Minimises sigma(b)^2 * loss(b) over the number of bands b (banded paper, Sec. 5).
+    """Finds the number of bands b with the least error at the same guarantee, sigma(b)^2 * loss(b)
+    (banded paper, Sec. 5).
 
-    sigma(b) is the least noise for (epsilon, delta). If b * cohort_size < population it is that
-    of ceil(rounds / b) events with Poisson sampling at q = b * cohort_size / population, by PLD
-    accounting for addition or removal of a client; otherwise that of one Gaussian release under
-    `BandSearch.participation`, without amplification. loss(b) is that of the best encoder with b
-    bands and columns of the same norm.
+    sigma(b) is the least noise for (epsilon, delta). If b * cohort_size < population, it is the
+    noise of ceil(rounds / b) events with Poisson sampling at q = b * cohort_size / population, by
+    PLD accounting for addition or removal of a client. Otherwise it is the noise of one Gaussian
+    release under `BandSearch.participation`, without amplification. loss(b) is the squared error of
+    the best encoder with b bands and columns of the same norm.
 
     If the epsilon of a scheme is simulated, the calibration of each row has a failure probability;
     `BandChoice.failure` is their sum.
@@ -311,7 +322,7 @@ def choose_bands(
 
 
 def _powers_of_two(limit: int) -> list[int]:
-    """Returns the powers of two up to `limit`, and `limit` itself.
+    """Returns all powers of two up to `limit`, and `limit` itself, in ascending order.
 
     >>> _powers_of_two(6)
     [1, 2, 4, 6]
@@ -320,11 +331,11 @@ def _powers_of_two(limit: int) -> list[int]:
 
 
 def _refined_candidates(row_by_bands: dict[int, BandRow], n: int) -> list[int]:
-    """Returns the geometric means of the best candidate and its neighbours, if these are not within
-    `_FINEST_RATIO` of it.
+    """Returns new candidates between the best one and its neighbours: their geometric means, unless
+    the neighbours are within `_FINEST_RATIO` of the best one.
 
-    Of the numbers with the same ceil(n / b) the smallest is taken: the others sample clients more
-    often for as many events.
+    A geometric mean is replaced by the smallest number of bands b with the same ceil(n / b). The
+    larger ones have as many composed events, and each event samples a client more often.
     """
     numbers = sorted(row_by_bands)
     best = min(numbers, key=lambda b: row_by_bands[b].rmse)

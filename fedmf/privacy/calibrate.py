@@ -1,4 +1,4 @@
-"""Calibration: the plan with the least noise that meets a privacy target."""
+"""Calibration of the noise: finds the plan with the least noise that meets a privacy target."""
 
 import dataclasses
 import math
@@ -19,11 +19,12 @@ from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.source_tail import HOST_END, check_tail
 
-# No curve resolves a risk below this.
+# Least risk that can be a target, because privacy curves do not resolve smaller ones.
 _MIN_RISK = 1e-8
 _RATES_HINT = "use (0.01, 0.05): a true-positive rate of 5% at a false-positive rate of 1%"
-# Relative tolerance of the search for the noise, and the first relative step by which a noise that
-# missed the target is raised: for schemes that are simulated, and for the others.
+# Relative tolerance of the search for the noise. If the result misses the target, the noise is
+# raised in steps, whose first one is given relatively. Simulated schemes have larger numbers, since
+# their epsilons are random.
 _SIMULATED_TOLERANCE = 1e-4
 _SIMULATED_STEP = 2e-3
 _TOLERANCE = 1e-5
@@ -31,13 +32,13 @@ _STEP = 1e-7
 
 
 class Target(TypedDict, total=False):
-    """A guarantee to calibrate for: one of these keys.
+    """A privacy target for `calibrate`: a dict with exactly one of the keys below.
 
     Attributes:
-      epsilon: at the plan's delta; positive and below 5000.
-      advantage: of every attack on one client, in (0, 1); see `fedmf.AttackRisk`.
-      true_positive_rate: (false-positive rate, largest true-positive rate of an attack at it), both
-        in (0, 1), the second the larger.
+      epsilon: largest epsilon at the plan's delta; positive and below 5000.
+      advantage: largest advantage of any attack on one client, in (0, 1); see `fedmf.AttackRisk`.
+      true_positive_rate: a pair (false-positive rate, largest true-positive rate of any attack at
+        it), both in (0, 1), the second one larger than the first.
     """
 
     epsilon: float | None
@@ -47,11 +48,11 @@ class Target(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Limit:
-    """A validated target.
+    """A privacy target after its validation: a quantity, and the largest value that it may have.
 
     Attributes:
-      name: of the limited quantity, in errors.
-      limit: the largest value of epsilon or of the risk.
+      name: name of the limited quantity in errors.
+      limit: the largest allowed value of epsilon or of the attack risk.
       unamplified_noise_multiplier: the least one that meets the limit without sampling.
       risk_of: returns the limited quantity of an attack risk; None for epsilon.
     """
@@ -62,13 +63,15 @@ class _Limit:
     risk_of: Callable[[AttackRisk], float] | None = None
 
     def value(self, plan: Plan) -> float:
-        """Returns the limited quantity of a plan."""
+        """Computes the limited quantity, such as epsilon, of a plan."""
         if self.risk_of is None:
             return plan.epsilon
         return self.risk_of(risk_by_curve(plan))
 
     def estimate(self, plan: Plan) -> float:
-        """Estimates `value` for the search, by random numbers that the proof has not seen."""
+        """Estimates `value` for the search for the noise. Simulations use other random numbers than
+        `value`, which then proves the result.
+        """
         scheme = plan.sampling
         assert scheme is not None
         noise = unit_noise(plan)
@@ -79,10 +82,10 @@ class _Limit:
 
 
 def unamplified_noise_multiplier(delta: float, target: Target) -> float:
-    """Computes the least noise multiplier that meets a target without sampling.
+    """Computes the least noise multiplier that meets a target without amplification by sampling.
 
     Raises:
-      TypeError, ValueError: not one target, or one out of range.
+      TypeError, ValueError: `target` has not exactly one key, or its value is out of range.
 
     >>> round(unamplified_noise_multiplier(1e-6, {"epsilon": 4.0}), 5)
     1.19352
@@ -93,8 +96,8 @@ def unamplified_noise_multiplier(delta: float, target: Target) -> float:
 
 
 def parse_rates(text: str) -> tuple[float, float]:
-    """Parses a text such as 0.05@0.01, a true-positive rate at a false-positive rate, and returns
-    the false-positive rate first.
+    """Parses a text such as 0.05@0.01, a true-positive rate at a false-positive rate. The result
+    has the false-positive rate first.
 
     >>> parse_rates("0.05@0.01")
     (0.01, 0.05)
@@ -110,17 +113,17 @@ def parse_rates(text: str) -> tuple[float, float]:
 
 
 def check_rates(name: str, text: str) -> str:
-    """Returns the text if `parse_rates` reads a target from it that can be met.
+    """Checks that a text such as 0.05@0.01 is a privacy target that can be met, and returns it.
 
     Raises:
-      TypeError, ValueError: no such text, or no such target.
+      TypeError, ValueError: `parse_rates` cannot read the text, or the rates are no valid target.
     """
     unamplified_noise_multiplier(0.5, {"true_positive_rate": parse_rates(text)})
     return text
 
 
 def _limit(delta: float, target: Target) -> _Limit:
-    """Returns the validated target."""
+    """Validates a privacy target and returns it as a `_Limit`."""
     value_by_name: dict[str, Any] = {name: x for name, x in target.items() if x is not None}
     unknown_names = sorted(value_by_name.keys() - Target.__annotations__.keys())
     hint = "give one of `epsilon`, `advantage` and `true_positive_rate`"
@@ -140,7 +143,7 @@ def _limit(delta: float, target: Target) -> _Limit:
 
 
 def _advantage_limit(value: object) -> _Limit:
-    """Returns the limit of an attack's advantage."""
+    """Returns the `_Limit` for a target on the advantage of an attack."""
     from scipy import special
 
     name = "advantage"
@@ -151,7 +154,7 @@ def _advantage_limit(value: object) -> _Limit:
 
 
 def _rate_limit(value: object) -> _Limit:
-    """Returns the limit of an attack's true-positive rate at a false-positive rate."""
+    """Returns the `_Limit` for a target on the true-positive rate at a false-positive rate."""
     from scipy import special
 
     name = "true_positive_rate"
@@ -171,7 +174,7 @@ def _rate_limit(value: object) -> _Limit:
 
 
 def _check_resolvable(name: str, value: object, limit: float) -> None:
-    """Raises ValueError for a risk that is too small for a curve."""
+    """Raises ValueError if a target is smaller than the risks that privacy curves resolve."""
     if limit < _MIN_RISK:
         raise ValueError(f"{name}={value!r} is below 1e-8, which no curve resolves: raise it")
 
@@ -179,7 +182,15 @@ def _check_resolvable(name: str, value: object, limit: float) -> None:
 def _risk_limit(
     name: str, limit: float, mu: float, risk_of: Callable[[AttackRisk], float]
 ) -> _Limit:
-    """Returns the limit of a risk that noise for `mu` reaches, up to the rounding of the risk."""
+    """Returns the `_Limit` for a target on an attack risk.
+
+    Args:
+      name: name of the risk in errors.
+      limit: the largest allowed risk.
+      mu: reaches the limit exactly, so that 1 / mu is the least noise multiplier. It is raised a
+        little if the rounding of the risk exceeds the limit.
+      risk_of: returns the limited quantity of an attack risk.
+    """
     multiplier = 1 / mu if mu else math.inf
     step = 1e-9
     while risk_of(AttackRisk(mu=1 / multiplier)) > limit:
@@ -200,8 +211,10 @@ def calibrate(
     sampling: Sampling | None = None,
     **target: Unpack[Target],
 ) -> Plan:
-    """Computes the plan with the least noise that meets a target for the whole run. Its guarantee
-    is never weaker than the target; see `Plan.epsilon` and `fedmf.attack_risk`.
+    """Computes the plan with the least noise that meets a privacy target for the whole run.
+
+    The guarantee of the plan is never weaker than the target; see `Plan.epsilon` and
+    `fedmf.attack_risk`.
 
     Args:
       mechanism: from `fit` or `load_mechanism`.
@@ -255,8 +268,8 @@ def calibrate(
 
 
 def _with_amplification(unamplified_plan: Plan, limit: _Limit) -> Plan:
-    """Returns the plan with the least noise that meets the limit by amplification, or the plan
-    itself if amplification does not help.
+    """Returns the plan with the least noise that meets a target with amplification by sampling, or
+    `unamplified_plan` itself if amplification does not help.
     """
     scheme = unamplified_plan.sampling
     assert scheme is not None
@@ -271,7 +284,8 @@ def _with_amplification(unamplified_plan: Plan, limit: _Limit) -> Plan:
             return limit.limit / 2
         return limit.estimate(with_noise(unit * sigma))
 
-    # The search is in units of the largest column norm, in which it knows what is negligible.
+    # The search is over noise multipliers of one sampled query, whose sensitivity is the largest
+    # column norm, because it knows which of these are negligible.
     unit = column_norm(unamplified_plan.mechanism)
     tolerance = _SIMULATED_TOLERANCE if scheme.simulated else _TOLERANCE
     step = _SIMULATED_STEP if scheme.simulated else _STEP
@@ -279,8 +293,9 @@ def _with_amplification(unamplified_plan: Plan, limit: _Limit) -> Plan:
         estimated_risk, limit.limit, relative=tolerance, name=limit.name
     )
     plan = with_noise(min(unamplified_noise, noise))
-    # The rounding of that quotient, or random numbers that the search has not seen, may miss the
-    # target. The failure probability of a simulation is that of all attempts together.
+    # The plan may miss the target, because of rounding or because the final simulation uses other
+    # random numbers than the search. The noise is then raised. The stated failure probability of a
+    # simulation covers all these attempts together.
     for _ in range(MAX_ATTEMPTS - 1):
         if limit.value(plan) <= limit.limit:
             return plan

@@ -1,4 +1,6 @@
-"""Privacy curves: delta at many epsilons at once, from which the risk of an attack follows."""
+"""Privacy curves: pairs (epsilon, delta) for many epsilons that hold simultaneously. Bounds on the
+risk of an attack follow from them.
+"""
 
 import functools
 
@@ -7,17 +9,19 @@ from fedmf.privacy.loss_samples import PROOF, SEARCH, add_sample, remove_sample
 from fedmf.privacy.losses import Losses
 from fedmf.privacy.monte_carlo import FAILURE
 
-# First word of the seed of a curve's sample, which is independent of all searches and proofs.
+# First word of the seed of a curve's sample. It differs from the ones of searches and proofs, so
+# that the sample is independent of theirs.
 _CURVE = PROOF + 1
-# Numbers that a curve may draw or compute, which takes ten seconds, and the most samples.
+# Limits of the simulation of a curve. A curve may draw or compute this many numbers, which takes
+# ten seconds; during a search, fewer. A sample has this many losses at most.
 _WORK = 2e8
 _SEARCH_WORK = 1e8
 _MAX_SIZE = 2**18
 
 
 def epsilons_of_curve(noise_multiplier: float) -> list[float]:
-    """Returns the epsilons of a privacy curve: 0, and a geometric sequence up to where one Gaussian
-    release with this multiplier has next to no delta.
+    """Returns the epsilons of a privacy curve: 0, and a geometric sequence up to an epsilon at
+    which a Gaussian release with this noise multiplier has a negligible delta.
 
     >>> len(epsilons_of_curve(1.0))
     101
@@ -30,15 +34,21 @@ def epsilons_of_curve(noise_multiplier: float) -> list[float]:
 def simulated_curve(
     losses: Losses, epsilons: tuple[float, ...], *, search: bool = False
 ) -> tuple[tuple[float, float], ...]:
-    """Computes (epsilon, delta) from one sample of losses: all hold simultaneously except with
-    probability `FAILURE`, which is divided among the points.
+    """Computes upper bounds on delta for many epsilons from one sample of privacy losses, as pairs
+    (epsilon, delta).
 
-    The sample is of order 1: it bounds large deltas well, and none below about 1e-4.
+    All pairs hold simultaneously except with probability `FAILURE`, which is divided among them.
+    The sample is drawn without importance sampling (order 1). So it bounds large deltas well, but
+    cannot prove a delta below about 1e-4.
 
     Args:
-      losses: of the run.
-      epsilons: not negative.
-      search: whether to use random numbers that are independent of those of the proof.
+      losses: privacy losses of the run.
+      epsilons: non-negative numbers.
+      search: True for a smaller sample with random numbers that are independent of those of the
+        proof.
+
+    Returns:
+      The pairs; empty if the losses overflow.
     """
     work = _SEARCH_WORK if search else _WORK
     purpose = SEARCH if search else _CURVE
@@ -48,7 +58,7 @@ def simulated_curve(
         added = add_sample(losses, size, purpose)
     except FloatingPointError:
         return ()
-    # Each point has two directions, and each direction a plain bound and one by the line.
+    # `removed.bound` and `added.bound` may each fail with this probability, at each epsilon.
     failure = FAILURE / (2 * len(epsilons))
     points = (0.0, -1.0)
     curve = []

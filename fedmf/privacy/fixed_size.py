@@ -1,9 +1,9 @@
-"""Epsilon of Gaussian queries on samples of fixed size, by Renyi accounting (Wang, Balle and
-Kasiviswanathan 2019, Theorem 27).
+"""Privacy amplification by samples of fixed size: epsilon of repeated Gaussian queries, by Renyi
+accounting (Wang, Balle and Kasiviswanathan 2019, Theorem 27).
 
-Each query sums a uniform subset of exactly B of m clients. Two data sets differ in one client.
-Their outputs are P and Q, and a share q = B / m of the subsets contains the client. For integer
-orders alpha the theorem states
+Each query sums a uniform subset of exactly B of m clients. Two data sets differ in one client, and
+their outputs have the distributions P and Q. A share q = B / m of the subsets contains the client.
+For integer orders alpha the theorem bounds the Renyi divergence D_alpha:
 
     (alpha - 1) D_alpha(P, Q) <= log A
     A = 1 + sum over j = 2 .. alpha of binomial(alpha, j) q^j T_j,
@@ -13,16 +13,16 @@ orders alpha the theorem states
 R is the ratio of two Gaussian densities that are one sensitivity apart. So E R^j = exp(j (j - 1)
 s^2 / 2). An odd moment of |R - 1| is bounded by the geometric mean of its even neighbours.
 
-All terms are bounded from above. |R - 1|^j decreases up to R = 1 and increases beyond: in a cell of
-a grid it is at most its value at one of the ends. Terms to j = 64 are summed one by one. Of a
-larger order, the further terms are one expectation, with x = q |R - 1|:
+All terms are bounded from above. |R - 1|^j decreases up to R = 1 and increases beyond, so in a cell
+of a grid it is at most its value at one of the cell's ends. Terms up to j = 64 are summed one by
+one. For orders above 64, the further terms are computed as one expectation, with x = q |R - 1|:
 
     sum over j > 64 of binomial(alpha, j) q^j 4 E |R - 1|^j = 4 E h(x)
     h(x) <= min((1 + x)^alpha, geometric series).
 
-Only positive terms are added, as logarithms. So there is no largest order, and a small epsilon
-needs large ones: its best order is about 2 log(1 / delta) / epsilon. (dp_accounting 0.4.3 subtracts
-terms that are nearly equal, and its bounds are far too large from orders 64 to 256 on.)
+Only positive terms are added, as logarithms, so arbitrarily large orders can be computed. A small
+epsilon needs large orders: the best one is about 2 log(1 / delta) / epsilon. (dp_accounting 0.4.3
+subtracts terms that are nearly equal, and its bounds are far too large from orders 64 to 256 on.)
 """
 
 import functools
@@ -33,20 +33,23 @@ import numpy as np
 from fedmf import checks
 from fedmf.privacy.gaussian import check_delta, gaussian_epsilon
 
-# Terms that are summed one by one, and the orders that are all tried.
+# Terms up to this one are summed one by one, and all orders below it are tried.
 _TERMS = 64
-# Ratio of consecutive orders beyond these. At half a step from the best order epsilon is 0.02% too
-# large.
+# Ratio of consecutive orders that are tried beyond `_TERMS`. An order half a step away from the
+# best one makes epsilon 0.02% too large.
 _ORDER_RATIO = 2.0**0.0625
-# Cells of the grid for a normal variable: so many for a standard deviation up to `_NEAR_END`
-# deviations, and then with ends in this ratio up to `_FAR_END`.
+# Grid of cells for a standard normal variable. Up to `_NEAR_END` the cells have the same width,
+# with `_CELLS_PER_DEVIATION` cells per unit. Beyond, up to `_FAR_END`, consecutive ends have the
+# ratio `_FAR_RATIO`.
 _CELLS_PER_DEVIATION = 256
 _NEAR_END = 20.0
 _FAR_RATIO = 1.005
 _FAR_END = 1e9
-# Exponents beyond this overflow, and such a bound is useless.
+# Larger exponents overflow in float64. Bounds that would need them are useless, so they become
+# infinite.
 _MAX_EXPONENT = 700.0
-# Less than this, 1 / noise_multiplier has a square of 0.
+# Least value of 1 / noise_multiplier that is used, because the square of a smaller one may become 0
+# in float64.
 _MIN_INVERSE = 1e-100
 
 
@@ -54,15 +57,15 @@ _MIN_INVERSE = 1e-100
 def fixed_size_epsilon(
     noise_multiplier: float, delta: float, *, probability: float, compositions: int
 ) -> float:
-    """Computes an upper bound on epsilon of `compositions` Gaussian releases, each on a new uniform
-    subset of fixed size, for replacing a client.
+    """Computes an upper bound on epsilon, for the replacement of one client, of `compositions`
+    Gaussian releases, each on a new uniform subset of fixed size.
 
     Args:
       noise_multiplier: of each release, stddev over the largest distance of two clients'
         contributions; 0 gives infinity.
       delta: in [1e-15, 1).
       probability: q in (0, 1], the size of a sample over the population.
-      compositions: k >= 1.
+      compositions: k >= 1, the number of releases.
 
     >>> round(fixed_size_epsilon(50.0, 1e-6, probability=0.01, compositions=100), 4)
     0.0144
@@ -80,13 +83,15 @@ def fixed_size_epsilon(
     if noise_multiplier * noise_multiplier * _MAX_EXPONENT <= 1:
         return math.inf
     s = max(1 / noise_multiplier, _MIN_INVERSE)
-    # By Bretagnolle and Huber, delta at epsilon 0, the total variation, is at most sqrt(1 -
-    # exp(-D_1)), and D_1 <= D_2.
+    # Delta at epsilon 0 is the total variation distance. By the inequality of Bretagnolle and Huber
+    # it is at most sqrt(1 - exp(-D_1)), where the Renyi divergence D_1 is at most the one of order
+    # 2.
     if k * _log_sum(s, q, 2) <= -math.log1p(-delta * delta):
         return 0.0
 
     def epsilon_of_order(order: int) -> float:
-        # Canonne, Kamath and Steinke 2020, Proposition 12.
+        # The conversion of a Renyi divergence to epsilon is that of Canonne, Kamath and Steinke
+        # 2020, Proposition 12.
         return (
             k * _log_sum(s, q, order) / (order - 1)
             + math.log1p(-1 / order)
@@ -99,7 +104,8 @@ def fixed_size_epsilon(
     def decreases_at(i: int) -> bool:
         return epsilon_of_large_order(i + 1) < epsilon_of_large_order(i)
 
-    # Epsilon decreases with the order and then increases.
+    # As a function of the order, epsilon first decreases and then increases. So a bisection finds
+    # the least one.
     low = 0
     high = 1
     while decreases_at(high):
@@ -117,10 +123,12 @@ def fixed_size_epsilon(
 
 @functools.lru_cache(maxsize=1)
 def _cells() -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ends of the cells of a standard normal variable, and upper bounds on the logs of
-    their probabilities.
+    """Returns the grid of cells for a standard normal variable.
 
-    Behind those of the cells are the probabilities below the first end and beyond the last one.
+    Returns:
+      The ends of the cells, and upper bounds on the logs of the cells' probabilities. The second
+      array has two more entries at its end, for the probabilities below the first end and above the
+      last one.
     """
     from scipy import special
 
@@ -138,7 +146,9 @@ def _cells() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _log_distance(s: float) -> np.ndarray:
-    """Computes log |R - 1| at the ends of the cells."""
+    """Computes log |R - 1| at the ends of the cells, where R is the ratio of two Gaussian densities
+    at distance s.
+    """
     loss = s * _cells()[0] - s * s / 2
     with np.errstate(divide="ignore"):
         return np.maximum(loss, 0) + np.log(-np.expm1(-np.abs(loss)))
@@ -147,13 +157,13 @@ def _log_distance(s: float) -> np.ndarray:
 def _log_expectation(
     log_values: np.ndarray, log_at_zero: np.ndarray | float, log_beyond: np.ndarray | float
 ) -> np.ndarray:
-    """Computes the log of an upper bound on the expectation of a function of R.
+    """Computes the log of an upper bound on the expectation of a positive function of the ratio R.
 
     Args:
-      log_values: its logs at the ends of the cells, float64 (.., ends); the function decreases up
-        to R = 1 and increases beyond.
-      log_at_zero: its log at R = 0.
-      log_beyond: the log of a bound on its expectation beyond the last end.
+      log_values: logs of the function at the ends of the cells, float64 of shape (.., ends); the
+        function decreases up to R = 1 and increases beyond.
+      log_at_zero: log of the function at R = 0.
+      log_beyond: log of a bound on the part of the expectation beyond the last end.
     """
     from scipy import special
 
@@ -164,12 +174,12 @@ def _log_expectation(
 
 
 def _log_power(s: float, j: np.ndarray | float) -> np.ndarray | float:
-    """Computes log E R^j."""
+    """Computes the log of the moment E R^j of the ratio R."""
     return j * (j - 1) / 2 * s * s
 
 
 def _log_power_beyond(s: float, j: np.ndarray | float) -> np.ndarray | float:
-    """Computes the log of E R^j beyond the last end."""
+    """Computes the log of the part of the moment E R^j that lies beyond the last cell."""
     from scipy import special
 
     return _log_power(s, j) + special.log_ndtr(j * s - _cells()[0][-1])
@@ -177,7 +187,9 @@ def _log_power_beyond(s: float, j: np.ndarray | float) -> np.ndarray | float:
 
 @functools.lru_cache(maxsize=16)
 def _log_terms(s: float) -> np.ndarray:
-    """Computes log T_j for j = 2 .. 64, float64 (63,)."""
+    """Computes the logs of the factors T_j of the theorem for j = 2 .. 64, float64 of shape
+    (63,).
+    """
     j = np.arange(2.0, _TERMS + 1)
     even = j[::2]
     moments = _log_expectation(even[:, None] * _log_distance(s), 0.0, _log_power_beyond(s, even))
@@ -189,7 +201,7 @@ def _log_terms(s: float) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4096)
 def _log_sum(s: float, q: float, order: int) -> float:
-    """Computes log A."""
+    """Computes the log of the sum A in the theorem's bound on the Renyi divergence of an order."""
     from scipy import special
 
     a = float(order)
@@ -201,17 +213,18 @@ def _log_sum(s: float, q: float, order: int) -> float:
 
 
 def _log_binomial(a: float, largest: int) -> np.ndarray:
-    """Computes log binomial(a, j) for j = 2 .. largest."""
+    """Computes the logs of the binomial coefficients (a over j) for j = 2 .. largest."""
     i = np.arange(largest)
     return np.cumsum(np.log(a - i) - np.log1p(i))[1:]
 
 
 def _log_rest(s: float, q: float, a: float) -> float:
-    """Computes log E h(q |R - 1|)."""
+    """Computes the log of E h(q |R - 1|), which bounds the terms of the sum A beyond j = 64."""
     J = _TERMS + 1
     log_x = math.log(q) + _log_distance(s)
-    # Each term is at most `ratio` times the previous one, and all terms together are at most
-    # (1 + x)^a. Where log_x is above 30, the ratio is above 1 in any case.
+    # Two bounds on the sum of the terms: each term is at most `ratio` times the previous one, and
+    # all terms together are at most (1 + x)^a. Clipping log_x at 30 avoids an overflow; the ratio
+    # is above 1 beyond in any case, so that the geometric series is not used.
     ratio = (a - J) / (J + 1) * np.exp(np.minimum(log_x, 30.0))
     with np.errstate(divide="ignore"):
         log_series = _log_binomial(a, J)[-1] + J * log_x - np.log(np.maximum(1 - ratio, 0))

@@ -1,6 +1,7 @@
-"""Accounting of one Gaussian release: (epsilon, delta) from a noise multiplier, and the reverse.
+"""Accounting of one Gaussian release: computes (epsilon, delta) from a noise multiplier, and the
+noise multiplier from (epsilon, delta).
 
-All functions take and return numbers; `fedmf.privacy.plan.Plan` computes those of a run.
+All functions take and return plain numbers. `fedmf.privacy.plan.Plan` calls them for a run.
 """
 
 import functools
@@ -8,37 +9,44 @@ import math
 
 from fedmf import checks
 
-# Functions import dp_accounting and scipy, which take most of a second, so that `fedmf --help` does
-# not wait for them.
+# dp_accounting and scipy are imported inside the functions that use them. Their imports take most
+# of a second, for which `fedmf --help` should not wait.
 
 _MAX_SENSITIVITY = 1e30
 _MIN_FLOAT32 = 2.0**-126
 _MAX_FLOAT32 = 2.0**127
-# float32 must hold draws down to its own rounding of a deviation; 40 deviations in rows of N of
-# 1000 times the least norm; and the sum of a round of more clients than there are people.
+# Range of numbers that must fit into float32, in standard deviations of the noise of a round: the
+# small one is the rounding error of 1 in float32. The large one is 40 deviations, times 1000
+# because a row of the noise matrix may have 1000 times the least possible norm. The sum of a round
+# must fit for more clients than there are people.
 _SMALL_DRAW = 2.0**-24
 _LARGE_DRAW = 40_000.0
 _MAX_CLIENTS = 2.0**34
-# dp_accounting squares a noise multiplier, which overflows beyond 1e154; less noise only overstates
-# epsilon.
+# Largest noise multiplier that is passed to dp_accounting, which squares it: squares overflow
+# beyond 1e154. Accounting for less noise than there is only overstates epsilon.
 _LARGEST_ACCOUNTED_MULTIPLIER = 1e100
 
 MAX_EPSILON = 10_000.0
 MAX_TARGET_EPSILON = MAX_EPSILON / 2
-# Below this the truncation and rounding of the PLD accountant are larger than delta: its epsilon
-# then grows without bound, and calibration would return thousands of times the necessary noise.
+# Least delta for which there is a guarantee. For smaller ones, the truncation and rounding errors
+# of the PLD accountant exceed delta: its epsilon would grow without bound, and calibration would
+# return thousands of times the necessary noise.
 MIN_DELTA = 1e-15
 
 
 def check_epsilon(epsilon: object) -> float:
-    """Returns a privacy target that calibration can meet, as a float; raises otherwise."""
+    """Returns epsilon as a float, if calibration can meet such a privacy target; raises
+    otherwise.
+    """
     return checks.positive(
         "epsilon", epsilon, "ask for a privacy loss such as epsilon=8.0", below=MAX_TARGET_EPSILON
     )
 
 
 def check_delta(delta: object) -> float:
-    """Returns a failure probability that the accountant resolves, as a float; raises otherwise."""
+    """Returns delta as a float, if it is in (0, 1) and the accountant can resolve it; raises
+    otherwise.
+    """
     hint = "use a failure probability such as delta=1e-6"
     number = checks.positive("delta", delta, hint, below=1.0)
     if number < MIN_DELTA:
@@ -49,7 +57,9 @@ def check_delta(delta: object) -> float:
 
 
 def check_noise_multiplier(noise_multiplier: object) -> float:
-    """Returns a noise multiplier, 0 for no noise, as a float; raises otherwise."""
+    """Returns the noise multiplier as a float, if it is finite and at least 0, which means no
+    noise; raises otherwise.
+    """
     hint = "use 0 for no noise"
     return checks.positive("noise_multiplier", noise_multiplier, hint, allow_zero=True)
 
@@ -69,14 +79,14 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 
     a = 1 / (2 * noise_multiplier)
     b = epsilon * noise_multiplier
-    # exp(epsilon) * Phi(-a - b) is computed in logarithms, because it is moderate where its factors
-    # overflow and underflow.
+    # exp(epsilon) * Phi(-a - b) is computed as the exponential of a sum of logarithms, because its
+    # first factor may overflow and its second one underflow.
     return float(special.ndtr(a - b) - math.exp(epsilon + special.log_ndtr(-a - b)))
 
 
 def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Computes epsilon of the Gaussian mechanism with sensitivity 1 as the root of
-    `gaussian_delta`, which is faster than an accountant.
+    """Computes epsilon of the Gaussian mechanism with sensitivity 1 by inverting `gaussian_delta`,
+    which is faster than an accountant.
 
     >>> round(exact_gaussian_epsilon(4.22468, 1e-6), 4)
     1.0
@@ -99,11 +109,11 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def loss_scale(noise_multiplier: float) -> float:
-    """Returns the largest privacy loss that matters of one Gaussian release: five standard
-    deviations above its mean.
+    """Returns the largest privacy loss of one Gaussian release that is not negligible: five
+    standard deviations above the mean loss.
     """
     inverse = 1 / noise_multiplier
-    # Products overflow to infinity, where powers raise.
+    # inverse**2 would raise OverflowError for a tiny noise multiplier. The product is infinite.
     return inverse * inverse / 2 + 5 * inverse
 
 
@@ -113,8 +123,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     accountant.
 
     Args:
-      noise_multiplier: standard deviation of the noise; 0, or so little that epsilon is useless,
-        gives infinity.
+      noise_multiplier: standard deviation of the noise. The result is infinite for 0, and for a
+        value so small that epsilon would be useless.
       delta: in [1e-15, 1).
 
     >>> round(gaussian_epsilon(0.65294, 1e-6), 3)
@@ -129,27 +139,29 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     scale = loss_scale(noise_multiplier)
     if scale > MAX_EPSILON:
         return math.inf
-    # The grid has some 20,000 points. dp_accounting rounds losses up, so that it only overstates
-    # epsilon: by 3e-7 of it, for noise from .1 to 1e4 and delta from 1e-10 to .1.
+    # This interval gives a grid of some 20,000 losses. dp_accounting rounds losses up to the grid,
+    # so that it only overstates epsilon: relatively by 3e-7, for noise from .1 to 1e4 and delta
+    # from 1e-10 to .1.
     interval = max(1e-9, 1e-4 * scale)
-    # The zero-out relation (Denisov et al. 2022, Def. J.1; banded paper, K.1): a client's updates
-    # become zeros, the number of records stays.
+    # REPLACE_SPECIAL is the zero-out relation (Denisov et al. 2022, Def. J.1; banded paper, K.1): a
+    # client's updates become zeros, and the number of records stays.
     zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
     accountant = pld.PLDAccountant(zero_out, value_discretization_interval=interval)
     accounted_multiplier = min(noise_multiplier, _LARGEST_ACCOUNTED_MULTIPLIER)
     accountant.compose(dp_accounting.GaussianDpEvent(accounted_multiplier))
-    # Near epsilon = 710 it divides by a negligible mass, and the quotient overflows: epsilon is
-    # then overstated as infinite.
+    # Near epsilon = 710 dp_accounting divides by a negligible probability, and the quotient
+    # overflows. Epsilon is then infinite, which is safe.
     with np.errstate(over="ignore"):
         return float(accountant.get_epsilon(delta))
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
-    """Computes the smallest noise multiplier for (epsilon, delta).
+    """Computes the smallest noise multiplier with which one Gaussian release satisfies (epsilon,
+    delta).
 
-    It is within 1e-6 of the smallest, relative, for epsilon up to 700 and delta from 1e-10, and
-    elsewhere up to some percent above. The search starts at the closed form, and ends when both the
-    PLD accountant and the closed form confirm the guarantee.
+    The result is at most 1e-6 above the smallest one, relatively, for epsilon up to 700 and delta
+    from 1e-10. Elsewhere it may be some percent above. The search starts at the closed form, and
+    ends when both the PLD accountant and the closed form confirm the guarantee.
 
     >>> round(gaussian_noise_multiplier(2.0, 1e-6), 5)  # banded paper, Table 4
     2.23048
@@ -179,21 +191,22 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 def check_float32_holds(
     noise_multiplier: float, sensitivity: float, clip_norm: float, noise_scale: float
 ) -> None:
-    """Raises ValueError if noise or release would be 0 or infinite in float32, in which they are
-    computed.
+    """Raises ValueError if the noise could become 0, or a noisy sum infinite, in float32, in which
+    they are computed.
 
-    With noise of 0 there is no protection, and a release that overflows reveals that a client is
-    there.
+    If the noise became 0 there would be no protection, and an infinite sum could reveal that a
+    client takes part.
 
     Args:
-      noise_multiplier: 0 for no noise, which passes.
-      sensitivity, clip_norm: the noise's standard deviation is in units of their product.
-      noise_scale: of a simulated cohort's noise, or 1.
+      noise_multiplier: 0 for no noise, which passes the check.
+      sensitivity, clip_norm: the noise's standard deviation is noise_multiplier times both.
+      noise_scale: factor of the noise of a simulated cohort; 1 without a simulation.
     """
     if noise_multiplier <= 0:
         return
-    # A row of N has at least the norm 1 / sensitivity, because row t of N times column t of C is 1.
-    # Its noise has then this deviation.
+    # N = C^-1 is the noise matrix. The product of row t of N and column t of C is 1, so the norm of
+    # a row of N is at least 1 / sensitivity. The noise of a round has then at least this standard
+    # deviation.
     row_stddev = noise_multiplier * clip_norm * noise_scale
     stddev = row_stddev * sensitivity
     smallest = min(stddev, row_stddev) * _SMALL_DRAW

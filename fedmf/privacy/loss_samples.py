@@ -1,11 +1,12 @@
-"""Samples of privacy losses, and the bounds on delta that they prove.
+"""Samples of privacy losses, and upper bounds on delta that such samples prove.
 
-With the pair P, Q and the loss L of `fedmf.privacy.losses`,
+With the distributions P and Q of the output y with and without a client, and the privacy loss L =
+log dP/dQ, as defined in `fedmf.privacy.losses`, delta at epsilon e is the larger one of
 
     delta_remove(e) = E_P max(0, 1 - exp(e - L)),    delta_add(e) = E_Q max(0, 1 - exp(e + L)).
 
-Remove: importance sampling with bounded weights. Draw K patterns x_1 .. x_K together, from a
-distribution h for which
+Removing a client: importance sampling with bounded weights. Draw K patterns x_1 .. x_K together,
+from a distribution h for which
 
     T = p(x_1) .. p(x_K) exp(sum over i < l of <C x_i, C x_l> / sigma^2) / h(x_1, .., x_K)
 
@@ -19,9 +20,10 @@ Where T_max is near E T, the limit is the bound of Renyi accounting of order K. 
 Bernstein inequality (Maurer and Pontil 2009, Theorem 4) turns the sample into a bound on E W. K = 1
 is plain sampling from P.
 
-Add: L is a convex function of y, the log of a sum of exponentials. So its sublevel sets are convex,
-and t -> Phi^-1(Q(L <= t)) is concave (Ehrhard 1983). A line through exact binomial bounds at two
-points of moderate probability lies above it in the tail, where no sample is.
+Adding a client: L is a convex function of y, the log of a sum of exponentials. So its sublevel sets
+are convex, and t -> Phi^-1(Q(L <= t)) is concave (Ehrhard 1983), where Phi is the normal
+distribution function. A line through exact binomial bounds at two points of moderate probability
+lies above this function in the tail, where there are no samples.
 """
 
 import concurrent.futures
@@ -36,17 +38,19 @@ import numpy as np
 from fedmf.privacy.losses import Losses
 from fedmf.terminal import interrupts, progress_bar
 
-# First words of the seeds of independent samples: one chooses the noise, the order, the points and
-# the size, and the other proves.
+# First words of the seeds of two independent samples. The sample of a search serves to choose the
+# noise, the order, the points of the line and the size of the sample of the proof.
 SEARCH = 0
 PROOF = 1
-# Losses beyond this, whose exponentials overflow, are replaced by it. Epsilon is smaller: W falls
-# with L beyond epsilon + 1, or is 1 for K = 1, and a loss below -MAX_LOSS counts in full for adding
-# a client.
+# Losses are clipped to this absolute value, beyond which exponentials overflow. Clipping lowers no
+# bound, since epsilon is smaller than MAX_LOSS: the weight W decreases with L beyond epsilon + 1
+# (for K = 1 it is 1 there), and a loss below -MAX_LOSS counts in full for adding a client.
 MAX_LOSS = 700.0
-# With fewer losses below -epsilon than this, a line estimates delta_add better than their mean.
+# If fewer losses than this are below -epsilon, the line estimates delta_add better than a mean over
+# so few losses.
 _FEW_LOSSES = 100
-# Numbers that a shard of a sample draws or computes, about, and the range of its size.
+# A sample is drawn in shards, each with a generator of its own. A shard draws or computes about
+# this many numbers, and its size is a power of two between these limits.
 _SHARD_WORK = 1.2e7
 _MIN_LOG2_SHARD = 8
 _MAX_LOG2_SHARD = 13
@@ -56,13 +60,13 @@ _Arrays = tuple[np.ndarray, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RemoveSample:
-    """A sample of W for the remove direction.
+    """A sample of the variable W, whose mean is delta for removing a client.
 
     Attributes:
-      order: K.
-      log_factor_bound: log T_max.
-      size: of the sample.
-      log_factor, loss: log T and L where L > 0, float64; other losses have W = 0.
+      order: K, the number of patterns that are drawn together.
+      log_factor_bound: log of the largest possible weight T.
+      size: number of samples.
+      log_factor, loss: log T and L of the samples with L > 0, float64; W is 0 for the others.
     """
 
     order: int
@@ -72,18 +76,18 @@ class RemoveSample:
     loss: np.ndarray
 
     def moments(self, epsilon: float) -> tuple[float, float]:
-        """Returns the mean and the mean square of W."""
+        """Computes the mean of W and the mean of its square over the sample."""
         is_above = self.loss > epsilon
         L = self.loss[is_above]
         W = np.exp(self.log_factor[is_above] - (self.order - 1) * L) * -np.expm1(epsilon - L)
         return float(W.sum()) / self.size, float((W * W).sum()) / self.size
 
     def bound(self, epsilon: float, failure: float, size: int | None = None) -> float:
-        """Computes an upper bound on delta_remove, decreasing in epsilon.
+        """Computes an upper bound on delta for removing a client, which decreases with epsilon.
 
         Args:
           epsilon: e.
-          failure: probability that the bound is wrong.
+          failure: probability with which the bound may be wrong.
           size: computes the bound of a sample of this size with the same moments; None for the
             sample's own.
         """
@@ -95,17 +99,18 @@ class RemoveSample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class AddSample:
-    """A sample of L under Q for the add direction.
+    """A sample of the privacy loss L under Q, for the delta of adding a client.
 
     Attributes:
-      loss: float64, ascending.
+      loss: the losses in ascending order, float64.
     """
 
     loss: np.ndarray
 
     def estimate(self, epsilon: float, points: tuple[float, float]) -> float:
-        """Estimates delta_add as the mean of max(0, 1 - exp(epsilon + L)), or by the line through
-        two points, without a margin, where few losses are below -epsilon.
+        """Estimates delta for adding a client, without a margin for the error: by the mean of
+        max(0, 1 - exp(epsilon + L)) or, if few losses are below -epsilon, by the line through two
+        points.
         """
         if np.searchsorted(self.loss, -epsilon) < _FEW_LOSSES:
             return self.line_bound(epsilon, points, 1.0, len(self.loss))
@@ -113,20 +118,22 @@ class AddSample:
         return mean
 
     def _moments(self, epsilon: float) -> tuple[float, float]:
-        """Returns the mean and the mean square of max(0, 1 - exp(epsilon + L))."""
+        """Computes the mean of max(0, 1 - exp(epsilon + L)) and the mean of its square over the
+        sample.
+        """
         W = -np.expm1(epsilon + self.loss[: np.searchsorted(self.loss, -epsilon)])
         return float(W.sum()) / len(self.loss), float((W * W).sum()) / len(self.loss)
 
     def bound(
         self, epsilon: float, points: tuple[float, float], failure: float, size: int | None = None
     ) -> float:
-        """Computes an upper bound on delta_add, decreasing in epsilon: the smaller one of
-        Bernstein's inequality and of the line through two points.
+        """Computes an upper bound on delta for adding a client, which decreases with epsilon. It is
+        the smaller one of the bounds by Bernstein's inequality and by the line through two points.
 
         Args:
           epsilon: e.
-          points: losses of moderate probability, the larger first.
-          failure: probability that the bound is wrong.
+          points: two losses of moderate probability, the larger one first.
+          failure: probability with which the bound may be wrong.
           size: as in `RemoveSample.bound`.
         """
         sample_size = size or len(self.loss)
@@ -137,16 +144,16 @@ class AddSample:
     def line_bound(
         self, epsilon: float, points: tuple[float, float], failure: float, size: int
     ) -> float:
-        """Computes the bound by Ehrhard's inequality for a sample of this size whose shares below
-        the two points are those of this sample.
+        """Computes the bound on delta for adding a client by Ehrhard's inequality, for a sample of
+        `size` losses of which the same shares as here are below the two points.
         """
         from scipy import special
 
         upper, lower = points
         counts_below = np.searchsorted(self.loss, points, side="right")
         upper_share, lower_share = counts_below / len(self.loss)
-        # Exact binomial bounds (Clopper and Pearson), from below at the upper point and from above
-        # at the lower one.
+        # Exact binomial bounds (Clopper and Pearson) on the probabilities of smaller losses: a
+        # lower bound at the upper point, and an upper bound at the lower point.
         upper_probability = 0.0
         if upper_share:
             upper_probability = special.betaincinv(
@@ -161,15 +168,16 @@ class AddSample:
         slope = rise / (upper - lower)
         start = special.ndtri(lower_probability) - slope * lower
         # E max(0, 1 - exp(epsilon + L)) is the integral of exp(epsilon + t) Q(L <= t) over t <
-        # -epsilon, here with Phi(start + slope t) for Q.
+        # -epsilon. Here it is computed with the upper bound Phi(start + slope t) on Q(L <= t).
         end = start - slope * epsilon
         log_rest = epsilon - start / slope + 1 / (2 * slope**2) + special.log_ndtr(end - 1 / slope)
         return float(special.ndtr(end) - math.exp(min(log_rest, 0.0)))
 
 
 def log_weight_bound(order: int, log_factor_bound: float, epsilon: float) -> float:
-    """Computes the log of the largest W: exp(-(K - 1) L) (1 - exp(e - L)) is largest at exp(e - L)
-    = 1 - 1/K.
+    """Computes the log of the largest possible value of W at an epsilon e.
+
+    The factor exp(-(K - 1) L) (1 - exp(e - L)) of W is largest where exp(e - L) = 1 - 1/K.
     """
     log_peak = 0.0
     if order > 1:
@@ -183,7 +191,7 @@ def bernstein_bound(
     """Computes an upper bound on the expectation of a variable in [0, largest] (Maurer and Pontil
     2009, Theorem 4).
 
-    The mean square replaces the variance, which is smaller: then the bound decreases wherever the
+    The mean square replaces the variance, which is smaller. So the bound decreases whenever the
     variable does.
     """
     log = math.log(2 / failure)
@@ -192,7 +200,7 @@ def bernstein_bound(
 
 
 def remove_sample(losses: Losses, order: int, size: int, purpose: int) -> RemoveSample:
-    """Draws at least `size` samples of W."""
+    """Draws at least `size` samples of the variable W, for the delta of removing a client."""
 
     def positive_losses(log_factor: np.ndarray, loss: np.ndarray) -> _Arrays:
         is_positive = loss > 0
@@ -209,15 +217,16 @@ def remove_sample(losses: Losses, order: int, size: int, purpose: int) -> Remove
 
 
 def add_sample(losses: Losses, size: int, purpose: int) -> AddSample:
-    """Draws at least `size` samples of L under Q."""
+    """Draws at least `size` samples of the loss L under Q, for the delta of adding a client."""
     shards = _shards(losses, 0, size, purpose, lambda _, loss: (loss,))
     return AddSample(loss=np.sort(np.concatenate([loss for (loss,) in shards])))
 
 
 def shard_size(losses: Losses) -> int:
-    """Returns the number of samples that are drawn together, from a generator of their own.
+    """Returns the number of samples in a shard, which has a random generator of its own.
 
-    It depends on the losses alone and not on the machine.
+    The number depends on the losses alone and not on the machine, so that results are
+    deterministic.
     """
     log2_size = round(math.log2(_SHARD_WORK / losses.work))
     return 2 ** max(_MIN_LOG2_SHARD, min(_MAX_LOG2_SHARD, log2_size))
@@ -230,8 +239,8 @@ def _shards(
     purpose: int,
     select: Callable[[np.ndarray, np.ndarray], _Arrays],
 ) -> list[_Arrays]:
-    """Draws at least `size` samples in shards, in parallel threads, and returns what `select`
-    keeps of each shard; the same on any number of threads.
+    """Draws at least `size` samples in shards, in parallel threads. The result has for each shard
+    the arrays that `select` returns for it, and does not depend on the number of threads.
 
     Raises:
       FloatingPointError: the noise is so small that a factor overflows, or a loss is not a number.

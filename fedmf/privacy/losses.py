@@ -1,7 +1,10 @@
-"""Privacy losses of one client that can be sampled.
+"""The interface of privacy losses that can be sampled, for sampling schemes whose epsilon is
+simulated.
 
-A client takes part in the pattern x with probability p(x). The pair P = sum_x p(x) N(C x, sigma^2
-I) and Q = N(0, sigma^2 I) dominates the run where C >= 0 (Choquette-Choo et al. 2024,
+A client takes part in a random set of rounds, its pattern x, a vector of zeros and ones that has
+the probability p(x). With the client, the noisy output y has the distribution P = sum_x p(x) N(C x,
+sigma^2 I), and without it Q = N(0, sigma^2 I). If the encoder C has no negative entry, no pair of
+neighbouring data sets is easier to distinguish than P and Q (Choquette-Choo et al. 2024,
 arXiv:2410.06266, Lemma 3.2). L = log dP/dQ is the privacy loss.
 """
 
@@ -10,18 +13,18 @@ import hashlib
 
 import numpy as np
 
-# Exponents beyond this overflow, and bounds that need them are infinite.
+# Larger exponents may overflow in float64. Bounds that would need them are infinite.
 MAX_EXPONENT = 600.0
 
 
 class Losses(abc.ABC):
-    """The privacy losses of one client's pattern of participation.
+    """The distribution of one client's privacy loss under a sampling scheme and a mechanism.
 
-    Two are equal if they have the same digest.
+    Two objects are equal if they have the same digest.
 
     Attributes:
-      digest: of everything that decides the distribution of the losses, hexadecimal.
-      work: numbers that are drawn or computed for a sample of order 1.
+      digest: hexadecimal digest of everything that determines the distribution of the losses.
+      work: how many numbers are drawn or computed for one sample of order 1.
     """
 
     digest: str
@@ -31,14 +34,19 @@ class Losses(abc.ABC):
     def sample(
         self, order: int, size: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Samples (log T, L), float64 (size,), with K = order patterns; for order 0 T = 1 and y ~
-        Q.
+        """Draws samples of (log T, L): the log of the weight T of `order` patterns that are drawn
+        together, and the privacy loss L (see `fedmf.privacy.loss_samples`).
+
+        For order 0 the output is drawn from Q, without the client, and T is 1.
+
+        Returns:
+          Two float64 arrays of shape (size,).
         """
 
     @abc.abstractmethod
     def log_factor_bound(self, order: int) -> float:
-        """Computes the log of an upper bound on T, whatever is drawn; infinite for a useless
-        order.
+        """Computes the log of an upper bound on the weight T of any `order` patterns. It is
+        infinite for orders whose bound is useless.
         """
 
     def __eq__(self, other: object) -> bool:
@@ -49,7 +57,7 @@ class Losses(abc.ABC):
 
 
 def digest_of(kind: str, *values: np.ndarray | float) -> str:
-    """Returns the SHA-256 of arrays and numbers, hexadecimal."""
+    """Returns the hexadecimal SHA-256 digest of the name `kind` with arrays and numbers."""
     digest = hashlib.sha256(kind.encode())
     for value in values:
         array = np.ascontiguousarray(np.asarray(value, np.float64))
