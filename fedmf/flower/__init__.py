@@ -1,4 +1,5 @@
-"""Flower with the guarantee of a plan: a strategy that wraps one of Flower's strategies.
+"""Differential privacy for Flower: `MatrixFactorizationDP` wraps a Flower strategy and adds the
+noise and the guarantee of a plan.
 
 It needs flwr 1.42, whose strategies exchange messages; no other package of fedmf does.
 """

@@ -1,4 +1,4 @@
-"""Checks of the arguments that a program passes to the strategy."""
+"""Checks of the arguments that a program passes to `MatrixFactorizationDP`."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ from fedmf.files import expanded
 
 
 def check_round(server_round: Any) -> None:
-    """Refuses a value that is no number of a round.
+    """Raises an error unless the value is a round number of Flower, at least 1.
 
     Raises:
       TypeError, ValueError: with the way out.
@@ -21,7 +21,7 @@ def check_round(server_round: Any) -> None:
 
 
 def check_grid(grid: Any) -> None:
-    """Refuses a value that is no grid.
+    """Raises a TypeError unless the value is a grid of Flower.
 
     Raises:
       TypeError: with the way out.
@@ -35,7 +35,7 @@ def check_grid(grid: Any) -> None:
 
 
 def check_arrays(name: str, arrays: Any) -> None:
-    """Refuses a value that is no model.
+    """Raises an error unless the value is a model, an ArrayRecord with at least one array.
 
     Raises:
       TypeError, ValueError: with the way out.
@@ -48,7 +48,7 @@ def check_arrays(name: str, arrays: Any) -> None:
 
 
 def check_config(name: str, config: Any, *, is_optional: bool = False) -> None:
-    """Refuses a value that is no configuration of messages.
+    """Raises a TypeError unless the value is a ConfigRecord. With `is_optional` None is allowed.
 
     Raises:
       TypeError: with the way out.
@@ -62,7 +62,7 @@ def check_config(name: str, config: Any, *, is_optional: bool = False) -> None:
 
 
 def check_evaluate_fn(evaluate_fn: Any) -> None:
-    """Refuses a value that is neither a function of two arguments nor None.
+    """Raises a TypeError unless the value is a function of two arguments, or None.
 
     Raises:
       TypeError: with the way out.
@@ -73,7 +73,8 @@ def check_evaluate_fn(evaluate_fn: Any) -> None:
 
 
 def checked_folder(folder: Any) -> pathlib.Path | None:
-    """Returns the path of a folder, absolute because the working folder may change; or None.
+    """Returns the absolute path of a folder, because the working folder may change later; None for
+    None.
 
     Raises:
       TypeError: it is no path.
@@ -86,7 +87,7 @@ def checked_folder(folder: Any) -> pathlib.Path | None:
 
 
 def check_sending(server_round: Any, arrays: Any, config: Any, grid: Any) -> None:
-    """Refuses arguments from which no messages to nodes can be made.
+    """Raises an error if arguments of configure_train or configure_evaluate are invalid.
 
     Raises:
       TypeError, ValueError: with the way out.
@@ -98,7 +99,7 @@ def check_sending(server_round: Any, arrays: Any, config: Any, grid: Any) -> Non
 
 
 def checked_replies(replies: Any) -> list[Message]:
-    """Returns the replies of nodes as a list.
+    """Checks that replies are messages of Flower, and returns them as a list.
 
     Raises:
       TypeError: they are no messages.

@@ -10,18 +10,18 @@ Model = Mapping[str, np.ndarray]
 
 
 def as_record(model: Model) -> ArrayRecord:
-    """Returns a model as Flower's record."""
+    """Converts a model, which is a dict of numpy arrays, to an ArrayRecord of Flower."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
 
 
 def copy_of(arrays: ArrayRecord) -> ArrayRecord:
-    """Returns a copy of a record, for callers that may change it; the bytes are shared."""
+    """Returns a copy of a record, which the caller may change. The arrays' bytes are shared."""
     copies = (Array(a.dtype, a.shape, a.stype, a.data) for a in arrays.values())
     return ArrayRecord(dict(zip(arrays, copies, strict=True)))
 
 
 def is_model(arrays: ArrayRecord, model: Model) -> bool:
-    """Returns whether a record has the arrays of a model, equal to the bit."""
+    """Returns whether a record holds exactly the arrays of a model, bitwise identical."""
     if set(arrays) != set(model):
         return False
     pairs = [(arrays[name].numpy(), array) for name, array in model.items()]
@@ -34,19 +34,23 @@ def is_model(arrays: ArrayRecord, model: Model) -> bool:
 
 
 def shapes_of(model: Model) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each array, by name."""
+    """Returns the shape of each array of a model, by name."""
     return {name: array.shape for name, array in model.items()}
 
 
 def in_order(model: Model, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns the model with its arrays in the order of `names`; unchanged if its names differ."""
+    """Returns the model with its arrays in the order of `names`; unchanged if it has other
+    names.
+    """
     if set(names) != set(model):
         return dict(model)
     return {name: model[name] for name in names}
 
 
 def fitted(model: Model, shapes: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-    """Returns the model with its arrays in an order of these shapes; unchanged if there is none."""
+    """Returns the model with its arrays in an order that gives these shapes; unchanged if no order
+    does.
+    """
     remaining = dict(model)
     ordered: dict[str, np.ndarray] = {}
     for shape in shapes:
@@ -58,7 +62,7 @@ def fitted(model: Model, shapes: Sequence[Sequence[int]]) -> dict[str, np.ndarra
 
 
 def floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
-    """Returns a model's arrays by name.
+    """Converts an ArrayRecord to a model, which is a dict of float arrays by name.
 
     Raises:
       ValueError: one is no array of floats.
@@ -75,7 +79,8 @@ def floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
 
 
 def metrics_of(content: RecordDict) -> dict[str, float] | None:
-    """Returns a client's "accuracy" and "loss", of the first record with both as numbers, or None.
+    """Returns "accuracy" and "loss" from a client's reply, of the first record that has both as
+    numbers. None if no record has.
 
     Raises:
       Exception: as of `update_of`.
@@ -88,7 +93,9 @@ def metrics_of(content: RecordDict) -> dict[str, float] | None:
 
 
 def record_of(metrics: dict[str, Any] | None) -> MetricRecord | None:
-    """Returns private metrics as Flower's record: the deviation of "loss" is "loss_stddev"."""
+    """Converts private metrics to a MetricRecord of Flower. Standard deviations get names such as
+    "loss_stddev".
+    """
     if metrics is None:
         return None
     deviations = {f"{name}_stddev": value for name, value in metrics["stddev"].items()}
@@ -97,7 +104,7 @@ def record_of(metrics: dict[str, Any] | None) -> MetricRecord | None:
 
 
 def update_of(content: RecordDict, model: Model) -> list[np.ndarray]:
-    """Returns reply minus model, float64, in the model's order.
+    """Returns a client's update, its reply minus the model, as float64 arrays in the model's order.
 
     Raises:
       Exception: the reply has other arrays than the model; of any type where its bytes are no

@@ -1,4 +1,6 @@
-"""Evaluation on clients by the wrapped strategy, without the replies that it cannot aggregate."""
+"""Evaluation of the model on clients. The wrapped strategy aggregates their replies, except those
+that it cannot aggregate.
+"""
 
 import math
 from collections import Counter
@@ -10,7 +12,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 
 class EvaluationResult(NamedTuple):
-    """The result of an evaluation on clients.
+    """The result of an evaluation on clients, with counts of dropped replies.
 
     Attributes:
       metrics: of the strategy; None where it returned none.
@@ -24,7 +26,8 @@ class EvaluationResult(NamedTuple):
 def evaluate(
     strategy: Strategy, server_round: int, replies: Sequence[Message], undo: Callable[[], None]
 ) -> EvaluationResult:
-    """Lets the strategy aggregate all replies, or those with the same metrics if it cannot.
+    """Lets the wrapped strategy aggregate the replies of an evaluation. If it cannot aggregate all,
+    it gets those with the most frequent metrics.
 
     Replies with an invalid weight are left out, because a strategy would compute NaN with them.
 
@@ -44,7 +47,7 @@ def evaluate(
         return EvaluationResult(
             strategy.aggregate_evaluate(server_round, weighted_replies), dropped
         )
-    except Exception as error:  # Flower's strategies raise where replies differ.
+    except Exception as error:  # Flower's strategies raise if replies differ.
         reason = text_of(error)
     undo()
     matching_replies, num_mismatches = _matching(weighted_replies, weight_key)
@@ -71,7 +74,9 @@ def _has_invalid_weight(reply: Message, weight_key: str) -> bool:
 
 
 def number_from(result: Result, num_done: int) -> None:
-    """Numbers the rounds of a result over the whole run, which begins with `num_done` rounds."""
+    """Renumbers the rounds of a result over the whole run, in which `num_done` rounds came
+    before.
+    """
     names = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
     for name in names:
         by_round = getattr(result, name)
@@ -79,17 +84,19 @@ def number_from(result: Result, num_done: int) -> None:
 
 
 def text_of(error: Exception) -> str:
-    """Returns an error's first sentence, or its type where it has none."""
+    """Returns the first sentence of an error, or the error's type if it has no text."""
     sentence = " ".join(str(error).split()).split(". ")[0].rstrip(".")
     return sentence or type(error).__name__
 
 
 def _matching(replies: Sequence[Message], weight_key: str) -> tuple[list[Message], Counter[str]]:
-    """Returns the replies with a weight and the most frequent metrics, and counts the others."""
+    """Returns the replies that have a weight and the most frequent metrics, with counts of all
+    other replies.
+    """
     dropped: Counter[str] = Counter()
     replies_by_names: dict[frozenset[tuple[str, int | None]], list[Message]] = {}
     for reply in replies:
-        if reply.has_error():  # The strategy has logged it.
+        if reply.has_error():  # The strategy has logged the error.
             continue
         try:
             [record] = reply.content.metric_records.values()

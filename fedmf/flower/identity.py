@@ -1,4 +1,4 @@
-"""Comparison of a resumed run with its folder, and log lines of its guarantee."""
+"""Comparison of a resumed run with its folder, and log lines about the run's guarantee."""
 
 import pathlib
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ def check_same_run(
     begun: tuple[Plan, Mapping[str, Any]],
     present: tuple[Plan, Mapping[str, Any]],
 ) -> None:
-    """Refuses to resume a run with a plan, model or divisor that differ from the folder's.
+    """Raises a ValueError if a run is resumed with another plan, model or divisor than its folder
+    has.
 
     Args:
       folder: of the run.
@@ -43,7 +44,7 @@ def check_same_run(
 
 
 def check_same_names(folder: pathlib.Path, begun: Model, present: Model) -> None:
-    """Refuses to resume a run with arrays whose names differ from those in the folder.
+    """Raises a ValueError if a run is resumed with other names of arrays than its folder has.
 
     Raises:
       ValueError: with both models' names and shapes.
@@ -56,14 +57,14 @@ def check_same_names(folder: pathlib.Path, begun: Model, present: Model) -> None
 
 
 def epsilons(plan: Plan, t: int) -> str:
-    """Returns epsilon after t rounds and of the whole plan, as a line of the log."""
+    """Returns a text for the log with epsilon after t rounds and epsilon of the whole plan."""
     num_rounds = plan.participation.rounds
     total_text = f"epsilon {plan.epsilon:.4g} in all {num_rounds} rounds, delta {plan.delta:g}"
     if not 0 < t < num_rounds:
         return total_text
     try:
         epsilon_so_far = stopped_after(plan, t).epsilon
-    except ValueError:  # Some plans have no guarantee of their first rounds.
+    except ValueError:  # Some plans have no guarantee for their first rounds alone.
         return f"{total_text}, stated for all rounds together"
     return (
         f"epsilon {epsilon_so_far:.4g} after {t} rounds, if no output decides to end here; "
@@ -72,7 +73,7 @@ def epsilons(plan: Plan, t: int) -> str:
 
 
 def log_plan(plan: Plan, clients_per_round: int, num_released: int) -> None:
-    """Logs a plan, with its guarantee after the released rounds and after all rounds."""
+    """Logs a plan and its guarantee, after the released rounds and after all rounds."""
     log.info("\t├──> Matrix-factorization differential privacy (fedmf):")
     log.info("\t│\t├── Mechanism: %s", plan.mechanism.family)
     log.info(
@@ -86,7 +87,7 @@ def log_plan(plan: Plan, clients_per_round: int, num_released: int) -> None:
 
 
 def log_round(plan: Plan, t: int, num_updates: int, dropped: Mapping[str, int]) -> None:
-    """Logs the number of updates of round t, its dropped replies, and the guarantee so far."""
+    """Logs round t: its number of updates, its dropped replies, and the guarantee so far."""
     dropped_counts = ", ".join(f"{number} {reason}" for reason, number in dropped.items() if number)
     dropped_text = f" (dropped: {dropped_counts})" if dropped_counts else ""
     log.info(

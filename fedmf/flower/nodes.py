@@ -1,4 +1,4 @@
-"""The connected nodes that take part in a round, and the client of each."""
+"""`Nodes`: draws the connected nodes of a round, and finds the client of each node."""
 
 import logging
 import math
@@ -14,18 +14,19 @@ from flwr.serverapp import Grid
 from fedmf import checks
 from fedmf.server.server import Server
 
-log = logging.getLogger("flwr")  # Flower logs there, so that all lines are in order.
+log = logging.getLogger("flwr")  # This is Flower's log, which keeps all lines in order.
 
 _PARTITION = "partition"
-# A round without clients waits until each silent node was asked so many times.
+# A round without connected clients waits until each silent node was asked this many times.
 _MAX_QUERIES = 5
 _NO_PARTITION = "none tells a partition id: call fedmf.flower.tell_partition on the app"
-_ANSWER_SECONDS = 60.0  # Time limit of a query for a partition id.
+_ANSWER_SECONDS = 60.0  # Time limit of a query for partition ids.
 _POLL_SECONDS = 1.0
 
 
 def tell_partition(app: ClientApp) -> None:
-    """Lets the nodes of a ClientApp tell their partition id, which a `population` needs.
+    """Makes the nodes of a ClientApp answer queries for their partition id, which a strategy with a
+    `population` needs.
 
     Args:
       app: gets a query function of the name "partition", which answers with the partition id in the
@@ -47,7 +48,7 @@ def tell_partition(app: ClientApp) -> None:
 
 
 def seconds_of(timeout: Any) -> float:
-    """Returns a time limit in seconds; infinite for None.
+    """Returns a time limit in seconds; infinity for None.
 
     Raises:
       TypeError, ValueError: it is no number of seconds.
@@ -62,7 +63,8 @@ def seconds_of(timeout: Any) -> float:
 
 
 class PatientGrid:
-    """A grid that waits for a node, and ends the wait of Flower's strategies after a time limit.
+    """A grid that waits until a node is connected. It also ends the wait of a Flower strategy for
+    more nodes after a time limit.
 
     Args:
       grid: of the ServerApp.
@@ -76,7 +78,7 @@ class PatientGrid:
         self._deadline = time.monotonic() + seconds
 
     def get_node_ids(self) -> list[int]:
-        """Returns the ids of the grid's nodes, at least one.
+        """Returns the ids of the connected nodes, after waiting for at least one.
 
         Raises:
           TimeoutError: after the time limit, where no node is connected, or where the strategy has
@@ -86,7 +88,7 @@ class PatientGrid:
         while True:
             nodes = list(self._grid.get_node_ids())
             is_late = time.monotonic() >= self._deadline
-            # Flower's strategies call twice: to count the nodes, and to draw some of them.
+            # Flower's strategies call this twice: to count the nodes, and to draw some of them.
             if is_late and (not nodes or self._num_calls > 2):
                 raise TimeoutError(
                     f"{len(nodes)} nodes were connected after {self._seconds:g} s, fewer than the "
@@ -103,7 +105,7 @@ class PatientGrid:
 
 
 class Nodes:
-    """Nodes of a grid as the clients of a server.
+    """The nodes of a grid, which are drawn as the clients of a server.
 
     Args:
       server: of the run, with the rounds so far.
@@ -115,16 +117,17 @@ class Nodes:
         self._server = server
         self._population = population
         self._clients_per_round = clients_per_round
-        # With node ids, a resumed run needs one of the nodes that took part before, if any did.
+        # With node ids, a resumed run waits for one of the nodes that took part before, if any did.
         self._needs_past_node = bool(server.clients)
-        self._partition_by_node: dict[int, int | None] = {}  # of connected nodes that answered
-        self._num_unanswered: Counter[int] = Counter()  # queries, by node
-        self._next_query: dict[int, int] = {}  # round of the next query, by silent node
+        # Has the connected nodes that answered.
+        self._partition_by_node: dict[int, int | None] = {}
+        self._num_unanswered: Counter[int] = Counter()  # Queries of a node without an answer.
+        self._next_query: dict[int, int] = {}  # Silent node -> round of its next query.
 
     def draw(
         self, grid: Grid, seconds: float, added: Collection[int] = frozenset()
     ) -> dict[int, int]:
-        """Draws the nodes of this round, and returns the client of each.
+        """Draws the nodes of this round, and returns a dict from each node to its client.
 
         With node ids it waits until an eligible node is connected. With a population the server has
         drawn the round's clients, and it waits only until the connected nodes have told their
@@ -171,7 +174,9 @@ class Nodes:
     def _by_node_id(
         self, nodes: Sequence[int], added: Collection[int]
     ) -> tuple[dict[int, int], str]:
-        """Draws nodes as clients, and returns them with the reason where there are none."""
+        """Draws connected nodes by their ids. Returns the client of each node, and a reason for the
+        log if there is none.
+        """
         if self._needs_past_node and not set(self._server.clients) & set(nodes):
             return {}, (
                 "none of them took part before the run was interrupted, so that they may be the "
@@ -179,14 +184,14 @@ class Nodes:
             )
         drawn_nodes = [int(node) for node in self._server.cohort(available=nodes)]
         missing_nodes = [node for node in drawn_nodes if node not in added]
-        # The connected nodes may differ from those when the round's first clients were added.
+        # The connected nodes may have changed since the round's first clients were added.
         num_missing = max(0, self._clients_per_round - len(added))
         client_by_node = {node: node for node in missing_nodes[:num_missing]}
         return client_by_node, "none of them may take part again yet"
 
     def _by_partition(self, nodes: Sequence[int], drawn: Collection[int]) -> dict[int, int]:
-        """Returns the nodes of the drawn partitions; of several nodes with the same partition, the
-        one with the smallest id.
+        """Returns the connected nodes that have a drawn partition, each with its client. If several
+        nodes have the same partition, it is the one with the smallest id.
         """
         node_by_client = {self._partition_by_node.get(node): node for node in reversed(nodes)}
         return {
@@ -194,7 +199,9 @@ class Nodes:
         }
 
     def _have_told(self, nodes: Sequence[int]) -> bool:
-        """Returns whether a node has told its partition, and no answer is awaited any more."""
+        """Returns whether at least one node has told its partition id, and no further answer is
+        awaited.
+        """
         has_partition = any(partition is not None for partition in self._partition_by_node.values())
         return has_partition and all(
             node in self._partition_by_node or self._num_unanswered[node] >= _MAX_QUERIES
@@ -204,7 +211,7 @@ class Nodes:
     def _ask_partitions(
         self, grid: Grid, nodes: Sequence[int], seconds: float, is_waiting: bool
     ) -> None:
-        """Asks the nodes that have not told their partition id.
+        """Queries the partition ids of the nodes that have not told theirs yet.
 
         A silent node is asked again in this round if the round is waiting, and else after longer
         and longer intervals, because each query may take the whole time limit for answers.
@@ -239,6 +246,6 @@ Value = TypeVar("Value")
 
 
 def _of_nodes(values: Mapping[int, Value], nodes: Sequence[int]) -> dict[int, Value]:
-    """Returns the values of these nodes."""
+    """Returns the entries of a dict whose keys are among these nodes."""
     connected = set(nodes)
     return {node: value for node, value in values.items() if node in connected}

@@ -1,4 +1,5 @@
-"""The objects, functions and classes whose attributes are the state of a strategy.
+"""`Reach`: finds the objects, functions and classes whose attributes are the state of a wrapped
+strategy.
 
 Attributes of a library's own objects are neither read nor set.
 """
@@ -27,14 +28,15 @@ from flwr.serverapp.strategy import Strategy
 
 from fedmf.flower.values import is_immutable, is_mutable, items_of
 
-# Objects that a program makes again when it needs them.
+# Types of objects that a program creates anew when it needs them.
 _TOOLS = (
     types.ModuleType,
     logging.Logger,
     type(threading.Lock()),
     type(threading.RLock()),
 )
-# Values without state. A file cannot hold them, only references to those that the program makes.
+# Types of values without state. A file cannot hold them, but it can hold references to those that
+# the program creates.
 _CONSTANTS = (
     type,
     enum.Enum,
@@ -49,7 +51,7 @@ _CONSTANTS = (
     decimal.Decimal,
     fractions.Fraction,
 )
-# Values that only refer to other values.
+# Types of values that have no state of their own, and only refer to other values.
 _LINKS = (
     types.MethodType,
     types.BuiltinFunctionType,
@@ -66,17 +68,17 @@ _LINKS = (
 _BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
 _PARTIALS = (functools.partial, functools.partialmethod)
 _LINKED = ("__self__", "__func__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
-# Libraries whose objects, but for strategies, have no state of a strategy.
+# Packages whose objects have no state of a strategy, unless they are strategies themselves.
 _SYSTEM = ("fedmf", "flwr")
 _DEFAULTS = "__defaults__"
 _KEYWORD_DEFAULTS = "__kwdefaults__"
 _GLOBAL = "__globals__[{}]"
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: of a class that Python code defines
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, CPython's flag of classes that Python code defines.
 _ABSENT = object()
 
 
 class Reach:
-    """The objects that belong to a strategy, as opposed to those of libraries.
+    """The rule that decides which objects belong to a strategy, and which belong to libraries.
 
     Args:
       strategy: the packages of its classes count as its author's, wherever they are installed.
@@ -87,7 +89,9 @@ class Reach:
         self._packages = {_package(kind.__module__) for kind in kinds} - {*_SYSTEM, "abc"}
 
     def is_holder(self, value: Any) -> bool:
-        """Returns whether this is an object, a class or a function whose attributes are state."""
+        """Returns whether a value is an object, class or function whose attributes are state of the
+        strategy.
+        """
         kind = type(value)
         if isinstance(value, types.FunctionType):
             return self._is_own(value.__module__) or bool(value.__closure__)
@@ -104,13 +108,13 @@ class Reach:
         return is_own and is_python and _package(kind.__module__) not in _SYSTEM
 
     def is_opaque(self, value: Any) -> bool:
-        """Returns whether this has a state that cannot be read."""
+        """Returns whether a value has a state that cannot be read."""
         if _has_no_attributes(value):
             return False
         return not self.is_holder(value) and _package(type(value).__module__) not in _SYSTEM
 
     def attributes(self, holder: Any) -> dict[str, Any]:
-        """Returns the attributes of an object, a class or a function, by name."""
+        """Returns the attributes of an object, class or function by name."""
         if isinstance(holder, types.FunctionType):
             return self._of_function(holder)
         if isinstance(holder, type):
@@ -122,7 +126,7 @@ class Reach:
         )
 
     def children(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yields the values that a value refers to, with a name for each."""
+        """Yields name and value of everything that a value refers to."""
         if self.is_holder(value):
             yield from self.attributes(value).items()
             if not isinstance(value, type | types.FunctionType):
@@ -138,8 +142,8 @@ class Reach:
             yield from items_of(value)
 
     def _is_own(self, module: str | None) -> bool:
-        """Returns whether a module is of the strategy's author, and no library."""
-        if not module:  # Code without a module is the author's.
+        """Returns whether a module belongs to the strategy's author and not to a library."""
+        if not module:  # Code without a module counts as the author's.
             return True
         if _package(module) in _SYSTEM:
             return False
@@ -155,12 +159,14 @@ class Reach:
         for name, cell in _cells(function).items():
             try:
                 values[name] = cell.cell_contents
-            except ValueError:  # The variable has no value yet.
+            except ValueError:  # This closure variable has no value yet.
                 continue
         return values
 
     def _globals_of(self, function: types.FunctionType) -> list[str]:
-        """Returns the names of the globals that a function of the author's uses."""
+        """Returns the names of the global variables that a function of the strategy's author
+        uses.
+        """
         if not self._is_own(function.__module__):
             return []
         names = _names(function.__code__) & function.__globals__.keys()
@@ -168,7 +174,9 @@ class Reach:
 
 
 def set_attribute(holder: Any, name: str, value: Any = _ABSENT) -> None:
-    """Sets an attribute that `Reach.attributes` names; without a value it deletes it."""
+    """Sets an attribute that `Reach.attributes` returned. Without a value the attribute is
+    deleted.
+    """
     if isinstance(holder, types.FunctionType):
         _set_of_function(holder, name, value)
     elif isinstance(holder, type):
@@ -177,7 +185,7 @@ def set_attribute(holder: Any, name: str, value: Any = _ABSENT) -> None:
         else:
             setattr(holder, name, value)
     elif name in _slots(type(holder)):
-        # The methods of object, because a frozen dataclass refuses `setattr`.
+        # A frozen dataclass refuses `setattr`, so the methods of `object` are used.
         if value is _ABSENT:
             object.__delattr__(holder, name)
         else:
@@ -189,7 +197,7 @@ def set_attribute(holder: Any, name: str, value: Any = _ABSENT) -> None:
 
 
 def _set_of_function(function: types.FunctionType, name: str, value: Any) -> None:
-    """Sets or deletes one of the values of `Reach._of_function`."""
+    """Sets or deletes one of the variables of a function that `Reach._of_function` returns."""
     cell = _cells(function).get(name)
     if name in (_DEFAULTS, _KEYWORD_DEFAULTS):
         setattr(function, name, value)
@@ -210,17 +218,19 @@ def _set_of_function(function: types.FunctionType, name: str, value: Any) -> Non
 
 
 def is_tool(value: Any) -> bool:
-    """Returns whether a program makes this again when it needs it."""
+    """Returns whether a value is of a type that programs create anew, such as a lock or a
+    logger.
+    """
     return isinstance(value, _TOOLS)
 
 
 def is_link(value: Any) -> bool:
-    """Returns whether this is a method or a partial, which refers to another object."""
+    """Returns whether a value is a method or a partial function, which refers to another object."""
     return isinstance(value, (*_BUILTIN_METHODS, types.MethodType, *_PARTIALS))
 
 
 def link_to_copy(link: Any, memo: dict[int, Any]) -> Any:
-    """Returns a method or a partial of the copies of its objects.
+    """Returns a method or partial function that refers to the copies of its objects.
 
     Args:
       link: for which `is_link` is true.
@@ -242,18 +252,18 @@ def link_to_copy(link: Any, memo: dict[int, Any]) -> Any:
 
 
 def _has_no_attributes(value: Any) -> bool:
-    """Returns whether a value is no object with attributes that could be state."""
+    """Returns whether a value has no attributes that could be state."""
     is_value = is_mutable(value) or is_immutable(value) or type(value) is object
     return is_value or isinstance(value, (*_TOOLS, *_CONSTANTS, *_LINKS))
 
 
 def is_iterator(value: Any) -> bool:
-    """Returns whether this is a generator or an iterator, which every use advances."""
+    """Returns whether a value is a generator or an iterator, which every use advances."""
     return isinstance(value, collections.abc.Iterator) and not isinstance(value, io.IOBase)
 
 
 def _is_data(name: str, value: Any) -> bool:
-    """Returns whether a variable of a class is its author's, and not one that Python sets."""
+    """Returns whether a class variable was set by the class's author and not by Python."""
     if isinstance(value, _LINKS):
         return True
     is_of_python = name.startswith("__") or name == "_abc_impl"
@@ -263,25 +273,25 @@ def _is_data(name: str, value: Any) -> bool:
 
 
 def _has_no_hidden_state(kind: type) -> bool:
-    """Returns whether objects have nothing of this base class but attributes."""
+    """Returns whether a base class adds no state to its objects apart from attributes."""
     is_of_python = bool(kind.__flags__ & _HEAP_TYPE)
     return is_of_python or kind.__basicsize__ == object.__basicsize__
 
 
 def _slots(kind: type) -> list[str]:
-    """Returns the names of an object's __slots__."""
+    """Returns the names in the __slots__ of a class and of its base classes."""
     variables = itertools.chain.from_iterable(vars(base).items() for base in kind.__mro__)
     return [name for name, value in variables if isinstance(value, types.MemberDescriptorType)]
 
 
 def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
-    """Returns the variables of a closure, by name."""
+    """Returns the closure cells of a function by the names of their variables."""
     return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
 
 @functools.cache
 def _names(code: types.CodeType) -> frozenset[str]:
-    """Returns the names of globals that a function and the functions within it use."""
+    """Returns the names of the globals that a function uses, and that functions inside it use."""
     inner_codes = (code for code in code.co_consts if isinstance(code, types.CodeType))
     global_names = {
         instruction.argval
@@ -292,13 +302,13 @@ def _names(code: types.CodeType) -> frozenset[str]:
 
 
 def _package(module: str) -> str:
-    """Returns the package of a module."""
+    """Returns the name of a module's top-level package."""
     return module.partition(".")[0]
 
 
 @functools.cache
 def _is_library(module: str) -> bool:
-    """Returns whether a module is of Python, or was installed as packages are."""
+    """Returns whether a module belongs to Python or to an installed package."""
     if _package(module) in sys.stdlib_module_names or module == "builtins":
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""

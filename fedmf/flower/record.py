@@ -1,5 +1,5 @@
-"""The record with which a release is committed: it determines the wrapped strategy's step after the
-release.
+"""`StepRecord`: the record that is committed with each release. With it the wrapped strategy's step
+can be repeated after a crash.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _FORMAT = "fedmf flower 1"
 
 
 class StepRecord(NamedTuple):
-    """The model and the wrapped strategy before a step.
+    """The model and the wrapped strategy's state before the step of a round.
 
     Attributes:
       t: the round.
@@ -34,7 +34,7 @@ class StepRecord(NamedTuple):
     state: State
 
     def to_arrays(self) -> list[np.ndarray]:
-        """Returns the record as arrays, for `Server.release`."""
+        """Converts the record to arrays, which `Server.release` commits."""
         state_tree, state_arrays = self.state.to_arrays()
         arrays = [*self.model.values(), *state_arrays]
         content = {
@@ -48,7 +48,7 @@ class StepRecord(NamedTuple):
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[np.ndarray]) -> "StepRecord":
-        """Inverts `to_arrays`.
+        """Restores a record from the arrays of `to_arrays`.
 
         Raises:
           ValueError: another program committed them, or somebody edited them.
@@ -69,7 +69,7 @@ class StepRecord(NamedTuple):
 
 
 def _digest_of(arrays: Sequence[np.ndarray]) -> str:
-    """Returns a digest of the entries, shapes and types of arrays."""
+    """Returns a digest of the contents, shapes and dtypes of arrays."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str} {array.shape} ".encode())
@@ -78,7 +78,7 @@ def _digest_of(arrays: Sequence[np.ndarray]) -> str:
 
 
 def read_record(server: Server, folder: pathlib.Path) -> StepRecord | None:
-    """Returns the record of the newest release; None before the first.
+    """Returns the record that was committed with the newest release; None before the first release.
 
     Raises:
       ValueError: another program used the server of this folder.
@@ -104,7 +104,8 @@ def recovered(
     settings: Mapping[str, Any],
     model: Model,
 ) -> tuple[dict[str, np.ndarray], StepRecord | None]:
-    """Returns the model before the newest round, and the record of its release.
+    """Checks that a folder is of this run. Returns the model before the newest round, and the
+    record of that round's release.
 
     Args:
       server: that was opened.

@@ -1,4 +1,6 @@
-"""A round from its messages to the updates in its replies, and the reasons to drop replies."""
+"""`Round`: a round from its messages to the updates in the nodes' replies. Replies that cannot be
+used are dropped and counted by the reason.
+"""
 
 import dataclasses
 from collections import Counter
@@ -16,7 +18,8 @@ from fedmf.server.server import Server
 
 @dataclasses.dataclass(kw_only=True)
 class Round:
-    """A round from its messages to the wrapped strategy's step. An interrupt may come at any point.
+    """The progress of a round, from its messages to the wrapped strategy's step. An interrupt may
+    come at any point.
 
     Attributes:
       t: the round, from 0 on.
@@ -44,7 +47,7 @@ class Round:
     is_undone: bool = False
 
     def undo_interrupted(self, state: StrategyState) -> None:
-        """Restores the wrapped strategy's state before an interrupted call of it."""
+        """Restores the state that the wrapped strategy had before a call that was interrupted."""
         if not self.is_summed and not self.is_undone:
             state.rewind(self.before)
             self.is_undone = True
@@ -55,7 +58,7 @@ class Round:
 
 
 class Update(NamedTuple):
-    """A client's update.
+    """The update of one client.
 
     Attributes:
       client: its id.
@@ -69,7 +72,7 @@ class Update(NamedTuple):
 
 
 class Replies:
-    """The updates in a round's replies, with counts of the replies that are dropped.
+    """The updates in the replies of a round, with counts of dropped replies.
 
     Args:
       replies: of the nodes, in any order.
@@ -118,11 +121,13 @@ class Replies:
             self.dropped["missing"] = len(awaited_by_node) - num_without_update
 
     def _update_of(self, client: int, content: RecordDict) -> Update | None:
-        """Returns the update in a reply; None of a reply with other arrays, which is counted."""
+        """Returns the update in a reply. A reply whose arrays differ from the model's is counted,
+        and gives None.
+        """
         try:
             arrays = update_of(content, self._round.model)
             metrics = metrics_of(content) if self._takes_metrics else None
-        except Exception as error:  # Bytes of a hostile client may raise anything.
+        except Exception as error:  # The bytes of a hostile client may raise any error.
             self.dropped["with other arrays"] += 1
             self.mismatch = self.mismatch or " ".join(str(error).split())
             return None
@@ -138,11 +143,12 @@ def add_updates(server: Server, under_way: Round, replies: Replies) -> None:
       ValueError: no reply of this run has had the arrays that were sent.
     """
     for update in replies:
-        # Before `add`, because an interrupt may come after the server has counted the client.
+        # The client is recorded before `add`, because an interrupt may come after the server has
+        # counted it.
         under_way.added.add(update.client)
         server.add(update.arrays, client=update.client, metrics=update.metrics)
     num_mismatches = replies.dropped["with other arrays"]
-    # A hostile client that sends other arrays must not stop the run. Where all clients have sent
+    # A hostile client that sends other arrays must not stop the run. But if all clients have sent
     # other arrays since the first round, the program is wrong.
     is_everybody = num_mismatches > 1 or len(under_way.asked or {}) == 1
     has_worked = bool(under_way.added) or server.ledger.observed().participations > 0
@@ -168,12 +174,12 @@ class Letter(NamedTuple):
     seconds: float
 
     def to(self, node: int, t: int) -> Message:
-        """Returns the message of round t to a node."""
+        """Returns the message of round t for one node."""
         return Message(self.content, node, self.message_type, ttl=self.seconds, group_id=str(t + 1))
 
 
 def letter_of(name: str, messages: list[Message], model: Model) -> Letter:
-    """Returns the message of a strategy's messages, which must be the same for all nodes.
+    """Checks that a strategy's messages are the same for all nodes, and returns that one message.
 
     Args:
       name: of the strategy.

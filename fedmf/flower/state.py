@@ -1,4 +1,4 @@
-"""The state of a wrapped strategy as a record that a file holds."""
+"""`State`: the changes in a wrapped strategy, in a form that a file can hold."""
 
 import itertools
 from typing import Any, NamedTuple
@@ -7,12 +7,12 @@ import numpy as np
 
 from fedmf.flower.values import Packed
 
-# The names that lead from the strategy to an object, or to an attribute.
+# The names of attributes that lead from the strategy to an object, or to an attribute.
 AttributePath = tuple[str, ...]
 
 
 class State(NamedTuple):
-    """The changes in a strategy since the program made it.
+    """The changes in a strategy since the program created it.
 
     Attributes:
       attributes: values and references, by the path of the attribute.
@@ -25,8 +25,8 @@ class State(NamedTuple):
     new: list[Packed]
 
     def to_arrays(self) -> tuple[Any, list[np.ndarray]]:
-        """Returns the state as JSON and arrays."""
-        new_values = [((), value) for value in self.new]  # They have no paths.
+        """Converts the state to a JSON tree and a list of arrays."""
+        new_values = [((), value) for value in self.new]  # New values have no paths.
         packed_values = [*self.attributes.items(), *self.contents.items(), *new_values]
         packed_trees = [[path, value.tree, len(value.arrays)] for path, value in packed_values]
         arrays = itertools.chain.from_iterable(value.arrays for _, value in packed_values)
@@ -35,7 +35,7 @@ class State(NamedTuple):
 
     @classmethod
     def from_arrays(cls, tree: Any, arrays: list[np.ndarray]) -> "State":
-        """Inverts `to_arrays`."""
+        """Restores a state from the JSON tree and the arrays of `to_arrays`."""
         [num_attributes, num_contents], entries = tree
         array_iterator = iter(arrays)
         packed_values = [
@@ -55,7 +55,7 @@ EMPTY = State({}, {}, [])
 
 
 def path_text(path: AttributePath) -> str:
-    """Returns the names that lead to an attribute, for a sentence.
+    """Returns the path of an attribute as Python code would write it, for messages.
 
     >>> path_text(("optimizers", "[0]", "rate"))
     'optimizers[0].rate'

@@ -1,4 +1,6 @@
-"""`MatrixFactorizationDP`: a Flower strategy that trains with a `fedmf.Server`."""
+"""`MatrixFactorizationDP`: a Flower strategy with differential privacy, which trains with a
+`fedmf.Server`.
+"""
 
 import os
 import pathlib
@@ -36,7 +38,7 @@ from fedmf.server.state import check_plan
 
 
 class MatrixFactorizationDP(Strategy):
-    """A Flower strategy with the noise and the guarantee of a plan.
+    """A Flower strategy that wraps another one, and adds the noise and the guarantee of a plan.
 
     It wraps a strategy that moves a model by the average of its clients, such as FedAvg, FedAvgM,
     FedAdam, FedAdagrad, FedYogi or FedProx. A `fedmf.Server` draws the nodes of a round from the
@@ -102,23 +104,24 @@ class MatrixFactorizationDP(Strategy):
             "zeroing_norm": zeroing_norm,
             "population": population,
         }
-        ServerConfig(shapes=[(1,)], **self._settings)  # It checks the settings.
+        ServerConfig(shapes=[(1,)], **self._settings)  # The constructor checks the settings.
         self._seed = check_noise_seed(noise_seed)
         self._folder = arguments.checked_folder(folder)
         self._server: Server | None = None
         self._nodes: Nodes | None = None
-        self._model: dict[str, np.ndarray] = {}  # before the current round, by name
-        self._next_model: ArrayRecord | None = None  # after the newest release
-        self._round: Round | None = None  # the current one, until its step is done
-        self._dropped: Counter[str] = Counter()  # replies of the current round, by the reason
-        self._last_evaluated = 0  # the number of rounds before the last evaluation on clients
-        self._patience = 3600.0  # seconds to wait for nodes
+        self._model: dict[str, np.ndarray] = {}  # The model before the current round.
+        self._next_model: ArrayRecord | None = None  # The model after the newest release.
+        self._round: Round | None = None  # The current round, until its step is done.
+        self._dropped: Counter[str] = Counter()  # Dropped replies of the round, by reason.
+        self._last_evaluated = 0  # Number of rounds before the last evaluation on clients.
+        self._patience = 3600.0  # Seconds to wait for nodes.
         self._wrapped = WrappedStrategy(strategy)
         self._past_warnings: set[str] = set()
 
     @property
     def server(self) -> Server:
-        """The server that enforces the plan, with the ledger, the audit and the statement.
+        """The `fedmf.Server` that enforces the plan. It has the ledger, the audit and the
+        statement.
 
         Raises:
           ValueError: before the first call of `start` or `configure_train`.
@@ -140,7 +143,7 @@ class MatrixFactorizationDP(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Trains like Flower's `Strategy.start`, or resumes a run that was interrupted.
+        """Trains as Flower's `Strategy.start` does, or resumes a run that was interrupted.
 
         Args:
           grid: of the ServerApp.
@@ -174,7 +177,7 @@ class MatrixFactorizationDP(Strategy):
             return self._train(
                 grid, initial_arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn
             )
-        except BaseException:  # An interrupt needs it as well.
+        except BaseException:  # This includes interrupts.
             self._undo_interrupted()
             raise
 
@@ -188,7 +191,7 @@ class MatrixFactorizationDP(Strategy):
         evaluate_config: ConfigRecord | None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
     ) -> Result:
-        """Trains until `rounds` rounds of the whole run are done."""
+        """Trains until the whole run has `rounds` rounds."""
         self._finish_round()
         arrays = initial_arrays if self._next_model is None else self._next_model
         num_done = self.server.round
@@ -220,7 +223,7 @@ class MatrixFactorizationDP(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Returns the messages of a round, to the nodes that the server draws.
+        """Returns the training messages of a round, one for each node that the server draws.
 
         Args:
           server_round: Flower's number, not used: the server counts rounds, also for the wrapped
@@ -241,7 +244,7 @@ class MatrixFactorizationDP(Strategy):
         self._model = in_order(floats(arrays), array_names)
         t = self.server.round
         added_clients: set[int] = set()
-        if self._round is not None:  # It was interrupted: make its messages again.
+        if self._round is not None:  # The round was interrupted, and its messages are made again.
             added_clients = self._round.added
         under_way = Round(
             t=t, before=self._wrapped.state.changes().state, model=self._model, added=added_clients
@@ -268,7 +271,8 @@ class MatrixFactorizationDP(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Returns the wrapped strategy's next model, from the noisy mean of the replies' updates.
+        """Returns the next model of the wrapped strategy. Its only reply is the model plus the
+        noisy mean of the clients' updates.
 
         Args:
           server_round: Flower's number, not used.
@@ -297,7 +301,9 @@ class MatrixFactorizationDP(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Returns the wrapped strategy's messages for an evaluation, to nodes that it draws."""
+        """Returns the messages of an evaluation on clients. The wrapped strategy makes them, and
+        chooses the nodes.
+        """
         arguments.check_sending(server_round, arrays, config, grid)
         number = self._server.round if self._server else server_round
         try:
@@ -318,8 +324,8 @@ class MatrixFactorizationDP(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Returns the wrapped strategy's metrics of an evaluation: without noise, and not covered
-        by the guarantee.
+        """Returns the metrics of an evaluation, as the wrapped strategy aggregates them. They have
+        no noise, and the guarantee does not cover them.
 
         Replies that it cannot aggregate are dropped and counted.
         """
@@ -335,13 +341,17 @@ class MatrixFactorizationDP(Strategy):
         return metrics
 
     def summary(self) -> None:
-        """Logs the plan, with its guarantee so far and for all rounds."""
+        """Logs the plan with its guarantee so far and after all rounds, and the wrapped strategy's
+        summary.
+        """
         num_released = self._server.round if self._server else 0
         log_plan(self.plan, self._settings["clients_per_round"], num_released)
         self.strategy.summary()
 
     def _begin(self, arrays: ArrayRecord) -> None:
-        """Makes the server or opens it in the first call, and checks the model in later ones."""
+        """Creates or opens the server in the first call. Later calls only check that the model has
+        the run's arrays.
+        """
         model = floats(arrays)
         if self._server is not None:
             if shapes_of(self._model) != shapes_of(in_order(model, list(self._model))):
@@ -377,7 +387,9 @@ class MatrixFactorizationDP(Strategy):
         )
 
     def _recover(self, server: Server, folder: pathlib.Path) -> None:
-        """Restores the round of the newest release, whose step is done again."""
+        """Restores the state before the step of the newest release, so that the step can be
+        repeated.
+        """
         self._model, record = recovered(server, folder, self.plan, self._settings, self._model)
         if record is None:
             self._next_model = as_record(self._model)
@@ -392,7 +404,7 @@ class MatrixFactorizationDP(Strategy):
         )
 
     def _add(self, under_way: Round, messages: Iterable[Message]) -> None:
-        """Adds the updates of the replies to the server's sum."""
+        """Adds the updates in the replies to the server's sum."""
         replies = Replies(messages, under_way, bool(self.plan.private_metrics))
         add_updates(self.server, under_way, replies)
         if replies.has_unpaid_metrics:
@@ -404,7 +416,8 @@ class MatrixFactorizationDP(Strategy):
         self._dropped = replies.dropped
 
     def _finish_round(self) -> None:
-        """Releases a round whose replies are all added, and lets the strategy make its step.
+        """Releases the current round if all its replies are added, and lets the wrapped strategy
+        make its step.
 
         After an interrupt or an error it may be called again.
 
@@ -422,7 +435,7 @@ class MatrixFactorizationDP(Strategy):
             if self._folder is not None:
                 record_arrays = StepRecord(t, under_way.model, under_way.after).to_arrays()
             server.release(before=record_arrays)
-        if under_way.asked is not None:  # Otherwise it was logged before a restart.
+        if under_way.asked is not None:  # A resumed round was logged before the restart.
             log_round(self.plan, t, len(under_way.added), self._dropped)
             under_way.asked = None
         under_way.is_step_begun = True
@@ -432,7 +445,7 @@ class MatrixFactorizationDP(Strategy):
         self._round = None
 
     def _undo_interrupted(self) -> None:
-        """Restores the wrapped strategy's state before an interrupted call of it.
+        """Restores the state that the wrapped strategy had before a call that was interrupted.
 
         This is done at once and not in the next `start`, so that changes which somebody makes to
         the strategy before then are not lost.
@@ -448,7 +461,8 @@ class MatrixFactorizationDP(Strategy):
         config: ConfigRecord | None,
         timeout: float | None,
     ) -> MetricRecord | None:
-        """Evaluates the newest model on clients, if an interruption kept the run from doing so.
+        """Evaluates the newest model on clients again, if the run was interrupted before its
+        evaluation ended.
 
         The wrapped strategy may depend on the evaluation, and its changes by one are committed only
         with the next release.
@@ -461,7 +475,7 @@ class MatrixFactorizationDP(Strategy):
         return self.aggregate_evaluate(number, replies)
 
     def _warn_once(self, text: str) -> None:
-        """Logs a warning, unless it was logged before."""
+        """Logs a warning, unless the same text was logged before."""
         if text not in self._past_warnings:
             self._past_warnings.add(text)
             log.warning("fedmf: %s", text)

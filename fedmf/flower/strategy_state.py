@@ -1,5 +1,5 @@
-"""The state of a wrapped strategy between rounds: it is read from the strategy's objects, and set
-in them again.
+"""`StrategyState`: reads the state of a wrapped strategy from its objects, and sets a state in them
+again.
 
 A strategy is a graph of objects: itself, objects, functions and classes of its author that it
 refers to, and the lists, dicts and arrays that they hold. Each object has an address: the names of
@@ -37,7 +37,7 @@ _DELETED = Packed(["deleted"], [])
 
 
 class Changes(NamedTuple):
-    """The differences between a strategy and the one that the program made.
+    """The differences between a strategy now and as the program created it.
 
     Attributes:
       state: the differences that a file can hold.
@@ -49,11 +49,10 @@ class Changes(NamedTuple):
 
 
 class StrategyState:
-    """The objects of a strategy, with their initial contents.
+    """The objects that make up a strategy, with their initial contents.
 
     Only changes are state: a learning rate that rounds do not change is the program's, which may
-      set
-    another one when it is started again.
+    set another one when it is started again.
 
     Args:
       strategy: as the program made it.
@@ -85,20 +84,20 @@ class StrategyState:
 
     @property
     def opaque(self) -> dict[AttributePath, str]:
-        """The type of each object whose state, if it has one, cannot be read or stored."""
+        """The types of the objects whose state, if they have one, cannot be read or stored."""
         opaque_objects = self._opaque_objects()
         return {path: type(value).__name__ for path, value in opaque_objects.items()}
 
     def watch(self) -> "Watch":
-        """Returns a watch of the objects whose state cannot be read."""
+        """Returns a watch that detects changes in objects whose state cannot be read."""
         return Watch(self._opaque_objects())
 
     def changes(self) -> Changes:
-        """Returns the changes since the strategy was made."""
+        """Returns all changes in the strategy since the program created it."""
         return _Comparison(self).changes()
 
     def restore(self, state: State = EMPTY) -> None:
-        """Sets a state in the strategy; by default the one in which the program made it.
+        """Sets the strategy to a state; by default to the state in which the program created it.
 
         Raises:
           ValueError: the strategy has no object at an address of the state, which belongs to
@@ -107,7 +106,7 @@ class StrategyState:
         self._set(state)
 
     def rewind(self, state: State) -> None:
-        """Sets a state that the strategy had in this process.
+        """Sets the strategy back to a state that it had earlier in this process.
 
         Values that no file can hold stay as they are, which is closer to that state than their
         initial contents.
@@ -116,7 +115,8 @@ class StrategyState:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator["Watch | None"]:
-        """Restores the initial state of the strategy after a trial.
+        """Restores the initial state of the strategy at the end of the block, in which the strategy
+        is tried.
 
         During the trial, objects whose state cannot be read are replaced by copies.
 
@@ -126,7 +126,7 @@ class StrategyState:
         opaque_objects = self._opaque_objects()
         links = {path: value for path, value in self._objects.items() if is_link(value)}
         originals = opaque_objects | links
-        # Objects whose state can be read are not copied, also where a copy refers to them.
+        # Objects whose state can be read are not copied, even if a copy refers to them.
         readable_paths = self._objects.keys() - originals.keys()
         copy_by_id = {id(self._objects[path]): self._objects[path] for path in readable_paths}
         try:
@@ -149,13 +149,15 @@ class StrategyState:
             self._replace(originals)
 
     def _replace(self, objects: Mapping[AttributePath, Any]) -> None:
-        """Sets the initial state, with these objects at their addresses."""
+        """Puts these objects at their addresses, and sets the initial state with them."""
         self._objects |= objects
         self._addresses |= {id(value): path for path, value in objects.items()}
         self._set(EMPTY, replaced=objects.keys())
 
     def _initial_value(self, path: AttributePath, name: str, value: Any) -> Packed:
-        """Returns an attribute's packed value, or a reference to a value that cannot be packed."""
+        """Returns the packed initial value of an attribute. If a value cannot be packed, it is a
+        reference.
+        """
         try:
             return pack_value(value, self._address_of).copied()
         except Unkeepable:
@@ -165,7 +167,7 @@ class StrategyState:
             return Packed(["at", *address], [])
 
     def is_initial_object(self, path: AttributePath, value: Any) -> bool:
-        """Returns whether an attribute that cannot be packed is still the initial object."""
+        """Returns whether an attribute that cannot be packed still has its initial object."""
         return (*path, "") in self._unpacked and self._objects[(*path, "")] is value
 
     def _opaque_objects(self) -> dict[AttributePath, Any]:
@@ -177,10 +179,10 @@ class StrategyState:
         }
 
     def _walk(self) -> Iterator[tuple[AttributePath, Any]]:
-        """Yields each object that the strategy refers to, the nearest first, with its address."""
-        visited: dict[
-            int, Any
-        ] = {}  # The values stay alive in it, so that their ids are not reused.
+        """Yields the address and the object of everything that the strategy refers to, the nearest
+        objects first.
+        """
+        visited: dict[int, Any] = {}  # It keeps values alive, so that ids are not reused.
         used_addresses: set[AttributePath] = set()
         next_level: list[tuple[AttributePath, Any]] = [((), self._strategy)]
         while next_level:
@@ -200,7 +202,7 @@ class StrategyState:
                     next_level.append((child_path, child))
 
     def _address_of(self, value: Any) -> Any:
-        """Returns the reference to an object of the program's, as JSON.
+        """Returns a reference in JSON to an object that the program created.
 
         Raises:
           Unkeepable: it is a new object.
@@ -217,7 +219,7 @@ class StrategyState:
         replaced: Set[AttributePath] = frozenset(),
         lost: Set[AttributePath] = frozenset(),
     ) -> None:
-        """Sets a state in the strategy.
+        """Sets attributes and contents of the strategy's objects to those of a state.
 
         Args:
           state: of this strategy.
@@ -262,7 +264,9 @@ class StrategyState:
     def _set_attributes(
         self, holder: Any, target: Mapping[str, Packed], lost: Set[str], resolve: Resolve
     ) -> None:
-        """Gives an object these attributes, but for the names `lost`, and removes any others."""
+        """Sets these attributes of an object and removes all others, except those whose names are
+        in `lost`.
+        """
         present_values = self._reach.attributes(holder)
         for name in present_values.keys() - target.keys() - lost:
             if not is_tool(present_values[name]):
@@ -279,14 +283,14 @@ class StrategyState:
                 set_attribute(holder, name, value)
 
     def _present(self, value: Any) -> Packed | None:
-        """Returns the content of a list, a dict or an array; None where it has new objects."""
+        """Returns the packed content of a list, dict or array; None if it refers to new objects."""
         try:
             return content_of(value, self._address_of)
         except Unkeepable:
             return None
 
     def _misses(self, path: AttributePath) -> ValueError:
-        """Returns the error for a state of another strategy."""
+        """Returns the error for a state that belongs to another strategy."""
         return ValueError(
             f"the folder keeps strategy.{path_text(path)}, which "
             f"strategy={type(self._strategy).__name__} has no place for: wrap the strategy that "
@@ -295,7 +299,7 @@ class StrategyState:
 
 
 class _Comparison:
-    """One comparison of a strategy with its initial state.
+    """A comparison of a strategy with its initial state.
 
     Args:
       initial: of the strategy.
@@ -304,12 +308,12 @@ class _Comparison:
     def __init__(self, initial: StrategyState) -> None:
         self._initial = initial
         self._new_index_by_id: dict[int, int] = {}
-        self._new_values: list[Any] = []  # It keeps them alive, so that ids are not reused.
+        self._new_values: list[Any] = []  # The list keeps values alive, so that ids are not reused.
         self._new_paths: list[AttributePath] = []
         self._current_path: AttributePath = ()
 
     def changes(self) -> Changes:
-        """Returns the differences."""
+        """Returns all differences from the initial state."""
         initial = self._initial
         lost_types: dict[AttributePath, str] = {}
         attributes: dict[AttributePath, Packed] = {}
@@ -332,7 +336,7 @@ class _Comparison:
                 if _shape(content) != _shape(initial_content):
                     lost_types[path] = "an array of another shape"
         new_contents: list[Packed] = []
-        for value in self._new_values:  # `_refer` appends to it during the loop.
+        for value in self._new_values:  # `_refer` appends to this list in the loop.
             self._current_path = self._new_paths[len(new_contents)]
             try:
                 new_contents.append(content_of(value, self._refer).copied())
@@ -345,7 +349,9 @@ class _Comparison:
     def _attributes_of(
         self, path: AttributePath, holder: Any
     ) -> tuple[dict[AttributePath, Packed], dict[AttributePath, str]]:
-        """Returns the changed attributes of an object, and the types of those that are lost."""
+        """Returns the changed attributes of an object, and the types of changed attributes that no
+        file can hold.
+        """
         initial_values = self._initial._attributes[path]
         changed_values: dict[AttributePath, Packed] = {}
         lost_types: dict[AttributePath, str] = {}
@@ -366,7 +372,7 @@ class _Comparison:
         return changed_values, lost_types
 
     def _refer(self, value: Any) -> Any:
-        """Returns the reference to an object, as JSON, and numbers new objects.
+        """Returns a reference in JSON to an object. New objects are numbered as they are met.
 
         Raises:
           Unkeepable: a new object that no file can hold.
@@ -386,7 +392,7 @@ class _Comparison:
         raise Unkeepable(type(value).__name__)
 
     def _overlaps(self) -> dict[AttributePath, str]:
-        """Returns new arrays that share memory with another array, as views do, by their paths."""
+        """Returns the paths of new arrays that share memory with another array, as views do."""
         arrays = [
             (path, value)
             for path, value in zip(self._new_paths, self._new_values, strict=True)
@@ -406,7 +412,9 @@ class _Comparison:
 
 
 def iterators_of(state: StrategyState) -> dict[AttributePath, str]:
-    """Returns the type of each generator and iterator, which a trial would advance."""
+    """Returns the types of the generators and iterators in a strategy, by their addresses. A trial
+    would advance them.
+    """
     opaque_objects = state._opaque_objects()
     return {
         path: type(value).__name__ for path, value in opaque_objects.items() if is_iterator(value)
@@ -414,14 +422,14 @@ def iterators_of(state: StrategyState) -> dict[AttributePath, str]:
 
 
 def _memory_of(array: np.ndarray) -> int:
-    """Returns the id of the object whose memory an array uses."""
+    """Returns the id of the object that owns the memory of an array."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return id(array) if array.base is None else id(array.base)
 
 
 def _shape(content: Packed) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-    """Returns the dtype and the shape of an array's content; None for other contents."""
+    """Returns the dtype and shape of a packed array; None for any other content."""
     if content.tree != ["ndarray"]:
         return None
     [array] = content.arrays
@@ -429,14 +437,14 @@ def _shape(content: Packed) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
 
 
 def _is_same(present: Any, value: Any) -> bool:
-    """Returns whether an attribute has this value already."""
+    """Returns whether an attribute already has this value."""
     if present is value:
         return True
     return type(present) is type(value) and is_immutable(value) and _equal(present, value)
 
 
 def _equal(present: Any, value: Any) -> bool:
-    """Returns whether two values without references are equal, to the bit."""
+    """Returns whether two values that hold no references are bitwise identical."""
     try:
         packed = [pack_value(side, _no_reference) for side in (present, value)]
     except Unkeepable:
@@ -445,12 +453,12 @@ def _equal(present: Any, value: Any) -> bool:
 
 
 def _no_reference(value: Any) -> NoReturn:
-    """Raises Unkeepable, where values must not refer to objects."""
+    """Raises Unkeepable for any object, where references are not allowed."""
     raise Unkeepable(type(value).__name__)
 
 
 def _references(tree: Any) -> Iterator[AttributePath]:
-    """Yields the addresses in a packed value."""
+    """Yields the addresses to which a packed value refers."""
     if isinstance(tree, list):
         if tree[:1] == ["at"]:
             yield tuple(tree[1:])

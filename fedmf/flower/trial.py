@@ -1,4 +1,6 @@
-"""A trial of the wrapped strategy before its first round, with one synthetic reply."""
+"""Trial of the wrapped strategy before the first round. A synthetic reply shows whether the
+strategy moves the model.
+"""
 
 import contextlib
 import logging
@@ -18,12 +20,13 @@ from fedmf.flower.nodes import log
 from fedmf.flower.state import AttributePath, path_text
 from fedmf.flower.strategy_state import StrategyState, iterators_of
 
-# A strategy that does not move the model in so many rounds counts as one that never does.
+# A strategy that does not move the model within this number of rounds counts as one that never
+# does.
 _ROUNDS_TO_MOVE = 3
 
 
 def check_strategy(strategy: Any) -> None:
-    """Refuses an object that is no strategy, and a strategy that needs metrics of training.
+    """Raises an error unless the value is a Flower strategy that needs no metrics of training.
 
     Raises:
       TypeError, ValueError: naming what to do instead.
@@ -44,8 +47,8 @@ def check_strategy(strategy: Any) -> None:
 def next_model(
     strategy: Strategy, t: int, model: Model, reply: Model
 ) -> dict[str, np.ndarray] | None:
-    """Returns the strategy's model after round t, in the order of `model`; None where it returns
-    none.
+    """Lets the strategy aggregate one reply in round t, and returns its next model in the order of
+    `model`. None if it returns no model.
 
     Args:
       strategy: aggregates one reply, of weight 1.
@@ -72,8 +75,8 @@ def next_model(
 
 
 def step(strategy: Strategy, t: int, model: Model, mean: Sequence[np.ndarray]) -> ArrayRecord:
-    """Returns the strategy's model after round t, from one reply of weight 1: the model plus the
-    released mean.
+    """Makes the strategy's step of round t, and returns its next model. The strategy gets one reply
+    of weight 1, the model plus the released mean.
     """
     reply = {
         name: (array + change).astype(array.dtype)
@@ -87,7 +90,8 @@ def step(strategy: Strategy, t: int, model: Model, mean: Sequence[np.ndarray]) -
 
 
 def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath, str]:
-    """Checks that the strategy moves the model by one reply, and restores the strategy's state.
+    """Checks that the strategy moves the model when it gets a reply, and restores the strategy's
+    state.
 
     Objects of libraries, whose state cannot be read, are replaced by copies during the trial; where
     one cannot be copied there is no trial.
@@ -106,7 +110,7 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath
     state = StrategyState(strategy)
     iterators = iterators_of(state)
     lost_types: dict[AttributePath, str] = {}
-    # Different from the model in every float type, and without overflow.
+    # The reply differs from the model in every float type, and does not overflow.
     reply = {name: (x + np.abs(x) / 4 + 1).astype(x.dtype) for name, x in model.items()}
     with state.restored() as watch:
         if watch is None or iterators:
@@ -121,7 +125,7 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath
             with _quiet():
                 reason = _fault_of(strategy, t, model, reply)
             lost_types = state.changes().lost | watch.changed()
-        except Exception as error:  # The strategy may raise anything.
+        except Exception as error:  # The strategy may raise any error.
             reason = text_of(error)
     if reason:
         raise ValueError(refusal_of(strategy, reason))
@@ -129,7 +133,8 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath
 
 
 def _fault_of(strategy: Strategy, t: int, model: Model, reply: Model) -> str:
-    """Returns the fault of a strategy's next model, for a sentence; empty without one.
+    """Tries the strategy for some rounds, and returns a phrase on the fault of its next model;
+    empty if there is none.
 
     A schedule may begin with a learning rate of 0, so that a strategy has some rounds to move the
     model. In a resumed run, which has moved the model before, it need not move.
@@ -150,7 +155,7 @@ def _fault_of(strategy: Strategy, t: int, model: Model, reply: Model) -> str:
 
 
 def refusal_of(strategy: Strategy, reason: str) -> str:
-    """Returns the sentence that refuses a strategy."""
+    """Returns the error message for a strategy that cannot be wrapped."""
     return (
         f"strategy={type(strategy).__name__} cannot train this model with one reply a round, the "
         f"noisy mean of the clients' ({reason}): wrap one that moves a model by an average, such "
@@ -159,7 +164,7 @@ def refusal_of(strategy: Strategy, reason: str) -> str:
 
 
 def check_is_kept(lost: Mapping[AttributePath, str], folder: pathlib.Path) -> None:
-    """Refuses a strategy in which rounds change values that the folder does not hold."""
+    """Raises a ValueError if rounds change values of the strategy that the folder does not hold."""
     if lost:
         raise ValueError(
             f"strategy.{attribute_list(lost)} changes from round to round, and "
@@ -169,13 +174,13 @@ def check_is_kept(lost: Mapping[AttributePath, str], folder: pathlib.Path) -> No
 
 
 def attribute_list(attributes: Mapping[AttributePath, str]) -> str:
-    """Returns the names of attributes with their types, for a sentence."""
+    """Returns the names of attributes with their types, for a message."""
     return ", ".join(f"{path_text(path)} ({kind})" for path, kind in attributes.items())
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Mutes the log, and restores the global random generators afterwards."""
+    """Mutes the log inside the block, and restores the global random generators at its end."""
     level = log.level
     numpy_state = np.random.get_state()  # noqa: NPY002 (programs may use it)
     python_state = random.getstate()

@@ -14,36 +14,40 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
-# Kinds of array entries that a file without pickles can hold.
+# Kinds of numpy dtypes that a file without pickles can hold.
 _ENTRIES = "biufcSUMm"
-_BLOCK = 1 << 20  # Bytes that are compared at a time.
-# Returns the reference to an object, as JSON; raises Unkeepable.
+_BLOCK = 1 << 20  # Number of bytes that are compared at a time.
+# A function that returns a reference in JSON to an object, or raises Unkeepable.
 Refer = Callable[[Any], Any]
 
 
 class Unkeepable(TypeError):
-    """A value that a file without pickles cannot hold; its text is the value's type."""
+    """The error for a value that a file without pickles cannot hold. Its text is the value's
+    type.
+    """
 
 
 class Packed(NamedTuple):
-    """A value as JSON and arrays: `["array", i]` in the JSON stands for array i."""
+    """A value as a JSON tree and a list of arrays. An entry such as `["scalar", i]` in the tree
+    stands for array i.
+    """
 
     tree: Any
     arrays: list[np.ndarray]
 
     def same_as(self, packed: "Packed | None") -> bool:
-        """Returns whether both are of values that are equal to the bit."""
+        """Returns whether both hold bitwise identical values."""
         if packed is None or self.tree != packed.tree:
             return False
         return all(map(_same_bits, self.arrays, packed.arrays))
 
     def copied(self) -> "Packed":
-        """Returns a copy, whose arrays nobody else can change."""
+        """Returns a copy with arrays of its own."""
         return Packed(self.tree, [array.copy() for array in self.arrays])
 
 
 def _same_bits(first: np.ndarray, second: np.ndarray) -> bool:
-    """Returns whether two arrays are equal to the bit."""
+    """Returns whether two arrays are bitwise identical."""
     if first.dtype != second.dtype or first.shape != second.shape:
         return False
     first_bytes = bytes_of(first)
@@ -53,12 +57,12 @@ def _same_bits(first: np.ndarray, second: np.ndarray) -> bool:
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:
-    """Returns the bytes of an array's entries, uint8 of one axis; a view where possible."""
+    """Returns the bytes of an array as a flat uint8 array, which is a view if possible."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 class _Kind(NamedTuple):
-    """The conversion of values of one type to a list of items, and back.
+    """The conversion of values of one type to a list of items and back.
 
     Attributes:
       type: of the values.
@@ -74,7 +78,7 @@ class _Kind(NamedTuple):
 
 
 def _frozen(value: Any) -> Any:
-    """Returns dicts and arrays of a random generator's state as tuples."""
+    """Converts dicts and arrays in a random generator's state to tuples, which can be packed."""
     if isinstance(value, dict):
         return ("dict", *((name, _frozen(item)) for name, item in value.items()))
     if isinstance(value, np.ndarray):
@@ -83,7 +87,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _thawed(value: Any) -> Any:
-    """Inverts `_frozen`."""
+    """Converts the tuples of `_frozen` back to dicts and arrays."""
     if isinstance(value, tuple) and value[0] == "dict":
         return {name: _thawed(item) for name, item in value[1:]}
     if isinstance(value, tuple):
@@ -92,7 +96,7 @@ def _thawed(value: Any) -> Any:
 
 
 def _generator(items: list[Any]) -> np.random.Generator:
-    """Returns a random generator of the kind of this state."""
+    """Returns a new random generator of the kind that a packed state names."""
     state = _thawed(items[0])
     return np.random.Generator(getattr(np.random, state["bit_generator"])())
 
@@ -101,38 +105,40 @@ _FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set
 
 
 def _factory_of(value: collections.defaultdict[Any, Any]) -> Any:
-    """Returns the name of a built-in factory, and any other factory itself."""
+    """Returns the factory of a defaultdict: the name of a built-in type, or any other factory
+    itself.
+    """
     name = getattr(value.default_factory, "__name__", "NoneType")
     is_built_in = _FACTORIES.get(name, value) is value.default_factory
     return name if is_built_in else value.default_factory
 
 
 def _fill_default_dict(value: collections.defaultdict[Any, Any], items: list[Any]) -> None:
-    """Gives a defaultdict its factory and its entries."""
+    """Sets the factory and the entries of a defaultdict."""
     factory, *entries = items
     value.default_factory = _FACTORIES[factory] if isinstance(factory, str) else factory
     _fill_mapping(value, entries)
 
 
 def _items(mapping: Mapping[Any, Any]) -> list[Any]:
-    """Returns keys and values in turn."""
+    """Returns a list in which each key of a mapping is followed by its value."""
     return list(itertools.chain.from_iterable(mapping.items()))
 
 
 def _fill_list(value: Any, items: list[Any]) -> None:
-    """Gives a list or a deque its items."""
+    """Replaces the items of a list or a deque."""
     value.clear()
     value.extend(items)
 
 
 def _fill_set(value: set[Any], items: list[Any]) -> None:
-    """Gives a set its items."""
+    """Replaces the items of a set."""
     value.clear()
     value.update(items)
 
 
 def _fill_mapping(value: Any, items: list[Any]) -> None:
-    """Gives a mapping its entries, from `_items`."""
+    """Replaces the entries of a mapping by those in a list of `_items`."""
     for key in list(value):
         del value[key]
     for key, item in zip(items[::2], items[1::2], strict=True):
@@ -140,7 +146,7 @@ def _fill_mapping(value: Any, items: list[Any]) -> None:
 
 
 def _mapping(kind: type) -> _Kind:
-    """Returns the conversion of a type of mappings."""
+    """Returns the conversion for one type of mapping."""
     return _Kind(kind, _items, lambda items: kind(), _fill_mapping)
 
 
@@ -196,25 +202,27 @@ _PLAIN = (type(None), int, str)
 
 
 def is_mutable(value: Any) -> bool:
-    """Returns whether this is a mutable value whose content a file can hold."""
+    """Returns whether a value is mutable, and a file can hold its content."""
     kind = _KIND_BY_TYPE.get(type(value))
     return _is_array(value) or (kind is not None and kind.fill is not None)
 
 
 def _is_array(value: Any) -> bool:
-    """Returns whether this is an array that a file can hold."""
+    """Returns whether a value is a numpy array that a file can hold."""
     return type(value) is np.ndarray and value.dtype.kind in _ENTRIES
 
 
 def is_immutable(value: Any) -> bool:
-    """Returns whether this is packed by itself, with references to mutable values that it holds."""
+    """Returns whether a value is immutable. Such a value is packed with references to the mutable
+    values that it holds.
+    """
     kind = type(value)
     is_of_kind = kind in _KIND_BY_TYPE and _KIND_BY_TYPE[kind].fill is None
     return kind in _PLAIN or is_of_kind or kind is Array or isinstance(value, np.generic)
 
 
 def items_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the values that a list, a dict or another value of these types holds, with names."""
+    """Yields name and value of each item that a container holds, such as a list or a dict."""
     if isinstance(value, collections.abc.Mapping) and type(value) in _KIND_BY_TYPE:
         yield "default_factory", getattr(value, "default_factory", None)
         for i, (key, item) in enumerate(value.items()):
@@ -229,7 +237,7 @@ def items_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def pack_value(value: Any, refer: Refer) -> Packed:
-    """Packs an immutable value, or the reference to any other value.
+    """Packs an immutable value. For any other value it packs a reference.
 
     Raises:
       Unkeepable: a file without pickles cannot hold it, or a value in it.
@@ -242,7 +250,7 @@ def pack_value(value: Any, refer: Refer) -> Packed:
 
 
 def _packed(value: Any, arrays: list[np.ndarray], refer: Refer) -> Any:
-    """Returns a value as JSON, and appends its arrays to `arrays`."""
+    """Returns a value as a JSON tree, and appends its arrays to `arrays`."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -259,7 +267,7 @@ def _packed(value: Any, arrays: list[np.ndarray], refer: Refer) -> Any:
 
 
 def _array_of(value: Array) -> np.ndarray:
-    """Returns an array of Flower's as numpy's.
+    """Converts an Array of Flower to a numpy array.
 
     Raises:
       Unkeepable: its bytes are no array.
@@ -271,7 +279,7 @@ def _array_of(value: Array) -> np.ndarray:
 
 
 def content_of(value: Any, refer: Refer) -> Packed:
-    """Packs the content of a mutable value; an array is not copied.
+    """Packs the content of a mutable value. Arrays are not copied.
 
     Raises:
       Unkeepable: a file without pickles cannot hold a value in it.
@@ -288,12 +296,12 @@ Resolve = Callable[[list[Any]], Any]
 
 
 def unpack_value(packed: Packed, resolve: Resolve) -> Any:
-    """Returns the value that `pack_value` packed; `resolve` returns the object of a reference."""
+    """Restores a value that `pack_value` packed. `resolve` returns the object of a reference."""
     return _unpacked(packed.tree, packed.arrays, resolve)
 
 
 def _unpacked(tree: Any, arrays: list[np.ndarray], resolve: Resolve) -> Any:
-    """Inverts `_packed`."""
+    """Restores a value from its JSON tree and its arrays."""
     if not isinstance(tree, list):
         return tree
     name, *items = tree
@@ -308,11 +316,12 @@ def _unpacked(tree: Any, arrays: list[np.ndarray], resolve: Resolve) -> Any:
 
 
 def empty_value(packed: Packed) -> Any:
-    """Returns a mutable value of this content's type, for `fill`."""
+    """Returns an empty mutable value of the type that this content has, for `fill`."""
     name, *items = packed.tree
     if name == "ndarray":
         return np.empty_like(packed.arrays[0])
-    # A maxlen or the kind of a generator; references in it are not needed yet.
+    # The first item may be a maxlen or the kind of a generator. References in it are not needed
+    # yet.
     first_item = [_unpacked(item, packed.arrays, _resolve_to_none) for item in items[:1]]
     return _KIND_BY_TYPE[_TYPE_BY_NAME[name]].empty(first_item)
 
@@ -322,7 +331,9 @@ def _resolve_to_none(tree: list[Any]) -> None:
 
 
 def fill(value: Any, packed: Packed, resolve: Resolve) -> bool:
-    """Gives a mutable value this content, and returns whether its type and shape allow that."""
+    """Gives a mutable value this content. Returns False if its type or shape does not allow
+    that.
+    """
     name, *items = packed.tree
     if name == "ndarray":
         [content] = packed.arrays

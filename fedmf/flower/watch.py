@@ -1,4 +1,4 @@
-"""Detection of changes in objects whose state cannot be read."""
+"""`Watch`: detects changes in objects whose state cannot be read, by digests of their pickles."""
 
 import hashlib
 import pickle
@@ -9,7 +9,7 @@ from fedmf.flower.state import AttributePath
 
 
 class Watch:
-    """Objects whose state cannot be read, with digests of their pickles.
+    """A watch of objects whose state cannot be read. It compares digests of their pickles.
 
     Args:
       objects: by their addresses.
@@ -20,7 +20,7 @@ class Watch:
         self._digests = {path: _pickle_digest(value) for path, value in objects.items()}
 
     def changed(self) -> dict[AttributePath, str]:
-        """Returns the type of each object whose pickle has changed, by its address.
+        """Returns the types of the objects whose pickles have changed, by their addresses.
 
         An object without a pickle counts as unchanged.
         """
@@ -32,8 +32,8 @@ class Watch:
 
 
 class _DigestFile:
-    """A file that keeps only the digest of its content, because objects may be as large as a data
-    set.
+    """A file that keeps only a digest of what is written to it, because objects may be as large as
+    a data set.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class _DigestFile:
 
 
 def _pickle_digest(value: Any) -> bytes | None:
-    """Returns the digest of an object's pickle; None where it has none."""
+    """Returns the digest of an object's pickle; None if the object cannot be pickled."""
     file = _DigestFile()
     try:
         pickle.Pickler(file).dump(value)

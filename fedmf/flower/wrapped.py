@@ -1,4 +1,6 @@
-"""The calls of a wrapped strategy, with its state before each."""
+"""`WrappedStrategy`: the calls of the strategy that `MatrixFactorizationDP` wraps, with its state
+before each call.
+"""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ from fedmf.flower.watch import Watch
 
 
 class WrappedStrategy:
-    """A strategy of Flower's that `MatrixFactorizationDP` wraps.
+    """The Flower strategy that `MatrixFactorizationDP` wraps, with its state.
 
     Args:
       strategy: as the program made it.
@@ -33,18 +35,18 @@ class WrappedStrategy:
         self.strategy = strategy
         self.state = StrategyState(strategy)
         self.is_tried = False
-        self._watch: Watch | None = None  # of objects whose state a folder cannot hold
-        self._state_before_evaluation: State | None = None  # until the evaluation ends
+        self._watch: Watch | None = None  # Has objects whose state a folder cannot hold.
+        self._state_before_evaluation: State | None = None  # None outside of an evaluation.
 
     def begin(self, *, has_folder: bool) -> None:
-        """Takes the strategy's present state as the initial one."""
+        """Takes the present state of the strategy as its initial state."""
         self.state = StrategyState(self.strategy)
         self._watch = self.state.watch() if has_folder else None
 
     def messages(
         self, t: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, seconds: float
     ) -> list[Message]:
-        """Returns the strategy's messages of round t.
+        """Returns the training messages of round t, as the strategy makes them.
 
         Raises:
           TimeoutError: the strategy has waited for nodes for so many seconds.
@@ -63,7 +65,7 @@ class WrappedStrategy:
     def try_once(
         self, t: int, model: Model, folder: pathlib.Path | None, warn: Callable[[str], None]
     ) -> None:
-        """Tries the strategy before the first round of this program.
+        """Tries the strategy with a synthetic reply before the first round of this program.
 
         Args:
           t: the round.
@@ -102,16 +104,18 @@ class WrappedStrategy:
         return list(self.strategy.configure_evaluate(number, model, config, patient_grid))
 
     def evaluate(self, number: int, replies: Sequence[Message]) -> EvaluationResult:
-        """Returns the strategy's metrics of an evaluation, with counts of dropped replies."""
+        """Lets the strategy aggregate the replies of an evaluation, and returns metrics and counts
+        of dropped replies.
+        """
         state = self.state.changes().state
         return evaluate(self.strategy, number, replies, lambda: self.state.rewind(state))
 
     def end_evaluation(self) -> None:
-        """Counts the evaluation as done: the strategy keeps its changes by it."""
+        """Ends an evaluation, and keeps the changes that it made in the strategy."""
         self._state_before_evaluation = None
 
     def undo_evaluation(self) -> None:
-        """Restores the strategy's state before an evaluation that was interrupted."""
+        """Restores the state that the strategy had before an evaluation that was interrupted."""
         if self._state_before_evaluation is not None:
             self.state.rewind(self._state_before_evaluation)
             self._state_before_evaluation = None
