@@ -1,6 +1,6 @@
-"""Reports on training runs: a self-contained HTML file, and its plots as PNG files.
+"""Reports that compare training runs: a self-contained HTML file, and its plots as PNG files.
 
-They are made from `Run`s, without TensorFlow.
+Reports are made from `Run` objects, without TensorFlow.
 """
 
 import base64
@@ -33,7 +33,7 @@ from fedmf.runs.notes import figures_note
 
 __all__ = ["write_report"]
 
-# A report has cards if there are at most this many groups.
+# A report shows a card for each group of runs if there are at most this many groups.
 _MAX_CARDS = 8
 
 
@@ -41,7 +41,9 @@ _MAX_CARDS = 8
 def write_report(
     runs: Sequence[Run], folder: str | os.PathLike[str], *, title: str
 ) -> pathlib.Path:
-    """Writes folder/report.html and folder/plots/*.png, and replaces those of an earlier report.
+    """Writes a report on runs: folder/report.html and its plots folder/plots/*.png.
+
+    Files of an earlier report in the folder are replaced.
 
     The HTML file includes its plots and loads nothing. Its bytes are deterministic. Only the owner
     can read the files: like the metrics of the runs, they show exact functions of client data,
@@ -82,7 +84,7 @@ def write_report(
             if plot is not None:
                 write_atomically(path, plot.png, mode=0o600)
             else:
-                # An earlier report may have had this plot.
+                # A file of an earlier report, which had this plot, is removed.
                 path.unlink(missing_ok=True)
         write_atomically(folder / "report.html", html, mode=0o600)
     except OSError as error:
@@ -94,7 +96,7 @@ def write_report(
 
 
 def _check(runs: list[Run]) -> None:
-    """Raises an error unless there is a run, and all runs are of one task."""
+    """Raises an error if there are no runs, or if they are of different tasks."""
     for run in runs:
         if not isinstance(run, Run):
             raise TypeError(
@@ -150,9 +152,9 @@ def _render(
 
 
 def _commands(runs: list[Run], title: str) -> list[str]:
-    """Returns the commands that repeat the runs, with another noise seed, and make this report.
+    """Returns shell commands that repeat the runs, with another noise seed, and make this report.
 
-    They are for the folder that holds the run folders.
+    They are to be called in the folder that contains the run folders.
     """
     name_by_run = tables.folder_names(runs)
     folder_names = [name_by_run[id(run)] for run in runs]
@@ -168,7 +170,10 @@ def _commands(runs: list[Run], title: str) -> list[str]:
 
 
 def _facts(runs: list[Run]) -> list[tuple[str, str]]:
-    """Returns the names and values at the head of a report; a range if runs differ."""
+    """Returns the facts at the head of a report, as names and values.
+
+    If runs differ, the value is a range.
+    """
     claimed = [run.config.claimed_cohort for run in runs if run.config.claimed_cohort is not None]
     seeds = sorted({run.config.seed for run in runs})
     facts = [
@@ -185,14 +190,17 @@ def _facts(runs: list[Run]) -> list[tuple[str, str]]:
 
 
 def _range_in_words(values: list[int]) -> str:
-    """Returns the range of values, or the value if all are equal."""
+    """Returns a text with the smallest and the largest value, or one value if all are equal."""
     if min(values) == max(values):
         return f"{min(values):,}"
     return f"{min(values):,} to {max(values):,}"
 
 
 def _cards(groups: list[RunGroup]) -> list[dict[str, str]]:
-    """Returns each group's result in three short lines; none if there are many groups."""
+    """Returns a card for each group, with its result and its privacy.
+
+    If there are many groups, there are no cards.
+    """
     if len(groups) > _MAX_CARDS:
         return []
     cards = []
@@ -217,11 +225,11 @@ def _cards(groups: list[RunGroup]) -> list[dict[str, str]]:
 
 
 def _privacy_in_words(plan: dict[str, Any]) -> str:
-    """Returns the planned guarantee in a few words."""
+    """Returns a short text on the planned guarantee, such as "ε = 8.00, δ = 1e-6"."""
     if plan["epsilon"] is None:
         return "no privacy"
     guarantee = f"ε = {significant(plan['epsilon'])}, δ = {plain(plan['delta'])}"
-    # Runs of earlier versions have no attack risk.
+    # Plans of runs of earlier versions lack this entry.
     risk = plan.get("attack_risk")
     if not risk:
         return guarantee
@@ -229,9 +237,9 @@ def _privacy_in_words(plan: dict[str, Any]) -> str:
 
 
 def _statements(groups: list[RunGroup]) -> list[dict[str, Any]]:
-    """Returns each distinct statement once, with the labels of its groups.
+    """Returns the distinct privacy statements of the runs, with the labels of their groups.
 
-    Those of private groups are first, since the first is shown open.
+    Statements of private groups come first, because the page shows the first statement open.
     """
     labels_by_statement: dict[str, dict[str, None]] = {}
     for group in sorted(groups, key=lambda group: not group.private):

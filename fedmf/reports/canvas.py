@@ -1,4 +1,4 @@
-"""Figures in the style of the reports, as deterministic PNG bytes, and heat maps of matrices.
+"""Drawing of figures in one style as deterministic PNG files, and of heat maps of matrices.
 
 The colour scale of a heat map is logarithmic in both directions away from 0.
 """
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-# Width in inches, at which 10-point type is legible on a page and on a phone.
+# All figures have this width in inches, at which 10-point type is legible on a page and on a phone.
 WIDTH = 6.4
 _DPI = 220
 BLUE = "#1f5f8b"
@@ -62,7 +62,7 @@ STYLE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plot:
-    """Image of a report.
+    """Image of a report, with its caption and its description in words.
 
     Attributes:
       png: the bytes of the image.
@@ -79,7 +79,7 @@ class Plot:
 
 @contextlib.contextmanager
 def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
-    """Yields a figure in the style of the reports, and a buffer for its PNG.
+    """Yields an empty figure in the style of the reports, and a buffer for its PNG file.
 
     The PNG, with the note as a footnote, is in the buffer after the `with` block. The style starts
     from matplotlib's defaults, so that a matplotlibrc does not change a report.
@@ -114,20 +114,23 @@ def canvas(height: float, note: str) -> Iterator[tuple[Figure, io.BytesIO]]:
 
 @contextlib.contextmanager
 def in_style() -> Iterator[None]:
-    """Sets the style of the reports in the `with` block, and ignores any matplotlibrc."""
+    """Sets matplotlib's style to that of the reports within the `with` block.
+
+    The user's matplotlibrc is ignored.
+    """
     with matplotlib.style.context(STYLE, after_reset=True):
         yield
 
 
 def blank(height: float) -> Figure:
-    """Returns an empty figure of a page's width, to be drawn on inside `in_style`."""
+    """Returns an empty figure as wide as a page; it is drawn on within `in_style`."""
     figure = Figure(figsize=(WIDTH, height), dpi=_DPI, layout=ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     return figure
 
 
 def as_png(figure: Figure) -> bytes:
-    """Renders a figure as PNG bytes, which depend on the figure and the renderer alone.
+    """Renders a figure as PNG bytes, which are the same for the same figure and renderer.
 
     The PNG does not name the version of matplotlib.
     """
@@ -137,7 +140,7 @@ def as_png(figure: Figure) -> bytes:
 
 
 def whole_steps(max_ticks: int) -> MaxNLocator:
-    """Returns a locator of at most `max_ticks` ticks at whole numbers.
+    """Returns a matplotlib locator for at most `max_ticks` ticks at whole numbers.
 
     Their distance is 1, 2 or 5 times a power of ten, so that the last round of most runs has a
     tick. An axis of one round has one tick.
@@ -146,7 +149,7 @@ def whole_steps(max_ticks: int) -> MaxNLocator:
 
 
 def powers_of_two(ax: Axes, ticks: Sequence[float]) -> None:
-    """Makes the horizontal axis logarithmic with base 2, with these ticks."""
+    """Makes the horizontal axis logarithmic with base 2, and sets its ticks."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks)
     _plain_numbers(ax.xaxis)
@@ -160,25 +163,25 @@ def tens(ax: Axes) -> None:
 
 
 def _plain_numbers(axis: Axis) -> None:
-    """Labels the ticks of a logarithmic axis without powers of ten."""
+    """Labels the ticks of a logarithmic axis by plain numbers, such as 0.5 or 20."""
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def in_percent(ax: Axes) -> None:
-    """Labels the vertical axis of a metric between 0 and 1 in percent."""
+    """Labels the vertical axis in percent, for a metric between 0 and 1."""
     ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%".replace("-", "−"))
 
 
 def marker(values: Sized) -> str:
-    """Returns a marker for a line of one point, which needs one, and none for a longer line."""
+    """Returns a marker for a line of one point, which would not show without; else none."""
     return "o" if len(values) == 1 else ""
 
 
 def legend_above(figure: Figure, lines: Sequence[Artist], labels: Sequence[str]) -> None:
-    """Draws a legend above the axes, and makes the figure taller by its height."""
+    """Draws a legend above the axes, and makes the figure taller to give it room."""
     longest_label = max(map(len, labels))
-    # Number of columns that fit the width.
+    # As many columns as fit the width of the figure are used.
     num_columns = 1
     if longest_label < 22:
         num_columns = 3
@@ -189,25 +192,26 @@ def legend_above(figure: Figure, lines: Sequence[Artist], labels: Sequence[str])
     figure.legend(lines, labels, loc="outside upper center", ncols=num_columns)
 
 
-# A diverging scale that is safe for colour-blind readers; white is exactly 0.
+# The colours of heat maps diverge from white at 0, and are safe for colour-blind readers.
 _COLOR_MAP = "RdBu_r"
-# Pixels of a panel. Larger matrices are pooled to this size before they are rendered.
+# A heat map has at most this many pixels in each direction. Larger matrices are pooled to this size
+# before they are rendered.
 PIXELS = 560
-# Decades of the logarithmic part of a colour scale.
+# The logarithmic part of a colour scale has between 2 and 5 decades.
 _MIN_DECADES = 2
 _MAX_DECADES = 5
 
 
 def without_specks(matrix: np.ndarray) -> np.ndarray:
-    """Sets entries below 1e-12 of the largest to 0.
+    """Returns a matrix in which entries below 1e-12 times the largest are 0.
 
-    They are rounding errors that a logarithmic scale would show.
+    Such entries are rounding errors, which a logarithmic scale would show.
     """
     return np.where(np.abs(matrix) < 1e-12 * np.abs(matrix).max(), 0.0, matrix)
 
 
 def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
-    """Returns one symmetric colour scale for several matrices.
+    """Returns a colour scale that is symmetric about 0 and shared by several matrices.
 
     It is logarithmic from the largest entry down to the smallest median entry of a matrix, and
     linear around 0. Entries of N decay as a power of the distance between rounds, so that long runs
@@ -217,7 +221,7 @@ def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
     medians = [np.median(sizes[sizes > 1e-9 * largest]) for sizes in map(np.abs, matrices)]
     top_power = _top_power(largest)
     median_power = round(np.log10(min(medians)))
-    # The linear part ends at a power of ten, so that the colour bar has no crowded ticks near 0.
+    # The linear part ends at a power of ten, so that ticks of the colour bar near 0 do not overlap.
     bottom_power = min(top_power - _MIN_DECADES, max(top_power - _MAX_DECADES, median_power))
     return SymLogNorm(
         linthresh=10.0**bottom_power, linscale=1.0, vmin=-largest, vmax=largest, base=10
@@ -225,14 +229,14 @@ def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
 
 
 def _top_power(largest: float) -> int:
-    """Returns the largest power of ten up to a value, as an exponent."""
+    """Returns the exponent of the largest power of ten that is at most a value."""
     return int(np.floor(np.log10(largest) + 1e-9))
 
 
 def draw_heat_map(
     ax: Axes, matrix: np.ndarray, norm: SymLogNorm, *, size: tuple[int, int] | None = None
 ) -> None:
-    """Draws a matrix, one colour for each entry or, of a large matrix, each block of entries.
+    """Draws a matrix as a heat map; blocks of a large matrix have one colour each.
 
     Args:
       ax: to draw on.
@@ -289,9 +293,10 @@ def draw_color_bar(
 
 
 def pool(matrix: np.ndarray, limit: int) -> np.ndarray:
-    """Reduces a matrix to at most limit x limit entries, so that thin diagonals show.
+    """Reduces a matrix to at most limit x limit entries.
 
-    Each is the entry of a block that is largest in absolute value.
+    Each is the entry with the largest absolute value in a block, so that thin diagonals stay
+    visible.
 
     >>> pool(np.array([[1.0, -3.0], [0.0, 2.0]]), 1)
     array([[-3.]])

@@ -1,4 +1,4 @@
-"""Plots over clients: deciles of the metric, participations and spending of a budget."""
+"""Plots of values that differ between clients: metric, participations and spent budget."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ from fedmf.runs.folder import Run
 
 _BAR_COLOR = "#51677f"
 _ZERO_BAR_COLOR = "#c9c9c9"
-# Bars have labels if there are at most this many.
+# Bars are labelled with their values if there are at most this many.
 _MAX_LABELLED_BARS = 16
 
 
 def _draw_deciles(
     ax: Axes, group: RunGroup, metric: str, deciles: Sequence[float], *, hollow: bool = False
 ) -> Line2D:
-    """Draws and returns a group's line through the deciles of a metric over clients."""
+    """Draws the deciles of a metric over the clients of a group as a line, and returns it."""
     percents = range(10, 100, 10)
     (line,) = ax.plot(percents, deciles, "o", color=group.color, linestyle=group.line, markersize=4)
     if hollow:
@@ -35,14 +35,14 @@ def _draw_deciles(
 
 
 def _group_runs(groups: Sequence[RunGroup]) -> Iterator[tuple[RunGroup, Run]]:
-    """Yields every run with its group."""
+    """Yields pairs of a group and a run, for all runs of all groups."""
     for group in groups:
         for run in group.runs:
             yield group, run
 
 
 def clients_plot(groups: Sequence[RunGroup]) -> Plot | None:
-    """Draws the deciles of the headline metric over training clients.
+    """Draws how the headline metric differs between training clients, by its deciles.
 
     It returns None if the metric was not measured by client for any run.
     """
@@ -81,9 +81,9 @@ def clients_plot(groups: Sequence[RunGroup]) -> Plot | None:
 
 
 def _excluded_clients(run_name: str, clients: Mapping[str, Any]) -> list[str]:
-    """Returns in words the clients of a run that have no metric."""
+    """Returns texts on how many clients of a run lack the metric, and for what reason."""
     exclusions = []
-    # Runs of earlier versions have one of the counts only.
+    # Runs of earlier versions lack one of these counts.
     for reason in ("undefined", "not_finite"):
         num_clients = clients.get(f"clients_{reason}", 0)
         if num_clients:
@@ -92,7 +92,7 @@ def _excluded_clients(run_name: str, clients: Mapping[str, Any]) -> list[str]:
 
 
 def fine_tuned_plot(groups: Sequence[RunGroup]) -> Plot | None:
-    """Draws the deciles of the headline metric before and after fine-tuning, and of its change.
+    """Draws deciles of the headline metric before and after fine-tuning, and of its change.
 
     It returns None if the metric is defined on no client of any run.
     """
@@ -134,7 +134,7 @@ def fine_tuned_plot(groups: Sequence[RunGroup]) -> Plot | None:
 
 
 def _fine_tuning_in_words(metric: str, fine_tuned: Mapping[str, Any]) -> str:
-    """Returns the options of fine-tuning, the means before and after, and numbers of clients."""
+    """Returns a text on fine-tuning: its options, means before and after, numbers of clients."""
     values = fine_tuned["metrics"][metric]
     means = " to ".join(
         metric_value(metric, values[stage]["mean"]) for stage in ("before", "after")
@@ -154,7 +154,7 @@ def _fine_tuning_in_words(metric: str, fine_tuned: Mapping[str, Any]) -> str:
 
 
 def participation_plot(runs: Sequence[Run]) -> Plot | None:
-    """Draws how many clients took part in how many rounds, over the finished runs.
+    """Draws a histogram of how many rounds each client took part in, over finished runs.
 
     It returns None if no run is finished, or if rounds, cohorts or populations differ: a mean over
     such runs would be the count of no run.
@@ -181,7 +181,7 @@ def participation_plot(runs: Sequence[Run]) -> Plot | None:
 
 
 def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
-    """Draws bars of the mean over runs with the same rounds and clients; returns them in words."""
+    """Draws the mean histogram over runs of the same size, and returns it in words."""
     histograms = [_clients_by_participations(run) for run in runs]
     limits = {run.plan["participation"]["max_participations"] for run in runs}
     limit = None
@@ -224,7 +224,7 @@ def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
 
 
 def _participation_color(times: int, limit: int | None) -> str:
-    """Returns the colour of the bar for a number of participations."""
+    """Returns the colour of the bar for this number of participations of a client."""
     if times == 0:
         return _ZERO_BAR_COLOR
     if limit is not None and times > limit:
@@ -233,21 +233,21 @@ def _participation_color(times: int, limit: int | None) -> str:
 
 
 def _participation(run: Run) -> dict[str, Any]:
-    """Returns the participation in the result of a finished run."""
+    """Returns the participation statistics from the result of a finished run."""
     assert run.result is not None
     participation: dict[str, Any] = run.result["participation"]
     return participation
 
 
 def _clients_by_participations(run: Run) -> dict[int, int]:
-    """Returns the number of clients of a finished run by their number of participations."""
+    """Maps numbers of participations to the number of clients of a finished run that had them."""
     participation = _participation(run)
     histogram = {int(times): int(count) for times, count in participation["histogram"].items()}
     return histogram | {0: participation["population"] - participation["clients"]}
 
 
 def spending_plot(runs: Sequence[Run]) -> Plot | None:
-    """Draws how much of their participation budget clients spent, over the finished runs.
+    """Draws a histogram of the share of the participation budget that clients spent.
 
     It returns None if no finished run has a budget, or if their populations differ.
     """

@@ -1,4 +1,8 @@
-"""Matrices of a mechanism for heat maps: all rounds of a short run, a thousand of a long one."""
+"""Computation of a mechanism's matrices for heat maps.
+
+The letters are C for the encoder, N for the noise matrix and X for C^T C. Z is a matrix of
+independent standard normals. Of long runs, at most a thousand rounds at equal distances are drawn.
+"""
 
 import dataclasses
 
@@ -13,15 +17,16 @@ from fedmf.mechanisms.noising_rows import (
 )
 from fedmf.reports.canvas import PIXELS, without_specks
 
-# Rows of a drawn matrix, at most.
+# A heat map draws at most this many rows.
 MAX_DRAWN_ROUNDS = 1000
-# C of a mechanism with more rounds is not formed for a picture: it takes half a gigabyte.
+# The encoder C of a mechanism with more rounds is not computed for a picture, because it would take
+# more than half a gigabyte.
 MAX_FORMED_ROUNDS = 8192
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawnMatrix:
-    """Matrix for a heat map.
+    """Matrix for a heat map; of a large matrix, only some entries are kept.
 
     Attributes:
       entries: float64; for a large matrix, some of its rows, with the entry of the largest absolute
@@ -34,12 +39,12 @@ class DrawnMatrix:
 
 
 def full_matrix(matrix: np.ndarray) -> DrawnMatrix:
-    """Returns a matrix that is drawn with all its entries."""
+    """Wraps a matrix of which all entries are drawn."""
     return DrawnMatrix(entries=matrix, size=(matrix.shape[0], matrix.shape[1]))
 
 
 def drawn_rounds(rounds: int, limit: int = MAX_DRAWN_ROUNDS) -> np.ndarray:
-    """Returns the rounds that are drawn: all, or some at equal distances.
+    """Returns the rounds that are drawn: all rounds, or some at equal distances.
 
     >>> drawn_rounds(10, 4)
     array([0, 3, 6, 9])
@@ -50,7 +55,7 @@ def drawn_rounds(rounds: int, limit: int = MAX_DRAWN_ROUNDS) -> np.ndarray:
 def drawn_noise(
     mechanism: Mechanism, scale: float, limit: int = MAX_DRAWN_ROUNDS
 ) -> tuple[DrawnMatrix, DrawnMatrix]:
-    """Returns scale * N, and the correlation matrix of the noise of the rounds.
+    """Returns the noise matrix N times a scale, and the correlation of noise between rounds.
 
     Args:
       mechanism: with N.
@@ -66,7 +71,7 @@ def drawn_noise(
     pooled = PooledColumns(len(rounds), noise_rows.num_sources)
     covariance = np.zeros((len(rounds), len(rounds)))
     for first_column, block in noise_rows.blocks(rounds, rounds + 1):
-        # If N is causal, the rows of rounds before the block are 0.
+        # If N is lower triangular, the rows of rounds before the block are 0.
         nonzero_rows = np.flatnonzero(block.any(axis=1))
         if len(nonzero_rows):
             start = nonzero_rows[0]
@@ -80,12 +85,15 @@ def drawn_noise(
 
 
 def is_drawable(mechanism: Mechanism) -> bool:
-    """Returns whether C, N and X can be drawn in seconds: by formulas for their rows, or formed."""
+    """Returns whether C, N and X can be computed in seconds.
+
+    Either there are formulas for their rows, or they are small.
+    """
     return has_encoder_rows(mechanism) or mechanism.rounds <= MAX_FORMED_ROUNDS
 
 
 def drawn_encoder(mechanism: Mechanism, scale: float, limit: int = MAX_DRAWN_ROUNDS) -> DrawnMatrix:
-    """Returns the matrix scale * C."""
+    """Returns the encoder C times a scale."""
     n = mechanism.rounds
     if n <= limit or not has_encoder_rows(mechanism):
         return full_matrix(scale * mechanism.encoder())
@@ -97,14 +105,14 @@ def drawn_encoder(mechanism: Mechanism, scale: float, limit: int = MAX_DRAWN_ROU
 
 
 def drawn_gram(mechanism: Mechanism, scale: float, limit: int = MAX_DRAWN_ROUNDS) -> DrawnMatrix:
-    """Returns the matrix scale^2 * X."""
+    """Returns X = C^T C times the square of a scale, where C is the encoder."""
     n = mechanism.rounds
     X = gram_entries(mechanism, drawn_rounds(n, limit))
     return DrawnMatrix(entries=scale**2 * X, size=(n, n))
 
 
 class PooledColumns:
-    """Rows of a wide matrix, reduced to the largest entry of every few neighbouring columns.
+    """Reduction of a wide matrix to fewer columns, by the largest of neighbouring entries.
 
     The matrix is added in blocks of columns. "Largest" is by absolute value.
 
@@ -133,12 +141,18 @@ class PooledColumns:
 
 
 def correlation(noising: np.ndarray) -> np.ndarray:
-    """Returns the correlation matrix of the rows of N Z; 0 for a round without noise."""
+    """Returns the correlation of the noise N Z between rounds.
+
+    Entries of rounds without noise are 0.
+    """
     return correlation_of(noising @ noising.T)
 
 
 def correlation_of(covariance: np.ndarray) -> np.ndarray:
-    """Returns the correlation matrix of a covariance matrix; 0 for a round without noise."""
+    """Converts a covariance matrix of rounds to a correlation matrix.
+
+    Entries of rounds without noise are 0.
+    """
     std = np.sqrt(np.diag(covariance))
     scale = np.divide(1.0, std, out=np.zeros_like(std), where=std > 0)
     return without_specks(covariance * scale[:, None] * scale[None, :])

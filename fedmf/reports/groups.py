@@ -1,4 +1,4 @@
-"""Groups of runs that differ in their seed only, with their curves and notes.
+"""Grouping of runs that differ in their seed only, with the curves and notes of groups.
 
 The labels, colours and line styles of the groups are in `fedmf.reports.labels`.
 """
@@ -31,7 +31,7 @@ from fedmf.runs.folder import Run
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunGroup:
-    """Runs of one configuration that differ in their seed only; at least one.
+    """One or several runs of the same configuration, which differ in their seed only.
 
     Attributes:
       label: the mechanism in words, with the other differences from the other groups.
@@ -48,27 +48,30 @@ class RunGroup:
 
     @property
     def private(self) -> bool:
-        """Whether the planned epsilon is finite."""
+        """Whether the runs are private, with a finite planned epsilon."""
         return self.runs[0].plan["epsilon"] is not None
 
     @property
     def config(self) -> TrainConfig:
-        """Configuration of the first run."""
+        """Configuration of the group's first run; the others differ in their seed only."""
         return self.runs[0].config
 
     @property
     def plan(self) -> dict[str, Any]:
-        """Plan of the first run, which all runs of the group have."""
+        """Plan of all runs of the group, as the first run stores it."""
         return self.runs[0].plan
 
     @property
     def mechanism_of_noise(self) -> Mechanism:
-        """Mechanism of the first run, which all runs of the group have."""
+        """Mechanism of all runs of the group, which determines their noise."""
         return self.runs[0].mechanism
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
-    """Groups runs by configuration, in the order of the first run of each group."""
+    """Groups runs that differ in their seed only.
+
+    The groups are in the order of their first runs.
+    """
     runs_by_config: dict[TrainConfig, list[Run]] = {}
     for run in runs:
         config = dataclasses.replace(config_as_run(run), seed=0)
@@ -98,7 +101,7 @@ def runs_of(groups: Sequence[RunGroup]) -> list[Run]:
 def _group_by_noise(
     groups: Sequence[RunGroup], scale: Callable[[RunGroup], float]
 ) -> list[list[RunGroup]]:
-    """Returns the private groups, with those of the same N and the same scale in one list."""
+    """Returns lists of private groups that have the same noise matrix N and the same scale."""
     groups_by_noise: dict[tuple[Any, ...], list[RunGroup]] = {}
     for group in groups:
         if group.private:
@@ -108,7 +111,10 @@ def _group_by_noise(
 
 
 def _noise_identity(group: RunGroup) -> tuple[Any, ...]:
-    """Returns a key that is equal for equal N: N itself, or for a long run a digest."""
+    """Returns a key that is the same for groups with the same noise matrix N.
+
+    It contains N itself or, for a long run, a digest of the mechanism.
+    """
     mechanism = group.mechanism_of_noise
     if mechanism.rounds <= MAX_DRAWN_ROUNDS:
         N = mechanism.noising()
@@ -117,7 +123,7 @@ def _noise_identity(group: RunGroup) -> tuple[Any, ...]:
 
 
 def distinct_mechanisms(groups: Sequence[RunGroup]) -> list[tuple[str, list[RunGroup]]]:
-    """Returns the private groups by the structure of their noise, (sensitivity, N), with labels."""
+    """Returns lists of private groups with the same noise matrix and sensitivity, with labels."""
     same_noise_groups = _group_by_noise(groups, lambda group: group.plan["sensitivity"]["value"])
     mechanisms = [same_noise[0].mechanism for same_noise in same_noise_groups]
     labelled_groups = []
@@ -126,7 +132,7 @@ def distinct_mechanisms(groups: Sequence[RunGroup]) -> list[tuple[str, list[RunG
         num_others = len(same_noise) - 1
         is_simulation = not num_others and first_group.config.claimed_cohort is not None
         if mechanisms.count(first_group.mechanism) == 1 and not is_simulation:
-            # The structure does not depend on epsilon.
+            # The name of the mechanism suffices, since the matrices do not depend on epsilon.
             label = first_group.mechanism
         elif num_others:
             label = f"{first_group.label} and {num_others} more"
@@ -137,7 +143,7 @@ def distinct_mechanisms(groups: Sequence[RunGroup]) -> list[tuple[str, list[RunG
 
 
 def distinct_noise(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """Returns one private group for each different noise on the average update.
+    """Returns one private group for each distinct noise on the cohort's average update.
 
     The labels name the differences between these groups alone.
     """
@@ -156,7 +162,7 @@ def distinct_noise(groups: Sequence[RunGroup]) -> list[RunGroup]:
 
 
 class NoiseLevels(NamedTuple):
-    """Standard deviations of the noise on the cohort's average update.
+    """Standard deviations of the noise on the cohort's average update, for each round.
 
     Attributes:
       of_rounds: (rounds,), of each round.
@@ -168,7 +174,7 @@ class NoiseLevels(NamedTuple):
 
 
 def noise_levels(group: RunGroup) -> NoiseLevels:
-    """Computes the noise on the cohort's average update.
+    """Computes the standard deviation of the noise on the cohort's average update.
 
     In a simulation the plan's stddev has the factor simulated / claimed. Divided by the simulated
     cohort size it is therefore the noise on the average of the claimed cohort.
@@ -182,7 +188,7 @@ def noise_levels(group: RunGroup) -> NoiseLevels:
 
 
 def mean_over_runs(group: RunGroup, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers of completed rounds, and the mean of a metric over the group's runs.
+    """Returns the curve of a metric, as numbers of completed rounds and means over the runs.
 
     Rounds in which a run has no value are left out.
     """
@@ -196,7 +202,10 @@ def mean_over_runs(group: RunGroup, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the numbers of completed rounds, and the headline metric, of all validations."""
+    """Returns the validation curve of a run.
+
+    It consists of numbers of completed rounds, and of values of the headline metric.
+    """
     metric = run.plan["task"]["headline_metric"]
     rows = [row for row in run.metrics if metric in row.get("validation", {})]
     rounds = np.array([row["round"] + 1 for row in rows], dtype=np.int64)
@@ -204,7 +213,7 @@ def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 class PrivateCurve(NamedTuple):
-    """Private metric over rounds.
+    """Curve of a private metric over rounds, with the noise of its points.
 
     Attributes:
       rounds: (points,), numbers of completed rounds.
@@ -218,7 +227,9 @@ class PrivateCurve(NamedTuple):
 
 
 def private_curve(run: Run, name: str) -> PrivateCurve:
-    """Returns the private mean of "accuracy" or "loss", over windows of evaluate_every rounds.
+    """Returns the curve of a private metric, "accuracy" or "loss".
+
+    Each point is a mean over a window of evaluate_every rounds.
 
     The mean is over the clients of all rounds of a window. Correlated noise cancels in the sum over
     its rounds.
@@ -250,7 +261,7 @@ def private_curve(run: Run, name: str) -> PrivateCurve:
 def _window_factors(
     run: Run, rows: list[dict[str, Any]], starts: Sequence[int], ends: Sequence[int]
 ) -> np.ndarray:
-    """Returns the noise of each window relative to that of its first round, (windows,)."""
+    """Returns the noise of the sum over each window relative to its first round, (windows,)."""
     if not any(rows[start]["stddev"]["clients"] is not None for start in starts):
         return np.full(len(starts), np.nan)
     noise_rows = NoisingRows(run.mechanism)
@@ -259,7 +270,10 @@ def _window_factors(
 
 
 def mean_curve(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rounds in which all runs were validated, and the metric, (runs, rounds)."""
+    """Returns the validation curves of a group in the rounds that all its runs validated.
+
+    The values of the metric have the shape (runs, rounds).
+    """
     curves = [validation_curve(run) for run in group.runs]
     common_rounds = functools.reduce(np.intersect1d, [rounds for rounds, _ in curves])
     run_values = [values[np.isin(rounds, common_rounds)] for rounds, values in curves]
@@ -267,7 +281,7 @@ def mean_curve(group: RunGroup) -> tuple[np.ndarray, np.ndarray]:
 
 
 def final_metric(run: Run, split: str) -> float | None:
-    """Returns the headline metric of a split at the end of a run, or None.
+    """Returns the final headline metric of a run on a split; None if there is no value.
 
     For an unfinished run it is the latest validation.
     """
@@ -282,7 +296,7 @@ def final_metric(run: Run, split: str) -> float | None:
 
 
 def unfinished(run: Run) -> str:
-    """Returns in words how far an unfinished run is; empty for a finished one."""
+    """Returns a text on the progress of an unfinished run; empty for a finished run."""
     if run.result is not None:
         return ""
     if not run.metrics:
@@ -291,14 +305,14 @@ def unfinished(run: Run) -> str:
 
 
 def ended(run: Run) -> str:
-    """Returns in words when a run ended at an epsilon, before its last round; else empty."""
+    """Returns a text if a run ended early because it had reached an epsilon; else empty."""
     if not run.ended_after:
         return ""
     return f"ended after {run.ended_after} of {run.config.rounds} rounds"
 
 
 def simulation_note(runs: Sequence[Run]) -> str:
-    """Returns the note on claimed cohorts for a table or plot of runs.
+    """Returns a note for a table or plot that some runs simulate a larger cohort.
 
     It is empty if no run simulates a larger cohort.
     """

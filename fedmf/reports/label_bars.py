@@ -1,4 +1,4 @@
-"""Plot of the label counts of clients, as a stacked bar for each client."""
+"""Plot of how many examples of each label the clients have, as one stacked bar per client."""
 
 import dataclasses
 from typing import Any
@@ -12,14 +12,14 @@ from matplotlib.patches import Patch
 
 from fedmf.reports.canvas import canvas, whole_steps
 
-# Largest numbers of bars and of colours.
+# A plot has at most this many bars (clients) and colours (labels).
 _MAX_BARS = 100
 _MAX_COLORS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelBars:
-    """Label counts of the plotted clients.
+    """Number of examples of each label, for each plotted client.
 
     Attributes:
       counts: examples of each client and label, int64 (clients, labels + 1); the last column is
@@ -46,7 +46,10 @@ def count_labels(
     unique_ids: np.ndarray,
     client_codes: np.ndarray,
 ) -> LabelBars:
-    """Returns the label counts for a plot, from encoded labels and client ids of examples."""
+    """Counts the labels of each plotted client.
+
+    The labels and client ids of examples are given as indices into their unique values.
+    """
     num_clients = unique_ids.size
     step = -(-num_clients // _MAX_BARS)
     label_counts = np.bincount(label_codes)
@@ -70,7 +73,7 @@ def count_labels(
 
 
 def draw_label_bars(bars: LabelBars) -> bytes:
-    """Returns the PNG file of a plot."""
+    """Draws a stacked bar for each client, and returns the PNG bytes."""
     num_bars = len(bars.counts)
     legend_names = list(bars.label_names)
     num_columns = 10 if max(map(len, legend_names)) < 5 else 3
@@ -102,7 +105,7 @@ def draw_label_bars(bars: LabelBars) -> bytes:
 
 
 def _add_bars(ax: Axes, counts: np.ndarray, colors: list[Any]) -> None:
-    """Adds a rectangle for each positive count, stacked in the row of its client."""
+    """Draws a rectangle for each positive count; those of a client are stacked in its row."""
     row, column = np.nonzero(counts)
     x_end = np.cumsum(counts, axis=1)[row, column]
     x_start = x_end - counts[row, column]
@@ -114,7 +117,7 @@ def _add_bars(ax: Axes, counts: np.ndarray, colors: list[Any]) -> None:
 
 
 def _add_legend(figure: Figure, names: list[str], colors: list[Any], num_columns: int) -> None:
-    """Adds the legend of the labels above a plot."""
+    """Adds a legend with the names of the labels above a plot."""
     legend = figure.legend(
         [Patch(color=color) for color in colors[: len(names)]],
         names,
@@ -123,11 +126,11 @@ def _add_legend(figure: Figure, names: list[str], colors: list[Any], num_columns
         handlelength=1.0,
     )
     for text in legend.get_texts():
-        text.set_parse_math(False)  # A label may contain $.
+        text.set_parse_math(False)  # A $ in a label is no formula.
 
 
 def _truncate(value: Any) -> str:
-    """Returns the first 24 characters of a label or client id."""
+    """Returns a label or client id as a text of at most 24 characters."""
     return f"{value!s:.24}"
 
 

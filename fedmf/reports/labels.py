@@ -1,4 +1,4 @@
-"""Labels, colours and line styles of groups of runs."""
+"""Labels, colours and line styles that tell groups of runs apart in reports."""
 
 import collections
 import dataclasses
@@ -19,12 +19,14 @@ from fedmf.runs.folder import Run
 
 LineStyle = str | tuple[int, tuple[float, ...]]
 
-# Colours beside those of the families. All colours are far apart for readers with protanopia and
-# deuteranopia as well; lines in grey are dashed.
+# These are colours of runs without a family of mechanisms. All colours are easy to distinguish,
+# also for colour-blind readers. Grey lines are dashed.
 _COLORS = {"none": "#4a4a4a", "file": "#3c0f4b"}
-# Fraction of white or black in the last of several shades of a colour, still legible as text.
+# The last of several shades of a colour has this fraction of white or black. It is still legible as
+# text.
 _MAX_SHADE = 0.45
-# Colours with a larger sum of channels are mixed with black, since white makes them illegible.
+# Colours with a larger sum of channels are shaded with black, because white would make them
+# illegible.
 _LIGHT_COLOR = 1.49
 _LINE_STYLES: tuple[LineStyle, ...] = (
     "-",
@@ -33,14 +35,14 @@ _LINE_STYLES: tuple[LineStyle, ...] = (
     (0, (6, 1.5, 1.5, 1.5)),
 )
 
-# Number of characters to which a long value, such as a learning-rate schedule, is shortened.
+# A long value, such as a learning-rate schedule, is cut after this many characters.
 _MAX_CHARACTERS = 60
 
-# Fields that are tuned to the model's accuracy; they do not change the noise.
+# These fields of the config are tuned for the model's accuracy, and do not change the noise.
 TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "warmup", "cooldown")
-# Fields that are in a label only if two groups had the same label without; the table of run folders
-# lists them. The mechanism's name shows the first ones, learning rates are tuned to each mechanism,
-# and the others are paths or do not change results.
+# A label contains one of these fields only if two groups would have the same label without it. The
+# table of run folders lists them in any case. The name of the mechanism shows the first three,
+# learning rates are tuned for each mechanism, and the rest are paths or do not change results.
 _IN_TABLE_ONLY = {
     "family", "decoder", "mechanism", "data", "seed", "client_learning_rate",
     "server_learning_rate", "server_momentum",
@@ -49,20 +51,20 @@ _IN_TABLE_ONLY = {
 
 
 def decoder_of(run: Run) -> str | None:
-    """Returns the decoder of a run's mechanism; None for a family that has only one.
+    """Returns the decoder of a run's mechanism; None if its family has only one decoder.
 
-    The run's config does not tell it: None there is the default of the version that ran.
+    The run's config may have None, which means the default in the version of fedmf that ran.
     """
     if run.config.family not in families_taking("decoder"):
         return None
     mechanism = run.mechanism
-    if isinstance(mechanism, StampedMechanism):  # This is a tree with restarts.
+    if isinstance(mechanism, StampedMechanism):  # A tree that restarts.
         mechanism = mechanism.part
     return str(getattr(mechanism, "decoder", run.config.decoder))
 
 
 def config_as_run(run: Run) -> TrainConfig:
-    """Returns the config of a run, with None for the default decoder of its family.
+    """Returns the config of a run, with the decoder None if it is the default of its family.
 
     Runs of the same mechanism then have equal configs.
     """
@@ -73,7 +75,7 @@ def config_as_run(run: Run) -> TrainConfig:
 
 
 def mechanism_label(run: Run) -> str:
-    """Returns the mechanism of a run in words."""
+    """Returns the name of a run's mechanism for a reader."""
     config = run.config
     if config.family == "none":
         return "No noise (not private)"
@@ -86,7 +88,9 @@ def mechanism_label(run: Run) -> str:
 
 
 def group_labels(first_runs: Sequence[Run]) -> list[str]:
-    """Returns a label for the first run of each group: the mechanism, and the compared fields.
+    """Returns a label for each group, given its first run.
+
+    A label names the mechanism and the config fields that the report compares.
 
     A field that differs anywhere in the report, such as epsilon, is in every label that it applies
     to, so that groups with other values do not look comparable.
@@ -109,14 +113,14 @@ def group_labels(first_runs: Sequence[Run]) -> list[str]:
 
 
 def _is_compared(name: str, configs: Sequence[TrainConfig]) -> bool:
-    """Returns whether labels show a field: its values differ where it applies."""
+    """Returns whether labels show a field, because its values differ between the configs."""
     if name in _IN_TABLE_ONLY:
         return False
     return len({config.flat().get(name) for config in configs if _applies(name, config)}) > 1
 
 
-# Field -> whether another field gives it a meaning. Without, it has its default value, which would
-# look like a choice.
+# These fields have a meaning only for some values of other fields, as each function says. Otherwise
+# a label does not show the field, because its default value would look like a choice.
 _HAS_MEANING: dict[str, Callable[[TrainConfig], Any]] = {
     "population": lambda config: config.sampling,
     "partitions": lambda config: config.sampling,
@@ -131,12 +135,12 @@ _HAS_MEANING: dict[str, Callable[[TrainConfig], Any]] = {
     "warmup": lambda config: config.learning_rate_schedule is None,
     "cooldown": lambda config: config.learning_rate_schedule is None,
 }
-# Fields that are not set if they are 0.
+# The value 0 of these fields means that they are not set.
 _UNSET_AT_ZERO = ("private_metrics", "canaries", "dropout", "proximal_strength")
 
 
 def _applies(name: str, config: TrainConfig) -> bool:
-    """Returns whether a field has a meaning that the name of the mechanism does not show."""
+    """Returns whether a field has a meaning in a config, beyond the name of the mechanism."""
     if name == "bands" and config.family in FAMILIES and "{bands}" in FAMILIES[config.family].label:
         return False
     if config.family not in families_taking(name):
@@ -146,7 +150,7 @@ def _applies(name: str, config: TrainConfig) -> bool:
 
 
 def _detail(name: str, value: Any) -> str:
-    """Returns a field and its value in words; empty if the field is not set."""
+    """Returns a text with a field's name and value; empty if the field is not set."""
     if value is None or (name in _UNSET_AT_ZERO and not value):
         return ""
     if name == "claimed_cohort":
@@ -155,16 +159,16 @@ def _detail(name: str, value: Any) -> str:
 
 
 class GroupStyle(NamedTuple):
-    """Colour, "#rrggbb", and matplotlib line style of a group's curves."""
+    """Colour (as "#rrggbb") and matplotlib line style of a group's curves."""
 
     color: str
     line: LineStyle
 
 
 def group_styles(families: Sequence[str]) -> list[GroupStyle]:
-    """Returns a style for each group, given their families.
+    """Returns a style for each group, given the families of their mechanisms.
 
-    The hue is that of the family; shades and dashes tell its groups apart.
+    A family has one hue. Its groups differ in shades and dashes.
     """
     hues = [family_color(family) for family in families]
     num_groups = collections.Counter(hues)
@@ -181,7 +185,7 @@ def group_styles(families: Sequence[str]) -> list[GroupStyle]:
 
 
 def family_color(family: str) -> str:
-    """Returns the colour of a family's curves, "#rrggbb"."""
+    """Returns the colour of a mechanism family's curves, as "#rrggbb"."""
     if family in _COLORS:
         return _COLORS[family]
     if family in FAMILIES:
@@ -197,7 +201,7 @@ def _shade(color: str, fraction: float) -> str:
 
 
 def field_names(configs: Sequence[TrainConfig]) -> list[str]:
-    """Returns the names of all fields in `TrainConfig.flat` of any configuration, in order."""
+    """Returns the names of all fields of the configurations, as in `TrainConfig.flat`."""
     return list(dict.fromkeys(itertools.chain.from_iterable(c.flat() for c in configs)))
 
 

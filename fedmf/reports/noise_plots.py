@@ -1,4 +1,4 @@
-"""Plots of the noise: heat maps of its matrices, and its standard deviations over rounds."""
+"""Plots of the noise: heat maps of its matrices, and its standard deviation in each round."""
 
 import textwrap
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from fedmf.reports.text import significant
 
 
 def matrices_plot(groups: Sequence[RunGroup]) -> Plot | None:
-    """Draws heat maps of N, and of the correlation of N Z between rounds, for each mechanism.
+    """Draws heat maps of the noise matrix N and of noise correlations, for each mechanism.
 
     It returns None if no group is private.
     """
@@ -41,7 +41,8 @@ def matrices_plot(groups: Sequence[RunGroup]) -> Plot | None:
     correlations = []
     for _, same_noise in mechanisms:
         drawn_groups += same_noise
-        # C and c C are the same mechanism; N times the sensitivity does not depend on c.
+        # An encoder C and a multiple c C are the same mechanism. The product of the noise matrix N
+        # and the sensitivity does not depend on c.
         sensitivity = same_noise[0].plan["sensitivity"]["value"]
         weight, correlation = drawn_noise(same_noise[0].mechanism_of_noise, sensitivity)
         weights.append(weight)
@@ -78,7 +79,7 @@ def matrices_plot(groups: Sequence[RunGroup]) -> Plot | None:
 
 
 def levels_plot(groups: Sequence[RunGroup]) -> Plot | None:
-    """Draws the standard deviation of the noise of each round and of the sum of rounds.
+    """Draws the standard deviation of the noise in each round, and in the sum of rounds so far.
 
     It returns None if no group is private.
     """

@@ -1,4 +1,4 @@
-"""Pictures that commands draw: a forecast, a mechanism, a choice of bands, a comparison."""
+"""Pictures that commands draw of a forecast, a mechanism, a choice of bands or a comparison."""
 
 import textwrap
 from collections.abc import Sequence
@@ -30,17 +30,19 @@ from fedmf.reports.drawn_noise import drawn_encoder, drawn_gram, drawn_noise, is
 from fedmf.reports.labels import family_color
 from fedmf.reports.text import plural
 
-# Bars are drawn with gaps between them if there are fewer than this.
+# Bars have gaps between them if there are fewer than this.
 _MAX_SEPARATE_BARS = 24
 _MAX_LABELLED_BARS = 10
-# Characters of a title that fit the width.
+# A line of a title fits this many characters.
 _TITLE_WIDTH = 74
-# Colours of families with a sampling scheme.
+# Mechanisms that are compared with a sampling scheme have these colours.
 _SAMPLING_COLORS = ("#7a3e9d", "#b8860b", "#2f7d32", "#b0305c", "#555555")
 
 
 def participation_picture(forecast: dict[str, Any]) -> bytes:
-    """Draws the pool of clients over rounds, and a histogram of participations, as PNG bytes.
+    """Draws a forecast of participation, and returns the PNG bytes.
+
+    The picture has the pool of clients over rounds, and a histogram of participations.
 
     Args:
       forecast: of `fedmf.cohorts.forecast.forecast`, with "availability" and "sampling".
@@ -63,7 +65,7 @@ def participation_picture(forecast: dict[str, Any]) -> bytes:
 
 
 def picture_title(forecast: dict[str, Any]) -> str:
-    """Returns the settings of a forecast in words."""
+    """Returns a title that states the settings of a forecast in words."""
     kind = forecast["availability"].partition(":")[0]
     availability = "always available" if kind == "always" else f"{kind} availability"
     settings = [
@@ -78,7 +80,9 @@ def picture_title(forecast: dict[str, Any]) -> str:
 
 
 def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
-    """Draws the pool of clients or, if a scheme samples from all clients, the cohorts.
+    """Draws the number of eligible clients in each round, in units of the cohort size.
+
+    If a sampling scheme samples from all clients, the sizes of the cohorts are drawn instead.
 
     Rounds without enough clients are shaded.
     """
@@ -119,7 +123,7 @@ def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
 
 
 def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
-    """Draws the fraction of clients by their number of participations."""
+    """Draws a histogram of participations: the percentage of clients for each number."""
     fractions = forecast["histogram"]
     limit = forecast["max_participations"]
     max_times = max(fractions)
@@ -140,21 +144,24 @@ def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
 
 
 def _bar_color(times: int, limit: int) -> str:
-    """Returns the colour of the bar for a number of participations."""
+    """Returns the colour of the bar for this number of participations of a client."""
     if times == 0:
         return SOFT
     return RED if times > limit else BLUE
 
 
 def _percent_label(percent: float) -> str:
-    """Returns the label of a bar; empty for 0."""
+    """Returns the label of a bar in percent; empty for 0."""
     return f"{percent:.2g}%" if percent else ""
 
 
 def mechanism_picture(
     title: str, *, mechanism: Mechanism, sensitivity: float, errors: np.ndarray
 ) -> bytes:
-    """Draws heat maps of C, N and X = C^T C, and the error of each round, as PNG bytes.
+    """Draws a mechanism, and returns the PNG bytes.
+
+    The picture has heat maps of the encoder C, the noise matrix N and X = C^T C, and the error of
+    each round.
 
     Args:
       title: of the picture.
@@ -196,7 +203,7 @@ def mechanism_picture(
 
 
 def bands_picture(choice: dict[str, Any]) -> bytes:
-    """Draws the rmse over bands, on a logarithmic axis of bands, as PNG bytes.
+    """Draws the root mean squared error for each number of bands, and returns the PNG bytes.
 
     Args:
       choice: `fedmf.privacy.bands.BandChoice.summary()`.
@@ -236,7 +243,7 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
 
 
 def _draw_bands(ax: Axes, rows: Sequence[dict[str, Any]], *, is_amplified: bool) -> None:
-    """Draws a point for each number of bands with, or without, amplification by sampling."""
+    """Draws a point for each number of bands, either with or without amplification."""
     points = [(row["bands"], row["rmse"]) for row in rows if row["amplified"] == is_amplified]
     if not points:
         return
@@ -250,9 +257,10 @@ def _draw_bands(ax: Axes, rows: Sequence[dict[str, Any]], *, is_amplified: bool)
 
 
 def comparison_picture(summary: dict[str, Any]) -> bytes:
-    """Draws the error per client, and an attacker's advantage, over epsilon, as PNG bytes.
+    """Draws a comparison of mechanisms over epsilon, and returns the PNG bytes.
 
-    Without sampling the advantage follows from epsilon for every family: there is one line.
+    The picture has the error of each mechanism, and an attacker's advantage. Without sampling the
+    advantage follows from epsilon alone, so that all mechanisms share one line.
 
     Args:
       summary: of `fedmf.privacy.comparison.Comparison`.

@@ -1,4 +1,4 @@
-"""Plots of metrics over rounds: validation, training and private metrics."""
+"""Plots of validation metrics, training metrics and private metrics over rounds."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,9 @@ from fedmf.reports.groups import (
 from fedmf.reports.text import is_share, metric_name, metric_value
 from fedmf.runs.folder import Run
 
-# The legend names groups if there are at most this many, and else their mechanisms.
+# The legend names all groups if there are at most this many, and otherwise only mechanisms.
 _MAX_LABELLED_GROUPS = 24
-# The points of a line are marked if there are at most this many.
+# The points of a line have markers if there are at most this many points.
 _MAX_MARKED_POINTS = 6
 
 
@@ -64,7 +64,7 @@ def accuracy_plot(groups: Sequence[RunGroup]) -> Plot:
 
 
 def _accuracy_caption(groups: Sequence[RunGroup], runs: Sequence[Run]) -> str:
-    """Returns the caption of the validation plot."""
+    """Returns the caption of the plot of validation metrics."""
     metric = groups[0].plan["task"]["headline_metric"]
     caption = (
         f"Validation {metric_name(metric)} against the number of completed rounds, one "
@@ -85,13 +85,16 @@ def _accuracy_caption(groups: Sequence[RunGroup], runs: Sequence[Run]) -> str:
 
 
 def set_round_axis(ax: Axes, title: str, *, max_ticks: int = 5) -> None:
-    """Sets the title, and the label and ticks of the axis of rounds."""
+    """Sets the title of a plot, and the label and ticks of its axis of rounds."""
     ax.set(title=title, xlabel="rounds completed")
     ax.xaxis.set_major_locator(whole_steps(max_ticks))
 
 
 def _draw_validation(ax: Axes, group: RunGroup) -> float | None:
-    """Draws the validations of a group and returns the last mean, or None if there is none."""
+    """Draws the validation curves of a group, and returns the last value of their mean.
+
+    It returns None if the runs have no validated round in common.
+    """
     for run in group.runs:
         rounds, values = validation_curve(run)
         if len(group.runs) > 1:
@@ -125,7 +128,7 @@ def _draw_validation(ax: Axes, group: RunGroup) -> float | None:
     return float(mean[-1])
 
 
-# Column of metrics.jsonl -> title of its axis.
+# The keys are columns of metrics.jsonl, and the values are titles.
 _TRAINING_METRICS = {"train_loss": "training loss", "clip_fraction": "updates clipped"}
 
 
@@ -169,19 +172,19 @@ def training_plot(groups: Sequence[RunGroup]) -> Plot | None:
 
 
 def _has_metric(run: Run, name: str) -> bool:
-    """Returns whether any round of a run has a metric."""
+    """Returns whether a run has this metric in any round."""
     return any(name in row for row in run.metrics)
 
 
-# Metric in a row's "private" -> title of its axis.
+# The keys are metrics under "private" in metrics.jsonl, and the values are titles.
 _PRIVATE_METRICS = {"loss": "private loss", "accuracy": "private accuracy"}
 
 
 def private_plot(groups: Sequence[RunGroup]) -> Plot | None:
-    """Draws private metrics over rounds, with two standard deviations of their noise.
+    """Draws private metrics over rounds, with bands of two standard deviations of their noise.
 
-    The lines are those of each group's first run with private metrics. It returns None if no run
-    has any.
+    Each line is that of the group's first run with private metrics. The function returns None if no
+    run has private metrics.
     """
     drawn = []
     for group in groups:

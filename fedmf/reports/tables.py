@@ -1,4 +1,4 @@
-"""Tables of a report as text, which the template escapes and turns into HTML."""
+"""Tables of a report, whose cells are texts that the template converts to HTML."""
 
 import collections
 import dataclasses
@@ -28,7 +28,7 @@ from fedmf.runs.folder import Run
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """Cell of a table.
+    """Cell of a table in a report, with its text and its appearance.
 
     Attributes:
       text: of the cell.
@@ -47,7 +47,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """Table of a report.
+    """Table of a report, with its caption, headings and rows.
 
     Attributes:
       name: anchor in the page.
@@ -69,7 +69,7 @@ _NO_VALUE = Cell("–", "muted")
 
 
 def _number(value: float | None, *details: str, digits: int = 4) -> Cell:
-    """Returns a cell with a number, or with a dash for None."""
+    """Returns a cell that shows a number, or a dash if there is none."""
     if value is None:
         return Cell("–", "muted", details)
     return Cell(significant(value, digits), "number", details)
@@ -78,13 +78,13 @@ def _number(value: float | None, *details: str, digits: int = 4) -> Cell:
 def _table(
     name: str, groups: Sequence[RunGroup], caption: str, columns: list[str], rows: list[list[Cell]]
 ) -> Table:
-    """Returns a table with the simulation note of the groups."""
+    """Returns a table, with a note if runs of the groups simulate a larger cohort."""
     note = simulation_note(runs_of(groups))
     return Table(name=name, caption=caption, note=note, columns=columns, rows=rows)
 
 
 def accuracy_table(groups: Sequence[RunGroup]) -> Table:
-    """Returns the table of each mechanism's planned privacy, error and metric."""
+    """Returns the table of results: planned privacy, error and final metric of each group."""
     metric = metric_name(groups[0].plan["task"]["headline_metric"])
     deltas = {group.plan["delta"] for group in groups if group.private}
     error_name = "on the workload"
@@ -140,7 +140,10 @@ def _accuracy_caption(groups: Sequence[RunGroup], metric: str, deltas: set[float
 
 
 def _unfinished_details(group: RunGroup) -> list[str]:
-    """Returns a line for each unfinished run of a group, with its seed if there are several."""
+    """Returns a line on the progress of each unfinished run of a group.
+
+    If the group has several runs, a line names the seed.
+    """
     details = []
     for run in group.runs:
         progress = unfinished(run)
@@ -152,9 +155,9 @@ def _unfinished_details(group: RunGroup) -> list[str]:
 
 
 def _adaptive_servers(groups: Sequence[RunGroup]) -> str:
-    """Returns the note on private runs whose server does not add up the updates.
+    """Returns a note on private runs whose server uses an adaptive optimizer such as Adam.
 
-    It is empty if there are none.
+    It is empty if there are no such runs.
     """
     optimizers = [group.config.server_optimizer for group in groups if group.private]
     adaptive_names = [name for name in dict.fromkeys(optimizers) if name != "sgd"]
@@ -170,7 +173,7 @@ def _adaptive_servers(groups: Sequence[RunGroup]) -> str:
 
 
 def _privacy_cells(group: RunGroup, *, with_delta: bool) -> list[Cell]:
-    """Returns the cells of a group's planned privacy, noise, sensitivity and error."""
+    """Returns the table cells for a group's planned privacy, noise, sensitivity and error."""
     plan = group.plan
     if not group.private:
         return [_NO_PRIVACY, _NO_VALUE, _NO_VALUE, _NO_VALUE, _NO_VALUE]
@@ -195,7 +198,10 @@ def _privacy_cells(group: RunGroup, *, with_delta: bool) -> list[Cell]:
 
 
 def _amplified(group: RunGroup) -> bool:
-    """Returns whether the planned epsilon is smaller than that for known cohorts."""
+    """Returns whether the planned epsilon counts on amplification by sampling.
+
+    It is then smaller than the epsilon for an attacker who knows the cohorts.
+    """
     sampling = group.plan.get("sampling")
     epsilon = group.plan["epsilon"]
     if not sampling or epsilon is None:
@@ -205,7 +211,7 @@ def _amplified(group: RunGroup) -> bool:
 
 
 def _metric_cell(group: RunGroup, split: str) -> Cell:
-    """Returns the cell of the mean final metric over a group's runs, with that of each seed."""
+    """Returns the table cell for a group's final metric: its mean, and its value for each seed."""
     metric = group.plan["task"]["headline_metric"]
     value_by_seed = {run.config.seed: final_metric(run, split) for run in group.runs}
     values = [value for value in value_by_seed.values() if value is not None]
@@ -223,7 +229,7 @@ def participation_table(groups: Sequence[RunGroup]) -> Table:
     """Returns the table of planned and observed participation, with the achieved guarantee."""
     rows = []
     for group in groups:
-        # Seeds with the same participation have one row.
+        # Runs with the same participation share one row.
         runs_by_cells: dict[str, list[Run]] = {}
         for run in group.runs:
             runs_by_cells.setdefault(repr(_participation_cells(run)), []).append(run)
@@ -260,7 +266,7 @@ def participation_table(groups: Sequence[RunGroup]) -> Table:
 
 
 def _participation_cells(run: Run) -> list[Cell]:
-    """Returns the cells of a run's participation and achieved guarantee."""
+    """Returns the table cells for a run's participation and achieved guarantee."""
     planned = run.plan["participation"]
     planned_separation, planned_times = Participation.from_limits(planned).describe_planned_limits()
     if run.result is None:
@@ -293,7 +299,7 @@ def _participation_cells(run: Run) -> list[Cell]:
 
 
 def _achieved_cell(run: Run) -> Cell:
-    """Returns the cell of the achieved epsilon, beside the planned one."""
+    """Returns the table cell for a run's achieved epsilon, with the planned epsilon below."""
     planned = run.plan["epsilon"]
     if planned is None:
         return _NO_PRIVACY
@@ -317,14 +323,17 @@ def _achieved_cell(run: Run) -> Cell:
 
 
 def _compared_cell(text: str, planned: str, complaint: str) -> Cell:
-    """Returns a cell with an observed and the planned value; a complaint makes it an alarm."""
+    """Returns a cell with an observed value and the planned value below.
+
+    A complaint is added, and makes the cell stand out as an alarm.
+    """
     if complaint:
         return Cell(text, "alarm", [planned, complaint])
     return Cell(text, "number", [planned])
 
 
 def runs_table(groups: Sequence[RunGroup]) -> Table:
-    """Returns the table of run folders, with the fields in which their configurations differ."""
+    """Returns the table of run folders, with the config fields in which the runs differ."""
     runs = runs_of(groups)
     fields = differing_fields([config_as_run(run) for run in runs])
     names = folder_names(runs)
@@ -339,21 +348,24 @@ def runs_table(groups: Sequence[RunGroup]) -> Table:
 
 
 def _config_value(run: Run, field: str) -> str:
-    """Formats a value of a run's configuration; for the decoder, that of its mechanism."""
+    """Formats the value of a config field; the decoder is taken from the run's mechanism."""
     if field == "decoder":
         return format_value(decoder_of(run))
     return format_value(run.config.flat().get(field))
 
 
 def _time_cell(run: Run) -> Cell:
-    """Returns the cell of a run's duration, or of its progress if it is unfinished."""
+    """Returns the table cell for a run's duration, or for its progress if it is unfinished."""
     if run.result is None:
         return Cell(unfinished(run))
     return Cell(duration(run.result["seconds"]), sort=run.result["seconds"])
 
 
 def folder_names(runs: Sequence[Run]) -> dict[int, str]:
-    """Returns the folder of each run by the run's id, with its parent if names are not unique."""
+    """Maps the id() of each run to its folder's name.
+
+    If names are not unique, they include the parent folder.
+    """
     is_unique = max(collections.Counter(run.path.name for run in runs).values()) == 1
     if is_unique:
         return {id(run): run.path.name for run in runs}
@@ -361,17 +373,17 @@ def folder_names(runs: Sequence[Run]) -> dict[int, str]:
 
 
 def common_config(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Returns the fields of the configuration that all runs share, with their values."""
+    """Returns the names and values of the config fields that are equal in all runs."""
     excluded_names = set(differing_fields([config_as_run(run) for run in runs]))
     if "family" in excluded_names:
-        # Mechanisms of several families share no decoder.
+        # Mechanisms of different families have no decoder in common.
         excluded_names.add("decoder")
     names = [name for name in runs[0].config.flat() if name not in excluded_names]
     return [(name, _config_value(runs[0], name)) for name in names]
 
 
 def package_versions(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Returns packages and the versions that the runs used; several if they differ."""
+    """Returns the names of packages, with all versions of them that runs used."""
     versions_by_package: dict[str, dict[str, None]] = {}
     for run in runs:
         for package, version in run.plan["versions"].items():

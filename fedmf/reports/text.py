@@ -1,4 +1,4 @@
-"""Formats of numbers and words in reports, and the statement's Markdown as HTML."""
+"""Formatting of numbers and texts in reports, and conversion of privacy statements to HTML."""
 
 import math
 import re
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import markdown
 import markupsafe
 
-# A statement has no raw HTML, links or images. In a damaged or foreign run folder they stay text.
+# Privacy statements have no raw HTML, links or images. If a statement of a damaged or foreign run
+# folder has them, they are shown as text.
 _DISABLED_PATTERNS = (
     "html entity autolink automail link image_link image_reference reference "
     "short_reference short_image_ref"
@@ -36,7 +37,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def plain(value: float) -> str:
-    """Formats a number of a configuration without trailing zeros, as its author wrote it.
+    """Formats a number without trailing zeros, as a user would write it in a configuration.
 
     >>> plain(1e-6), plain(0.25), plain(8.0)
     ('1e-6', '0.25', '8')
@@ -45,7 +46,7 @@ def plain(value: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats rows as lines of text with aligned columns.
+    """Formats the rows of a table as lines of text with aligned columns.
 
     >>> aligned([["family", "rate"], ["tree", "0.5"]])
     ['family  rate', 'tree    0.5']
@@ -59,12 +60,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def is_share(metric: str) -> bool:
-    """Returns whether a metric is between 0 and 1 and shown in percent, by its name."""
+    """Returns whether a metric is shown in percent, because its name has "accuracy" or "recall"."""
     return "accuracy" in metric or "recall" in metric
 
 
 def metric_value(metric: str, value: float | None) -> str:
-    """Formats a value of a metric; an en dash for None."""
+    """Formats the value of a metric; None is shown as a dash."""
     if value is None:
         return "–"
     if is_share(metric) and math.isfinite(value):
@@ -104,7 +105,7 @@ def join(words: list[str]) -> str:
 
 
 def plural(word: str, count: int) -> str:
-    """Returns a word, with an s unless the count is 1.
+    """Returns a word in the plural, by adding an s, unless the count is 1.
 
     >>> plural("seed", 2)
     'seeds'
@@ -115,7 +116,7 @@ def plural(word: str, count: int) -> str:
 
 
 def without_subject(text: str) -> str:
-    """Returns a statement without its title and subject, which differ between runs.
+    """Returns a privacy statement without its head: the title and the list that names the run.
 
     >>> without_subject("# Title\\n\\n- **Date.** Today.\\n\\n1. **DP setting.** Central.\\n")
     '1. **DP setting.** Central.\\n'
@@ -125,8 +126,8 @@ def without_subject(text: str) -> str:
 
 
 def statement_html(text: str) -> markupsafe.Markup:
-    """Converts the Markdown of a privacy statement to HTML; raw HTML in it stays text."""
-    # Statements nest lists by three spaces, the width of "1. ".
+    """Converts the Markdown of a privacy statement to HTML, and escapes raw HTML in it."""
+    # Nested lists in statements are indented by three spaces, the width of "1. ".
     renderer = markdown.Markdown(
         tab_length=3, extensions=["sane_lists", "tables"], output_format="html"
     )
@@ -134,8 +135,8 @@ def statement_html(text: str) -> markupsafe.Markup:
     for name in _DISABLED_PATTERNS.split():
         renderer.inlinePatterns.deregister(name)
     html = renderer.convert(text)
-    # The headings of a statement are three levels below those of the report.
+    # The headings of a statement become three levels lower, to fit below those of the report.
     html = re.sub(
         r"<(/?)h([1-6])>", lambda match: f"<{match[1]}h{min(6, int(match[2]) + 3)}>", html
     )
-    return markupsafe.Markup(html)  # The renderer has escaped all text.
+    return markupsafe.Markup(html)  # All text is already escaped.
