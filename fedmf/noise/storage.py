@@ -94,8 +94,8 @@ class Storage:
         )
 
     def row_limits(self, scratch: int, *, has_recurrence: bool) -> list[int]:
-        """Returns the number of noise vectors that fit into memory and, unless only memory is
-        considered, the number that fits into a memory map.
+        """Returns a list with the number of noise vectors that fit into memory and, if a memory map
+        is worth considering, the number that fit into one.
 
         Args:
           scratch: bytes that are needed in memory beside the rows.
