@@ -1,4 +1,4 @@
-"""Claims about an aggregator, and the results of testing them.
+"""`AggregatorClaim`: the claim that an audit of an aggregator tests, and the result types.
 
 Releases are measured in units of the sensitivity: clip_norm for a sum, clip_norm / clients for a
 mean. In these units one client moves the release by at most 1, and the claimed noise has standard
@@ -16,27 +16,27 @@ from fedmf.audits.noise import FALSE_POSITIVE_RATE
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.rounding import finite_or_none
 
-# Tests of the noise: all updates are zero.
+# These tests examine the noise, by calls in which all updates are zero.
 NOISE_TESTS = ("zeros", "noise", "rounds", "tails", "dependence", "start")
-# Tests of movements: how far the updates of clients move a release.
+# These tests examine movements: how far the updates of clients move a release.
 MOVEMENT_TESTS = tuple(
     "norms patterns types one order cohort weights sums not-finite dropout releases "
     "noise-with-data".split()
 )
 TEST_NAMES = NOISE_TESTS + MOVEMENT_TESTS
-# False-negative rate of a test for a deviation of the size that its outcome gives as `sees`.
+# A test misses a deviation from the claim of the size `Outcome.sees` with at most this chance.
 MISS_RATE = 1e-6
 _MIN_ENTRIES = 256
 _MAX_CLIENTS = 1_000_000
 
 
 def _is_shape(text: str) -> bool:
-    """Returns whether a text is a shape such as "784x10": positive sizes, joined by x."""
+    """Returns whether a text is a shape such as "784x10", of positive sizes joined by x."""
     return all(size.isdecimal() and int(size) for size in text.split("x"))
 
 
 def _checked_shapes(name: str, value: Any) -> str:
-    """Checks and returns the shapes of an update's arrays, as "784x10,10"."""
+    """Checks a text that lists the shapes of an update's arrays, such as "784x10,10"."""
     array_shapes = fields.text(None, "").metadata["check"](name, value).split(",")
     if not all(map(_is_shape, array_shapes)):
         raise ValueError(f'{name}={value!r} are no shapes of arrays: write them as "784x10,10"')
@@ -44,12 +44,12 @@ def _checked_shapes(name: str, value: Any) -> str:
 
 
 def _checked_clients(name: str, value: Any) -> int:
-    """Checks and returns the number of clients of a round."""
+    """Checks the number of clients in a round, and returns it."""
     return checks.integer(name, value, low=2, high=_MAX_CLIENTS, hint="one of two may drop out")
 
 
 def _checked_test_names(name: str, value: Any) -> str:
-    """Checks and returns the names of movement tests, joined by commas."""
+    """Checks a text that lists names of movement tests, joined by commas."""
     for test_name in str(value).split(","):
         checks.one_of(name, test_name, MOVEMENT_TESTS)
     return str(value)
@@ -57,7 +57,7 @@ def _checked_test_names(name: str, value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregatorClaim(fields.Checked):
-    """Claim about an aggregator, and settings of the tests.
+    """Claim about the clipping and the noise of an aggregator, and settings of its tests.
 
     Attributes:
       noise_multiplier: standard deviation of a round's noise divided by the sensitivity of one
@@ -120,7 +120,7 @@ class AggregatorClaim(fields.Checked):
 
     @property
     def correlated(self) -> bool:
-        """Whether noise may be correlated over rounds."""
+        """Whether the claim allows noise that is correlated between rounds."""
         return self.noise == "correlated"
 
     @functools.cached_property
@@ -130,7 +130,7 @@ class AggregatorClaim(fields.Checked):
 
     @functools.cached_property
     def sizes(self) -> list[int]:
-        """Number of entries of each array."""
+        """Number of entries of each array in an update."""
         return [math.prod(shape) for shape in self.arrays]
 
     @property
@@ -148,7 +148,7 @@ class AggregatorClaim(fields.Checked):
         return _noise_multiplier(self.epsilon or 0, self.delta) * math.sqrt(num_releases)
 
     def epsilons(self, multiplier: float) -> tuple[float, float]:
-        """Computes the epsilon of one round and of all rounds, with every client in each.
+        """Computes the epsilon of one round, and of a run in which every client is in all rounds.
 
         With correlated noise both are the epsilon of a run.
         """
@@ -156,7 +156,7 @@ class AggregatorClaim(fields.Checked):
         return self._epsilon(multiplier, 1), self._epsilon(multiplier, num_releases)
 
     def _epsilon(self, multiplier: float, num_releases: int) -> float:
-        """Returns the epsilon of several releases at a noise multiplier; infinite at about 0."""
+        """Returns the epsilon of several releases; it is infinite if there is almost no noise."""
         if multiplier <= 1e-9:
             return math.inf
         return exact_gaussian_epsilon(multiplier / math.sqrt(num_releases), self.delta)
@@ -164,7 +164,7 @@ class AggregatorClaim(fields.Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Outcome of one test.
+    """Outcome of one test of an aggregator, in numbers and in words.
 
     Attributes:
       name: one of `TEST_NAMES`.
@@ -186,7 +186,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregatorAudit:
-    """Outcomes of all tests, and the empirical bound on the guarantee.
+    """Result of an aggregator's audit: the outcomes of all tests, and bounds on the guarantee.
 
     Attributes:
       tests: one outcome for each of `TEST_NAMES`, in that order.
@@ -233,7 +233,7 @@ class AggregatorAudit:
 
 
 class Outcomes:
-    """Outcomes of the tests so far.
+    """Collection of the outcomes of the tests so far, with the thresholds of a test.
 
     Attributes:
       by_name: test name -> outcome.
@@ -257,8 +257,8 @@ class Outcomes:
         remark: str = "",
         sees: float | None = None,
     ) -> None:
-        """Adds the outcome of a test, with the mistake if it failed and else with the remark."""
-        # A p-value that is not a number contradicts the claim.
+        """Adds the outcome of a test, with the mistake if it failed or the remark if it passed."""
+        # A p-value of NaN contradicts the claim, since the comparison is then false.
         passed = bool(p_value >= self.threshold)
         comment = remark if passed else mistake
         reported_p_value = 0.0
@@ -281,7 +281,7 @@ class Outcomes:
         return name in self.by_name and self.by_name[name].passed is False
 
     def deviations(self, num_tests: int = 1) -> float:
-        """Computes the deviation from the claim, in standard deviations, that fails a measurement.
+        """Computes the number of standard deviations from the claim that fails a measurement.
 
         Args:
           num_tests: number of measurements over which the test's error rate is divided.
@@ -289,7 +289,9 @@ class Outcomes:
         return _upper_quantile(self.threshold / num_tests / 2)
 
     def reach(self, num_tests: int = 1) -> float:
-        """Computes the deviation, in standard deviations, that a measurement misses at `MISS_RATE`.
+        """Computes the deviation that a measurement misses with chance `MISS_RATE`.
+
+        It is in standard deviations of the measurement.
 
         Args:
           num_tests: number of measurements over which the test's error rate is divided.
@@ -297,7 +299,9 @@ class Outcomes:
         return self.deviations(num_tests) + _upper_quantile(MISS_RATE)
 
     def width(self, num_tests: int = 1) -> float:
-        """Computes the half-width of a confidence interval, in standard deviations.
+        """Computes the half-width of a confidence interval in standard deviations.
+
+        The interval is for a bound of one test.
 
         Args:
           num_tests: number of intervals over which the chance of an error is divided.
@@ -307,7 +311,10 @@ class Outcomes:
 
 @functools.cache
 def _noise_multiplier(epsilon: float, delta: float) -> float:
-    """Computes the noise multiplier of one release; cached, since every test uses it."""
+    """Computes the noise multiplier that one release needs for an epsilon and a delta.
+
+    Results are cached, since every test uses them.
+    """
     return gaussian_noise_multiplier(epsilon, delta)
 
 
@@ -319,7 +326,9 @@ def _upper_quantile(chance: float) -> float:
 
 
 def nearest_mistake(ratio: float, error: float, mistakes: Mapping[float, str]) -> str:
-    """Returns the mistake that explains a ratio within 5% and the error; else an empty text.
+    """Returns the mistake that best explains a measured ratio.
+
+    The text is empty if every mistake predicts a ratio that differs by more than 5% and the error.
 
     Args:
       ratio: measured factor between the noise or movement and the claimed one.

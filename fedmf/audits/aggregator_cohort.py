@@ -1,4 +1,4 @@
-"""Movement test for clip norms and weights that depend on other clients' updates."""
+"""Test of whether a client's clip norm or weight depends on the updates of other clients."""
 
 import dataclasses
 import functools
@@ -16,19 +16,20 @@ from fedmf.audits.aggregator_movement import (
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 
-# Rounds of a run in which a slowly adapting clip norm is tested.
+# A slowly adapting clip norm is tested in at most this many rounds of a run.
 _MAX_SLOW_ROUNDS = 24
-# Excess that this test detects, and its largest number of calls.
+# The test of a slowly adapting clip norm detects this relative excess of a movement, with at most
+# this many calls.
 _SLOW_EXCESS = 0.4
 _MAX_SLOW_CALLS = 240
 
 
 def check_cohort(tests: MovementTests) -> None:
-    """Tests that no client changes the clip norm or the weight of others, in any later round.
+    """Tests that no client affects how others are clipped or weighted, now or in later rounds.
 
-    The number of clients with large updates is varied. Between two numbers the release may move by
-    their difference; by twice as much if the updates of the other clients are not zero, or if the
-    large updates are those of the round before.
+    The number of clients with large updates is varied. If two rounds differ in this number, their
+    releases may differ by the difference of the numbers. They may differ by twice as much if the
+    updates of the other clients are not zero, or if the large updates were sent a round earlier.
     """
     inputs = tests.inputs
     sender_counts = _sender_counts(inputs.num_clients)
@@ -67,7 +68,10 @@ def check_cohort(tests: MovementTests) -> None:
 def _scenarios_of_double_movement(
     tests: MovementTests, base_scenario: Scenario, sender_counts: Sequence[int]
 ) -> Iterator[list[Scenario]]:
-    """Yields scenarios, one for each sender count, in which a sender may move a release by 2."""
+    """Yields lists of scenarios in which each sender may move a release twice as far.
+
+    A list has one scenario for each number of senders.
+    """
     inputs = tests.inputs
     inside_update = inputs.update(INSIDE_NORM, inputs.all_entries)
     small_update = inputs.update(0.05, inputs.all_entries)
@@ -100,7 +104,7 @@ def _scenarios_of_double_movement(
 
 
 def _slow_movements(tests: MovementTests, base_scenario: Scenario) -> Iterator[Movement]:
-    """Yields the movement by a quarter of the clients, who take part in all rounds or in none.
+    """Yields movements by a quarter of the clients, who are in all rounds of a run or in none.
 
     In the first three quarters of a run some of the other clients take part as well; in the last
     quarter all do. A clip norm that has slowly adapted to the participants then affects everyone.
@@ -147,7 +151,10 @@ def _slow_movements(tests: MovementTests, base_scenario: Scenario) -> Iterator[M
 
 
 def _sender_counts(num_clients: int) -> list[int]:
-    """Returns numbers of clients, increasing, at most a quarter of all clients apart."""
+    """Returns the numbers of clients with large updates that are tested, in increasing order.
+
+    They are at most a quarter of all clients apart.
+    """
     half = num_clients // 2
     counts = {0, 1, 2, 3, num_clients // 4, half - 1, half, half + 1}
     counts |= {3 * num_clients // 4, num_clients - 2, num_clients - 1, num_clients}
@@ -160,7 +167,7 @@ def _movements_between_counts(
     rows: Sequence[Scenario],
     movement_per_client: int,
 ) -> Iterator[Movement]:
-    """Yields the movement between any two numbers of senders.
+    """Yields the difference of releases, as a movement, for any two numbers of senders.
 
     Args:
       tests: the movement tests.

@@ -12,22 +12,22 @@ from fedmf.audits.aggregator_noise import NoiseModel, NoiseSample, white_rows
 from fedmf.audits.finding import Finding
 from fedmf.audits.noise import audit_noise
 
-# An array with fewer samples is tested for the size of its noise alone.
+# Arrays with fewer samples of noise are left out of these tests.
 _MIN_SAMPLES = 2_000
-# Largest number of rounds whose pairwise correlations are computed.
+# Pairwise correlations are computed for at most this many rounds.
 _MAX_CORRELATED_ROWS = 3_000
-# Rounds and columns that `audit_noise` tests, at most.
+# `audit_noise` is applied to at most this many rounds and columns.
 _MAX_AUDITED_ROUNDS = 64
 _MAX_AUDITED_COLUMNS = 4_096
 # The correlation of entries is tested for at least this many pairs.
 _MIN_PAIRS = 64
-# Entries whose Fourier transforms are computed in one call.
+# One call computes Fourier transforms of at most this many entries.
 _MAX_BATCH_ENTRIES = 2**17
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseTest:
-    """Name and texts of a noise test.
+    """Name of a noise test, with the texts for its outcome.
 
     Attributes:
       name: of the test.
@@ -94,7 +94,10 @@ def p_value_of(finding: Finding) -> float:
 
 
 def is_tested(model: NoiseModel) -> np.ndarray:
-    """Returns a mask of the entries with noise, in arrays with enough samples, (entries,)."""
+    """Returns which entries are tested, bool (entries,).
+
+    These have noise, and are in arrays with enough samples.
+    """
     num_rows = model.array_samples.sum() // len(model.entry_std)
     sizes = model.array_samples // num_rows
     has_enough_samples = np.repeat(model.array_samples >= _MIN_SAMPLES, sizes)
@@ -104,7 +107,7 @@ def is_tested(model: NoiseModel) -> np.ndarray:
 def _audit_two_runs(
     runs: list[np.ndarray], columns: np.ndarray, claim: AggregatorClaim
 ) -> Iterator[Finding]:
-    """Yields the findings of `audit_noise` in two runs, without those of the tails."""
+    """Yields what `audit_noise` finds in the first two runs, except about the tails."""
     num_rounds = min(_MAX_AUDITED_ROUNDS, *(len(rows) for rows in runs[:2]))
     array_ends = np.cumsum(claim.sizes)
     column_step = max(1, math.ceil(len(columns) / _MAX_AUDITED_COLUMNS))
@@ -112,16 +115,16 @@ def _audit_two_runs(
     arrays = np.searchsorted(array_ends, columns[audited_columns], side="right")
     leaves = np.bincount(arrays, minlength=len(array_ends))
     audited_rows = [run[:num_rounds, audited_columns] for run in runs[:2]]
-    with np.errstate(invalid="ignore"):  # The correlation with a round without noise is NaN.
+    with np.errstate(invalid="ignore"):  # A round may have no noise.
         findings = audit_noise(audited_rows, leaves=leaves.tolist()).findings
     for finding in findings:
-        # `check_tails` tests the tails of all entries.
+        # `check_tails` tests the tails, with more entries.
         if not finding.name.startswith("tails"):
             yield finding
 
 
 def _repeated_rounds(runs: list[np.ndarray]) -> Iterator[Finding]:
-    """Yields the largest correlation between two rounds of a run, for two runs."""
+    """Yields a test of the largest correlation between rounds, for each of the first two runs."""
     for run_number, run in enumerate(runs[:2], 1):
         rows = run[:_MAX_CORRELATED_ROWS]
         if len(rows) > 1:
@@ -132,7 +135,7 @@ def _repeated_rounds(runs: list[np.ndarray]) -> Iterator[Finding]:
 
 
 def _predictable_round(runs: list[np.ndarray]) -> Finding:
-    """Tests the variance of the round that all other rounds of two runs predict best."""
+    """Tests whether the noise of a round can be predicted from that of all other rounds."""
     from scipy import stats
 
     residual = least_residual(runs)
@@ -146,7 +149,7 @@ def _predictable_round(runs: list[np.ndarray]) -> Finding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Residual:
-    """Residual of a linear regression of one round on the others.
+    """Residual of a linear regression of one round's noise on that of all other rounds.
 
     Attributes:
       squares: sum of squares, which is chi-squared for independent noise of variance 1.
@@ -160,7 +163,7 @@ class Residual:
 
 
 def least_residual(runs: list[np.ndarray]) -> Residual:
-    """Returns the smallest residual of a round, given all other rounds of two runs."""
+    """Returns the residual of the round that all other rounds of two runs predict best."""
     num_rows = max(1, min(len(runs[0]), runs[0].shape[1] // 8))
     rows = np.concatenate([run[:num_rows] for run in runs[:2]])
     gram = rows @ rows.T
@@ -173,7 +176,7 @@ def least_residual(runs: list[np.ndarray]) -> Residual:
 
 
 def _repeated_starts(runs: list[np.ndarray]) -> Finding:
-    """Tests the largest correlation of a round of one run with a round of another."""
+    """Tests the largest correlation between rounds of different runs."""
     max_rows = max(1, _MAX_CORRELATED_ROWS // len(runs))
     run_rows = [run[:max_rows] for run in runs]
     rows = np.concatenate(run_rows)
@@ -187,7 +190,7 @@ def _repeated_starts(runs: list[np.ndarray]) -> Finding:
 
 
 def _correlations(rows: np.ndarray) -> np.ndarray:
-    """Returns the correlation about 0 of each row with each row, (rows, rows)."""
+    """Returns the correlation of any two rows whose mean is 0, an array (rows, rows)."""
     norms = np.maximum(np.linalg.norm(rows, axis=1), 1e-300)
     return (rows @ rows.T) / norms[:, None] / norms
 
@@ -195,7 +198,7 @@ def _correlations(rows: np.ndarray) -> np.ndarray:
 def _largest_correlation(
     name: str, correlations: np.ndarray, num_pairs: int, num_entries: int
 ) -> Finding:
-    """Tests the largest correlation, by Bonferroni's correction for the number of pairs."""
+    """Tests the largest of many correlations, with Bonferroni's correction for their number."""
     from scipy import stats
 
     largest = min(1.0, float(correlations.max()))
@@ -206,7 +209,7 @@ def _largest_correlation(
 
 
 def _lags(runs: list[np.ndarray]) -> Iterator[Finding]:
-    """Yields the most extreme autocovariance of the entries of a round, and of a whole run.
+    """Yields tests of the largest autocovariance of entries, in a round and in a whole run.
 
     For a run, the entries of all rounds are concatenated. The sum of products of entries a lag
     apart is z^T A z, where A has trace 0, Frobenius norm sqrt(pairs / 2) and largest eigenvalue at
@@ -226,14 +229,14 @@ def _lags(runs: list[np.ndarray]) -> Iterator[Finding]:
 
 
 def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields batches of rows whose Fourier transforms take little memory."""
+    """Yields the rows in batches, so that their Fourier transforms take little memory."""
     batch_size = max(1, _MAX_BATCH_ENTRIES // max(rows.shape[1], 1))
     for start in range(0, len(rows), batch_size):
         yield rows[start : start + batch_size]
 
 
 def _largest_lag(rows: np.ndarray, name: str, num_lags: int) -> Finding:
-    """Tests the largest autocovariance of rows at any lag, by the bound of `_lags`."""
+    """Tests the largest autocovariance of rows at any lag, by the bound that `_lags` states."""
     import scipy.fft
 
     num_entries = rows.shape[1]
@@ -256,7 +259,10 @@ def _largest_lag(rows: np.ndarray, name: str, num_lags: int) -> Finding:
 
 
 def _root_of_exponent(products: np.ndarray, num_pairs: np.ndarray) -> np.ndarray:
-    """Returns sqrt(u) at which the bound of `_lags`, sqrt(2 pairs u) + 2 u, equals the products."""
+    """Returns sqrt(u) for which sums of products equal the bound of `_lags`.
+
+    The bound is sqrt(2 pairs u) + 2 u.
+    """
     return (np.sqrt(num_pairs / 2 + 2 * products) - np.sqrt(num_pairs / 2)) / 2
 
 
@@ -276,7 +282,7 @@ def _reflections(runs: list[np.ndarray]) -> Finding:
         padded_length = scipy.fft.next_fast_len(2 * num_entries, real=True)
         squared_spectrum = scipy.fft.rfft(rows, padded_length) ** 2
         sums = scipy.fft.irfft(squared_spectrum, padded_length)[:, :num_index_sums]
-        # An entry is no pair with itself.
+        # The product of an entry with itself is no pair, and is subtracted.
         sums[:, ::2] -= rows**2
         distances = np.abs(np.arange(num_index_sums) - (num_entries - 1))
         num_pairs = (num_entries - distances) // 2
@@ -294,7 +300,7 @@ def _reflections(runs: list[np.ndarray]) -> Finding:
 
 
 def _equal_entries(runs: list[np.ndarray]) -> Finding:
-    """Tests the fraction of equal signs among pairs of entries with equal absolute values.
+    """Tests whether entries with equal absolute values have independent signs.
 
     The signs of independent symmetric noise are fair coins, also if the noise is on a grid. The
     entries of a pair may come from any rounds and runs.
@@ -308,7 +314,8 @@ def _equal_entries(runs: list[np.ndarray]) -> Finding:
     indices = np.arange(len(values))
     starts_group = np.concatenate([[True], ~is_equal])
     rank = indices - np.maximum.accumulate(np.where(starts_group, indices, 0))
-    # Disjoint pairs: the first and second of equal size, the third and fourth, and so on.
+    # Pairs are disjoint: of entries with equal size, the first and second are a pair, the third
+    # and fourth, and so on.
     second = np.flatnonzero(rank % 2 == 1)
     num_equal_signs = int((np.sign(values[second]) == np.sign(values[second - 1])).sum())
     num_pairs = len(second)

@@ -1,4 +1,4 @@
-"""Movement test of rounds in which clients are missing."""
+"""Test of whether the guarantee holds in rounds in which clients are missing."""
 
 import functools
 import math
@@ -11,12 +11,12 @@ from fedmf.audits.aggregator_movement import Estimate, Movement, NotFiniteReleas
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 
-# Comparisons over which the error rate of the test is divided.
+# The error rate of the test is divided by this number of comparisons.
 _NUM_COMPARISONS = 5
 
 
 def check_dropout(tests: MovementTests) -> None:
-    """Tests that missing clients do not let the others move the release farther."""
+    """Tests that the other clients do not move a release farther when clients are missing."""
     chance, noise_in_words = _noise_without_clients(tests)
     if chance < tests.outcomes.threshold:
         tests.outcomes.add(
@@ -37,7 +37,8 @@ def check_dropout(tests: MovementTests) -> None:
         except NotFiniteReleaseError:
             if len(scenario.updates()) < tests.inputs.num_clients:
                 raise
-            # The test `not-finite` is about updates of NaN.
+            # The release is not finite because clients sent NaN. The test `not-finite` reports
+            # this mistake.
             tests.measurements.runs.start()
             continue
         except Exception as error:
@@ -49,7 +50,7 @@ def check_dropout(tests: MovementTests) -> None:
 
 
 def _dropout_scenarios(inputs: Inputs) -> Iterator[Scenario]:
-    """Yields rounds in which clients are missing, or send NaN."""
+    """Yields scenarios in which clients are missing, or send NaN."""
     num_clients = inputs.num_clients
     inside_update = inputs.update(INSIDE_NORM, inputs.all_entries)
     for num_present in sorted({1, num_clients // 2, num_clients - 1}):
@@ -71,7 +72,7 @@ def _dropout_scenarios(inputs: Inputs) -> Iterator[Scenario]:
 def _dropout_scenario(
     inputs: Inputs, description: str, num_present: int, updates: list[np.ndarray]
 ) -> Scenario:
-    """Returns the scenario of a round with missing clients."""
+    """Returns a scenario in which only `num_present` clients send a valid update."""
     mean_factor = inputs.num_clients / num_present
     return Scenario(
         test="dropout",
@@ -90,7 +91,7 @@ def _dropout_scenario(
 
 
 def _dropout_movement(tests: MovementTests, scenario: Scenario, estimate: Estimate) -> Movement:
-    """Compares a movement with the claim, in units of the noise of the same rounds."""
+    """Compares a movement with the claim, relative to the noise in rounds with missing clients."""
     noise_std = max(math.sqrt(estimate.residual_squares / estimate.residual_degrees), 1e-9)
     if not tests.measurements.noise_model.exists:
         noise_std = 1.0
@@ -105,9 +106,10 @@ def _dropout_movement(tests: MovementTests, scenario: Scenario, estimate: Estima
 
 
 def _noise_without_clients(tests: MovementTests) -> tuple[float, str]:
-    """Returns the chance of so little noise in a round without clients, and the noise in words.
+    """Tests whether a round without any client has as much noise as other rounds.
 
-    The chance is 1 if the function refuses such a round.
+    It returns a p-value and a text on the noise. The p-value is 1 if the function refuses such a
+    round.
     """
     from scipy import stats
 
@@ -122,7 +124,7 @@ def _noise_without_clients(tests: MovementTests) -> tuple[float, str]:
     )
     try:
         estimate = measurements.measure(scenario, with_residual=True)
-    except Exception:  # The function refuses the round, or its release holds NaN.
+    except Exception:  # The round is refused or not finite.
         measurements.runs.start()
         return 1.0, ""
     if not measurements.noise_model.exists:

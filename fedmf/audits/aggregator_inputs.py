@@ -1,4 +1,4 @@
-"""Updates that the movement tests send, with the movement that the claim allows them.
+"""Updates that an audit sends to an aggregator, with the movement that the claim allows.
 
 A `Scenario` is one row of the table in `fedmf.audits.aggregator_scenarios`.
 """
@@ -11,15 +11,15 @@ import numpy as np
 
 from fedmf.audits.aggregator_claim import AggregatorClaim
 
-# Norm of an update that a clip must shorten, in clip norms.
+# A huge update, which a clip must shorten, has a norm of this many clip norms.
 HUGE_NORM = 1e4
-# Norm of an update just within the clip norm, in clip norms.
+# An update that a clip must not change has a norm of this many clip norms.
 INSIDE_NORM = 0.999
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Direction:
-    """Unit vectors with disjoint entries, along which a release is projected.
+    """One or several unit vectors with disjoint entries, on which releases are projected.
 
     Attributes:
       vector: (entries,), the sum of the unit vectors.
@@ -40,7 +40,7 @@ Updates = Callable[[], list[np.ndarray]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Updates of one round, and the movement that the claim allows them.
+    """Updates that clients send in a round, with the movement that the claim allows.
 
     Attributes:
       test: name of the test that the scenario belongs to.
@@ -84,7 +84,7 @@ class Scenario:
 
 
 class Inputs:
-    """Updates for the shapes of a claim.
+    """Factory of updates with the shapes of a claim.
 
     Attributes:
       zero_update: an update of zeros, or a small one if the function raises an error on zeros.
@@ -112,17 +112,17 @@ class Inputs:
         self.odd_entries = self.direction(self.signs * ~is_even)
 
     def direction(self, vector: np.ndarray) -> Direction:
-        """Returns the direction of one vector, scaled to norm 1."""
+        """Returns the direction along a single vector, which is scaled to norm 1."""
         float_vector = np.asarray(vector, np.float64)
         unit_vector = float_vector / np.linalg.norm(float_vector)
         return Direction(vector=unit_vector, owner=self._single_owner)
 
     def update(self, norm: float, direction: Direction, dtype: type = np.float32) -> np.ndarray:
-        """Returns an update along a direction of one vector, with the norm in clip norms."""
+        """Returns an update along a direction with one vector; its norm is given in clip norms."""
         return (norm * self.claim.clip_norm * direction.vector).astype(dtype)
 
     def from_all(self, update: np.ndarray) -> Updates:
-        """Returns the updates of a round in which all clients send the same."""
+        """Returns the updates of a round in which all clients send the same update."""
         return lambda: [update] * self.num_clients
 
     def from_one(
@@ -131,7 +131,7 @@ class Inputs:
         """Returns the updates of a round in which one client differs from all others."""
 
         def updates() -> list[np.ndarray]:
-            """Returns the update of each client."""
+            """Builds the list of updates, one for each client."""
             client_updates = [other_update] * self.num_clients
             client_updates[client_index] = update
             return client_updates
@@ -146,7 +146,10 @@ class Inputs:
         return lambda: [update] * num_senders + [other_update] * num_others
 
     def clip_mistakes(self, norm: float) -> dict[float, str]:
-        """Returns mistakes in the clip, by the movement that they cause for an update of a norm."""
+        """Returns likely mistakes in clipping, by the movement that each causes.
+
+        The movement is that of an update with this norm.
+        """
         arrays = self.num_arrays
         return {
             norm: "No clip, one that begins above a threshold, or a clip of each array by itself, "

@@ -1,4 +1,6 @@
-"""Movements: projections of releases onto the updates, along which the noise is known.
+"""Measurement of movements: how far the updates of clients move a release.
+
+A movement is the projection of releases on the direction of the updates, where the noise is known.
 
 One client may move a release by w, with |w| / (standard deviation of the noise along w) at most
 1 / noise_multiplier. By the Cauchy-Schwarz inequality a projection onto any direction is a lower
@@ -19,19 +21,21 @@ from fedmf.audits.aggregator_inputs import Direction, Inputs, Scenario, Updates
 from fedmf.audits.aggregator_noise import NoiseModel
 from fedmf.audits.aggregator_runs import AggregatorRuns
 
-# Relative error of a movement in float32, of a million entries.
+# A movement of a million float32 entries has a relative rounding error of at most this.
 _FLOAT32_ERROR = 1e-4
-# Entries that all clients together send in one scenario, at most.
+# In one scenario, all clients together send at most this many entries.
 _MAX_SENT_ENTRIES = 1e8
 
 
 class NotFiniteReleaseError(ArithmeticError):
-    """The function released NaN or an infinity."""
+    """An error for a release that contains NaN or an infinity."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Movement of a release along the unit vectors of a direction, in standard deviations.
+    """Estimated movement of a release along each unit vector of a direction.
+
+    It is in standard deviations of the noise, and an owner is the index of a unit vector.
 
     Attributes:
       movement: (owners,), in standard deviations of the noise.
@@ -62,7 +66,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Movement:
-    """Movement compared with the claim.
+    """Movement of a release relative to the movement that the claim allows.
 
     Attributes:
       scenario: the updates that were sent.
@@ -80,14 +84,14 @@ class Movement:
 
 
 class BaselineEstimates:
-    """Estimates of baseline scenarios, each measured once."""
+    """Cache of the estimates of baseline scenarios, so that each is measured once."""
 
     def __init__(self) -> None:
-        # Scenarios hold arrays and are not hashable: they are compared by identity.
+        # Scenarios are compared by identity, because they contain arrays and are not hashable.
         self._measured: list[tuple[Scenario, Estimate]] = []
 
     def get(self, scenario: Scenario, measure: Callable[[Scenario], Estimate]) -> Estimate:
-        """Returns the estimate of a scenario, and measures it on the first call."""
+        """Returns the estimate of a scenario, which is measured on the first call."""
         for measured_scenario, estimate in self._measured:
             if measured_scenario is scenario:
                 return estimate
@@ -116,17 +120,17 @@ class _Projection:
         self.gains = np.sqrt(self._sum_by_owner(self.white_vector**2))
 
     def __call__(self, release: np.ndarray) -> np.ndarray:
-        """Returns the inner product of a release with each weighted vector, (owners,)."""
+        """Projects a release on each weighted vector, and returns an array (owners,)."""
         return self._sum_by_owner(release * self._entry_weights)
 
     def _sum_by_owner(self, entries: np.ndarray) -> np.ndarray:
-        """Returns the sum of the entries of each unit vector, (owners,)."""
+        """Sums the entries that belong to each unit vector, and returns an array (owners,)."""
         return np.bincount(self.owner, entries[self.is_owned], minlength=self.num_owners)
 
 
 @dataclasses.dataclass(kw_only=True)
 class _MeasuredRounds:
-    """Sums over the rounds of one measurement.
+    """Sums that are accumulated over the rounds of one measurement.
 
     Attributes:
       by_block: (blocks, owners), the estimated movement of each block of rounds.
@@ -142,7 +146,7 @@ class _MeasuredRounds:
 
 
 class Measurements:
-    """Movements of releases, each measured with as many calls as its noise requires."""
+    """Measurement of movements, each by as many calls of the function as its noise requires."""
 
     def __init__(
         self, runs: AggregatorRuns, inputs: Inputs, noise_model: NoiseModel, outcomes: Outcomes
@@ -158,11 +162,14 @@ class Measurements:
         runs.start()
 
     def allowed_deviation(self, num_clients: float) -> float:
-        """Returns the largest movement by clients under the claim, in standard deviations."""
+        """Returns how far the claim allows several clients to move a release together.
+
+        The movement is in standard deviations of the noise.
+        """
         return num_clients / self.noise_model.movement_std
 
     def measure(self, scenario: Scenario, *, with_residual: bool = False) -> Estimate:
-        """Measures the movement of a scenario.
+        """Measures how far the updates of a scenario move a release.
 
         Args:
           scenario: the updates to send.
@@ -183,7 +190,8 @@ class Measurements:
             num_free_entries = len(self.array_of) - self._num_arrays
             residual_degrees = num_blocks * len(round_weights) * num_free_entries
         movement = rounds.by_block.mean(axis=0)
-        # Correlated noise is whitened over blocks: a period of a run has no estimate of its own.
+        # If noise is correlated, it is whitened over blocks of rounds, so that single periods of a
+        # run have no estimates.
         is_measured = (rounds.period_counts > 0) & (self.noise_model.block == 1)
         period_counts = rounds.period_counts[is_measured]
         return Estimate(
@@ -201,10 +209,10 @@ class Measurements:
         )
 
     def _round_weights(self, scenario: Scenario) -> tuple[np.ndarray, float]:
-        """Returns the weights of a block's rounds and the variance of the weighted sum.
+        """Returns a weight for each round of a block, and the variance of the weighted sum.
 
-        The sum is the best linear unbiased estimate of the movement in the measured rounds of each
-        cycle of earlier and measured rounds.
+        The weighted sum of the rounds' movements is the best linear unbiased estimate of the
+        movement in the measured rounds of each cycle of earlier and measured rounds.
         """
         num_earlier = scenario.num_earlier_rounds
         cycle_length = num_earlier + scenario.num_measured_rounds
@@ -220,7 +228,7 @@ class Measurements:
         return (variance @ design.T @ precision)[-1], float(variance[-1, -1])
 
     def _num_blocks(self, scenario: Scenario, variance: float) -> int:
-        """Returns the number of blocks of rounds that detect the scenario's excess."""
+        """Returns the number of blocks of rounds that the detection of the excess requires."""
         detectable_deviation = (
             scenario.detectable_excess
             * self.allowed_deviation(scenario.allowed_movement)
@@ -249,7 +257,7 @@ class Measurements:
         *,
         with_residual: bool,
     ) -> _MeasuredRounds:
-        """Calls the function on a scenario's updates and projects its releases."""
+        """Calls the function with a scenario's updates, and sums projections of its releases."""
         cycle: list[Updates] = [scenario.updates] * scenario.num_measured_rounds
         if scenario.earlier_updates is not None:
             cycle = [scenario.earlier_updates] * scenario.num_earlier_rounds + cycle
@@ -261,7 +269,8 @@ class Measurements:
             period_sums=np.zeros((len(periods), projection.num_owners)),
             period_counts=np.zeros(len(periods)),
         )
-        # A function that averages over rounds would count rounds of an earlier scenario again.
+        # A new run begins, because a function that averages over rounds would otherwise include
+        # rounds of an earlier scenario.
         self.runs.start()
         for block_index in range(num_blocks):
             needs_start = self.noise_model.block > 1 or scenario.earlier_updates is not None
@@ -283,7 +292,7 @@ class Measurements:
         return sums
 
     def _relative_error(self, projection: _Projection) -> np.ndarray:
-        """Returns the relative standard error of the noise along each unit vector, (owners,)."""
+        """Returns the relative error of the estimated noise along each unit vector, (owners,)."""
         weight_by_array = np.zeros((projection.num_owners, self._num_arrays))
         owned_squares = projection.white_vector[projection.is_owned] ** 2
         owned_arrays = self.array_of[projection.is_owned]
@@ -294,7 +303,10 @@ class Measurements:
         return np.hypot(relative_error, self.noise_model.multiplier_error)
 
     def _periods(self) -> dict[str, range]:
-        """Returns the periods of a run in which movements are tested, rounds numbered from 1."""
+        """Returns parts of a run in which movements are tested, by their names.
+
+        The rounds of a part are numbered from 1.
+        """
         length = self.runs.length
         return {
             "the first rounds": range(1, max(1, length // 4) + 1),
@@ -305,7 +317,7 @@ class Measurements:
     def release(
         self, updates: list[np.ndarray], examples: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Calls the function and returns its release, divided by the noise scale of its round.
+        """Calls the function, and returns its release divided by the noise scale of the round.
 
         Raises:
           NotFiniteReleaseError: the release holds NaN or an infinity.
@@ -316,7 +328,7 @@ class Measurements:
         return row / self.noise_model.round_scale[self.runs.round - 1]
 
     def _residual_squares(self, rows: np.ndarray) -> float:
-        """Returns the sum of squares of the whitened noise beside the movement of each array."""
+        """Returns the sum of squares of the whitened noise, without the movement of each array."""
         whitener = np.linalg.inv(np.linalg.cholesky(self.noise_model.covariance))
         if self.noise_model.block > 1:
             rows = whitener @ rows
@@ -329,7 +341,7 @@ class Measurements:
     def movements(
         self, scenario: Scenario, num_tests: int, baselines: BaselineEstimates
     ) -> Iterator[Movement]:
-        """Yields the movement along each unit vector of a scenario, compared with the claim.
+        """Measures a scenario, and yields the movement along each unit vector beside the claim.
 
         Args:
           scenario: the updates to send.
@@ -367,7 +379,7 @@ class Measurements:
         relative_error: float,
         num_comparisons: int,
     ) -> Movement:
-        """Compares a movement, in standard deviations of the noise, with the allowed one."""
+        """Compares a movement, in standard deviations of the noise, with what the claim allows."""
         import scipy.special
 
         allowed_deviation = self.allowed_deviation(scenario.allowed_movement)
@@ -377,7 +389,7 @@ class Measurements:
         if relative_error > 0:
             degrees = 1 / (2 * relative_error**2)
         excess = (size - 1 - _FLOAT32_ERROR) / std_at_claim
-        # The p-value is two-sided, since a client may move a release in either direction.
+        # The p-value is doubled, since a client may move a release in either direction.
         tail = float(scipy.special.stdtr(max(degrees, 1.0), -excess))
         return Movement(
             scenario=scenario,

@@ -1,4 +1,4 @@
-"""Outcomes of the movement tests, and the bound on the largest movement by one client."""
+"""`MovementTests`: tests of how far clients move a release, and the bound on this movement."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,12 +14,13 @@ from fedmf.audits.aggregator_movement import (
 from fedmf.audits.aggregator_runs import WrongResult
 from fedmf.audits.aggregator_scenarios import scenarios
 
-# A movement is explained by a mistake if they differ by at most this many standard deviations.
+# A mistake explains a movement if the movement that it predicts differs by at most this many
+# standard deviations.
 _MAX_DEVIATIONS_FROM_MISTAKE = 4.0
 
 
 class MovementTests:
-    """All movement tests, and the bounds that follow from them.
+    """All movement tests of an aggregator, and the bounds that follow from their results.
 
     Attributes:
       max_movement: lower bound on the largest movement by one client, relative to the allowed one;
@@ -64,7 +65,7 @@ class MovementTests:
                 self.outcomes.skip(test_name, "Not made.")
 
     def _run_scenarios(self, test_name: str, rows: list[Scenario]) -> None:
-        """Measures the scenarios of one test and adds its outcome."""
+        """Measures all scenarios of one test, and adds the outcome of the test."""
         if test_name == "weights" and not self.measurements.runs.takes_examples:
             skip_reason = "Not made: the function has no parameter `examples`."
             self.outcomes.skip(test_name, skip_reason)
@@ -82,14 +83,14 @@ class MovementTests:
                 self.add_nonfinite_release(test_name, row.description)
                 return
             except Exception as error:
-                # A function that refuses updates protects as well as one that clips them. It starts
-                # again, since what it remembers of the refused updates is unknown.
+                # A function that refuses updates protects as well as one that clips them. A new run
+                # starts, since the function may remember refused updates.
                 error_names.append(type(error).__name__)
                 self.measurements.runs.start()
         self.add_outcome(test_name, movements, error_names)
 
     def add_nonfinite_release(self, test_name: str, description: str) -> None:
-        """Adds the failure of a test in which a release held NaN or an infinity."""
+        """Adds a failed outcome for a test in which a release contained NaN or an infinity."""
         self.has_nonfinite_release = True
         self.measurements.runs.start()
         self.outcomes.add(
@@ -102,7 +103,7 @@ class MovementTests:
     def add_outcome(
         self, test_name: str, movements: list[Movement], error_names: list[str], remark: str = ""
     ) -> None:
-        """Adds the outcome of a test from its movements.
+        """Adds the outcome of a test, given the movements that it measured.
 
         Args:
           test_name: one of `MOVEMENT_TESTS`.
@@ -132,7 +133,7 @@ class MovementTests:
         )
 
     def _in_words(self, movement: Movement) -> str:
-        """Returns in words how far one client moves a release, and the claim."""
+        """Returns a text on how far one client moves a release, and how far the claim allows."""
         noise_model = self.measurements.noise_model
         allowed_movement = self.claim.unit * noise_model.overall_std / noise_model.movement_std
         return (
@@ -142,7 +143,7 @@ class MovementTests:
         )
 
     def _mistake(self, movement: Movement) -> str:
-        """Returns the likely mistake behind a movement, in words."""
+        """Returns a text on the mistake that most likely causes a movement."""
         scenario = movement.scenario
         error = _MAX_DEVIATIONS_FROM_MISTAKE * movement.std_at_claim
         return nearest_mistake(movement.size, error, scenario.mistakes) or scenario.mistake

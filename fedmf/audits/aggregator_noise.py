@@ -1,4 +1,4 @@
-"""Noise of an aggregator, sampled on updates of zeros, and its estimated scale.
+"""Sampling of an aggregator's noise by updates of zeros, and estimation of its scale.
 
 `sample_noise` calls the function. `fit_noise` estimates the scale of the noise in every array and
 round, which the movement tests use. For noise that may be correlated over rounds, the covariance
@@ -17,34 +17,38 @@ from fedmf.audits.aggregator_runs import AggregatorRuns, WrongResult
 from fedmf.audits.distinguishing import worst_contributions
 from fedmf.participation.schema import Participation
 
-# Noise that is cut off at this many standard deviations must be detected.
+# The tests must detect noise that is cut off at this many standard deviations.
 DETECTED_CUT = 4.0
-# Number of tail tests, over which the error rate is divided.
+# The error rate of the tail tests is divided by this number.
 _NUM_TAIL_TESTS = 16
-# Factor on the number of entries: the estimated scale of a small array is off by up to 1%, and a
-# cut that is 1% farther away needs a fifth more entries.
+# The number of entries is multiplied by this factor. The estimated scale of a small array is wrong
+# by up to 1%, and a cut that is 1% farther away needs a fifth more entries.
 _SCALE_MARGIN = 1.2
-# Rounds of a run in which correlated noise is whitened and movements are measured.
+# If noise is correlated, it is whitened over at most this many rounds at the start of a run, and
+# movements are measured there.
 MAX_BLOCK_ROUNDS = 8
-# Entries that all clients together send for the noise, at most.
+# To sample the noise, all clients together send at most this many entries.
 _MAX_SENT_ENTRIES = 1e9
-# Rounds of a run that are sampled, at most.
+# At most this many rounds of a run are sampled.
 _MAX_SAMPLED_ROUNDS = 4096
-# Largest number of entries in the rounds that are stored whole, over all runs.
+# Some rounds are stored whole. Over all runs they have at most this many entries.
 _MAX_WHOLE_ENTRIES = 2**21
-# Entries of the columns that are stored for every round, and number of these columns.
+# Some columns (entries of a release) are stored for every round. These are the largest numbers of
+# stored entries and of columns.
 _MAX_COLUMN_ENTRIES = 2**23
 _MAX_COLUMNS = 4096
-# Samples of the covariance of a whole run, beyond the number of its rounds.
+# The covariance of a whole run is estimated from at least this many samples beyond twice the number
+# of rounds.
 _EXTRA_COVARIANCE_SAMPLES = 8192
 _MIN_STD = 1e-9
-# Each round gets a scale of its own if the scales differ with a smaller p-value.
+# If a test that all rounds have the same noise scale gives a smaller p-value, each round gets its
+# own scale.
 _SAME_SCALE_P_VALUE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseSample:
-    """Releases of updates of zeros, in units of the sensitivity.
+    """Sampled noise: releases for updates of zeros, in units of the sensitivity.
 
     Attributes:
       whole: one array for each run, (rounds stored whole, entries).
@@ -71,7 +75,7 @@ class NoiseSample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoiseModel:
-    """Estimated scale of the noise, in units of the sensitivity.
+    """Estimated standard deviations and covariance of the noise, in units of the sensitivity.
 
     Attributes:
       array_std: (arrays,), standard deviation in each array, of noise whitened over rounds and
@@ -101,7 +105,7 @@ class NoiseModel:
 
     @property
     def block(self) -> int:
-        """Number of rounds of a block."""
+        """Number of rounds of a block, over which noise is whitened."""
         return len(self.covariance)
 
     @property
@@ -111,7 +115,7 @@ class NoiseModel:
 
     @property
     def movement_std(self) -> float:
-        """Standard deviation that movements are compared with.
+        """Standard deviation of the noise with which movements are compared.
 
         It is at most that of the actual noise, so that noise that is smaller than claimed fails one
         test and not all movement tests as well.
@@ -120,7 +124,7 @@ class NoiseModel:
 
     @property
     def exists(self) -> bool:
-        """Whether any array has noise."""
+        """Whether at least one array has noise."""
         return bool((self.array_std > _MIN_STD).any())
 
 
@@ -138,7 +142,7 @@ def rounds_seen(claim: AggregatorClaim) -> int:
 
 
 def participations_seen(claim: AggregatorClaim) -> int:
-    """Returns the number of participations of one client in the sampled rounds, as claimed."""
+    """Returns how often the claim lets one client take part in the sampled rounds."""
     if claim.min_sep is None:
         return 1
     return math.ceil(rounds_seen(claim) / claim.min_sep)
@@ -146,7 +150,7 @@ def participations_seen(claim: AggregatorClaim) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _SamplingPlan:
-    """Rounds to sample, and entries of them to store.
+    """Numbers of runs and rounds to sample, and of entries to store.
 
     Attributes:
       run_lengths: number of rounds of each run.
@@ -160,7 +164,10 @@ class _SamplingPlan:
 
 
 def _sampling_plan(claim: AggregatorClaim) -> _SamplingPlan:
-    """Returns at least two runs, with enough entries to detect noise that is cut off."""
+    """Chooses how many rounds to sample, so that the tests detect noise that is cut off.
+
+    There are at least two runs.
+    """
     num_entries = sum(claim.sizes)
     num_rounds = rounds_seen(claim)
     threshold = claim.false_positive_rate / len(TEST_NAMES) / _NUM_TAIL_TESTS
@@ -188,7 +195,7 @@ def _sampling_plan(claim: AggregatorClaim) -> _SamplingPlan:
 
 
 def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
-    """Calls the function on updates of zeros, in at least two runs.
+    """Samples the noise, by calls of the function with updates of zeros in several runs.
 
     Raises:
       WrongResult, ValueError: the function returns no aggregate of zeros, nor of small updates.
@@ -239,7 +246,7 @@ def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
 def _working_update(
     runs: AggregatorRuns, claim: AggregatorClaim, num_entries: int
 ) -> tuple[np.ndarray, str]:
-    """Returns an update on which the function works, and its error on zeros in words.
+    """Returns an update that the function accepts, and a text on its error for zeros.
 
     It is an update of zeros, or a small one if the function raises an error on zeros.
     """
@@ -267,7 +274,7 @@ def _working_update(
 
 
 def fit_noise(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
-    """Estimates the scale of the noise from finite releases."""
+    """Estimates the scale of the noise from sampled releases, all of which are finite."""
     sizes = np.array(claim.sizes)
     if claim.correlated:
         return _fit_correlated(sample, claim)
@@ -285,7 +292,7 @@ def fit_noise(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
 
 
 def _round_scales(sample: NoiseSample, array_std: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns a factor of the noise of each round: 1 for all, unless the rounds differ."""
+    """Returns the relative noise scale of each round; all are 1 unless rounds clearly differ."""
     from scipy import stats
 
     num_rounds = int(sample.round_of.max()) + 1
@@ -300,7 +307,10 @@ def _round_scales(sample: NoiseSample, array_std: np.ndarray, sizes: np.ndarray)
 
 
 def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
-    """Estimates the scale of noise that is correlated over rounds, and the run's multiplier."""
+    """Estimates the scale of noise that is correlated between rounds.
+
+    The noise multiplier of a run is estimated as well.
+    """
     from scipy import stats
 
     sizes = np.array(claim.sizes)
@@ -318,14 +328,17 @@ def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
     column_std = entry_std[sample.columns]
     rows = np.concatenate(whole_runs, axis=1) / np.tile(column_std, len(whole_runs))
     half = rows.shape[1] // 2
-    # The worst participation is selected on one half of the samples and measured on the other.
+    # The participation with the least protection is selected from one half of the samples. The
+    # noise multiplier is measured on the other half.
     participation = Participation(
         rounds=num_rounds, schema="min_sep", min_sep=min(claim.min_sep or num_rounds, num_rounds)
     )
     worst = worst_contributions(_precision(rows[:, :half]), participation)
     num_measured = rows.shape[1] - half
     degrees = num_measured - num_rounds + 1
-    # 1 / u' G^-1 u is chi-squared about 1 / u' Sigma^-1 u (Muirhead 1982, Theorem 3.2.12).
+    # u is the contribution of a client, Sigma the covariance of the rounds, and G the sum of
+    # squares and products of samples. 1 / u' G^-1 u is chi-squared about 1 / u' Sigma^-1 u
+    # (Muirhead 1982, Theorem 3.2.12).
     unexplained = num_measured / float(worst @ _precision(rows[:, half:]) @ worst)
     multiplier = math.sqrt(unexplained / degrees)
     claimed_variance = claim.multiplier() ** 2 / float((entry_std**2).mean())
@@ -344,18 +357,18 @@ def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
 
 
 def _nonsingular(covariance: np.ndarray) -> np.ndarray:
-    """Returns a covariance matrix with a small multiple of the identity added."""
+    """Adds a small multiple of the identity to a covariance matrix, to make it invertible."""
     mean_variance = np.trace(covariance) / len(covariance)
     return covariance + 1e-12 * (mean_variance + 1e-12) * np.eye(len(covariance))
 
 
 def _precision(rows: np.ndarray) -> np.ndarray:
-    """Returns the inverse of the empirical covariance of rows."""
+    """Returns the inverse of the empirical covariance between rows."""
     return np.linalg.inv(_nonsingular(rows @ rows.T / rows.shape[1]))
 
 
 def white_rows(sample: NoiseSample, model: NoiseModel, *, whole: bool) -> list[np.ndarray]:
-    """Returns the noise of each run, whitened over rounds and scaled to standard deviation 1.
+    """Returns the sampled noise of each run, whitened over rounds and scaled to variance 1.
 
     Args:
       sample: the noise.

@@ -1,4 +1,4 @@
-"""Tests of an aggregator's noise: its size and its tails."""
+"""Tests of whether an aggregator's noise has the claimed size and normal tails."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,12 @@ from fedmf.audits.aggregator_noise import (
     white_rows,
 )
 
-# An array with fewer entries is not tested in each round by itself.
+# Arrays with fewer entries are not tested in each single round.
 _MIN_ENTRIES_IN_ROUND = 64
 
 
 def check_zeros(sample: NoiseSample, claim: AggregatorClaim, outcomes: Outcomes) -> None:
-    """Tests that the function aggregates updates of zeros."""
+    """Tests that the function gives finite numbers for updates of zeros."""
     failure = sample.raised
     if not sample.is_finite:
         failure = "gave NaN or an infinity"
@@ -35,7 +35,7 @@ def check_zeros(sample: NoiseSample, claim: AggregatorClaim, outcomes: Outcomes)
 
 
 def check_rounds(claim: AggregatorClaim, outcomes: Outcomes) -> None:
-    """Tests that all rounds of a claim of correlated noise were sampled."""
+    """Tests that all rounds were sampled, if correlated noise is claimed."""
     num_sampled = rounds_seen(claim)
     if not claim.correlated:
         verdict = f"The noise of {num_sampled:,} of {claim.rounds:,} rounds of a run was sampled."
@@ -54,7 +54,10 @@ def check_rounds(claim: AggregatorClaim, outcomes: Outcomes) -> None:
 
 
 def check_tails(sample: NoiseSample, model: NoiseModel, outcomes: Outcomes) -> None:
-    """Tests the tails of the noise in the rounds that are stored whole."""
+    """Tests whether the noise has the tails of a normal distribution.
+
+    The rounds that are stored whole are used.
+    """
     tested_entries = is_tested(model)
     if not tested_entries.any():
         outcomes.skip("tails", "Not made: there is no noise.")
@@ -84,7 +87,7 @@ def check_size(
     outcomes: Outcomes,
     smaller_arrays: Sequence[int],
 ) -> None:
-    """Tests that the noise is as large as claimed, in every array, round and entry.
+    """Tests that the noise is at least as large as claimed, in every array, round and entry.
 
     Args:
       sample: the noise.
@@ -136,7 +139,7 @@ def check_size(
 def smallest_noise_ratio(
     sample: NoiseSample, model: NoiseModel, claim: AggregatorClaim, outcomes: Outcomes
 ) -> float:
-    """Returns an upper bound on the smallest standard deviation of a round or an entry.
+    """Returns an upper bound on the smallest noise of any round or entry.
 
     It is relative to the standard deviation of all noise, and 1 at most. Noise that other rounds
     predict does not count.
@@ -158,13 +161,14 @@ def smallest_noise_ratio(
 def _relative_squares(
     sample: NoiseSample, model: NoiseModel, claim: AggregatorClaim
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields sums of squares of the noise, scaled to variance 1, and their degrees of freedom.
+    """Yields sums of squares of the scaled noise, with their degrees of freedom.
 
-    They are those of all rounds, and then those of all entries.
+    The first array has the sum of each round, and the second the sum of each entry.
     """
     scale = model.round_scale[sample.round_of]
     yield (sample.squares / model.array_std**2).sum(axis=1) / scale**2, sum(claim.sizes)
-    # If the rounds differ in scale, the sum over an entry's rounds is not chi-squared.
+    # If rounds have different scales, the sum of an entry over rounds is not chi-squared, and is
+    # left out.
     if (model.round_scale == 1).all():
         yield sample.entry_squares / model.entry_std**2, len(sample.squares)
 
@@ -172,14 +176,14 @@ def _relative_squares(
 def _size_p_values(
     sample: NoiseSample, model: NoiseModel, claim: AggregatorClaim, required_std: np.ndarray
 ) -> Iterator[tuple[str, float]]:
-    """Yields groups of entries, in words, with the p-value of the smallest noise in a group."""
+    """Yields names of parts of the noise, with the p-value of the smallest noise among them."""
     from scipy import stats
 
     sizes = np.array(claim.sizes)
     num_rows = len(sample.squares)
     if model.block > 1:
         degrees = sizes * len(sample.whole)
-        # A margin for the estimated multiplier of the run.
+        # The factor is a margin for the error of the run's estimated noise multiplier.
         std_ratio = model.array_std / required_std * (1 + 6 * model.multiplier_error)
         chances = stats.chi2.cdf(degrees * std_ratio**2, degrees)
         yield "an array", len(sizes) * float(chances.min())
@@ -202,7 +206,7 @@ def _size_p_values(
 
 
 def _mistake_of_smaller_noise(noise_ratio: float, group: str, claim: AggregatorClaim) -> str:
-    """Returns the likely mistake behind noise that is smaller than claimed."""
+    """Returns a text on the mistake that most likely makes the noise smaller than claimed."""
     if claim.correlated:
         return "Noise that is smaller, or that rounds share, does this."
     mistakes = {
@@ -214,7 +218,7 @@ def _mistake_of_smaller_noise(noise_ratio: float, group: str, claim: AggregatorC
 
 
 def _remark_on_larger_noise(noise_ratio: float, num_clients: int) -> str:
-    """Returns the remark on noise that is larger than claimed."""
+    """Returns a text on noise that is larger than claimed, with the likely mistake."""
     mistakes = {
         math.sqrt(2): "Noise that is added twice does this.",
         num_clients: "Noise of a sum on a mean does this: divide sum and noise together.",

@@ -1,4 +1,4 @@
-"""Movement test of updates that hold NaN, infinities, or entries whose squares overflow."""
+"""Test of whether an aggregator zeroes updates with NaN, infinities or huge entries."""
 
 import dataclasses
 import itertools
@@ -12,15 +12,17 @@ from fedmf.audits.aggregator_movement import NotFiniteReleaseError
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 
-# Up to this many arrays, three entries of each are replaced by a value that is not finite.
+# If an update has at most this many arrays, three entries of each are replaced by a value that is
+# not finite.
 _MAX_ARRAYS_WITH_THREE_ENTRIES = 8
-# Arrays whose middle entry is replaced, if there are more.
+# If there are more arrays, the middle entry of this many is replaced.
 _MAX_ARRAYS_WITH_ONE_ENTRY = 64
-# Arrays in which such an entry is sent beside a huge one.
+# In this many arrays, an entry that is not finite is sent beside a huge entry.
 _MAX_ARRAYS_BESIDE_HUGE = 4
-# An upper bound on the number of inputs, over which the error rate is divided.
+# The error rate is divided by this upper bound on the number of inputs.
 _MAX_INPUTS = 200
-# After this many inputs, updates within the clip norm show whether the function remembers them.
+# After each group of this many inputs, updates within the clip norm show whether the function
+# remembers the inputs.
 _INPUTS_BETWEEN_CHECKS = 4
 
 
@@ -58,7 +60,7 @@ def check_not_finite(tests: MovementTests) -> None:
             raise
         except NotFiniteReleaseError:
             p_value = 0.0
-        except Exception:  # A function that refuses the update protects as well as a zero.
+        except Exception:  # Refusing protects, too.
             measurements.runs.start()
             continue
         smallest_p_value = min(smallest_p_value, p_value)
@@ -84,7 +86,7 @@ def check_not_finite(tests: MovementTests) -> None:
 
 
 def _is_remembered(tests: MovementTests, inside_update: np.ndarray) -> bool:
-    """Returns whether a release of finite updates is not finite after earlier bad inputs."""
+    """Returns whether earlier bad inputs make a release of finite updates not finite."""
     runs = tests.measurements.runs
     try:
         tests.measurements.release(tests.inputs.from_all(inside_update)())
@@ -93,13 +95,13 @@ def _is_remembered(tests: MovementTests, inside_update: np.ndarray) -> bool:
         return True
     except WrongResult:
         raise
-    except Exception:  # A function that refuses finite updates now releases nothing of the others.
+    except Exception:  # A refusal releases nothing.
         runs.start()
     return False
 
 
 def _bad_inputs(tests: MovementTests, inside_update: np.ndarray) -> Iterator[_NotFiniteInput]:
-    """Yields all inputs of the test."""
+    """Yields all updates of the test: not finite, or with squares that overflow or underflow."""
     inputs = tests.inputs
     sizes = np.array(tests.claim.sizes)
     positions: tuple[float, ...]
@@ -136,7 +138,7 @@ def _bad_inputs(tests: MovementTests, inside_update: np.ndarray) -> Iterator[_No
         double_update = inside_update.astype(np.float64)
         double_update[-1] = value
         yield _NotFiniteInput(description=f"{value:g} of float64", update=double_update)
-    # The squares of these entries underflow: the computed norm of the update is 0.
+    # The squares of these entries underflow, so that the computed norm of the update is 0.
     yield _NotFiniteInput(
         description="1e-30 in all entries", update=np.full_like(inside_update, 1e-30)
     )
@@ -149,7 +151,9 @@ def _bad_inputs(tests: MovementTests, inside_update: np.ndarray) -> Iterator[_No
 def _bad_inputs_beside_huge(
     tests: MovementTests, inside_update: np.ndarray, arrays: np.ndarray
 ) -> Iterator[_NotFiniteInput]:
-    """Yields updates with an entry that is not finite and a huge one, in one array or in two.
+    """Yields updates that have an entry that is not finite beside a huge entry.
+
+    Both are in the same array, or in two arrays.
 
     The first entry makes the norm NaN, so that a clip factor has no effect. If the function then
     replaces the first entry by a number, the huge entry stays.
@@ -190,11 +194,12 @@ def _outlier_p_value(tests: MovementTests, row: np.ndarray) -> float:
     array_of = tests.inputs.array_of
     signs = tests.inputs.signs
     sizes = np.array(tests.claim.sizes)
-    # In an array of one entry, the movement cannot be estimated: its largest value is subtracted.
+    # The movement cannot be estimated in an array of one entry. The largest movement that the claim
+    # allows is subtracted there.
     array_sums = np.add.reduceat(white_row * signs, tests.inputs.starts)
     array_means = array_sums / sizes * (sizes > 1)
     deviations = np.abs(white_row - signs * array_means[array_of])
     deviations -= measurements.allowed_deviation(tests.claim.clients) * (sizes == 1)[array_of]
-    # One client may move an entry by this much under the claim.
+    # The claim allows one client to move an entry by twice the sensitivity.
     largest_excess = float(deviations.max()) * (1 - 1e-3) - 2 * measurements.allowed_deviation(1)
     return min(1.0, 2 * len(white_row) * float(stats.norm.sf(largest_excess)))

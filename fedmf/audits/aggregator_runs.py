@@ -1,4 +1,4 @@
-"""Runs of the audited function, and checks of the arrays that it returns."""
+"""`AggregatorRuns`: calls of an audited aggregation function, and checks of its results."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -8,20 +8,21 @@ import numpy as np
 
 from fedmf.audits.aggregator_claim import AggregatorClaim
 
-# Returns the function of one run, which maps updates, each a list of arrays, to a list of arrays. A
-# function with a parameter `examples` is passed each client's number of examples as well.
+# A maker returns the aggregation function for one run. The function maps the clients' updates, each
+# a list of arrays, to a list of arrays. If it has a parameter `examples`, it is also passed the
+# number of examples of each client.
 Maker = Callable[[], Callable[..., Any]]
 
-# Examples of each client, unless a test passes other numbers.
+# Each client has this many examples, unless a test passes other numbers.
 NUM_EXAMPLES = 10
 
 
 class WrongResult(ValueError):
-    """The function returned something that is not an aggregate of the updates."""
+    """An error for a result that is not an aggregate of the updates."""
 
 
 class AggregatorRuns:
-    """Calls of the function, in runs of a fixed number of rounds.
+    """Runs of the audited function, each with a fixed number of rounds.
 
     A release is one vector, in units of the claimed sensitivity.
 
@@ -48,7 +49,7 @@ class AggregatorRuns:
         self.round = 0
         try:
             parameter = inspect.signature(self._function).parameters.get("examples")
-        except (TypeError, ValueError):  # a builtin
+        except (TypeError, ValueError):  # The function is a builtin.
             parameter = None
         self.takes_examples = parameter is not None
         self._is_positional = parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY
@@ -72,7 +73,7 @@ class AggregatorRuns:
         return self.call([self._arrays_of(np.copy(update)) for update in updates], examples)
 
     def _arrays_of(self, vector: np.ndarray) -> list[np.ndarray]:
-        """Returns the arrays of an update as views of its vector."""
+        """Splits an update, given as a vector, into its arrays, which share the vector's memory."""
         slices_and_shapes = zip(self._slices, self._shapes, strict=True)
         return [vector[entries].reshape(shape) for entries, shape in slices_and_shapes]
 
@@ -80,7 +81,7 @@ class AggregatorRuns:
         self, arrays: list[list[np.ndarray]], examples: Sequence[int] | None = None
     ) -> np.ndarray:
         """Calls the function with lists of arrays and returns its release as a vector."""
-        # Some tests send updates whose squares overflow.
+        # Some tests send updates whose squares overflow. Warnings about these are silenced.
         with np.errstate(all="ignore"):
             result = self._result(arrays, examples)
         aggregate = self._checked(result)
@@ -97,7 +98,11 @@ class AggregatorRuns:
         return self._function(arrays, examples=list(examples))
 
     def _checked(self, result: object) -> list[np.ndarray]:
-        """Returns the result as float64 arrays, or raises a WrongResult."""
+        """Checks what the function returned, and converts it to float64 arrays.
+
+        Raises:
+          WrongResult: it is no list of arrays with the shapes of an update.
+        """
         advice = "it must return the aggregate itself, a list of arrays"
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):

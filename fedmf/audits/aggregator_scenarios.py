@@ -1,6 +1,7 @@
-"""Table of the scenarios of the movement tests.
+"""Scenarios of the movement tests: the updates that each test sends.
 
-Rows with the same `test` form one test. To detect a new kind of mistake, add a row that exposes it.
+The scenarios are the rows of a table. Rows with the same `test` form one test. To detect a new kind
+of mistake, add a row that exposes it.
 """
 
 import dataclasses
@@ -13,10 +14,10 @@ import numpy as np
 from fedmf.audits.aggregator_inputs import HUGE_NORM, INSIDE_NORM, Direction, Inputs, Scenario
 from fedmf.audits.aggregator_runs import NUM_EXAMPLES
 
-# A clip that shortens only updates beyond 1.05 clip norms does not change this norm.
+# An update of this norm, in clip norms, reveals a clip that begins only at 1.05 clip norms.
 _BARELY_ABOVE = 1.045
-# Norms above the clip norm. A clip that leaves any interval [x, sqrt(10) x] of norms unclipped is
-# detected.
+# These norms, in clip norms, are tested. They reveal a clip that leaves updates unclipped in any
+# interval [x, sqrt(10) x] of norms.
 _NORMS = (
     1.1,
     1.2,
@@ -36,9 +37,9 @@ _NORMS = (
     1e5,
 )
 _LARGEST_NORM = 1e6
-# Arrays that are tested one by one, at most.
+# At most this many arrays are tested one by one.
 _MAX_SINGLE_ARRAYS = 16
-# Clients that send distinct updates in one round, at most.
+# At most this many clients send distinct updates in one round.
 _MAX_DISTINCT_CLIENTS = 64
 # All subsets of the arrays are tested if there are no more arrays than this.
 _MAX_ARRAYS_FOR_SUBSETS = 5
@@ -46,7 +47,7 @@ _MAX_ARRAYS_FOR_SUBSETS = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Pattern:
-    """Vector along which all clients send the same update.
+    """Direction of an update that all clients send, with its description.
 
     Attributes:
       description: the vector in words.
@@ -60,7 +61,7 @@ class _Pattern:
 
 
 def scenarios(inputs: Inputs) -> Iterator[Scenario]:
-    """Yields all rows of the table, those with few calls first."""
+    """Yields the scenarios of all movement tests; scenarios with few calls come first."""
     yield from _type_scenarios(inputs)
     yield from _pattern_scenarios(inputs)
     yield from _single_client_scenarios(inputs)
@@ -71,7 +72,7 @@ def scenarios(inputs: Inputs) -> Iterator[Scenario]:
 
 
 def _norm_scenarios(inputs: Inputs) -> Iterator[Scenario]:
-    """Yields equal updates of norms below and above the clip norm."""
+    """Yields scenarios in which all clients send an update of norm below or above the clip norm."""
     small_excess = (1 - INSIDE_NORM) + 0.05
     excess_by_norm = {
         0.5: 0.3,
@@ -113,13 +114,14 @@ def _norm_scenarios(inputs: Inputs) -> Iterator[Scenario]:
 
 
 def _pattern_scenarios(inputs: Inputs) -> Iterator[Scenario]:
-    """Yields updates that differ between arrays, in their signs or in single entries."""
+    """Yields scenarios with large updates in some arrays or entries only, or of one sign."""
     for pattern in _patterns(inputs):
         direction = inputs.direction(pattern.vector)
         for norm in (1.5, HUGE_NORM):
             excess = 0.25
             max_calls = 60
-            # Only the test of an array by itself shows a small factor on that array.
+            # If the function scales one array by a factor near 1, only a test of this array alone
+            # detects it.
             if norm == HUGE_NORM and pattern.is_single_array:
                 excess = (1 - INSIDE_NORM) + 0.05
                 max_calls = 500
@@ -137,7 +139,7 @@ def _pattern_scenarios(inputs: Inputs) -> Iterator[Scenario]:
 
 
 def _patterns(inputs: Inputs) -> Iterator[_Pattern]:
-    """Yields the vectors of `_pattern_scenarios`, with their descriptions."""
+    """Yields directions of updates for `_pattern_scenarios`."""
     sizes = np.bincount(inputs.array_of)
     same_norms = inputs.signs / np.sqrt(sizes[inputs.array_of])
     yield _Pattern(description="with the same norm in each array", vector=same_norms)
@@ -173,7 +175,7 @@ def _patterns(inputs: Inputs) -> Iterator[_Pattern]:
 
 
 def _type_scenarios(inputs: Inputs) -> Iterator[Scenario]:
-    """Yields updates of other dtypes than float32, beyond the clip norm."""
+    """Yields scenarios with updates above the clip norm in other dtypes than float32."""
     for type_name, update in _typed_updates(inputs):
         norm = float(np.linalg.norm(update.astype(np.float64))) / inputs.claim.clip_norm
         if norm < 1.4 or not math.isfinite(norm):
@@ -193,7 +195,7 @@ def _type_scenarios(inputs: Inputs) -> Iterator[Scenario]:
 
 
 def _typed_updates(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields updates of other dtypes, with the dtype in words.
+    """Yields updates in other dtypes than float32, with the dtype as a text.
 
     Squares of the integers, or sums of the squares, wrap around to 0.
     """
@@ -206,7 +208,7 @@ def _typed_updates(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
         if 6e-8 < entry <= 6.5e4:
             yield "of float16", (entry * inputs.signs).astype(np.float16)
     for bits in (8, 16, 32, 64):
-        # The square of this number is the first beyond the unsigned type.
+        # The square of `root` is the smallest square that overflows the unsigned type.
         root = 2.0 ** (bits // 2)
         largest_entry = 2.0 ** (bits - 1) - 1
         entries = {
@@ -227,7 +229,7 @@ def _typed_updates(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _single_client_scenarios(inputs: Inputs) -> Iterator[Scenario]:
-    """Yields rounds in which one client sends a large update."""
+    """Yields scenarios in which one client sends a large update."""
     huge_update = inputs.update(HUGE_NORM, inputs.all_entries)
     mistakes = inputs.clip_mistakes(HUGE_NORM)
     mistakes[float(inputs.num_clients)] = (
@@ -276,7 +278,7 @@ def _single_client_scenarios(inputs: Inputs) -> Iterator[Scenario]:
 
 
 def _client_order_scenarios(inputs: Inputs) -> Iterator[Scenario]:
-    """Yields rounds in which up to 64 clients send updates with disjoint entries."""
+    """Yields scenarios in which up to 64 clients send updates with disjoint entries."""
     max_senders = min(inputs.num_clients, _MAX_DISTINCT_CLIENTS, inputs.num_entries)
     senders = np.unique(np.linspace(0, inputs.num_clients - 1, max_senders).astype(int))
     owner = np.arange(inputs.num_entries) % len(senders)
@@ -284,7 +286,7 @@ def _client_order_scenarios(inputs: Inputs) -> Iterator[Scenario]:
     for norm in (3.0, HUGE_NORM):
 
         def updates(norm: float = norm) -> list[np.ndarray]:
-            """Returns the update of each client, the senders' along disjoint entries."""
+            """Returns an update for each client: zeros, or for a sender its own entries."""
             client_updates = [inputs.zero_update] * inputs.num_clients
             for sender_number, client_index in enumerate(senders):
                 unit_vector = np.where(owner == sender_number, vector, 0)
@@ -307,7 +309,10 @@ def _client_order_scenarios(inputs: Inputs) -> Iterator[Scenario]:
 
 
 def _example_weight_scenarios(inputs: Inputs) -> Iterator[Scenario]:
-    """Yields clients with other numbers of examples, for functions that take these numbers."""
+    """Yields scenarios in which clients have different numbers of examples.
+
+    They are for functions that take these numbers.
+    """
     other_update = inputs.update(INSIDE_NORM, inputs.odd_entries)
     fallback_mistake = (
         "A weight that follows the other clients' examples, or one above 1, does this."
@@ -352,9 +357,9 @@ def _example_weight_scenarios(inputs: Inputs) -> Iterator[Scenario]:
 
 
 def _many_weight_scenarios(inputs: Inputs, fallback_mistake: str) -> Iterator[Scenario]:
-    """Yields rounds in which half of the clients have another number of examples.
+    """Yields scenarios in which half of the clients have another number of examples.
 
-    A weight that is barely above 1 shows when many clients have it.
+    A weight that is barely above 1 is detected if many clients have it.
     """
     num_senders = inputs.num_clients // 2
     for num_examples in (1, 10 * NUM_EXAMPLES, 10**6):
@@ -376,7 +381,7 @@ def _many_weight_scenarios(inputs: Inputs, fallback_mistake: str) -> Iterator[Sc
 
 
 def _half_precision_scenarios(inputs: Inputs) -> Iterator[Scenario]:
-    """Yields the update whose sum in half precision has the largest rounding error."""
+    """Yields a scenario with an update whose sum in half precision is rounded up the most."""
     sizes = np.unique(np.linspace(0.5, 1.0, 64) * inputs.num_entries).astype(int)
     exact_entries = INSIDE_NORM * inputs.claim.clip_norm / np.sqrt(np.maximum(sizes, 1))
     with np.errstate(over="ignore"):

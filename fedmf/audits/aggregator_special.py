@@ -1,4 +1,4 @@
-"""Movement tests that need more than one projection, and their table."""
+"""Movement tests that need more than one projection of a release."""
 
 import dataclasses
 import math
@@ -14,14 +14,14 @@ from fedmf.audits.aggregator_movement_tests import MovementTests, SpecialTest
 from fedmf.audits.aggregator_not_finite import check_not_finite
 from fedmf.audits.aggregator_runs import WrongResult
 
-# Relative error of the factor between a sum and a mean.
+# The measured factor between a sum and a mean may differ from the true one by this fraction.
 _RELEASE_ERROR = 0.05
-# Entries of noise that are compared with the noise of zero updates.
+# At least this many entries of noise are compared with the noise of zero updates.
 _NUM_NOISE_ENTRIES = 30_000
 
 
 def check_releases(tests: MovementTests) -> None:
-    """Tests that the function releases a mean if it claims a mean, and a sum if it claims a sum."""
+    """Tests that the function releases what the claim says, a mean or a sum."""
     inputs = tests.inputs
     measurements = tests.measurements
     claim = tests.claim
@@ -65,7 +65,7 @@ def check_releases(tests: MovementTests) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _NoiseComparison:
-    """Comparison of the noise of a scenario with the noise of zero updates.
+    """Comparison of the noise for large updates with the noise for updates of zeros.
 
     Attributes:
       p_value: under the claim that both have the same scale.
@@ -83,7 +83,7 @@ class _NoiseComparison:
 def check_noise_with_data(tests: MovementTests) -> None:
     """Tests that the scale of the noise does not depend on the updates.
 
-    These are F-tests, since the entries of the noise are independent.
+    Variances are compared by F-tests, which assume that the entries of the noise are independent.
     """
     from scipy import stats
 
@@ -110,7 +110,8 @@ def check_noise_with_data(tests: MovementTests) -> None:
     max_degrees = max(comparison.degrees for comparison in comparisons)
     error = math.sqrt(1 / (2 * max_degrees) + 1 / (2 * base_degrees))
     if worst.std_ratio < 1 and worst.p_value < tests.outcomes.threshold:
-        # The estimated ratio is F-distributed about the true one, which bounds it from above.
+        # The estimated variance ratio is F-distributed about the true one. Its quantile gives an
+        # upper bound on the true ratio.
         chance = tests.outcomes.error / len(scenarios) / 2
         quantile = float(stats.f.ppf(chance, worst.degrees, base_degrees))
         ratio_bound = worst.std_ratio / math.sqrt(quantile)
@@ -126,7 +127,7 @@ def check_noise_with_data(tests: MovementTests) -> None:
 
 
 def _noise_scenarios(inputs: Inputs) -> list[Scenario]:
-    """Returns rounds of large updates whose noise is compared with that of zero updates."""
+    """Returns scenarios with large updates, whose noise is compared with that for zeros."""
     inside_update = inputs.update(INSIDE_NORM, inputs.all_entries)
     huge_update = inputs.update(HUGE_NORM, inputs.all_entries)
     updates_by_description = {
@@ -151,7 +152,7 @@ def _noise_scenarios(inputs: Inputs) -> list[Scenario]:
 def _compare_noise(
     scenario: Scenario, estimate: Estimate, base_degrees: int, num_scenarios: int
 ) -> Iterator[_NoiseComparison]:
-    """Yields F-tests of the noise beside and along a scenario's updates."""
+    """Yields F-tests of the noise orthogonal to a scenario's updates, and along them."""
     from scipy import stats
 
     variance_ratio = estimate.residual_squares / estimate.residual_degrees
@@ -164,7 +165,8 @@ def _compare_noise(
         degrees=estimate.residual_degrees,
     )
     if estimate.along_degrees:
-        # A movement that differs between rounds makes this noise larger, which is no mistake.
+        # Only smaller noise is tested here: a movement that differs between rounds makes the noise
+        # along it larger, and is no mistake.
         variance_ratio = estimate.along_squares / estimate.along_degrees
         smaller = stats.f.cdf(variance_ratio, estimate.along_degrees, base_degrees)
         yield _NoiseComparison(
@@ -176,7 +178,7 @@ def _compare_noise(
 
 
 def find_smaller_arrays(tests: MovementTests) -> None:
-    """Finds arrays whose noise is smaller than claimed, but that one client moves by less."""
+    """Finds arrays that have less noise than claimed, but which one client also moves less."""
     from scipy import stats
 
     noise_model = tests.measurements.noise_model
@@ -202,10 +204,12 @@ def find_smaller_arrays(tests: MovementTests) -> None:
             [movement] = tests.measurements.movements(
                 scenario, 2 * inputs.num_arrays, BaselineEstimates()
             )
-            # The movement relative to the claim does not depend on the noise of the array.
+            # After this factor, the movement relative to the claim does not depend on the array's
+            # noise.
             size = movement.size * movement_scale
             std = movement.std_at_claim * movement_scale
-            # Smaller noise allows a movement that is smaller by the same factor.
+            # If an array has less noise by some factor, it allows a movement that is smaller by the
+            # same factor.
             excess = size / noise_ratio - 1
             is_contradicted = excess > tests.outcomes.deviations(2) * std / noise_ratio
             may_be_as_claimed = size + tests.outcomes.reach(2) * std >= 1
