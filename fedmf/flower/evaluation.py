@@ -15,7 +15,7 @@ class EvaluationResult(NamedTuple):
     """The result of an evaluation on clients, with counts of dropped replies.
 
     Attributes:
-      metrics: of the strategy; None where it returned none.
+      metrics: metrics of the strategy; None where it returned none.
       dropped: the number of replies that were left out, by the reason.
     """
 
@@ -34,7 +34,7 @@ def evaluate(
     Args:
       strategy: aggregates the replies.
       server_round: Flower's number of the round.
-      replies: of the nodes.
+      replies: replies of the nodes.
       undo: restores the state of the strategy from before.
     """
     weight_key = getattr(strategy, "weighted_by_key", "num-examples")

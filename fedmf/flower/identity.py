@@ -20,7 +20,7 @@ def check_same_run(
     has.
 
     Args:
-      folder: of the run.
+      folder: folder of the run.
       begun: plan and settings in the folder.
       present: plan and settings of the program.
 

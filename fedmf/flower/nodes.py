@@ -67,7 +67,7 @@ class PatientGrid:
     more nodes after a time limit.
 
     Args:
-      grid: of the ServerApp.
+      grid: grid of the ServerApp.
       seconds: the time limit.
     """
 
@@ -108,7 +108,7 @@ class Nodes:
     """The nodes of a grid, which are drawn as the clients of a server.
 
     Args:
-      server: of the run, with the rounds so far.
+      server: server of the run, with the rounds so far.
       population: clients are the partition ids 0 .. population - 1; None for node ids.
       clients_per_round: the most clients of a round, with node ids.
     """
@@ -119,10 +119,10 @@ class Nodes:
         self._clients_per_round = clients_per_round
         # With node ids, a resumed run waits for one of the nodes that took part before, if any did.
         self._needs_past_node = bool(server.clients)
-        # Has the connected nodes that answered.
+        # Only connected nodes that answered are in it.
         self._partition_by_node: dict[int, int | None] = {}
-        self._num_unanswered: Counter[int] = Counter()  # Queries of a node without an answer.
-        self._next_query: dict[int, int] = {}  # Silent node -> round of its next query.
+        self._num_unanswered: Counter[int] = Counter()  # Number of queries without an answer.
+        self._next_query: dict[int, int] = {}  # The round of a silent node's next query.
 
     def draw(
         self, grid: Grid, seconds: float, added: Collection[int] = frozenset()
@@ -135,7 +135,7 @@ class Nodes:
         which the plan's sampling draws no client.
 
         Args:
-          grid: of the ServerApp.
+          grid: grid of the ServerApp.
           seconds: the time limit.
           added: clients whose updates the round has already; they are left out.
 

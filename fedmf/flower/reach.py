@@ -233,8 +233,8 @@ def link_to_copy(link: Any, memo: dict[int, Any]) -> Any:
     """Returns a method or partial function that refers to the copies of its objects.
 
     Args:
-      link: for which `is_link` is true.
-      memo: as of `copy.deepcopy`: copies by the ids of the originals.
+      link: value for which `is_link` is true.
+      memo: memo of `copy.deepcopy`: copies by the ids of the originals.
     """
     if isinstance(link, _PARTIALS):
         function = link.func

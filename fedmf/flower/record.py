@@ -26,7 +26,7 @@ class StepRecord(NamedTuple):
     Attributes:
       t: the round.
       model: arrays by name, before the round.
-      state: of the strategy after it has made the round's messages.
+      state: state of the strategy after it has made the round's messages.
     """
 
     t: int
@@ -108,11 +108,11 @@ def recovered(
     record of that round's release.
 
     Args:
-      server: that was opened.
-      folder: of the server.
-      plan: of the program.
-      settings: of the program.
-      model: of the program, with the names of the run's arrays.
+      server: server that was opened.
+      folder: folder of the server.
+      plan: plan of the program.
+      settings: settings of the program.
+      model: model of the program, with the names of the run's arrays.
 
     Raises:
       ValueError: the folder is of another run.

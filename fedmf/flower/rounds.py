@@ -25,7 +25,7 @@ class Round:
       t: the round, from 0 on.
       before: the wrapped strategy's state before it made the messages.
       model: the arrays in the messages, by name.
-      message_type: of the messages.
+      message_type: type of the messages.
       asked: the client of each node that gets a message; None before they were drawn.
       added: clients whose updates were passed to the server, whether or not an interrupt came.
       after: the wrapped strategy's state before its step.
@@ -75,7 +75,7 @@ class Replies:
     """The updates in the replies of a round, with counts of dropped replies.
 
     Args:
-      replies: of the nodes, in any order.
+      replies: replies of the nodes, in any order.
       under_way: the round.
       takes_metrics: whether the clients' metrics are released.
 
@@ -164,7 +164,7 @@ class Letter(NamedTuple):
     """The message of a round, which is the same for all nodes.
 
     Attributes:
-      content: of the message.
+      content: content of the message.
       message_type: "train", or a type that begins with it such as "train.lora".
       seconds: time to live.
     """
@@ -182,8 +182,8 @@ def letter_of(name: str, messages: list[Message], model: Model) -> Letter:
     """Checks that a strategy's messages are the same for all nodes, and returns that one message.
 
     Args:
-      name: of the strategy.
-      messages: for training.
+      name: name of the strategy.
+      messages: messages for training.
       model: the arrays that the nodes are to get.
 
     Raises:

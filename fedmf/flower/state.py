@@ -16,7 +16,7 @@ class State(NamedTuple):
 
     Attributes:
       attributes: values and references, by the path of the attribute.
-      contents: of lists, dicts and arrays that the program made, by their address.
+      contents: contents of lists, dicts and arrays that the program made, by their address.
       new: contents of lists, dicts and arrays that rounds have made.
     """
 

@@ -69,7 +69,7 @@ class MatrixFactorizationDP(Strategy):
     Args:
       strategy: the wrapped one. Of its settings, min_available_nodes and min_train_nodes are waited
         for; clients_per_round decides how many nodes train.
-      plan: from `calibrate` or `PlanConfig.plan`.
+      plan: plan from `calibrate` or `PlanConfig.plan`.
       clients_per_round: the most clients of a round, and the divisor of each sum.
       noise_seed: a non-negative int, secret and used for nothing else; "os" draws one. A folder
         with a server has its own seed, which is used.
@@ -146,13 +146,13 @@ class MatrixFactorizationDP(Strategy):
         """Trains as Flower's `Strategy.start` does, or resumes a run that was interrupted.
 
         Args:
-          grid: of the ServerApp.
+          grid: grid of the ServerApp.
           initial_arrays: the model before the first round; a resumed run has its own.
-          num_rounds: of the whole run, including those before an interruption; None for all rounds
-            of the plan.
+          num_rounds: number of rounds of the whole run, including those before an interruption; None
+            for all rounds of the plan.
           timeout: seconds to wait for replies, and for eligible nodes; None for no limit.
-          train_config, evaluate_config: as of Flower.
-          evaluate_fn: as of Flower; rounds are numbered over the whole run.
+          train_config, evaluate_config: configs that Flower's `start` takes.
+          evaluate_fn: function that Flower's `start` takes; rounds are numbered over the whole run.
 
         Returns:
           Flower's result of the rounds of this call, numbered over the whole run.
@@ -177,7 +177,7 @@ class MatrixFactorizationDP(Strategy):
             return self._train(
                 grid, initial_arrays, rounds, timeout, train_config, evaluate_config, evaluate_fn
             )
-        except BaseException:  # This includes interrupts.
+        except BaseException:  # The call must be undone after an interrupt as well.
             self._undo_interrupted()
             raise
 
@@ -229,8 +229,8 @@ class MatrixFactorizationDP(Strategy):
           server_round: Flower's number, not used: the server counts rounds, also for the wrapped
             strategy.
           arrays: the model.
-          config: for the clients.
-          grid: of the ServerApp.
+          config: config for the clients.
+          grid: grid of the ServerApp.
 
         Raises:
           ValueError: arrays that are no floats or not those of the run; all rounds are done.
@@ -276,7 +276,7 @@ class MatrixFactorizationDP(Strategy):
 
         Args:
           server_round: Flower's number, not used.
-          replies: of the nodes, in any order.
+          replies: replies of the nodes, in any order.
 
         Returns:
           The model; and the private metrics of the round, if the plan pays for them. Metrics in the

@@ -55,7 +55,7 @@ class StrategyState:
     set another one when it is started again.
 
     Args:
-      strategy: as the program made it.
+      strategy: strategy as the program made it.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -182,7 +182,7 @@ class StrategyState:
         """Yields the address and the object of everything that the strategy refers to, the nearest
         objects first.
         """
-        visited: dict[int, Any] = {}  # It keeps values alive, so that ids are not reused.
+        visited: dict[int, Any] = {}  # This dict keeps values alive, so that ids are not reused.
         used_addresses: set[AttributePath] = set()
         next_level: list[tuple[AttributePath, Any]] = [((), self._strategy)]
         while next_level:
@@ -222,7 +222,7 @@ class StrategyState:
         """Sets attributes and contents of the strategy's objects to those of a state.
 
         Args:
-          state: of this strategy.
+          state: state of this strategy.
           replaced: addresses whose references are set also where they seem unchanged.
           lost: paths whose values stay as they are.
         """
@@ -302,7 +302,7 @@ class _Comparison:
     """A comparison of a strategy with its initial state.
 
     Args:
-      initial: of the strategy.
+      initial: initial state of the strategy.
     """
 
     def __init__(self, initial: StrategyState) -> None:

@@ -53,7 +53,7 @@ def next_model(
     Args:
       strategy: aggregates one reply, of weight 1.
       t: the round, from 0 on.
-      model: before the round.
+      model: model before the round.
       reply: the arrays of the reply.
 
     Raises:
@@ -99,7 +99,7 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath
     Args:
       strategy: has made the messages of round t.
       t: the round, from 0 on.
-      model: before the round.
+      model: model before the round.
 
     Returns:
       The type of each object that changes and that no file can hold, by its path.

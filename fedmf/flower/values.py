@@ -36,7 +36,7 @@ class Packed(NamedTuple):
     arrays: list[np.ndarray]
 
     def same_as(self, packed: "Packed | None") -> bool:
-        """Returns whether both hold bitwise identical values."""
+        """Returns whether another packed value is bitwise identical to this one."""
         if packed is None or self.tree != packed.tree:
             return False
         return all(map(_same_bits, self.arrays, packed.arrays))
@@ -65,7 +65,7 @@ class _Kind(NamedTuple):
     """The conversion of values of one type to a list of items and back.
 
     Attributes:
-      type: of the values.
+      type: type of the values.
       items: returns the items of a value.
       empty: returns a value without the items that may refer to it.
       fill: gives a value its items; None of an immutable type, where `empty` has done so.

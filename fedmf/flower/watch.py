@@ -12,7 +12,7 @@ class Watch:
     """A watch of objects whose state cannot be read. It compares digests of their pickles.
 
     Args:
-      objects: by their addresses.
+      objects: objects by their addresses.
     """
 
     def __init__(self, objects: Mapping[AttributePath, Any]) -> None:

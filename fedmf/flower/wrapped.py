@@ -23,7 +23,7 @@ class WrappedStrategy:
     """The Flower strategy that `MatrixFactorizationDP` wraps, with its state.
 
     Args:
-      strategy: as the program made it.
+      strategy: strategy as the program made it.
 
     Attributes:
       strategy: the same.
@@ -35,8 +35,8 @@ class WrappedStrategy:
         self.strategy = strategy
         self.state = StrategyState(strategy)
         self.is_tried = False
-        self._watch: Watch | None = None  # Has objects whose state a folder cannot hold.
-        self._state_before_evaluation: State | None = None  # None outside of an evaluation.
+        self._watch: Watch | None = None  # Watches objects whose state a folder cannot hold.
+        self._state_before_evaluation: State | None = None  # It is None outside of an evaluation.
 
     def begin(self, *, has_folder: bool) -> None:
         """Takes the present state of the strategy as its initial state."""
@@ -69,8 +69,8 @@ class WrappedStrategy:
 
         Args:
           t: the round.
-          model: before it.
-          folder: of the run, or None.
+          model: model before the round.
+          folder: folder of the run, or None.
           warn: called with a sentence about state that the folder does not hold.
 
         Raises:

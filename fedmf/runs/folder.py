@@ -1,4 +1,4 @@
-"""`RunFolder` writes the folder of a run atomically, and `Run` has the folder's contents.
+"""The folder of a run. `RunFolder` writes it atomically, and `Run` has its contents.
 
 run/
   config.json          TrainConfig

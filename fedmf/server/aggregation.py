@@ -31,7 +31,7 @@ def released_bits(plan: Plan, clients: Any, clipped: Any, noise: Any, xp: Any = 
     update of client i is within the clip norm, and 0 if it is longer.
 
     Args:
-      plan: with the scale of this noise.
+      plan: plan that has the scale of this noise.
       clients, clipped: counts of updates in the round's sum.
       noise: the last entry of the round's noise vector, float32 ().
     """
@@ -73,10 +73,10 @@ def clip_after(
     """Returns the state of the adaptive clip norm after round t.
 
     Args:
-      clipping: of the plan.
+      clipping: the plan's rule for adapting the clip norm.
       first: the clip norm of round 0; later ones stay within a factor of a million of it.
-      state: before round t.
-      bits: of `released_bits`.
+      state: state before round t.
+      bits: noisy sum that `released_bits` returned.
       clients: the fixed number of clients a round.
       t: the round.
 
@@ -111,8 +111,8 @@ def scaling_after(
     """Returns the state of the update scales after round t.
 
     Args:
-      scaling: of the run.
-      state: before round t; its moment and scales are lists of arrays, as `mean`.
+      scaling: scaling of the run.
+      state: state before round t; its moment and scales are lists of arrays, as `mean`.
       mean: the release of round t, in the units of updates: float32 arrays.
       t: the round.
 

@@ -21,7 +21,7 @@ class AppendedFile:
     Rows that an interrupt or a full disk kept from the file are written by the next `flush`.
 
     Args:
-      path: of the file; mode 0600.
+      path: path of the file, which has mode 0600.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -29,8 +29,7 @@ class AppendedFile:
         self._end = 0
         self._digest = hashlib.sha256()
         self._pending = b""
-        # The file's stamp after the last write of this process. It changes if another program
-        # writes.
+        # The file's stamp is compared with this one, to notice writes of other programs.
         self._stamp: Stamp | None = None
 
     def begin(self) -> None:

@@ -46,10 +46,10 @@ Clients = Callable[[int], tuple[np.ndarray, float]]
 
 
 class AuditedCode(Protocol):
-    """Interface of the code that an audit runs. An object is made for one run.
+    """Interface of the code that an audit runs. Each run has an object of its own.
 
     Attributes:
-      initial_state: before round 0.
+      initial_state: state before round 0.
     """
 
     initial_state: Any
@@ -59,9 +59,9 @@ class AuditedCode(Protocol):
         it.
 
         Args:
-          state: before the round; numpy arrays after a resume.
+          state: state before the round; numpy arrays after a resume.
           places: coordinates along each of which one client sends an update.
-          size: of the updates, for the first clip norm.
+          size: size of the updates, for the first clip norm.
         """
 
 
@@ -76,8 +76,8 @@ class MechanismAudit:
     Attributes:
       verdict: all findings under one false-positive rate.
       attack: the result of the distinguishing attack, or None without it.
-      rounds, coordinates, trials: of the runs.
-      entries: of noise that were tested, in both runs.
+      rounds, coordinates, trials: sizes of the runs.
+      entries: number of noise entries that were tested, in both runs.
     """
 
     verdict: NoiseAudit
@@ -114,13 +114,13 @@ def audit_mechanism(
     middle, and then the distinguishing attack.
 
     Args:
-      plan: with noise. Of a plan with sampling, the noise and the guarantee without amplification
+      plan: plan with noise. Of a plan with sampling, the noise and guarantee without amplification
         are tested.
       seed: non-negative; the noise seeds are derived from it, and the same seed gives
         the same findings.
       coordinates: entries of the model, each an independent sample of the noise; None for enough to
         detect a scale off by 3%, and noise that is cut off at 4 standard deviations.
-      trials: of the attack; 0 for no attack.
+      trials: number of trials of the attack; 0 for no attack.
       false_positive_rate: the highest probability that an honest mechanism fails.
       progress: called with (rounds done, rounds in all) after each round.
       subject: makes the audited code; None for that of `fedmf.Server` and the training loop.
@@ -156,7 +156,7 @@ def audit_mechanism(
     scale = plan.stddev / divisor_of(plan)
     first_run = runs.releases(coordinates, noise_seed=16 * seed + 1)
     noises = [whiten(causal_matrix, first_run, scale)]
-    del first_run  # This array is as large as its noise.
+    del first_run  # This frees memory as large as the noise.
     resumed_run = runs.releases(coordinates, noise_seed=16 * seed + 2, resume_at=num_rounds // 2)
     noises.append(whiten(causal_matrix, resumed_run, scale))
     del resumed_run
@@ -203,7 +203,7 @@ class _AuditedRuns:
     """Runs of the audited code through all rounds of a plan.
 
     Args:
-      plan: of the runs.
+      plan: plan of the runs.
       subject: makes the audited code; None for that of `fedmf.Server`.
       progress: called with (rounds done, rounds in all) after each round.
       num_runs: how many will be asked for.
@@ -352,9 +352,9 @@ class ServerMeans:
     """The default code under audit: the sums, the noise and the means of a `Server`.
 
     Args:
-      plan: of the run.
+      plan: plan of the run.
       coordinates: entries of the model.
-      noise_seed: of the run.
+      noise_seed: noise seed of the run.
     """
 
     def __init__(self, plan: Plan, coordinates: int, noise_seed: int) -> None:

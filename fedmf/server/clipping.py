@@ -107,7 +107,7 @@ def clip_update(
       zeroing_norm: an update with an entry above it in absolute value counts as zero; so does one
         with a NaN or an infinity, always.
       scales: arrays of the leaves' shapes, by which they are multiplied first; empty for none.
-      max_clients: of the sum that the result is for.
+      max_clients: most clients of the sum that the result is for.
 
     >>> clipped = clip_update([np.array([30.0, 40.0])], clip_norm=0.5, zeroing_norm=100.0)
     >>> clipped.values[0].round(6), clipped.is_clipped, clipped.is_zeroed
@@ -179,7 +179,7 @@ class UpdateSum:
 
         Args:
           leaves: float arrays, d entries in all.
-          clip_norm, zeroing_norm, scales: as of `clip_update`.
+          clip_norm, zeroing_norm, scales: arguments of `clip_update`.
         """
         self.clients += 1
         target = clip_norm * (1 - self._margin)
@@ -208,11 +208,11 @@ class _Clipping:
     A clipped update is divided by `_unit` and multiplied by `_factor`.
 
     Args:
-      leaves: of the update.
-      scales: of `clip_update`.
-      float32_memory: for the copy of float32 leaves, of as many entries as the update.
+      leaves: arrays of the update.
+      scales: scales as `clip_update` takes them.
+      float32_memory: memory for the copy of float32 leaves, of as many entries as the update.
       target: the norm that an update is clipped to.
-      zeroing_norm: of `clip_update`.
+      zeroing_norm: zeroing norm as `clip_update` takes it.
     """
 
     def __init__(

@@ -33,13 +33,13 @@ class CohortSettings:
     nobody knows. Without one, cohorts are drawn from the clients that `rule` allows.
 
     Attributes:
-      rule: of the plan's participation, for as many rounds as the plan has.
+      rule: rule of the plan's participation, for as many rounds as the plan has.
       sampling: the scheme, for cohorts of `cohort_size`; or None.
       population: number of clients.
       cohort_size: clients a round, the expected number where they are drawn independently.
       noise_seed: secret; the secret seed of the cohorts follows from it.
       public_seed: seeds draws without a sampling scheme; None for the secret seed.
-      availability, behavior: of `ParticipationController`.
+      availability, behavior: attributes of the clients, as `ParticipationController` takes them.
     """
 
     rule: Participation | Budget
@@ -106,8 +106,8 @@ def draw_cohort(eligible: Sequence[Client], size: int, seed: int, t: int) -> lis
 
     Args:
       eligible: clients that have checked in.
-      size: of the cohort; where fewer are eligible, all of them are drawn.
-      seed: of `cohort_seed`.
+      size: size of the cohort; where fewer are eligible, all of them are drawn.
+      seed: seed that `cohort_seed` returned.
       t: the round.
     """
     cohort_size = min(size, len(eligible))

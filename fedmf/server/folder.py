@@ -84,7 +84,7 @@ class ServerConfig(fields.Checked):
     """Settings of a server, apart from its plan and its noise seed.
 
     Attributes:
-      shapes: of the arrays of an update.
+      shapes: shapes of the arrays of an update.
       clients_per_round: the fixed divisor; the expected number where a sampling scheme draws them
         independently.
       zeroing_norm: an update with an entry above it counts as zero; None for no limit.
@@ -115,7 +115,7 @@ class Released(NamedTuple):
 
     Attributes:
       mean: the newest release, float32 (d,); None before the first.
-      state: for the next round; None before the first.
+      state: state for the next round; None before the first.
       before: arrays of the caller's that were committed with the newest release.
       clients_by_round: the clients that took part in each round.
       selected_by_round: the clients that the server drew for each round; None where clients check
@@ -147,7 +147,7 @@ class ServerFolder:
     """Exclusive write access to the folder of one server, until `close`.
 
     Args:
-      path: of the folder.
+      path: path of the folder.
       make: whether to make the folder.
 
     Raises:
@@ -282,7 +282,7 @@ class ServerFolder:
         """Writes participations of committed rounds that participation.jsonl lacks after a crash.
 
         Args:
-          rows: of the journal.
+          rows: rows of the journal.
 
         Raises:
           FileWasEdited: the log has other rows.
@@ -322,7 +322,7 @@ class ServerFolder:
           clients: those that took part.
           selected: those that the server drew; None where clients check in.
           mean: the release.
-          state: after it.
+          state: state after the round.
           before: arrays of the caller's.
 
         Raises:
@@ -372,7 +372,7 @@ def _released(committed: Committed, size: int, num_metrics: int) -> Released:
     """Returns the released rounds of a server, from its journal.
 
     Args:
-      committed: of the journal.
+      committed: committed rounds of the journal.
       size: entries of a release.
       num_metrics: entries of its private metrics; 0 without them.
 

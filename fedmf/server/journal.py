@@ -72,11 +72,11 @@ _NO_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The server or run whose rounds a journal has, as error messages name it.
+    """Words that name the owner of a journal, a server or a run, in error messages.
 
     Attributes:
       noun: "server" or "run".
-      way_to_resume: after a file was put back.
+      way_to_resume: what to do after a file was put back.
     """
 
     noun: str
@@ -92,8 +92,8 @@ class Committed:
     """The committed rounds, as they are read from a journal.
 
     Attributes:
-      rows: of all rounds, as they were committed; each but the newest with its record.
-      arrays: of the newest round; empty before the first.
+      rows: rows of all rounds, as they were committed; each but the newest with its record.
+      arrays: arrays of the newest round; empty before the first.
       lines: the rows as text.
     """
 
@@ -138,10 +138,10 @@ class Journal:
     again.
 
     Args:
-      path: of the folder.
+      path: path of the folder.
       folder_lock: its lock, which `commit` needs.
       bound: names of the files that noise and sums follow from.
-      owner: of the rounds.
+      owner: owner of the rounds.
       read_bound: returns the content of a bound file that its digest covers.
     """
 
@@ -174,7 +174,7 @@ class Journal:
         """Creates an empty journal before round 0.
 
         Args:
-          contents: of the bound files, by name.
+          contents: contents of the bound files, by name.
 
         Raises:
           ValueError: another process has committed a round here.
@@ -199,7 +199,7 @@ class Journal:
         """Reads the committed rounds from the folder.
 
         Args:
-          contents: of the bound files as they are now, by name.
+          contents: contents of the bound files as they are now, by name.
 
         Raises:
           ValueError: a file is damaged, missing, or of another server or run.
@@ -258,7 +258,7 @@ class Journal:
         Args:
           t: the round.
           row: JSON that is kept for ever.
-          arrays: for the steps after the commit, kept until the next round is committed.
+          arrays: arrays for the steps after the commit, kept until the next round is committed.
 
         Raises:
           ValueError: the folder or one of its files is not the one that this process left.

@@ -87,8 +87,8 @@ class MeansState(NamedTuple):
 
     Attributes:
       next_round: int64 ().
-      clip: with quantile_clipping, else ().
-      scaling: with a `Scaling`, else ().
+      clip: state of the clip norm with quantile_clipping, else ().
+      scaling: state of the scales with a `Scaling`, else ().
       metrics: the newest release of private metrics; () without them.
     """
 
@@ -109,7 +109,7 @@ class NoisyMeans:
       size: parameters of the model, d.
       clients_per_round: the fixed divisor.
       zeroing_norm: positive; infinity for none.
-      scaling: of updates before they are clipped, or None.
+      scaling: scaling of updates before they are clipped, or None.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -161,8 +161,8 @@ class NoisyMeans:
         digits below those of float32, and the rounding removes such digits of the sum.
 
         Args:
-          state: before the round.
-          total: of the round's updates, each clipped with `client_params(state)`.
+          state: state before the round.
+          total: sum of the round's updates, each clipped with `client_params(state)`.
           noise: the vector of the round, from `HostNoise` of the plan; the release overwrites it.
         """
         t = int(state.next_round)
@@ -234,9 +234,9 @@ def leaves_of(name: str, update: Any, shapes: Sequence[tuple[int, ...]]) -> list
     """Checks that an argument is a list of float arrays of these shapes, and returns the arrays.
 
     Args:
-      name: of the argument.
+      name: name of the argument.
       update: its value.
-      shapes: that its arrays must have.
+      shapes: shapes that its arrays must have.
 
     Raises:
       TypeError: no list of arrays of floats, or a masked array among them.

@@ -12,7 +12,7 @@ class ClientParams(NamedTuple):
     else arrays.
 
     Attributes:
-      clip_norm: of the round; float64 () as a tensor.
+      clip_norm: clip norm of the round; float64 () as a tensor.
       zeroing_norm: infinity for no limit; float64 () as a tensor.
       scales: factors of an update's entries, applied before it is zeroed and clipped: float32 (d,)
         for numpy, a tensor for each leaf in a graph. Empty without a `Scaling`.

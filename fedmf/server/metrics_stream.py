@@ -30,7 +30,7 @@ class MetricsStream:
     client moves S by a vector of norm at most 1, whatever its values.
 
     Args:
-      plan: with private_metrics.
+      plan: plan with private_metrics.
       noise_seed: non-negative int, of the run.
 
     Example:

@@ -70,8 +70,8 @@ class IndependentRows:
     where Z has standard normal entries.
 
     Args:
-      form: in blocks of one round, without a state.
-      draws: of the run.
+      form: form of the noise matrix, in blocks of one round and without a state.
+      draws: draws of the run.
     """
 
     def __init__(self, form: BlockForm, draws: NoiseDraws) -> None:
@@ -108,7 +108,7 @@ class TileWork(Protocol):
     range of coordinates.
 
     Attributes:
-      bounds: of the blocks; see `BlockForm`.
+      bounds: bounds of the blocks; see `BlockForm`.
       num_inputs, num_outputs: rows of working memory that a thread needs.
       num_past_rows: rows of the rounds before a block from which the block is computed.
       is_sequential: whether the blocks before a block must be computed first.
@@ -207,7 +207,7 @@ class RegeneratedWork:
 
     Args:
       matrix: N, float64 (rounds, rounds), lower-triangular.
-      bounds: of the blocks.
+      bounds: bounds of the blocks.
       together: rows that are computed by one product.
       stored_draws: rounds whose draws are stored.
     """
@@ -272,8 +272,8 @@ class BlockRows:
 
     Args:
       work: computes a block.
-      layout: of the memory.
-      draws: of the run.
+      layout: layout of the memory.
+      draws: draws of the run.
       make_array: makes the memory.
     """
 

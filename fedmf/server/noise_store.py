@@ -48,7 +48,7 @@ class NoiseStore:
     A store whose block was interrupted is not used again, because threads may still write to it.
 
     Args:
-      layout: of the memory.
+      layout: layout of the memory.
       size: coordinates of a row, d.
       make_array: makes the memory.
     """

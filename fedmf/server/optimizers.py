@@ -25,7 +25,7 @@ class ServerOptimizer(abc.ABC):
     run's plan.json, and a resumed run needs an equal one.
 
     Attributes:
-      name: for configurations, such as "sgd".
+      name: name in configurations, such as "sgd".
     """
 
     name: ClassVar[str]
@@ -61,11 +61,11 @@ class ServerOptimizer(abc.ABC):
         """Returns the state and the weights after one step, without changing any argument.
 
         Args:
-          state: before the step.
-          weights: before the step.
+          state: state before the step.
+          weights: weights before the step.
           update: the mean update that was released, in the weights' shapes and dtypes. Its sign is
             TFF's: weights minus `learning_rate` times update is a step of plain SGD.
-          learning_rate: of this round, by the run's schedule.
+          learning_rate: learning rate of this round, by the run's schedule.
         """
 
     def record(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def server_optimizer_named(name: str, *, momentum: float, epsilon: float) -> Ser
 
     Args:
       name: one of `server_optimizer_names`.
-      momentum, epsilon: of the configuration.
+      momentum, epsilon: settings of the configuration.
 
     Raises:
       ValueError: no such name.
@@ -148,8 +148,8 @@ def checked_initial_state(optimizer: ServerOptimizer, weights: Sequence[np.ndarr
     """Returns an optimizer's state before the first step, with copies of its arrays.
 
     Args:
-      optimizer: whose state it is.
-      weights: of the model; the optimizer gets copies.
+      optimizer: optimizer whose state it is.
+      weights: weights of the model; the optimizer gets copies.
 
     Raises:
       TypeError: an entry of the state is no number or array of numbers, which the journal stores.
@@ -169,7 +169,7 @@ def checked_step(
     weights keep their dtypes, and the optimizer gets copies of all arrays.
 
     Args:
-      optimizer: that takes the step.
+      optimizer: optimizer that takes the step.
       state: result of `checked_initial_state` or of the step before.
       weights, update, learning_rate: as in `ServerOptimizer.step`.
 
@@ -208,8 +208,8 @@ def check_server_optimizer(optimizer: ServerOptimizer, weights: Sequence[np.ndar
     resumed.
 
     Args:
-      optimizer: of a run.
-      weights: that it starts from.
+      optimizer: optimizer of a run.
+      weights: weights that the run starts from.
 
     Raises:
       TypeError, ValueError: as `checked_step` does.

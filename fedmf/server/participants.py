@@ -22,8 +22,8 @@ class Participants:
     scheme.
 
     Args:
-      plan: of the server.
-      config: of the server; its population is drawn from, or clients of any name check in.
+      plan: plan of the server.
+      config: config of the server; its population is drawn from, or clients of any name check in.
       noise_seed: secret; the seed of the draws follows from it.
 
     Attributes:
@@ -121,7 +121,7 @@ class Participants:
         """Adds clients to the coming round t, either all of them or none.
 
         Args:
-          client_by_id: of `Roster.by_normalised_id`.
+          client_by_id: clients that `Roster.by_normalised_id` returned.
           t: the coming round.
 
         Raises:

@@ -17,7 +17,7 @@ class Roster:
     """The clients of a server by their ids, with the rounds in which each has taken part.
 
     Args:
-      rule: which clients are eligible.
+      rule: rule that decides which clients are eligible.
       population: clients are 0 .. population - 1, and number themselves; None for ints or texts.
 
     Attributes:
@@ -42,8 +42,8 @@ class Roster:
         """Returns a client's id as a plain int or str. An object of a subclass could change later.
 
         Args:
-          client: of the caller's.
-          name: of the argument that has it.
+          client: client id that the caller passed.
+          name: name of the argument that has it.
 
         Raises:
           TypeError: neither int nor text; or an int where others are texts.
@@ -89,8 +89,8 @@ class Roster:
         """Returns a dict of the plain ids of these clients by their normalised ids.
 
         Args:
-          name: of the argument.
-          clients: of the caller's.
+          name: name of the argument, for errors.
+          clients: client ids that the caller passed.
           allows_repeats: whether it may have a client twice.
 
         Raises:
@@ -156,7 +156,7 @@ class Roster:
         round.
 
         Args:
-          clients_by_round: as `recorded_client` spells them.
+          clients_by_round: client ids of each round, as `recorded_client` spells them.
         """
         if self._population is None:
             # Each client has one spelling in the records.

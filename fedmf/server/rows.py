@@ -45,9 +45,9 @@ class HostNoise:
     and block length, and up to float32 rounding otherwise.
 
     Args:
-      plan: of the run and its aggregator; its mechanism has the noising matrix N.
+      plan: plan of the run and its aggregator; its mechanism has the noising matrix N.
       size: model parameters, d.
-      noise_seed: as of `dp_aggregator`; or `key`.
+      noise_seed: noise seed as `dp_aggregator` takes it; or `key`.
       key: uint64 (4,), of the source, in place of noise_seed.
       strategy: "recurrent", "regenerated", or None for the cheaper one; see
         `fedmf.noise.host_strategies`.
@@ -139,7 +139,7 @@ class HostNoise:
         """Returns the noise of the run that a state belongs to, by the key in the state.
 
         Args:
-          plan: as of `HostNoise`.
+          plan: plan of the run, as for `HostNoise`.
           state: any structure with one NoiseState in it, such as TFF's server state; it has the
             size and the key.
         """

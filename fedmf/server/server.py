@@ -45,7 +45,7 @@ class _NoisyRound(NamedTuple):
 
     Attributes:
       mean: its release, float32 (d,).
-      state: after it.
+      state: state after the round.
       before: arrays of the caller's that are committed with it.
     """
 
@@ -67,8 +67,8 @@ class Server(ExclusiveCalls):
     written, and it is done again with whatever updates come.
 
     Args:
-      plan: from `calibrate` or `PlanConfig.plan`; not a simulation of a larger cohort.
-      shapes: of the arrays of an update.
+      plan: plan from `calibrate` or `PlanConfig.plan`; not a simulation of a larger cohort.
+      shapes: shapes of the arrays of an update.
       clients_per_round: the number that every sum is divided by, however many clients take part;
         the expected number where a sampling scheme draws them independently.
       noise_seed: a non-negative int, secret and used for nothing else; "os" draws one.
@@ -160,7 +160,7 @@ class Server(ExclusiveCalls):
         self.plan = plan
         self._config = config
         self._folder = folder
-        self.system = "server"  # The subject of statements, in privacy.systems.SYSTEMS.
+        self.system = "server"  # Statements look up this key in privacy.systems.SYSTEMS.
         if plan.simulation is not None:
             raise ValueError(
                 f"the plan simulates {plan.simulation.claimed} clients with "

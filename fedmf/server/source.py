@@ -192,7 +192,7 @@ class GaussianSource:
 
         Args:
           first, second: uint32 (chunks of all rows, pairs); the angles overwrite the second.
-          row, chunk, chunks: as of `_draw`.
+          row, chunk, chunks: arguments of `_draw`.
         """
         count = first.size
         radius, cosine, sine, is_near_end = (
@@ -201,12 +201,14 @@ class GaussianSource:
         )
         np.copyto(radius, first, casting="unsafe")
         np.multiply(radius, np.float32(2**-32), out=radius)
-        with np.errstate(divide="ignore"):  # A word of 0 has an infinite radius until below.
+        # The log of 0 gives an infinite radius, which is replaced below.
+        with np.errstate(divide="ignore"):
             np.log(radius, out=radius)
         np.multiply(radius, np.float32(-2), out=radius)
         np.sqrt(radius, out=radius)
         number = self._number[:count].reshape(radius.shape)
-        np.add(first, np.uint32(_NEAR_THE_END), out=number)  # Modulo 2^32, both ends come near 0.
+        # Modulo 2^32, the sums of numbers near either end are small.
+        np.add(first, np.uint32(_NEAR_THE_END), out=number)
         np.less(number, np.uint32(2 * _NEAR_THE_END), out=is_near_end)
         chunk_index, pair_index = np.divmod(np.flatnonzero(is_near_end), _PAIRS)
         low_bits = second[chunk_index, pair_index] & np.uint32(255)

@@ -1,4 +1,6 @@
-"""The state of the noise between rounds, and fingerprints that show the plan of a state."""
+"""The state of the noise between rounds, and fingerprints by which a state is matched to its
+plan.
+"""
 
 import dataclasses
 import hashlib
@@ -88,7 +90,7 @@ def state_fingerprint(plan: int, strategy: str, state_rows: int, size: int) -> i
     released already could be taken for the noise of the coming round.
 
     Args:
-      plan: of `plan_fingerprint`.
+      plan: fingerprint that `plan_fingerprint` returned.
       strategy: the name of the `NoiseStrategy`.
       state_rows: rows of model size kept between rounds.
       size: coordinates in a row, d.

@@ -36,8 +36,8 @@ class OptimizerState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """SGD with momentum, Adam, Adagrad or Yogi, by the formulas of tff.learning.optimizers. The
-    rules are pure functions.
+    """An optimizer by one of four rules: SGD with momentum, Adam, Adagrad or Yogi, by the formulas
+    of tff.learning.optimizers. Its methods are pure functions.
 
     With g the gradient, on a server the mean update of TFF's sign:
 
@@ -52,7 +52,7 @@ class Optimizer:
     Attributes:
       rule: one of `RULES`.
       momentum: in [0, 1); beta_1 of adam and yogi.
-      epsilon: of the adaptive rules, small and not negative.
+      epsilon: epsilon of the adaptive rules, small and not negative.
       proximal: mu of FedProx, which adds mu (w - w before the first step) to g (Li et al. 2020,
         Federated Optimization in Heterogeneous Networks, Eq. 2).
       xp: numpy, or tensorflow for tensors.
@@ -91,9 +91,9 @@ class Optimizer:
         """Returns the state and the weights after one step.
 
         Args:
-          state: before the step.
-          weights: before the step.
-          gradients: in the weights' shapes and dtypes.
+          state: state before the step.
+          weights: weights before the step.
+          gradients: gradients in the weights' shapes and dtypes.
           rate: the learning rate of this step.
         """
         xp = self.xp

@@ -8,7 +8,7 @@ from fedmf.runs.config import TrainConfig
 from fedmf.training.examples import ClientData, Epochs, Examples, NotFinite, count, take
 from fedmf.training.task import Task
 
-# Second entries of seeds. They make the random numbers for order and for training independent.
+# Second entries of seeds, which make the random numbers for order and training independent.
 _ORDER = 2
 _TRAINING = 6
 

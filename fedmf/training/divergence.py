@@ -15,8 +15,8 @@ from fedmf.runs.config import TrainConfig
 from fedmf.training.callbacks import Callback, Row
 from fedmf.training.under_way import Training
 
-# The loss of a small cohort fluctuates. So a loss is compared with the worst of several rounds, and
-# a single round above that does not count.
+# The loss of a small cohort fluctuates. So losses are compared with the worst of several rounds,
+# and a single round above the worst does not count.
 START_ROUNDS = 5
 ROUNDS_ABOVE_START = 20
 _WORST_START = f"the worst of the first {START_ROUNDS}"

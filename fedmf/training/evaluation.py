@@ -17,7 +17,7 @@ from fedmf.training.task import Task
 
 
 class Evaluator:
-    """A function that computes the metrics of weights on examples, as a dict {name: float}.
+    """Computation of a task's metrics for given weights on examples, as a dict {name: float}.
 
     Args:
       task: the task whose learner evaluates.
@@ -87,8 +87,8 @@ class Evaluator:
 
 
 def mean_and_deciles(values: Any) -> dict[str, Any]:
-    """Returns the mean of at least one number and their deciles, as {"mean": float, "deciles": the
-    10%, 20% ... 90% quantiles}.
+    """Returns the mean and the deciles of at least one number, as {"mean": float, "deciles": [the
+    quantiles at 10%, 20% and so on to 90%]}.
     """
     deciles = np.quantile(values, np.arange(1, 10) / 10)
     return {"mean": float(np.mean(values)), "deciles": deciles.tolist()}

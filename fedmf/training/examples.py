@@ -119,7 +119,7 @@ def count(examples: Examples) -> int:
 
 
 def take(examples: Examples, index: Any) -> Examples:
-    """Returns the examples at these positions, which are an array or a slice."""
+    """Returns the examples at `index`, which is an array of positions or a slice."""
     selection: Examples = nest.map_leaves(lambda array: array[index], examples)
     return selection
 

@@ -32,7 +32,7 @@ from fedmf.training.fine_tuning_data import (
 from fedmf.training.learner import Machine
 from fedmf.training.task import Task
 
-_GROUP_SIZE = 32  # Clients in memory at a time.
+_GROUP_SIZE = 32  # Number of clients whose examples are in memory.
 # A learning rate of SEARCH means a choice among these multiples of the default.
 SEARCH = "search"
 _SEARCHED_FACTORS = (0.1, 0.3, 1.0, 3.0)

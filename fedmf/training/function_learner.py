@@ -282,7 +282,8 @@ class _SequentialClients(ClientWork):
             batch_client = ClientData([batch], (*client.seed, number))
             step, loss = _client_update(self._learner, settings, current_weights, batch_client)
             clipped = clip_update(step, clip_norm=settings.max_step_norm, zeroing_norm=math.inf)
-            if not clipped.is_zeroed:  # A step that is not finite gives weights that are not.
+            # A step with NaN or infinity stays as it is, so that the weights are not finite either.
+            if not clipped.is_zeroed:
                 step = clipped.values
             current_weights = [
                 (weight + array).astype(weight.dtype)

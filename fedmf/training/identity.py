@@ -1,5 +1,6 @@
 """The identity of a task: its client ids, batch size, class weights, and the program that computes
-updates. A run can be resumed only with the same identity, config and plan.
+updates. A run is resumed only with the same identity, config and plan, unless the caller accepts
+another program.
 
 The guarantee does not depend on it, because a committed release is never computed again. But curves
 would mean nothing if half of a run had been computed by another program.

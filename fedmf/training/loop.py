@@ -89,7 +89,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     **options: Any,
 ) -> TrainedRun:
-    """Trains a task with differential privacy, and writes the run's folder.
+    """Trains a task's model in federated rounds, and writes the run's folder.
 
     The same config, noise seed, threads and software give bitwise identical metrics and weights,
     also if the run is interrupted and resumed.
@@ -198,7 +198,7 @@ def _round(training: Training) -> dict[str, Any]:
     task = training.task
     execution = training.execution
     cohort = training.controller.cohort(t).tolist()
-    num_clients = len(task.client_ids)  # Canaries have the indices from here on.
+    num_clients = len(task.client_ids)  # Indices from this number on are canaries.
     training.cohort = [client for client in cohort if client < num_clients]
     canaries = [client - num_clients for client in cohort if client >= num_clients]
     metrics = training.private_metrics

@@ -1,5 +1,5 @@
 """Private metrics of a round. The model before the round is evaluated on the examples of the
-cohort, and the sums get noise.
+cohort, and noise is added to the sums of the results.
 """
 
 import math
@@ -17,8 +17,8 @@ from fedmf.training.task import Task
 
 
 class PrivateRoundMetrics:
-    """Computes and releases the mean loss and headline metric of a cohort's clients, with noise of
-    a `MetricsStream`.
+    """Private metrics of a run's rounds: the mean loss and headline metric of a cohort's clients,
+    with the noise of a `MetricsStream`.
 
     The sum is computed before the round's noise is made, and the release is committed with the
     round. A client is not counted if it has no examples or some that are not finite.

@@ -213,7 +213,7 @@ def _read_noise_seed(path: pathlib.Path) -> int:
         problem = "is missing, as in a copy of the run that was made for publication"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
-    except ValueError:  # No text, or too many digits for Python.
+    except ValueError:  # The file is no text, or has too many digits.
         pass
     # The error is raised outside of the except clauses. Otherwise the caught error, which may quote
     # the seed, would be its context.

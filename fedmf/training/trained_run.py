@@ -210,7 +210,7 @@ class TrainedRun(Run):
         )
 
     def export(self, path: str | os.PathLike[str]) -> Any:
-        """Saves `model` atomically, and returns it.
+        """Saves the run's model atomically to a file or folder, and returns the model.
 
         The vocabulary of a task that has one is saved as FILE.vocabulary.json beside the file, or
         as vocabulary.json in the folder.

@@ -44,7 +44,7 @@ class Training:
         self.controller = setup.controller()
         committed = self.folder.rounds.committed
         self.done = len(committed.rows)
-        # Rounds that were released count, because the guarantee must cover them.
+        # The run cannot end before the rounds already released, which the guarantee must cover.
         self.last = max(setup.rounds(), self.done)
         self.recorded = Run.load(self.folder.path)
         if self.recorded.ended_after is not None:
@@ -95,8 +95,8 @@ class Training:
         return self.execution.collect_release(self._state, clients, canaries)
 
     def weights_before_round(self) -> list[np.ndarray]:
-        """Returns the weights before the coming round. They are no copies, and must not be
-        changed.
+        """Returns the weights before the coming round. They may be no copies, so callers must not
+        change them.
         """
         return self.execution.weights(self._state)
 
@@ -153,7 +153,7 @@ class Training:
         metrics = self.options.round_metrics
         weights_after = self.execution.weights(self._state)
         if metrics:
-            num_clients = len(self.task.client_ids)  # Canaries have the indices from here on.
+            num_clients = len(self.task.client_ids)  # Indices from this number on are canaries.
             client_ids = [self.task.client_ids[index] for index in clients if index < num_clients]
             finished_round = FinishedRound(t, weights_before, weights_after, client_ids)
             row |= compute_round_metrics(metrics, finished_round)

@@ -104,7 +104,7 @@ def _checked_copy(
 
     Args:
       group_sum: the result.
-      number: of the group in the round.
+      number: number of the group in the round.
       size: clients of the group; None where there is no such group.
       memory: arrays for the copy, in the shapes of the weights.
 
