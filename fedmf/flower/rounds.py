@@ -61,7 +61,7 @@ class Update(NamedTuple):
     """The update of one client.
 
     Attributes:
-      client: its id.
+      client: id of the client.
       arrays: reply minus model.
       metrics: "accuracy" and "loss"; None where they are not released, or the reply has none.
     """

@@ -148,8 +148,8 @@ class MatrixFactorizationDP(Strategy):
         Args:
           grid: grid of the ServerApp.
           initial_arrays: the model before the first round; a resumed run has its own.
-          num_rounds: number of rounds of the whole run, including those before an interruption; None
-            for all rounds of the plan.
+          num_rounds: number of rounds of the whole run, with those before an interruption; None for
+            all rounds of the plan.
           timeout: seconds to wait for replies, and for eligible nodes; None for no limit.
           train_config, evaluate_config: configs that Flower's `start` takes.
           evaluate_fn: function that Flower's `start` takes; rounds are numbered over the whole run.

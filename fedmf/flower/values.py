@@ -270,7 +270,7 @@ def _array_of(value: Array) -> np.ndarray:
     """Converts an Array of Flower to a numpy array.
 
     Raises:
-      Unkeepable: its bytes are no array.
+      Unkeepable: the bytes are no array.
     """
     try:
         return value.numpy()

@@ -27,7 +27,7 @@ class WrappedStrategy:
 
     Attributes:
       strategy: the same.
-      state: its state, as changes since the run began.
+      state: state of the strategy, as changes since the run began.
       is_tried: whether it has passed its trial.
     """
 

@@ -206,7 +206,7 @@ class _AuditedRuns:
       plan: plan of the runs.
       subject: makes the audited code; None for that of `fedmf.Server`.
       progress: called with (rounds done, rounds in all) after each round.
-      num_runs: how many will be asked for.
+      num_runs: number of runs that will be made.
     """
 
     def __init__(

@@ -136,8 +136,8 @@ class UpdateSum:
 
     Attributes:
       total: float64 (d,), the leaves one behind the other.
-      clients, clipped, zeroed: how many updates it is the sum of, how many of them were clipped,
-        and how many count as zero.
+      clients, clipped, zeroed: numbers of updates in the sum, of updates that were clipped, and
+        of updates that count as zero.
 
     >>> total = UpdateSum(3, 2)
     >>> total.add([np.array([30.0, 40.0]), np.zeros(1)], clip_norm=0.5, zeroing_norm=100.0)

@@ -319,8 +319,8 @@ class ServerFolder:
 
         Args:
           t: the round.
-          clients: those that took part.
-          selected: those that the server drew; None where clients check in.
+          clients: clients that took part.
+          selected: clients that the server drew; None where clients check in.
           mean: the release.
           state: state after the round.
           before: arrays of the caller's.

@@ -139,7 +139,7 @@ class Journal:
 
     Args:
       path: path of the folder.
-      folder_lock: its lock, which `commit` needs.
+      folder_lock: lock of the folder, which `commit` needs.
       bound: names of the files that noise and sums follow from.
       owner: owner of the rounds.
       read_bound: returns the content of a bound file that its digest covers.

@@ -235,7 +235,7 @@ def leaves_of(name: str, update: Any, shapes: Sequence[tuple[int, ...]]) -> list
 
     Args:
       name: name of the argument.
-      update: its value.
+      update: value of the argument.
       shapes: shapes that its arrays must have.
 
     Raises:

@@ -30,7 +30,7 @@ class ClippedSum(NamedTuple):
       values: float64 arrays in the shapes of the weights. In float32 the update of one client would
         be lost in the sum of many.
       clients: the number of updates in the sum.
-      clipped, zeroed: how many of them were clipped, and how many count as zero.
+      clipped, zeroed: number of updates that were clipped, and of those that count as zero.
       not_finite: clients whose examples are not finite; they are among the zeroed.
       loss_sum: the loss before each step, summed over all examples.
       examples: the number of examples that the clients trained on.

@@ -19,7 +19,7 @@ class NoiseTile:
 
     Attributes:
       index: number of the tile.
-      columns: its coordinates.
+      columns: coordinates of the tile, as a slice.
       end: the round after the last one whose row was computed.
       oldest: the first round whose row is in memory.
       row_slots: slots of the rows of rounds oldest .. end - 1, by round.

@@ -36,7 +36,7 @@ class ServerOptimizer(abc.ABC):
 
         Args:
           momentum: the configuration's `server_momentum`.
-          epsilon: its `server_epsilon`.
+          epsilon: the configuration's `server_epsilon`.
         """
         return cls()
 

@@ -44,9 +44,9 @@ class _NoisyRound(NamedTuple):
     """A round whose noise has been added to the sum, but whose release is not committed yet.
 
     Attributes:
-      mean: its release, float32 (d,).
+      mean: release of the round, float32 (d,).
       state: state after the round.
-      before: arrays of the caller's that are committed with it.
+      before: arrays of the caller that are committed with the release.
     """
 
     mean: np.ndarray
@@ -72,7 +72,7 @@ class Server(ExclusiveCalls):
       clients_per_round: the number that every sum is divided by, however many clients take part;
         the expected number where a sampling scheme draws them independently.
       noise_seed: a non-negative int, secret and used for nothing else; "os" draws one.
-      folder: a new or empty one; None keeps everything in memory, where no crash is survived.
+      folder: a new or empty folder; None keeps everything in memory, so that a crash loses it.
       zeroing_norm: an update with an entry above it counts as zero (papers: 100), as does one with
         a NaN or an infinity, always; None for no limit.
       population: the server draws from clients 0 .. population - 1, as sampling needs; None for
@@ -340,7 +340,7 @@ class Server(ExclusiveCalls):
         Args:
           total: arrays of the server's shapes.
           clients: all clients whose updates are in the sum.
-          clipped: how many of them were clipped; needed where the clip norm adapts.
+          clipped: number of clients whose updates were clipped; needed if the clip norm adapts.
 
         Raises:
           TypeError, ValueError: as of `add`; a sum that is too long.
@@ -377,7 +377,7 @@ class Server(ExclusiveCalls):
         """Ends the round and returns its noisy mean, (sum + noise vector t) / clients_per_round, as
         read-only float32 arrays of the server's shapes.
 
-        Without any client it is the noise.
+        Without any client the release is noise alone.
 
         Args:
           before: arrays that are committed with the release, such as the model and the optimizer's

@@ -19,8 +19,8 @@ class Batches(NamedTuple):
       client: index of the batch's client.
       epoch: index of the epoch among those of its client.
       number: index of the batch in its epoch.
-      start: its first row.
-      size: its number of rows, at least one; the last batch of an epoch may be smaller.
+      start: first row of the batch.
+      size: number of rows of the batch, at least one; the last batch of an epoch may be smaller.
     """
 
     client: np.ndarray

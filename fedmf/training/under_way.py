@@ -23,7 +23,7 @@ class Training:
     """A run in progress, as callbacks see it.
 
     Attributes:
-      task, config, plan, folder: those of the run.
+      task, config, plan, folder: task, config, plan and folder of the run.
       options: options of `train`.
       recorded: the run as its folder had it when this process started, with the rows of its rounds.
       done: number of committed rounds.
@@ -115,7 +115,7 @@ class Training:
 
         Args:
           release: release of the round.
-          private: its private metrics, or None.
+          private: private metrics of the round, or None.
         """
         t = self.done
         ledger = self.controller.ledger

@@ -112,7 +112,7 @@ class Execution(abc.ABC):
     makes the noise. It can make the noise of any round, and is fast for consecutive rounds.
 
     Attributes:
-      task, config, plan, noise_seed: those of the run.
+      task, config, plan, noise_seed: task, config, plan and noise seed of the run.
       options: options of this machine.
       noise_folder: private folder for a memory map of noise; None for a temporary one.
       errors: exceptions, beside the learner's, that examples can cause.
