@@ -173,7 +173,7 @@ class ClientDatabase:
             return [self.blob(row and row[0]) for row in rows]
 
     def blob(self, record: object) -> bytes:
-        """Returns a record as bytes, or raises an error if it is something else."""
+        """Returns a record as bytes, or raises an error if it has another type."""
         if not isinstance(record, bytes):
             raise ValueError(
                 f"{self.path} holds a {type(record).__name__} where a tf.train.Example belongs: "

@@ -35,7 +35,7 @@ def unwritable(path: pathlib.Path, error: OSError) -> ValueError:
 def create(
     path: pathlib.Path, application_id: int, *, overwrite: bool
 ) -> Iterator[sqlite3.Connection]:
-    """Opens a new data file for `write_client`.
+    """Creates a new data file, and yields its connection for `write_client`.
 
     The file takes the name `path` only when the block ends without an error. Only its owner can
     read it, since it may hold texts that people wrote.

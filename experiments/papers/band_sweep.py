@@ -1,10 +1,11 @@
 """Noise and error for every number of bands, over privacy targets and epochs, from which banded
 Table 3 and Fig. 4 are drawn.
 
-In n rounds and k epochs, a round draws the share k / n of the clients. Then b bands are sampled
-with q = b k / n, ceil(n / b) times, and sigma depends on b and k only through these two numbers.
-Each pair has one curve of epsilon over sigma, from composed privacy loss distributions, which is
-tabulated and inverted for all targets at once.
+In n rounds and k epochs, a round samples the share k / n of the clients. With b bands there are
+ceil(n / b) sampled events, each with the probability b k / n, and the noise multiplier sigma
+depends on b and k only through these two numbers. Each pair of them has one curve of epsilon over
+sigma, from composed privacy loss distributions, which is tabulated and inverted for all targets at
+once.
 """
 
 import dataclasses
@@ -56,9 +57,9 @@ def sweep(
 
     Args:
       rounds: n, a power of two.
-      delta: of every guarantee.
-      epsilons: targets.
-      epochs: k, powers of two up to rounds.
+      delta: delta of every guarantee.
+      epsilons: privacy targets.
+      epochs: numbers of epochs k, which are powers of two up to rounds.
     """
     workload, single = sums_once(rounds)
     bands = tuple(b for i in range(rounds.bit_length()) if (b := 2**i) * min(epochs) <= rounds)
@@ -108,10 +109,10 @@ def inverse(
     the jump, to `tolerance`.
 
     Args:
-      epsilon_of: of a noise.
-      epsilons: targets.
-      tolerance: relative.
-      ratio: of neighbouring noises in the first table.
+      epsilon_of: function from noise multiplier to epsilon.
+      epsilons: privacy targets.
+      tolerance: largest relative error of epsilon.
+      ratio: ratio of neighbouring noise multipliers in the first table.
     """
 
     @functools.cache

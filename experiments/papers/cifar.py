@@ -44,17 +44,21 @@ class Size:
     """Size of the experiment: images, steps, network, tuning grid and seeds.
 
     Attributes:
-      images, cohort, epochs: training images, images of a step, passes; an epoch has images /
-        cohort steps.
-      simulated: images that train for those of a step; None for all.
-      model, momentum: of the network, and of the server for correlated noise in the banded paper.
-      momentums: that the multi-epoch paper tries (App. E); None for that one.
-      epsilons: of the multi-epoch paper, and of the banded one, whose figures start at 0.5.
+      images, cohort, epochs: number of training images, of images in a step, and of passes over
+        the images. An epoch has images / cohort steps.
+      simulated: number of images that train in a step and simulate `cohort` images; None for all.
+      model: name of the network.
+      momentum: server momentum for correlated noise in the banded paper.
+      momentums: server momentums that the multi-epoch paper tries (App. E); None for `momentum`
+        alone.
+      epsilons, epsilons_banded: privacy targets of the multi-epoch paper, and of the banded paper,
+        whose figures start at 0.5.
       rates, rates_banded: learning rates to tune.
-      rates_sgd: those of DP-SGD, which has no momentum; None for the same.
-      stamps: numbers of parts that are tried, all divisors of the steps.
-      test_images: of the substitute; None for as many as training images, and at most 1000.
-      repeats: seeds.
+      rates_sgd: learning rates to tune of DP-SGD, which has no momentum; None for the same rates.
+      stamps: numbers of stamps (parts) that are tried, all divisors of the steps.
+      test_images: number of test images of the synthetic substitute; None for as many as training
+        images, and at most 1000.
+      repeats: number of seeds.
     """
 
     images: int = 50_000

@@ -1,7 +1,7 @@
 """Tables of the errors and sensitivities of mechanisms.
 
-And the smallest loss of prefix sums and their kin for six rounds, with the signs of C^T C held as
-in the multi-epoch paper, App. I.3.
+For six rounds they have the smallest loss of prefix sums and of momentum SGD, where the signs of
+C^T C are constrained as in the multi-epoch paper, App. I.3. C is the encoder.
 """
 
 import functools
@@ -95,9 +95,10 @@ def stamped(
     decoder (App. D.4).
 
     Args:
-      family, options: of the part, as of `fedmf.fit`.
-      rounds, times: of the run; how many parts it has, a divisor.
-      participations: that a dense part is optimised for.
+      family, options: family and options with which `fedmf.fit` makes a part.
+      rounds: number of rounds of the run.
+      times: number of parts of the run, a divisor of `rounds`.
+      participations: number of participations that a dense part is optimised for.
     """
     n = rounds // times
     participation = one_participation(n) if participations == 1 else epochs(n, participations)

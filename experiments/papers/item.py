@@ -48,7 +48,7 @@ class Request:
     test_sentences: int | None = None
 
     def pick(self, tiny: Any, small: Any, full: Any) -> Any:
-        """Returns the value for this scale."""
+        """Returns the one of three values that belongs to this scale."""
         return {"tiny": tiny, "small": small, "full": full}[self.scale]
 
 

@@ -76,13 +76,15 @@ NUS = (0.0, 0.01, 0.1)
 class StampedRow(NamedTuple):
     """Row of the multi-epoch paper's Table 1, App. D.5, with the loss of a stamped mechanism.
 
-    The workload is prefix sums, with n = 2000 and (k, b) = (20, 100).
+    The workload is prefix sums of n = 2000 rounds. Clients have k = 20 participations, b = 100
+    rounds apart.
 
     Attributes:
-      name: as the table writes it.
-      participations: k that a dense part was optimised for; None for the others.
+      name: mechanism, as the table writes it.
+      participations: number k of participations that a dense part was optimised for; None for other
+        mechanisms.
       times: number of stamps; each spans 2000 / times rounds.
-      printed: the loss.
+      printed: printed loss.
     """
 
     name: str
@@ -152,12 +154,13 @@ class BandedRow(NamedTuple):
     apart.
 
     Attributes:
-      label: the mechanism.
-      family, options: as of `fedmf.fit`.
-      single, fixed_epoch, min_sep: sensitivity under a single participation, (k = 6, b = 342) and
-        min_sep 342.
-      error_fixed_epoch, error_min_sep: rmse under the last two, in units of the row "MF" under the
-        first of them.
+      label: name of the mechanism.
+      family, options: family and options with which `fedmf.fit` makes it.
+      single: sensitivity under a single participation.
+      fixed_epoch: sensitivity under k = 6 participations in a fixed order, b = 342 rounds apart.
+      min_sep: sensitivity under participations at least 342 rounds apart.
+      error_fixed_epoch, error_min_sep: rmse under the last two schemas, in units of the rmse of the
+        row "MF" under the fixed order.
     """
 
     label: str
@@ -225,13 +228,13 @@ class NoiseRow(NamedTuple):
     """Row of the banded paper's Table 4, which has no amplification, or of its Table 5.
 
     Attributes:
-      mechanism: the table's name for it.
-      bands: of the encoder where it is banded or, for DP-SGD, diagonal and sampled; None for
-        others.
-      epsilon: at delta = 1e-6.
+      mechanism: the table's name for the mechanism.
+      bands: number of bands of a banded encoder, or 1 for sampled DP-SGD; None for other
+        mechanisms.
+      epsilon: privacy target at delta = 1e-6.
       noise_multiplier: sigma, for matrices of sensitivity 1 under (k = 6, b = 342).
-      learning_rate: the best server rate.
-      test: test accuracy with it, in percent; - where none is printed.
+      learning_rate: best server learning rate.
+      test: test accuracy with that rate, in percent, or - if none is printed.
     """
 
     mechanism: str

@@ -39,12 +39,12 @@ class Noise:
     """Kind of correlated noise.
 
     Attributes:
-      name: of it.
-      power: |B(omega)|^2 at OMEGA, where B is the transform of the noise's
-        coefficients; float64 (POINTS,).
-      mechanism: rounds -> the mechanism whose stream makes it.
-      decay: how much less the coefficients of B and C become in a round, as a share; those of the
-        best in step with the learning.
+      name: name of the kind of noise.
+      power: power spectrum |B(omega)|^2 at the frequencies OMEGA, where B is the Fourier transform
+        of the noise's coefficients; float64 (POINTS,).
+      mechanism: function from rounds to the mechanism whose stream makes the noise.
+      decay: fraction by which the coefficients of B and C = 1 / B shrink in a round. Those of the
+        best noise shrink as the error of learning does.
     """
 
     name: str
@@ -134,7 +134,7 @@ def stationary_error(
     """Computes the stationary error by the slides' formula, in units of 1 / rho.
 
     Args:
-      noise: its correlation.
+      noise: kind of noise.
       eta: learning rate.
       spectrum: eigenvalues of H, (d,).
       sampled: whether each step has the gradient of one example, (x x^T) e, or the mean gradient H
@@ -219,9 +219,9 @@ class Comparison:
     """Comparison of stationary errors by the formula and by simulation, point by point.
 
     Attributes:
-      chains: of a simulation; its seed is the number of the point.
-      sampled: as of `error`.
-      points: so far.
+      chains: number of chains of a simulation, whose seed is the number of the point.
+      sampled: whether gradients are of sampled examples, as for `stationary_error`.
+      points: points that have been added so far.
     """
 
     chains: int
@@ -229,7 +229,7 @@ class Comparison:
     points: list[Point] = dataclasses.field(default_factory=list)
 
     def add(self, panel: str, x: float, eta: float, spectrum: np.ndarray, *noises: Noise) -> None:
-        """Adds a point for each kind of noise."""
+        """Adds a point with the error by formula and by simulation, for each kind of noise."""
         for noise in noises:
             formula = stationary_error(noise, eta, spectrum, sampled=self.sampled)
             found = simulated(

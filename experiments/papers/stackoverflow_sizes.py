@@ -24,21 +24,28 @@ class Size:
     """Size of the experiments. The defaults are those of the papers.
 
     Attributes:
-      rounds, cohort, epoch: of training, clients a round, rounds between a client's participations.
-      rounds_once, single: of training for a single epoch, and of Honaker's trees; clients a round
-        of a single epoch. 167 clients have 2048 rounds: for 2052 the data has 207 too few.
-      denisov: clients a round of Denisov's.
-      unnoised: clients a round of training without noise: a third of an epoch, one, and all.
-      simulated: clients that train for those of a round; None for all.
-      population: clients of the data.
-      options: of the task.
-      client_rates, server_rates, momentums, noise: of Denisov's grid.
-      server_rate, momentum: where they are fixed.
-      epsilons, rates: of the multi-epoch paper's grid.
-      epsilons_banded, rates_banded: of the banded paper's; None for those of its Tables 6 and 7.
-      repeats, repeats_denisov: seeds.
-      corpus: options of the synthetic corpus, besides its clients, the population.
-      differs: what is not only smaller than in the paper.
+      rounds, cohort, epoch: rounds of training, clients a round, and rounds between a client's
+        participations.
+      rounds_once: rounds of training for a single epoch, and of Honaker's trees. With 167 clients a
+        round there are 2048 rounds, since for 2052 the data has 207 clients too few.
+      single: clients a round of a single epoch.
+      denisov: clients a round of Denisov's experiments.
+      unnoised: clients a round of training without noise, for a third of an epoch, for one epoch,
+        and for all epochs.
+      simulated: number of clients that train in a round and simulate the whole cohort; None for
+        all.
+      population: number of clients of the data.
+      options: options of the task.
+      client_rate: client learning rate where it is fixed.
+      client_rates, server_rates, momentums, noise: tuned client and server learning rates and
+        momentums, and noise multipliers, of Denisov's grid.
+      server_rate, momentum: server learning rate and momentum where they are fixed.
+      epsilons, rates: privacy targets and server rates of the multi-epoch paper's grid.
+      epsilons_banded, rates_banded: privacy targets and server rates of the banded paper's grid;
+        None for the rates of its Tables 6 and 7.
+      repeats, repeats_denisov: numbers of seeds.
+      corpus: options of the synthetic corpus, other than its number of clients, the population.
+      differs: phrase for what differs from the paper in another way than by being smaller.
     """
 
     rounds: int = 2052

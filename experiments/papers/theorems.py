@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import fedmf
 
-# Source | number | what it says.
+# Each line has the source, the number and the content of a statement, in our words.
 _STATEMENTS = """
 denisov | Prop. 2.1 | Without delta, a guarantee for fixed inputs holds for adaptive ones.
 denisov | Thm. 2.1 | With Gaussian noise it does with delta too, for a lower-triangular query.

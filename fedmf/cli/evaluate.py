@@ -176,7 +176,7 @@ def _fine_tuning_options(
     """Returns the fine-tuning options that were given on the command line.
 
     Raises:
-      BadArgument: for such options without --fine-tune.
+      BadArgument: for options of fine-tuning without --fine-tune.
     """
     fine_tuning = {name: value for name, value in client_options.items() if value is not None}
     if "epochs" not in fine_tuning and (fine_tuning or picture_path):
@@ -355,7 +355,7 @@ def _run_values(trained_run: "TrainedRun") -> dict[str, Any]:
 
 
 def _shapes(tensors: Any) -> list[str]:
-    """Returns the data type and the shape of each tensor, as text."""
+    """Describes each tensor of a model by its data type and shape, as text."""
     return [
         f"{tensor.dtype.name} {tuple(tensor.shape)}".replace("None", "any") for tensor in tensors
     ]

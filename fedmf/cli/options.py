@@ -33,7 +33,10 @@ _QUIET_SECONDS = 3
 
 
 def grouped(group: str, *options: Decorator) -> Decorator:
-    """Returns a decorator that passes options to a command's function as one dict, `group`."""
+    """Returns a decorator that passes the values of these options to a command as one dict.
+
+    The dict is the command function's argument named `group`.
+    """
 
     def declare(command: Callable[..., Any]) -> Callable[..., Any]:
         num_earlier = len(getattr(command, "__click_params__", ()))
@@ -92,10 +95,10 @@ def options_of(
     Args:
       config: "PlanConfig", "TrainConfig", "AggregatorClaim" or "ImportOptions".
       group: name of the argument.
-      names: of the fields; none for all.
-      leave_out: names that are no options of this command.
-      required: names without which the command does not run.
-      defaults: whether a command is given the defaults of what is not on its command line.
+      names: names of the fields that become options; none for all.
+      leave_out: names of fields that are no options of this command.
+      required: names of the options that must be given.
+      defaults: whether the command gets the default of each option that is not given.
     """
     from fedmf.audits.aggregator_claim import AggregatorClaim
     from fedmf.privacy.config import PlanConfig

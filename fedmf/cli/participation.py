@@ -142,7 +142,7 @@ def _forecast_values(
     """Simulates the participation of a plan, and returns the values that the command prints.
 
     Args:
-      options: of the plan and of the simulation.
+      options: values of the options of the plan and of the simulation.
       size: population and cohort of the simulation.
       availability: when devices check in.
       behavior: whether devices drop out or do not comply.

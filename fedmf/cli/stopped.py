@@ -74,7 +74,7 @@ def _folder_state(out: pathlib.Path) -> str:
 def no_half_archives() -> Iterator[None]:
     """Silences the traceback of a zip archive that could not be written because the disk is full.
 
-    zipfile tries to finish such an archive when it is deleted.
+    zipfile tries to finish an incomplete archive when its object is deleted, and fails again.
     """
     previous_hook = sys.unraisablehook
 

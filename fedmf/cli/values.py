@@ -90,7 +90,7 @@ class FilePath(click.Path):
         )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the path."""
+        """Returns the path, with "~" expanded, or ends the command if the path cannot be used."""
         if value == "":
             self.fail("'' is empty: name a file or folder", param, ctx)
         with arguments_checked():
@@ -126,7 +126,7 @@ class Parsed(Suggesting, abc.ABC):
     """Click type whose values are parsed from text. A ValueError says what is wrong with a text."""
 
     def suggestions(self, ctx: click.Context) -> Iterable[str]:
-        """Returns no suggestions; a type with values of its own overrides this."""
+        """Returns no suggestions. A type that knows its values overrides this."""
         del ctx
         return ()
 
@@ -211,7 +211,7 @@ class Gigabytes(click.FloatRange):
         super().__init__(min=0, max=1e6, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the number of bytes."""
+        """Converts a number of gigabytes to a number of bytes."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is no number of gigabytes: use one such as 4", param, ctx)
@@ -275,7 +275,7 @@ class ConfigField(Suggesting):
         return words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the value that the field's check makes of it."""
+        """Returns the value after the field's own check, or ends the command if the check fails."""
         if value is self.NONE or (self._has_none and value == "none"):
             return self.NONE
         try:
@@ -345,7 +345,7 @@ class Listed(Suggesting):
         return completions(words, incomplete)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the list of values."""
+        """Splits a text at commas, and returns the list of converted values."""
         if isinstance(value, list):
             return value
         return [self._kind.convert(text, param, ctx) for text in value.split(",")]

@@ -1,8 +1,8 @@
-"""Successive halving: at fixed rounds the worse half of the settings stops (Jamieson and Talwalkar
-2016, in one bracket).
+"""Successive halving, where the worse half of the settings stops at fixed rounds (Jamieson and
+Talwalkar 2016, in one bracket).
 
-A setting is judged by its loss. After a quarter of the rounds an accuracy is mostly noise: of four
-rates it ended the best one and let a run go on that diverged.
+A setting is judged by its loss, because an accuracy is mostly noise after a quarter of the rounds.
+In a test with four learning rates, accuracy stopped the best one and let a diverging run continue.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Worker process of a sweep, which trains run after run so that TensorFlow starts only once.
 
-The parent writes a line of JSON for each run, {"arguments": those of the command, "log": path}, and
-reads a line with its exit status.
+For each run the parent process writes a line of JSON, {"arguments": arguments of `fedmf train`,
+"log": path}, and reads a line with the run's exit status.
 """
 
 import gc
@@ -57,7 +57,7 @@ class Job:
         return int(answer) if answer else self.process.poll()
 
     def end(self) -> None:
-        """Ends the process at once."""
+        """Ends the worker process at once."""
         self.process.kill()
         self.process.communicate()
 

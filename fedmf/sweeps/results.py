@@ -29,7 +29,7 @@ from fedmf.runs.notes import figures_note, smaller_is_better
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Best:
-    """Best setting of the tuned fields for one combination of the compared fields.
+    """Best setting of the tuned fields, for one combination of values of the compared fields.
 
     Attributes:
       compared: field -> value, for the fields that vary and are not tuned.
@@ -76,7 +76,7 @@ def results_csv(runs: Sequence[Run], smoothed_over: int = 0, *, stopped: Sequenc
 
 
 def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
-    """Returns a run's row of the CSV."""
+    """Returns the row of the CSV for one run."""
     assert run.result is not None
     plan = run.plan
     metric = run.plan["task"]["headline_metric"]
@@ -137,7 +137,7 @@ def score_of(run: Run, smoothed_over: int = 0) -> float:
 
 
 def _has_diverged(run: Run) -> bool:
-    """Returns whether the last validation loss is not finite.
+    """Returns whether a run's last validation loss is not finite.
 
     The headline metric does not show that: the largest of outputs that are NaN is the first class,
     and an accuracy is then the fraction of that class.
@@ -147,7 +147,7 @@ def _has_diverged(run: Run) -> bool:
 
 
 def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Returns the fields that are chosen by validation.
+    """Returns the names of the fields whose values are chosen by validation.
 
     If all runs sample their cohorts, the bands are, since their best number depends on epsilon.
     """
@@ -269,7 +269,7 @@ def best_table(
 
 
 def _value_text(value: Any) -> str:
-    """Returns a value as text for the table."""
+    """Returns a value as text for the table of the best settings."""
     if value is None:
         return "-"
     return plain(value) if isinstance(value, float) else str(value)

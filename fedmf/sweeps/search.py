@@ -79,9 +79,7 @@ class Space:
             texts = {grid.run_name({name: value}), f"{name}={named_values.get(name)}"}
             if isinstance(values, list):
                 chosen.update((name, v) for v in values if grid.run_name({name: v}) in texts)
-            elif (
-                value is None and name in named_values
-            ):  # the name has a value that equals the family's default
+            elif value is None and name in named_values:  # left at the family's default
                 value = grid.typed_value(name, named_values[name])
             if isinstance(values, Range) and value in values:
                 chosen[name] = value
@@ -101,7 +99,7 @@ class Space:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Run that a search has chosen.
+    """Trial of a search, which is a run whose settings the search has chosen.
 
     Attributes:
       chosen: varied field -> value.
@@ -374,5 +372,5 @@ def train_trials(
 
 
 def _finished(out: pathlib.Path, name: str) -> bool:
-    """Returns whether a run is finished."""
+    """Returns whether a run of the sweep is finished."""
     return driver.state(out, name) == "finished"

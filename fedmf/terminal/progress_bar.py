@@ -24,8 +24,8 @@ def bar(
     It is drawn ten times a second on a terminal, and as a line every ten seconds elsewhere.
 
     Args:
-      iterable, desc, unit, total, initial, disable: of `tqdm.tqdm`.
-      delay: seconds after which it appears; it is cleared when it is done.
+      iterable, desc, unit, total, initial, disable: arguments of `tqdm.tqdm`.
+      delay: seconds after which the bar appears; a bar with a delay is cleared when it is done.
 
     Example:
       >>> with bar(total=2, disable=True) as steps:

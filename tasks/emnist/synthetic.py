@@ -39,9 +39,9 @@ def write_synthetic(
 
     The file appears when it is complete.
 
-    A writer's images depend on (seed, writer, examples_per_client, only_digits) only. Like the real
-    writers each has train and test images, not equally many, and some characters more
-    often than others.
+    A writer's images depend on (seed, writer, examples_per_client, only_digits) only. Like a real
+    writer, each has train and test images in unequal numbers, and some characters more often than
+    others.
 
     Args:
       path: file to write, such as "emnist.sqlite"; its folder must exist.

@@ -94,7 +94,7 @@ def _bytes(example: dict[str, Feature], name: str) -> bytes:
 
 
 def version_of(path: pathlib.Path) -> str:
-    """Returns a text that differs after every change that SQLite made to the file.
+    """Returns a text that changes whenever SQLite changes the file.
 
     It is a digest of the header, which counts changes, and of the size: reading all of the real
     file would take long.
@@ -118,7 +118,7 @@ def open_corpus(path: str | os.PathLike[str] | None = None) -> Corpus:
 
 
 def describe_file(path: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Describes a data file from its metadata table and a sample of clients; needs no TensorFlow.
+    """Describes a data file from its metadata table and a sample of clients, without TensorFlow.
 
     Args:
       path: the file, None for TFF's cache.

@@ -129,7 +129,7 @@ def with_keras_lstm(model: Any) -> Any:
     """Copies a model, with Keras's own LSTM layer in place of `UnrolledLSTM`."""
 
     def copy_layer(layer: Any) -> Any:
-        """Copies a layer without its weights."""
+        """Copies a layer without its weights, where an `UnrolledLSTM` becomes Keras's LSTM."""
         is_unrolled = isinstance(layer, UnrolledLSTM)
         layer_type = tf.keras.layers.LSTM if is_unrolled else type(layer)
         return layer_type.from_config(layer.get_config())

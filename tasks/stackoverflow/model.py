@@ -132,7 +132,7 @@ class _Accuracy(tf.keras.metrics.Mean):
 
 
 class _Loss(tf.keras.metrics.Mean):
-    """Mean loss over the positions that the loss counts."""
+    """Mean loss over the positions that count in the training loss."""
 
     def __init__(self, kind: str) -> None:
         super().__init__("loss", tf.float64)

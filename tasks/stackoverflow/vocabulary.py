@@ -132,7 +132,7 @@ def _read_cache(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None
 
 
 def _count_words(corpus: data.Corpus, clients: list[str], progress: bool) -> list[tuple[str, int]]:
-    """Counts the users of each word, and returns the words by descending count."""
+    """Counts for each word the users who use it, and returns the words by descending count."""
     users: Counter[bytes] = Counter()
     bar = progress_bar.bar(
         total=len(clients), desc="counting words", unit="client", disable=not progress

@@ -49,7 +49,7 @@ def compiled_epoch(
     """Returns the compiled epoch for a model of `model.build_model` and its loss.
 
     The sum of the loss and the update agree with the Keras model's to float32 rounding, not to the
-    bit. Without a C compiler there is no such epoch.
+    bit. Without a C compiler there is no compiled epoch.
     """
     sizes = (vocabulary_size + 4, embedding_size, lstm_size)
     epoch = _Epoch(
