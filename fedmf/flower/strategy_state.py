@@ -84,7 +84,9 @@ class StrategyState:
 
     @property
     def opaque(self) -> dict[AttributePath, str]:
-        """The types of the objects whose state, if they have one, cannot be read or stored."""
+        """The types of the objects whose state, if they have one, cannot be read or stored. They
+        are listed by the path that leads to each object.
+        """
         opaque_objects = self._opaque_objects()
         return {path: type(value).__name__ for path, value in opaque_objects.items()}
 
@@ -149,7 +151,9 @@ class StrategyState:
             self._replace(originals)
 
     def _replace(self, objects: Mapping[AttributePath, Any]) -> None:
-        """Puts these objects at their addresses, and sets the initial state with them."""
+        """Puts these objects in place of those at their addresses, and sets the initial state with
+        them.
+        """
         self._objects |= objects
         self._addresses |= {id(value): path for path, value in objects.items()}
         self._set(EMPTY, replaced=objects.keys())
@@ -171,7 +175,9 @@ class StrategyState:
         return (*path, "") in self._unpacked and self._objects[(*path, "")] is value
 
     def _opaque_objects(self) -> dict[AttributePath, Any]:
-        """Returns the objects whose state cannot be read or stored, by their addresses."""
+        """Returns the objects whose state cannot be read or stored, by the path that leads to
+        each.
+        """
         return {
             path: value
             for path, value in self._objects.items()
@@ -179,8 +185,8 @@ class StrategyState:
         }
 
     def _walk(self) -> Iterator[tuple[AttributePath, Any]]:
-        """Yields the address and the object of everything that the strategy refers to, the nearest
-        objects first.
+        """Yields everything that the strategy refers to, each object with the path that leads to
+        it. The nearest objects come first.
         """
         visited: dict[int, Any] = {}  # This dict keeps values alive, so that ids are not reused.
         used_addresses: set[AttributePath] = set()
@@ -412,8 +418,8 @@ class _Comparison:
 
 
 def iterators_of(state: StrategyState) -> dict[AttributePath, str]:
-    """Returns the types of the generators and iterators in a strategy, by their addresses. A trial
-    would advance them.
+    """Returns the types of the generators and iterators in a strategy, by the path that leads to
+    each. A trial would advance them.
     """
     opaque_objects = state._opaque_objects()
     return {
@@ -458,7 +464,7 @@ def _no_reference(value: Any) -> NoReturn:
 
 
 def _references(tree: Any) -> Iterator[AttributePath]:
-    """Yields the addresses to which a packed value refers."""
+    """Yields the path of each object to which a packed value refers."""
     if isinstance(tree, list):
         if tree[:1] == ["at"]:
             yield tuple(tree[1:])

@@ -20,7 +20,8 @@ class Watch:
         self._digests = {path: _pickle_digest(value) for path, value in objects.items()}
 
     def changed(self) -> dict[AttributePath, str]:
-        """Returns the types of the objects whose pickles have changed, by their addresses.
+        """Returns the types of the objects whose pickles have changed, by the path that leads to
+        each.
 
         An object without a pickle counts as unchanged.
         """

@@ -220,7 +220,9 @@ class RunFolder:
         return read_object(self.path / IDENTITY)
 
     def note_programs(self, first_rounds: Sequence[int]) -> None:
-        """Records in plan.json the first round of each program that computed rounds."""
+        """Records round 0 in plan.json, and the rounds from which a changed program computed the
+        run.
+        """
         plan = read_object(self.path / "plan.json")
         if plan.get("programs", [0]) == list(first_rounds):
             return

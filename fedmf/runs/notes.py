@@ -33,7 +33,7 @@ def figures_note(runs: Sequence[Run]) -> str:
 
 
 def programs_phrase(first_rounds: Sequence[int], rounds: int) -> str:
-    """Returns a phrase that names the rounds that each program computed; empty if one program
+    """Returns a phrase on the rounds that different programs computed; empty if one program
     computed all rounds.
 
     Args:

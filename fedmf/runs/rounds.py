@@ -352,7 +352,7 @@ class RunRounds:
 
 
 def bound_content(path: pathlib.Path) -> bytes:
-    """Returns the content of a bound file that its digest in the journal covers.
+    """Returns the part of a file's content that its digest in the journal covers.
 
     It is the whole file, except for the "programs" of plan.json, which are added to it when another
     program resumes the run.
@@ -389,7 +389,7 @@ def changed_bound_files(path: pathlib.Path) -> list[str]:
 
 
 def _digest_of(path: pathlib.Path) -> str | None:
-    """Returns the digest of a bound file's content; None if the file does not exist."""
+    """Returns the SHA-256 digest of a file's `bound_content`; None if the file does not exist."""
     try:
         return sha256(bound_content(path))
     except FileNotFoundError:

@@ -89,7 +89,7 @@ def values_of_folder(run: Run) -> dict[str, Any]:
 
 
 def _first_rounds(run: Run) -> list[int]:
-    """Returns the first round that each program computed; [0] if one program computed all rounds.
+    """Returns round 0, and the rounds from which a changed program computed the run.
 
     They are read from the journal of an unfinished run, in which edits would be detected.
     """

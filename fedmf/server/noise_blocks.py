@@ -372,8 +372,8 @@ class BlockRows:
             self._drop_rows(tile, first)
             self._free_workers.append(worker)
 
-        # After an error threads may still write to the memory, so it counts as torn until all tiles
-        # are done.
+        # After an error threads may still write to the memory. The flag makes the next call start
+        # with new memory.
         self._is_torn = True
         _for_each(make, pending)
         self._is_torn = False

@@ -62,9 +62,9 @@ class Server(ExclusiveCalls):
     under the zero-out relation, if the noise seed stays secret and is used for one server, and no
     server is opened from a copy of the folder. A client is an id that `add` is called with.
 
-    With a folder it survives a crash at any point. A release is on disk before it is returned, and
-    after a crash `open` has it as `last_release`. Nobody has seen a round whose release was not
-    written, and it is done again with whatever updates come.
+    With a folder the server survives a crash at any point. A release is on disk before it is
+    returned, and after a crash `last_release` of the opened server has it. If a release was not
+    written, nobody has seen it, and its round is done again with whatever updates come.
 
     Args:
       plan: plan from `calibrate` or `PlanConfig.plan`; not a simulation of a larger cohort.
@@ -412,8 +412,8 @@ class Server(ExclusiveCalls):
                 state=noisy_round.state,
                 before=noisy_round.before,
             )
-        # An interrupt between the next assignments would leave the old sum for the next round, so
-        # the server counts as torn until all of them are done.
+        # An interrupt between the next assignments would leave the old sum for the next round. The
+        # flag makes the server refuse all calls after such an interrupt.
         self._is_torn = True
         self._participants.record(t)
         self._begin_round()

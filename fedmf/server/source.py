@@ -80,7 +80,9 @@ def derived_seed(text: str, size: int = 32) -> int:
 
 
 def seed_of_run(noise_seed: int, number: int) -> int:
-    """Returns the noise seed for run `number` of an object; run 0 has `noise_seed` itself."""
+    """Returns the noise seed of an aggregator's run with this number. Run 0 has `noise_seed` itself,
+    and later runs have seeds that are derived from it.
+    """
     if number == 0:
         return noise_seed
     return derived_seed(f"fedmf run {number} of noise seed {noise_seed}")

@@ -63,8 +63,8 @@ def client_metrics(
 def _client_values(
     task: Task, config: TrainConfig, weights: list[np.ndarray], *, progress: bool
 ) -> Iterator[float]:
-    """Yields the headline metric of each client that has examples, marked as by
-    `Evaluator.on_marked`.
+    """Yields the headline metric of each client that has examples. It is NaN if the examples do not
+    define it, and infinity if the model's value is not finite.
 
     It is NaN for a client whose examples are not finite.
     """

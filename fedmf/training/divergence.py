@@ -138,8 +138,8 @@ class Divergence(Callback):
             warnings.warn(message, stacklevel=4)
 
     def _observe(self, row: Row) -> str | None:
-        """Observes the loss of a row. Returns the message if the run diverges, or raises it if such
-        a run must stop.
+        """Observes the loss in a row of metrics.jsonl. Returns a message if the run diverges, or
+        raises DivergedRun with it if such a run must stop.
         """
         train_loss, num_examples = _loss_and_examples(row)
         message = self._watch.observe(row["round"], train_loss, num_examples)

@@ -254,7 +254,9 @@ class _FineTuning:
         return splits
 
     def _loss(self, weights: list[np.ndarray], examples: Examples) -> float:
-        """Returns the mean loss of weights on examples, marked as by `Evaluator.on_marked`."""
+        """Returns the mean loss of weights on examples. It is NaN if the examples do not define it,
+        and infinity if the model's value is not finite.
+        """
         return self._evaluator.on_marked(weights, examples)["loss"]
 
     def _train(

@@ -69,8 +69,8 @@ def _checked_program(task: Task, program: Any) -> dict[str, str]:
 
 
 def identity_difference(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
-    """Returns the first difference of a task's identity from the recorded one, without the program;
-    None if there is none.
+    """Compares a task's identity with the recorded one, except for the program. Returns the first
+    difference; None if there is none.
 
     Args:
       recorded: `task_identity` when the run was begun.
