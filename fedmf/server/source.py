@@ -80,8 +80,8 @@ def derived_seed(text: str, size: int = 32) -> int:
 
 
 def seed_of_run(noise_seed: int, number: int) -> int:
-    """Returns the noise seed of an aggregator's run with this number. Run 0 has `noise_seed` itself,
-    and later runs have seeds that are derived from it.
+    """Returns the noise seed of an aggregator's run with this number. Run 0 has `noise_seed`
+    itself, and later runs have seeds that are derived from it.
     """
     if number == 0:
         return noise_seed

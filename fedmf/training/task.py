@@ -228,7 +228,7 @@ class Task:
 
     @property
     def has_given_weights(self) -> bool:
-        """Whether this task was made by `starting_from`."""
+        """True if `starting_from` made this task, with given initial weights."""
         return bool(self.__dict__.get("_has_given_weights", False))
 
     def _with_given_weights(self) -> Self:
