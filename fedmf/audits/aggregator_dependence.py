@@ -115,7 +115,8 @@ def _audit_two_runs(
     arrays = np.searchsorted(array_ends, columns[audited_columns], side="right")
     leaves = np.bincount(arrays, minlength=len(array_ends))
     audited_rows = [run[:num_rounds, audited_columns] for run in runs[:2]]
-    with np.errstate(invalid="ignore"):  # A round may have no noise.
+    # If a round has no noise, its correlations are NaN.
+    with np.errstate(invalid="ignore"):
         findings = audit_noise(audited_rows, leaves=leaves.tolist()).findings
     for finding in findings:
         # `check_tails` tests the tails, with more entries.

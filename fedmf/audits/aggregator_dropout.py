@@ -124,7 +124,8 @@ def _noise_without_clients(tests: MovementTests) -> tuple[float, str]:
     )
     try:
         estimate = measurements.measure(scenario, with_residual=True)
-    except Exception:  # The round is refused or not finite.
+    except Exception:
+        # The function refuses the round, or its release is not finite.
         measurements.runs.start()
         return 1.0, ""
     if not measurements.noise_model.exists:

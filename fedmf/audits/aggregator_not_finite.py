@@ -60,7 +60,8 @@ def check_not_finite(tests: MovementTests) -> None:
             raise
         except NotFiniteReleaseError:
             p_value = 0.0
-        except Exception:  # Refusing protects, too.
+        except Exception:
+            # A function that refuses the update protects as well as one that zeroes it.
             measurements.runs.start()
             continue
         smallest_p_value = min(smallest_p_value, p_value)
@@ -95,7 +96,8 @@ def _is_remembered(tests: MovementTests, inside_update: np.ndarray) -> bool:
         return True
     except WrongResult:
         raise
-    except Exception:  # A refusal releases nothing.
+    except Exception:
+        # If the function refuses finite updates, it releases nothing about the bad ones.
         runs.start()
     return False
 

@@ -49,7 +49,8 @@ class AggregatorRuns:
         self.round = 0
         try:
             parameter = inspect.signature(self._function).parameters.get("examples")
-        except (TypeError, ValueError):  # The function is a builtin.
+        except (TypeError, ValueError):
+            # Builtin functions have no signature.
             parameter = None
         self.takes_examples = parameter is not None
         self._is_positional = parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY

@@ -16,7 +16,7 @@ from fedmf.audits.aggregator_runs import WrongResult
 
 # The measured factor between a sum and a mean may differ from the true one by this fraction.
 _RELEASE_ERROR = 0.05
-# At least this many entries of noise are compared with the noise of zero updates.
+# At least this many entries of noise for large updates are compared with the noise for zeros.
 _NUM_NOISE_ENTRIES = 30_000
 
 
@@ -178,7 +178,7 @@ def _compare_noise(
 
 
 def find_smaller_arrays(tests: MovementTests) -> None:
-    """Finds arrays that have less noise than claimed, but which one client also moves less."""
+    """Finds arrays with less noise than claimed that a client also moves less than claimed."""
     from scipy import stats
 
     noise_model = tests.measurements.noise_model

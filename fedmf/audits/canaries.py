@@ -232,10 +232,11 @@ def release_scores(
 
 
 def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns a function that whitens columns: it multiplies them by L^-1, where L L^T = N N^T.
+    """Returns a function that makes columns of correlated noise independent.
 
-    N is the noise matrix. For Toeplitz and banded mechanisms the function multiplies by the encoder
-    C, since L then equals N = C^-1 up to the signs of its columns.
+    It multiplies them by L^-1, where L L^T = N N^T for the noise matrix N. For Toeplitz and banded
+    mechanisms the function multiplies by the encoder C, since L then equals N = C^-1 up to the
+    signs of its columns.
     """
     import scipy.linalg
     import scipy.signal
@@ -246,7 +247,7 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
     if coefficients is not None:
 
         def filtered(columns: np.ndarray) -> np.ndarray:
-            """Multiplies columns by C, in batches whose Fourier transforms fit into memory."""
+            """Multiplies columns by the encoder C, in batches that fit into memory."""
             batch_width = max(1, _MAX_FILTERED_ENTRIES // n)
             starts = range(0, columns.shape[1], batch_width)
             batches = [columns[:, start : start + batch_width] for start in starts]

@@ -110,10 +110,11 @@ def _first_largest(values: Iterable[float]) -> int:
 
 
 def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarray:
-    """Searches for the client contributions u with the largest u^T X u.
+    """Searches for the contributions of a client to the rounds that releases reveal best.
 
-    X is (N N^T)^-1 for the noise matrix N, so that u^T X u is the squared signal-to-noise ratio of
-    the client up to a factor. The search is the one of `worst_case`.
+    These are the contributions u with the largest u^T X u. X is (N N^T)^-1 for the noise matrix N,
+    so that u^T X u is the squared signal-to-noise ratio of the client up to a factor. The search is
+    the one of `worst_case`.
 
     The entries of u are -1, 0 and 1, and not 0 only in rounds that the participation allows.
     """
@@ -133,7 +134,10 @@ def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarr
 
 
 def _worst_of(X: np.ndarray, patterns: Sequence[Sequence[int]]) -> np.ndarray:
-    """Returns the contributions u with the largest u^T X u among these patterns of rounds."""
+    """Returns the client contributions that releases reveal best, for one of several patterns.
+
+    A pattern is a set of rounds. The contributions u have the largest u^T X u.
+    """
     candidates = [_with_signs(X, pattern) for pattern in patterns]
     return candidates[_first_largest(_energy(X, u) for u in candidates)]
 
@@ -149,16 +153,16 @@ def evenly_spaced(costs: np.ndarray, budget: Budgeted) -> list[list[int]]:
 
 
 def _energy(X: np.ndarray, u: np.ndarray) -> float:
-    """Returns u^T X u, using only the rounds in which u is not 0."""
+    """Returns u^T X u, the squared signal-to-noise ratio of contributions u up to a factor."""
     support = np.flatnonzero(u)
     return float(u[support] @ X[np.ix_(support, support)] @ u[support])
 
 
 def _with_signs(X: np.ndarray, pattern: Iterable[int]) -> np.ndarray:
-    """Returns the contributions u on a pattern of rounds, with signs that maximise u^T X u.
+    """Returns client contributions in given rounds, with the signs that releases reveal best.
 
-    The signs are optimal for few rounds; for more, signs are flipped one at a time while that
-    increases the value.
+    The signs are chosen to make u^T X u large for the contributions u. They are optimal for few
+    rounds. For more rounds, signs are flipped one at a time while that increases the value.
     """
     support = np.array(sorted(pattern))
     gram = X[np.ix_(support, support)]
@@ -182,7 +186,10 @@ def _with_signs(X: np.ndarray, pattern: Iterable[int]) -> np.ndarray:
 
 
 def _move_rounds(X: np.ndarray, u: np.ndarray, min_sep: int) -> np.ndarray:
-    """Moves one round at a time to its best position, while that increases u^T X u."""
+    """Moves a client's rounds one by one, while that makes the client easier to detect.
+
+    A move is made if it increases u^T X u for the contributions u.
+    """
     all_rounds = np.arange(len(u))
     for _ in range(_MAX_SWEEPS):
         previous_energy = _energy(X, u)

@@ -33,7 +33,8 @@ from fedmf.participation.schema import EveryRound
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.plan import Plan, check_plan
 
-_MAX_MEMORY = 2**50  # In bytes; no machine has as much.
+# This number of bytes is more than any machine has.
+_MAX_MEMORY = 2**50
 
 
 @with_numpy_defaults

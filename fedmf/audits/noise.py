@@ -102,9 +102,10 @@ def causal_factor(noising: np.ndarray) -> np.ndarray:
 
 
 def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
-    """Returns the whitened noise W = L^-1 Y / scale, an array of shape (rounds, coordinates).
+    """Transforms released noise so that all its entries are independent, if it is as claimed.
 
-    If Y is noise of the claimed distribution, the entries of W are independent standard normals.
+    The result is the whitened noise W = L^-1 Y / scale, (rounds, coordinates). If Y is noise of the
+    claimed distribution, the entries of W are independent standard normals.
 
     Args:
       factor: L, from `causal_factor`.

@@ -1,4 +1,4 @@
-"""Reads the examples of a client from its tf.data.Dataset into numpy arrays."""
+"""Conversion of a client's tf.data.Dataset into numpy arrays of examples."""
 
 from typing import Any
 

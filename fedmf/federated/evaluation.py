@@ -112,7 +112,8 @@ class KerasEvaluator:
         if self._tff_model is None:
             outputs = _annotated(outputs, annotations)
         else:
-            outputs = self._tff_model(outputs)  # It also updates its own metrics.
+            # A TFF model also updates its own metrics when its outputs are computed.
+            outputs = self._tff_model(outputs)
         for metric in self._metrics:
             if metric is self._mean_loss:
                 num_examples = tf.shape(tf.nest.flatten(y)[0])[0]

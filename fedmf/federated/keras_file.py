@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-_WORDS_FOLDER = "assets/"  # Folder of the lookup layers' words in a .keras file.
+# In a .keras file, this folder has the vocabularies of lookup layers.
+_WORDS_FOLDER = "assets/"
 
 
 def deflate_words(path: pathlib.Path) -> None:

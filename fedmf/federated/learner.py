@@ -152,7 +152,8 @@ class KerasLearner(ModelFunctions, Learner):
             )
         try:
             weights: list[np.ndarray] = load_keras_file(path).get_weights()
-        except Exception as error:  # Keras raises many types.
+        except Exception as error:
+            # Keras raises errors of many types for a file that it cannot load.
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(
                 f"Keras cannot load it ({lines[0]}); name a FILE.keras or the folder of a run"
@@ -179,7 +180,8 @@ class KerasLearner(ModelFunctions, Learner):
             save_format = "keras" if path.suffix else "tf"
             logger = tf.get_logger()
             level = logger.level
-            logger.setLevel("ERROR")  # Keras warns that the model has no loss of its own.
+            # Keras would warn that the model is not compiled with a loss.
+            logger.setLevel("ERROR")
             try:
                 model.save(temporary_path, save_format=save_format)
             finally:

@@ -74,7 +74,8 @@ def is_mean(functions: ModelFunctions) -> bool:
     """Returns whether the loss is a mean over examples, which allows batches of any size."""
     loss = functions.loss
     if not isinstance(loss, tf.keras.losses.Loss):
-        return True  # `Task.loss` requires that such functions return a mean.
+        # `Task.loss` requires that a function returns the mean over examples.
+        return True
     is_of_keras = type(loss).__module__.startswith(KERAS_MODULES)
     return is_of_keras and loss.reduction != tf.keras.losses.Reduction.SUM
 
@@ -119,7 +120,8 @@ def _output_loss(
         return loss(labels, outputs, **arguments)
     try:
         return loss(labels[:, tf.newaxis], outputs, **arguments)
-    except ValueError:  # Keras's `Model.fit` would fail too; TFF's from_keras_model works.
+    except ValueError:
+        # Keras's `Model.fit` fails for this loss, but TFF's from_keras_model works.
         return loss(labels, outputs, **arguments)
 
 

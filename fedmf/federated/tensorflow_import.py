@@ -13,7 +13,8 @@ from typing import Any
 
 from fedmf.terminal import interrupts
 
-_TFF_PYTHON = (3, 11)  # TensorFlow Federated 0.87 runs on no other version.
+# TensorFlow Federated 0.87 runs on this version of Python only.
+_TFF_PYTHON = (3, 11)
 
 
 @contextlib.contextmanager
@@ -46,13 +47,17 @@ def import_tensorflow() -> None:
     Raises:
       ImportError: saying how to install the missing packages.
     """
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # fedmf uses Keras 2.
+    # This makes tf.keras Keras 2, of which the models of fedmf are.
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     with _quietly("tensorflow", "fedmf.federated needs TensorFlow", _how_to_train):
         import tensorflow as tf
 
-        _ = tf.keras.Model  # This imports Keras, and fails if tf-keras is missing.
-        tf.config.list_physical_devices()  # Missing GPUs are reported here.
-    version = getattr(tf.keras, "__version__", "2")  # Keras 2 in TensorFlow has no version.
+        # TensorFlow imports Keras at its first use. This use fails if tf-keras is missing.
+        _ = tf.keras.Model
+        # TensorFlow looks for GPUs now, and its report of missing ones is hidden.
+        tf.config.list_physical_devices()
+    # Keras 2 has no version attribute if it is part of TensorFlow.
+    version = getattr(tf.keras, "__version__", "2")
     if version.startswith("3."):
         raise ImportError(
             f"tf.keras is Keras {version} here, and fedmf trains models of Keras 2 "
@@ -68,7 +73,8 @@ def _exclude_fedmf_from_autograph() -> None:
 
     fedmf's traced functions need no such rewriting, which took a seventh of a small run.
     """
-    with contextlib.suppress(ImportError):  # These rules are undocumented.
+    # TensorFlow does not document this module, so that a release may lack it.
+    with contextlib.suppress(ImportError):
         from tensorflow.python.autograph.core import config
 
         config.CONVERSION_RULES = (config.DoNotConvert("fedmf"), *config.CONVERSION_RULES)

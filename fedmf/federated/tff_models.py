@@ -163,7 +163,8 @@ class TffModel(abc.ABC):
             tf.config.run_functions_eagerly(runs_eagerly)
         scalars = {}
         for name, value in values.items():
-            array = np.asarray(value)  # A mapping becomes an array of one object.
+            # If the value is a mapping, the array has the dtype object.
+            array = np.asarray(value)
             is_scalar = not array.shape and array.dtype != object
             if is_scalar and name not in ("num_examples", "num_batches"):
                 scalars[name] = float(array)
@@ -206,7 +207,7 @@ class _VariableTffModel(TffModel):
         self._save_first_values()
 
     def _save_first_values(self) -> None:
-        """Saves the values of untrained variables, to which every training batch resets them."""
+        """Saves the values of untrained variables, with which each training batch begins."""
         self._first_values: list[tuple[tf.Variable, np.ndarray]] = []
         # In a graph of TFF variables have no values yet, and each client has its own variables.
         if tf.executing_eagerly():
@@ -214,7 +215,7 @@ class _VariableTffModel(TffModel):
                 self._first_values.append((variable, variable.numpy()))
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
-        """Sets all weights, and saves those that every training batch resets."""
+        """Sets all weights, and saves the untrained ones for the start of each training batch."""
         super().set_weights(weights)
         self._save_first_values()
 
@@ -251,7 +252,8 @@ class _FunctionalTffModel(TffModel):
     def __init__(self, model: Any, models_module: Any) -> None:
         self._model = model
         self._models_module = models_module
-        self._metrics_state: Any = None  # `reset_metrics` creates it.
+        # `reset_metrics` creates this state at the first evaluation.
+        self._metrics_state: Any = None
         trained, frozen = model.initial_weights
         self.trainable_variables = [tf.Variable(weight) for weight in tf.nest.flatten(trained)]
         self.non_trainable_variables = [

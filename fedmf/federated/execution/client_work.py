@@ -133,5 +133,6 @@ def gradients(
     gradient_list = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     for gradient, weight in zip(gradient_list, weights, strict=True):
         if not isinstance(gradient, tf.IndexedSlices):
-            gradient.set_shape(weight.shape)  # A custom gradient may lack a shape.
+            # The gradient of a user's tf.custom_gradient may have an unknown shape.
+            gradient.set_shape(weight.shape)
     return gradient_list

@@ -56,7 +56,8 @@ class KerasClient:
         x, y = tf.nest.pack_sequence_as(self._batch_specs, concatenated_epochs([epochs]))
         client_batches = list_batches([epochs], self._batch_size)
         batch_ends = client_batches.start + client_batches.size
-        if sent is not self._sent:  # A new round began.
+        if sent is not self._sent:
+            # This is the first client of a new round in this thread.
             self._sent = sent
             self._tensors = TensorBroadcast.of(sent)
         sample, loss_sum = self._traced_training(self._tensors, x, y, batch_ends)
@@ -130,7 +131,8 @@ class CompiledClient:
         self._traced_clipping = tf.function(
             records.clipped, input_signature=[sent_spec.params, sent_spec.weights]
         )
-        self._traced_clipping.get_concrete_function()  # It is traced in the constructor.
+        # The function is traced here, because several threads will call it.
+        self._traced_clipping.get_concrete_function()
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
         """Trains a client for one epoch, and returns its clipped update and its loss."""

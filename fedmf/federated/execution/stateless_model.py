@@ -129,8 +129,8 @@ def _convolution(layer: tf.keras.layers.Conv2D, x: tf.Tensor, kernel: tf.Tensor)
         outputs = type(layer).convolution_op(layer, x, kernel)
         strides = np.array(layer.strides)
         kernel_size = np.array(kernel.shape[:2])
-        # Over all outputs, one entry of the kernel is multiplied with this many rows and columns of
-        # x, from the first to the last.
+        # To compute all outputs, each entry of the kernel is multiplied with rows and columns of x
+        # in a window of this size.
         spans = (np.array(outputs.shape[1:3]) - 1) * strides + 1
         paddings = np.maximum(spans + kernel_size - 1 - x.shape[1:3], 0)
 

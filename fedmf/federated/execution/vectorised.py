@@ -52,7 +52,8 @@ MAX_PRODUCTS = 2**25
 # of the processor: the last entries would be computed by other instructions, and rounded
 # differently.
 SLOT_MULTIPLE = 16
-MAX_SLOTS = 64  # More slots would save little time.
+# A call has at most this many slots. More would save little time, and more of them would be empty.
+MAX_SLOTS = 64
 # A model with at most this many parameters is small: the dispatch of its operations takes more time
 # than their arithmetic. Larger models would be slower if each client has its own weights.
 SMALL_MODEL = 10_000
@@ -472,7 +473,8 @@ def vectorised_work(
     try:
         with _quiet_tensorflow():
             return VectorisedClients(functions, settings, records, fallback_for_many)
-    except Exception as error:  # Tracing a user's model may raise anything.
+    except Exception as error:
+        # Tracing a user's model may raise an error of any type.
         first_line = next(iter(str(error).splitlines()), "")
         reason = f"the model cannot be vectorised ({type(error).__name__}: {first_line})"
         _log_once(f"task {functions.name!r}: clients train one by one, for {reason}")

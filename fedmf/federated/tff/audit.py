@@ -78,7 +78,9 @@ class Query:
 
         It returns the next state and the release, float64 (coordinates,).
         """
-        state = tf.nest.map_structure(np.array, state)  # The state may come from a checkpoint.
+        # The state may have come from a checkpoint, as arrays. Tensors are converted to the same
+        # form.
+        state = tf.nest.map_structure(np.array, state)
         params = self._query.derive_sample_params(state)
         # A client knows the clip norm of the round, and sends an update of the size that it allows.
         size *= float(params.clip_norm) / self._plan.clip_norm

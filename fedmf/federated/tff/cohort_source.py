@@ -201,7 +201,8 @@ def _arguments(controller: ParticipationController) -> dict[str, str]:
     availability = controller.availability
     if dataclasses.is_dataclass(availability):
         arguments["availability"] = repr(availability)
-    else:  # repr may include an address in memory.
+    else:
+        # The repr of other objects may include their address in memory.
         arguments["availability"] = type(availability).__name__
     digest = hashlib.sha256(f"fedmf controller {controller.seed}".encode())
     arguments["seed"] = digest.hexdigest()

@@ -117,7 +117,8 @@ class RoundFlow:
                 return _Function(lambda value: self._intrinsic(block, value))
             case building_blocks.CompiledComputation():
                 return _Function(lambda value: self._compiled(block, value))
-        return _structure(block.type_signature, lambda *_: Leaf())  # A constant.
+        # Any other block is a constant of the program, which has no origins.
+        return _structure(block.type_signature, lambda *_: Leaf())
 
     def _intrinsic(self, block: Any, value: Any) -> Any:
         """Returns the result of a TFF intrinsic, such as federated_sum, for this argument."""

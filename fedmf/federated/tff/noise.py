@@ -1,8 +1,8 @@
-"""Correlated noise in TensorFlow graphs: one row of N Z in each round.
+"""Correlated noise in TensorFlow graphs, with one noise vector for each round.
 
-N is the noise matrix C^-1, and Z has a row of standard normal draws for each round. The noise is a
-pure function of a state that passes from round to round. Two strategies keep the state that passes
-through a graph small:
+The noise vectors are the rows of N Z. N is the noise matrix C^-1, and Z has a row of standard
+normal draws for each round. The noise is a pure function of a state that passes from round to
+round. Two strategies keep the state that passes through a graph small:
   recurrent    [x_t; S_(t+1)] = M_t [z_t; S_t], state: the few rows S of the past that future rounds
                need (`fedmf.noise.blocks`).
   precomputed  the host makes row t and puts it into the state before round t (`fedmf.server.rows`).
@@ -187,10 +187,10 @@ class GraphNoise:
         return row, tf.concat([row[None], state.rows[:-1]], axis=0)
 
     def _table(self, form: BlockForm) -> np.ndarray:
-        """Returns the matrices M_t of all rounds, of shape (rounds, 1 + width, 1 + width).
+        """Returns the matrices M_t of the noise recurrence for all rounds.
 
-        If the state is rolling, only their first rows are returned. If the last rounds have the
-        same matrix, it is returned once.
+        The shape is (rounds, 1 + width, 1 + width). If the state is rolling, only their first rows
+        are returned. If the last rounds have the same matrix, it is returned once.
         """
         matrices = [self._padded(form, t) for t in range(form.rounds)]
         while len(matrices) > 1 and np.array_equal(matrices[-1], matrices[-2]):
@@ -199,7 +199,7 @@ class GraphNoise:
 
     @staticmethod
     def _padded(form: BlockForm, t: int) -> np.ndarray:
-        """Returns the matrix M_t of round t, padded with zeros to the same shape for all rounds.
+        """Returns the matrix M_t of the noise recurrence in round t, padded to the same shape.
 
         If the state is rolling, only its first row is returned.
         """

@@ -18,14 +18,17 @@ import tensorflow as tf
 from fedmf.server.source import check_noise_seed, noise_key, seed_of_run
 
 Draw = Callable[[Any], tf.Tensor]
-_PHILOX = 1  # TensorFlow's number for Philox.
+# TensorFlow uses this number for the random number generator Philox.
+_PHILOX = 1
 # Each graph with an int as noise seed has a temporary folder here, in which its calls are counted.
 # The folders are removed when the program ends.
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def source_of_key(key: Any, size: int) -> Draw:
-    """Returns a function that draws row i of Z, float32 (size,), with standard normal entries.
+    """Returns a function that draws row i of the independent noise Z, float32 (size,).
+
+    Its entries are standard normal.
 
     Entries are independent over rows and coordinates, and a pure function of (key, i).
 

@@ -27,7 +27,8 @@ from fedmf.terminal import interrupts
 T = TypeVar("T")
 
 _WORKER = pathlib.Path(tff.__file__).parent / "data" / "worker_binary"
-_MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # TFF uses the same number.
+# TFF limits its own messages to the same size.
+_MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000
 _CHANNEL = [
     ("grpc.max_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -148,7 +149,8 @@ def worker_processes() -> list[int]:
     try:
         command = ["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())]
         listing = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:  # The machine has no `ps`.
+    except OSError:
+        # The machine has no program `ps`, so that the workers are unknown.
         return []
     process_ids = []
     for line in listing.stdout.splitlines():
