@@ -99,9 +99,8 @@ def options_class(name: str) -> type[Any] | None:
     function = task_function(name)
     parameters = list(inspect.signature(function).parameters.values())
     annotation = parameters[0].annotation if parameters else None
-    if isinstance(
-        annotation, str
-    ):  # annotations are text under `from __future__ import annotations`
+    # Under `from __future__ import annotations` an annotation is the text of its expression.
+    if isinstance(annotation, str):
         annotation = getattr(function, "__globals__", {}).get(annotation)
     is_class = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
     return annotation if is_class else None

@@ -130,9 +130,8 @@ def _decomposed(rounds: int, request: Request) -> Outcome:
     for j, rows in enumerate(touched):
         image = np.where(C != 0, 0.1, 0.0)
         for k, here in enumerate(rows):
-            image[here, j + k * PARTS] = (
-                -1
-            ) ** k  # successive participations have different colours
+            # Successive participations of the client have different colours.
+            image[here, j + k * PARTS] = (-1) ** k
         panels.append((f"part {j + 1} of {PARTS}", image))
     return Outcome(
         heat_maps(panels, PARTS, height=6.2 / PARTS),

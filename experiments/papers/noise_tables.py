@@ -284,9 +284,8 @@ def effective_rmse(
     sigma = gaussian_noise_multiplier(row.epsilon, _DELTA)
     if amplified and row.bands is not None and row.bands < ROUNDS // PARTICIPATIONS:
         sigma = amplified_noise(row.bands, row.epsilon)
-    elif (
-        row.mechanism == "Multi-epoch MF" and not amplified
-    ):  # the sensitivity under b-min-sep is 1.1269
+    elif row.mechanism == "Multi-epoch MF" and not amplified:
+        # This mechanism's sensitivity under b-min-sep is 1.1269, and the table's sigma includes it.
         rows = {(r.mechanism, r.epsilon): r.noise_multiplier for r in printed.BANDED_TABLE_4}
         sigma = float(rows[row.mechanism, row.epsilon])
     cohort = SINGLE_EPOCH_COHORT if row.mechanism == "Single-epoch MF" else COHORT

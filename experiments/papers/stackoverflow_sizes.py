@@ -204,9 +204,8 @@ CENTRE: Fields = {"cohort": 40, "epoch": 48, "population": 1920, "epsilons_bande
 # closes as much as in six long epochs (docs/fidelity.md). With so few clients, epsilon 8 gives the
 # noise of the sizes above.
 NU: Fields = CENTRE | {"repeats": 6, "epsilons_banded": (8.0,)}
-PHONES: Fields = {
-    "repeats": 12
-}  # more seeds, since bands and the dense optimum differ by half a point
+# There are more seeds, since BandMF and the dense optimum differ by half a point of accuracy.
+PHONES: Fields = {"repeats": 12}
 
 
 def reduced(size: Size, once: bool) -> str:

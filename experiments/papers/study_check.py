@@ -273,9 +273,8 @@ def clients_per_second(folder: pathlib.Path) -> float | None:
     rounds = 0
     for timings in (folder / "runs").glob("*/timings.jsonl"):
         rows = zip(_rows(timings.with_name("metrics.jsonl")), _rows(timings), strict=False)
-        for row, timing in list(rows)[
-            1:
-        ]:  # the first round is left out: TensorFlow traces its graphs in it
+        # The first round is left out, since TensorFlow traces its graphs in it.
+        for row, timing in list(rows)[1:]:
             if "validation" not in row:
                 clients += row["clients"]
                 seconds += timing["seconds"]
