@@ -301,7 +301,7 @@ class ServerFolder:
                     "release rounds again with the same noise; begin a new server, with another "
                     "seed"
                 )
-        with contextlib.suppress(OSError):  # After an error the next commit writes them.
+        with contextlib.suppress(OSError):  # After an error the next commit tries again.
             self._participations.flush()
         self._journal.end_round()
 

@@ -307,7 +307,7 @@ class Journal:
     def _flush_rows(self) -> None:
         """Writes pending rows to rounds.jsonl, unless another process may be writing there too."""
         if self._lock.is_exclusive:
-            # After an error the next commit writes the rows.
+            # After an error the next commit tries again.
             with contextlib.suppress(OSError, FileWasEdited):
                 self._rows.flush()
 
