@@ -41,7 +41,7 @@ class Achieved:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The plan without sampling, with the noise multiplier at the observed sensitivity."""
+        """Plan without sampling, with the noise multiplier that the observed sensitivity implies."""
         multiplier = self.planned.noise_multiplier * (
             self.planned.sensitivity.value / self.sensitivity.value
         )

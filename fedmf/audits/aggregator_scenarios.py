@@ -286,7 +286,7 @@ def _client_order_scenarios(inputs: Inputs) -> Iterator[Scenario]:
     for norm in (3.0, HUGE_NORM):
 
         def updates(norm: float = norm) -> list[np.ndarray]:
-            """Returns an update for each client: zeros, or for a sender its own entries."""
+            """Builds an update for each client; senders have disjoint nonzero entries."""
             client_updates = [inputs.zero_update] * inputs.num_clients
             for sender_number, client_index in enumerate(senders):
                 unit_vector = np.where(owner == sender_number, vector, 0)

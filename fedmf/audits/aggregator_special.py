@@ -1,4 +1,4 @@
-"""Movement tests that need more than one projection of a release."""
+"""Tests of an aggregator with procedures of their own, beyond the table of scenarios."""
 
 import dataclasses
 import math

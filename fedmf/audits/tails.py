@@ -149,7 +149,7 @@ def moment_p_value(mean: float, entries: int) -> float:
 
 @with_numpy_defaults
 def power(cut: float, entries: int, *, threshold: float) -> float:
-    """Returns a lower bound on the chance that the tests detect noise with this cut.
+    """Returns a lower bound on the chance that the tests detect noise with tails cut off.
 
     It is the power of the best single test among the counts and the largest entry.
 
@@ -187,7 +187,7 @@ def power(cut: float, entries: int, *, threshold: float) -> float:
 
 
 def entries_to_see(cut: float, *, threshold: float) -> int:
-    """Returns the number of entries with which the tests are certain to detect this cut.
+    """Returns the number of noise entries with which the tests surely detect a cut of the tails.
 
     Args:
       cut: as in `power`.
@@ -204,7 +204,7 @@ def entries_to_see(cut: float, *, threshold: float) -> int:
 
 
 def smallest_unseen_cut(entries: int, *, threshold: float) -> float:
-    """Returns the smallest cut that the tests may miss with this number of entries.
+    """Returns the smallest cut of the tails that the tests may miss with this many entries.
 
     It is 0 if the entries are too few to detect any cut.
 

@@ -21,7 +21,8 @@ class ForbiddenOperations(NamedTuple):
     way_out: str
 
 
-# Such operations update moving averages, states of recurrent layers or tables of words.
+# These operations write variables or tables, such as moving averages, states of recurrent layers or
+# vocabularies.
 WRITES = ForbiddenOperations(
     r"Assign|Resource(Scatter|StridedSliceAssign|Apply)|Scatter(Nd)?(Add|Sub|Update)$"
     r"|LookupTable(Insert|Import|Remove)|Queue(En|De)queue",

@@ -200,7 +200,7 @@ class KerasLearner(ModelFunctions, Learner):
 
 
 def _keras_version(path: pathlib.Path) -> str:
-    """Returns the version of Keras that wrote a .keras file; empty where the file names none."""
+    """Returns the version of Keras that wrote a .keras file; empty if it is unknown."""
     try:
         with zipfile.ZipFile(path) as archive:
             metadata = json.loads(archive.read("metadata.json"))

@@ -19,10 +19,13 @@ from fedmf.training.learner import TaskData
 def check_metrics(
     functions: ModelFunctions, task: TaskData, model: Any, examples: Examples
 ) -> None:
-    """Raises ValueError if a metric fails, is no single number or shares its name."""
+    """Raises ValueError if a metric fails on the model's outputs or has no scalar result.
+
+    Two metrics with the same name are an error as well.
+    """
     if functions.metrics is None:
         return
-    _ = task.headline  # This raises an error for an object that is no metric.
+    _ = task.headline  # Reading it raises an error for an object that is no metric.
     metrics = list(functions.metrics())
     x, y = tf.nest.map_structure(tf.constant, examples)
     names = [metric.name for metric in metrics]
@@ -87,12 +90,12 @@ def check_private_metrics(
 
 
 def _impure_operations(task: TaskData, model: Any, update_metrics: Any) -> list[str]:
-    """Returns the operations of an evaluation that keep a state, draw numbers or call Python."""
+    """Returns the operations of an evaluation that keep a state, draw randomly or call Python."""
     x_specs, y_specs = tensor_specs(task.spec)
     forward_pass = tf.function(lambda x: model(x, training=False))
     impure = set(stateful_operations(operations(forward_pass.get_concrete_function(x_specs))))
     traced_update = tf.function(update_metrics).get_concrete_function(x_specs, y_specs)
-    # Metrics may write variables, which are their own counts.
+    # Metrics may write variables, because they count examples in their own.
     forbidden = re.compile(f"{DRAWS.pattern}|{PYTHON.pattern}")
     impure |= set(filter(forbidden.match, operations(traced_update)))
     return sorted(impure)

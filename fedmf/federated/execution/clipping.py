@@ -1,4 +1,4 @@
-"""Clipping of one client's update in TensorFlow, called a record here.
+"""Clipping of a record, which is the update of one client, in TensorFlow.
 
 The function is pure, and the record that it returns never exceeds the clip norm, whatever the
 input. `fedmf.server.clipping` has the numpy reference that it is tested against, and the proof.
