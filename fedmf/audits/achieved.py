@@ -41,7 +41,7 @@ class Achieved:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """Plan without sampling, with the noise multiplier that the observed sensitivity implies."""
+        """Plan without sampling, with the noise multiplier for the observed sensitivity."""
         multiplier = self.planned.noise_multiplier * (
             self.planned.sensitivity.value / self.sensitivity.value
         )
