@@ -1,4 +1,6 @@
-"""Sentences about the checks by the commands that a statement prints."""
+"""Sentences for the privacy statement about the commands that it prints, and about what each of
+these commands checks.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,10 +27,11 @@ _AUDITS_OF_RECORDS = ("fedmf audit run", "fedmf audit log")
 
 
 def command_checks(values: Mapping[str, Any]) -> list[str]:
-    """Returns sentences about the checks by the commands of a statement, and about their limits.
+    """Returns sentences about what the commands of a privacy statement check, and what they do not
+    check.
 
     Args:
-      values: of the statement, as `describe.statement_values` returns them.
+      values: the values of the statement, as `describe.statement_values` returns them.
     """
     subject = values.get("subject") or {}
     checks = dict(_CHECK_BY_COMMAND)
@@ -52,12 +55,12 @@ def command_checks(values: Mapping[str, Any]) -> list[str]:
 
 
 def _prints(commands: list[str], name: str) -> bool:
-    """Returns whether a command of this name is printed."""
+    """Returns whether one of the commands begins with a name such as `fedmf audit run`."""
     return any(command.startswith(f"{name} ") for command in commands)
 
 
 def _reason(values: Mapping[str, Any]) -> str:
-    """Returns why no command reads the record of participation."""
+    """Returns a sentence on why none of the commands checks the record of participation."""
     if not values["observed"]["participations"]:
         return "The record of participation is empty."
     return system_of(values["system"]).record

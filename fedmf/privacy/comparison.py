@@ -1,5 +1,5 @@
-"""Comparison of families and sampling schemes over epsilon: noise, error, risk and cost, computed
-before any run.
+"""Comparison of mechanism families and sampling schemes at several epsilons. It computes noise,
+error, attack risk and the cost of the noise before any training.
 """
 
 import dataclasses
@@ -25,22 +25,22 @@ from fedmf.privacy.sampling import scheme_name
 
 _DAYS_BY_UNIT = {"hour": 1 / 24, "day": 1.0, "week": 7.0}
 
-# Families of a comparison by default: the most used ones, the simplest first.
+# Families that a comparison has by default: the most used ones, in the order of their simplicity.
 DEFAULT_FAMILIES = ("identity", "tree", "blt", "banded")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One mechanism with the noise for one epsilon.
+    """A row of the comparison: one mechanism with the noise that it needs for one epsilon.
 
     Attributes:
       family, bands: of the mechanism.
       sampling: the name of the sampling scheme, or None.
       epsilon: the target, at the comparison's delta.
-      noise_multiplier: of the whole run.
-      rmse: of the running query of the sums, for noise multiplier 1 and clip norm 1.
-      effective_rmse: of the means, noise * rmse / cohort_size, with the noise multiplier of the
-        updates.
+      noise_multiplier: noise multiplier of the whole run.
+      rmse: root of the mean squared error of the workload's query on sums of updates, for noise
+        multiplier 1 and clip norm 1.
+      effective_rmse: the error on means, noise multiplier of the updates * rmse / cohort_size.
       advantage: bound on an attacker's advantage; see `fedmf.attack_risk`.
       true_positive_rate: bound on an attacker's true-positive rate at a false-positive rate of 1%.
       noise_seconds, noise_bytes: estimated cost of a round's noise, on one thread.
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The family and the scheme."""
+        """The name of the row: the mechanism family, with the sampling scheme if there is one."""
         if self.sampling is None:
             return self.family
         return f"{self.family}, {self.sampling}"
@@ -68,15 +68,17 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A comparison, which computes its rows one at a time.
+    """A comparison of families and sampling schemes, which computes its rows one at a time.
 
     Attributes:
-      config: of the plans; its family, sampling and target are replaced row by row.
+      config: configuration of the plans; each row replaces its family, sampling and target.
       population: number of clients.
-      families: compared without sampling, each with the default of its options except `bands`.
-      schemes: compared with the best number of bands of `BandSearch`, or config.bands.
-      epsilons: targets.
-      parameters: of the model, for the cost of its noise.
+      families: families that are compared without sampling, with the defaults of all options except
+        `bands`.
+      schemes: sampling schemes that are compared, with the number of bands that `BandSearch` finds
+        or with config.bands.
+      epsilons: privacy targets.
+      parameters: number of the model's parameters, for the cost of its noise.
     """
 
     config: PlanConfig
@@ -97,7 +99,7 @@ class Comparison:
         epsilons: Sequence[float],
         parameters: int,
     ) -> Self:
-        """Returns the comparison for the options of a command.
+        """Returns the comparison for the options of the command line, after checking them.
 
         Args:
           plan_fields: fields of a `PlanConfig`.
@@ -135,7 +137,8 @@ class Comparison:
                 schema=schema,
             )
         if schemes and bands is None:
-            # A search that cannot end is refused before the first row.
+            # A search for the number of bands that does not fit into memory raises its error here
+            # and not after hours of other rows.
             max_bands = min(config.rounds, population // config.cohort_size)
             hint = "pass the number of `bands` of the schemes"
             check_memory_of_fit(config.rounds, max_bands, hint=hint)
@@ -149,7 +152,7 @@ class Comparison:
         )
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Returns the comparison and its rows in plain JSON types."""
+        """Returns the settings of the comparison and its rows in plain JSON types."""
         p = self.config.participation()
         return {
             "rounds": p.rounds,
@@ -163,7 +166,8 @@ class Comparison:
         }
 
     def rows(self, left_out: dict[str, str] | None = None) -> Iterator[Row]:
-        """Yields the rows, family after family, then scheme after scheme.
+        """Yields the rows of the comparison: first those of each family, then those of each
+        sampling scheme.
 
         Args:
           left_out: collects the reason for each family that does not fit into memory and has no
@@ -195,14 +199,14 @@ class Comparison:
                 yield self._row(plan, unit_rmse, epsilon, name)
 
     def _without_sampling(self, family: str) -> PlanConfig:
-        """Returns the config of a family at the first epsilon."""
+        """Returns the config of a mechanism family without sampling, for the first epsilon."""
         bands = self.config.bands if "bands" in FAMILIES[family].options else None
         return dataclasses.replace(
             self.config, family=family, bands=bands, epsilon=self.epsilons[0]
         )
 
     def _best_bands(self, scheme: str, epsilon: float) -> int:
-        """Finds the number of bands with the least error."""
+        """Finds the number of bands with the least error under a sampling scheme at an epsilon."""
         search = BandSearch(
             workload=self.config.fit_workload(),
             population=self.population,
@@ -221,7 +225,7 @@ class Comparison:
         return min(amplified_rows, key=lambda row: row.rmse).bands
 
     def _sampled(self, scheme: str, epsilon: float) -> PlanConfig:
-        """Returns the config of the banded family with a sampling scheme."""
+        """Returns the config of the banded family with a sampling scheme, for an epsilon."""
         bands = self.config.bands
         if bands is None:
             bands = self._best_bands(scheme, epsilon)
@@ -238,13 +242,13 @@ class Comparison:
         )
 
     def _row(self, plan: Plan, unit_rmse: float, epsilon: float, sampling: str | None) -> Row:
-        """Returns the row of a plan.
+        """Computes the row of a plan.
 
         Args:
-          plan: with the noise for epsilon.
-          unit_rmse: for noise multiplier 1 and clip norm 1.
-          epsilon: target.
-          sampling: name of the scheme, or None.
+          plan: the plan with the noise for epsilon.
+          unit_rmse: the error of its mechanism for noise multiplier 1 and clip norm 1.
+          epsilon: the privacy target.
+          sampling: the name of the sampling scheme, or None.
         """
         seconds, memory = _noise_cost(plan.mechanism, self.parameters)
         risk = attack_risk(plan)
@@ -263,25 +267,26 @@ class Comparison:
         )
 
 
-# Consecutive rows of one mechanism share its cost.
+# The cache holds one result, because consecutive rows often have the same mechanism.
 @functools.lru_cache(maxsize=1)
 def _noise_cost(mechanism: Mechanism, parameters: int) -> tuple[float, int]:
-    """Estimates the seconds and the bytes of a round's noise."""
+    """Estimates the time in seconds and the storage in bytes that one round's noise takes."""
     best = host_strategies(mechanism.stream().causal(), parameters)[0]
     return best.seconds(parameters), best.memory + best.disk
 
 
 def check_ins(text: str, *, rounds: int, population: int, cohort_size: int) -> dict[str, Any]:
-    """Computes the largest min_sep with full cohorts from the frequency of the devices' check-ins.
+    """Computes from the frequency of devices' check-ins the largest min_sep with which every round
+    has a full cohort.
 
-    A device that is ineligible at a check-in returns at its next one. So the rounds between two
-    participations are a multiple of those between two check-ins, and each of them needs a cohort
-    from the population.
+    A device that is ineligible at a check-in returns at its next one. So the number of rounds
+    between two participations is a multiple of the number between two check-ins, and each of these
+    rounds needs a cohort from the population.
 
     Args:
       text: "every:3days" (or hours, weeks) if each device checks in once in that time, and all
         devices that check in take part; or the number of devices that check in in each round.
-      rounds, population, cohort_size: of the run.
+      rounds, population, cohort_size: sizes of the run.
 
     Returns:
       "check_ins_a_round"; "rounds_between_check_ins" of one device; "min_sep"; the largest

@@ -1,4 +1,4 @@
-"""Checks of fields of a `PlanConfig` that depend on each other."""
+"""Checks of combinations of `PlanConfig` fields, such as options that a family does not have."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from fedmf.privacy.sampling import takes
 
 
 class PlanFields(Protocol):
-    """The fields of a `PlanConfig` that depend on each other."""
+    """The fields of a `PlanConfig` that the checks of this module read."""
 
     @property
     def rounds(self) -> int: ...  # noqa: D102
@@ -35,7 +35,9 @@ class PlanFields(Protocol):
 
 
 def check_mechanism_fields(config: PlanFields) -> None:
-    """Raises ValueError unless the fields of the mechanism fit its family and the rounds."""
+    """Raises ValueError if a field of the mechanism is set that its family does not have, or one is
+    missing, or there are more bands than rounds.
+    """
     for name in ("bands", "decoder", "mechanism"):
         families = families_taking(name)
         needs = f"family={' or '.join(families)}, not family={config.family}"
@@ -54,8 +56,8 @@ def check_mechanism_fields(config: PlanFields) -> None:
 
 
 def checked_mechanism_options(config: PlanFields) -> dict[str, Any]:
-    """Returns the options of the mechanism without defaults, so that one mechanism has one
-    configuration.
+    """Checks the options of the mechanism family, and returns the ones that are not at their
+    default. So the same mechanism always has the same configuration.
 
     Raises:
       ValueError: an option that the family does not have, or that has a field of its own.
@@ -80,7 +82,9 @@ def checked_mechanism_options(config: PlanFields) -> dict[str, Any]:
 
 
 def check_target_fields(config: PlanFields) -> None:
-    """Raises ValueError unless there is one privacy target, or none without noise."""
+    """Raises ValueError unless the config sets exactly one privacy target or, with family=none,
+    adds no noise and sets none.
+    """
     targets = [name for name in TARGETS if getattr(config, name) is not None]
     if len(targets) > 1:
         values = " and ".join(f"{name}={getattr(config, name)}" for name in targets[:2])
@@ -97,7 +101,9 @@ def check_target_fields(config: PlanFields) -> None:
 
 
 def check_sampling_fields(config: PlanFields, *, default_schema: str) -> None:
-    """Raises ValueError unless the fields of the participation fit the sampling scheme."""
+    """Raises ValueError if fields of the participation contradict the sampling scheme, or if fields
+    of sampling are set without a scheme.
+    """
     has_sampling = config.sampling is not None
     for name in ("population", "partitions"):
         fields.require(config, name, needs="`sampling`, such as poisson", present=has_sampling)

@@ -1,4 +1,6 @@
-"""Configs from the values of files and command lines."""
+"""Conversion of values from files and command lines to config objects, with checks of their
+types.
+"""
 
 import dataclasses
 import json
@@ -19,10 +21,10 @@ _Config = TypeVar("_Config", bound="DataclassInstance")
 
 
 def read_json(text: str) -> Any:
-    """Returns the value of a JSON text.
+    """Parses a JSON text. Unlike `json.loads` it refuses objects with the same name twice.
 
     Raises:
-      TypeError, ValueError: no text, no JSON, or an object that has a name twice.
+      TypeError, ValueError: the argument is not a str, or is not such JSON.
     """
     try:
         return json.loads(plain_text("text", text), object_pairs_hook=_object_of)
@@ -31,7 +33,9 @@ def read_json(text: str) -> Any:
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the object of these names and values; raises ValueError if a name occurs twice."""
+    """Returns the dict of a JSON object's names and values. Raises ValueError if a name occurs
+    twice.
+    """
     names = [name for name, _ in pairs]
     repeated_names = [name for name in names if names.count(name) > 1]
     if repeated_names:
@@ -42,12 +46,12 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def config_from_values(
     config_class: type[_Config], values: Mapping[str, Any], origin: str
 ) -> _Config:
-    """Returns the config with these values; missing fields have their default.
+    """Makes a config from a mapping of its values; missing fields get their default.
 
     Args:
-      config_class: of the config.
+      config_class: the dataclass of the config.
       values: as `dataclasses.asdict` or `with_flat_options` return them.
-      origin: of the values, in errors.
+      origin: names the source of the values in errors.
 
     Raises:
       ValueError: unknown field, wrong type or value out of range.
@@ -66,7 +70,8 @@ def config_from_values(
     try:
         return msgspec.convert(nested_values, config_class)
     except msgspec.ValidationError as error:
-        # msgspec names the field behind the sentence: "Expected `int`, got `str` - at `$.rounds`".
+        # msgspec appends the field to its message: "Expected `int`, got `str` - at `$.rounds`". The
+        # error of fedmf begins with the field and its value.
         match = re.search(r" - at `\$\.(\w+)`$", str(error))
         name_and_value = ""
         if match and match[1] in nested_values:

@@ -30,14 +30,16 @@ from fedmf.privacy.rounding import finite_or_none
 from fedmf.privacy.source_tail import tail_remark
 from fedmf.privacy.systems import Subject, system_of
 
-# Options of printed commands even at their default, because the guarantee rests on them.
+# Options that printed commands have even at their default, because the guarantee depends on them.
 ALWAYS_PRINTED = ("rounds", "delta", "clip_norm")
-# Devices of one user for which a statement has group privacy.
+# Numbers of devices per user for which a statement has a guarantee of group privacy.
 _DEVICE_COUNTS = (2, 3, 5)
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
-    """Returns the plan in plain JSON types, for the run folder and for `--json`."""
+    """Returns the numbers of a plan in plain JSON types, as in plan.json and the output of
+    `--json`.
+    """
     certificate = None
     if plan.mechanism.certificate:
         certificate = dataclasses.asdict(plan.mechanism.certificate)
@@ -69,7 +71,9 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 
 
 def _further_streams(plan: Plan) -> dict[str, Any]:
-    """Returns the values of quantile_clipping and private_metrics; empty without them."""
+    """Returns the settings and noise of quantile_clipping and private_metrics; an empty dict for a
+    plan that has neither.
+    """
     facts = {}
     multiplier_of_updates = update_noise_multiplier(plan)
     if plan.quantile_clipping is not None:
@@ -92,7 +96,9 @@ def _further_streams(plan: Plan) -> dict[str, Any]:
 
 
 def _sampling_facts(plan: Plan, further_facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the facts of the sampling scheme with further ones; None without sampling."""
+    """Returns the facts of the sampling scheme together with `further_facts`; None without
+    sampling.
+    """
     if plan.sampling is None:
         return None
     facts = {**plan.sampling.facts(plan.mechanism.rounds), **further_facts}
@@ -101,10 +107,10 @@ def _sampling_facts(plan: Plan, further_facts: Mapping[str, Any]) -> dict[str, A
 
 
 def guarantee_values(plan: Plan) -> dict[str, Any]:
-    """Returns epsilon, delta, rho and attack risk, and the numbers from which they were computed,
-    in plain JSON types.
+    """Returns the guarantee of a plan in plain JSON types: epsilon, delta, rho, attack risk, and
+    the numbers from which they were computed.
 
-    An infinite epsilon is null.
+    An infinite epsilon is None.
     """
     return {
         "epsilon": finite_or_none(plan.epsilon),
@@ -120,10 +126,11 @@ def guarantee_values(plan: Plan) -> dict[str, Any]:
 
 
 def risk_values(plan: Plan) -> dict[str, Any]:
-    """Returns `fedmf.attack_risk` in plain JSON types.
+    """Returns the bounds of `fedmf.attack_risk` in plain JSON types.
 
-    With sampling there is also the risk without amplification, and with a simulation that of the
-    model trained here, if its clients comply with the participation.
+    With sampling, the bounds without amplification are added. With a simulation of a larger cohort,
+    the bounds for the model that is really trained are added; they hold if its clients comply with
+    the participation.
     """
     risk = attack_risk(plan)
     values = risk.values()
@@ -135,8 +142,8 @@ def risk_values(plan: Plan) -> dict[str, Any]:
 
 
 def attack_values(plan: Plan) -> dict[str, Any]:
-    """Returns the attack risk in plain JSON types, with the bound by epsilon alone and a plot of
-    both.
+    """Returns the values of a statement's section on attacks: the attack risk, the weaker bounds
+    that follow from epsilon alone, and a plot of both.
     """
     risk = attack_risk(plan)
     risk_by_epsilon = risk_of_pair(plan.epsilon, plan.delta)
@@ -148,9 +155,9 @@ def attack_values(plan: Plan) -> dict[str, Any]:
 
 
 def group_values(plan: Plan) -> list[dict[str, Any]]:
-    """Returns the guarantee for users of several devices.
+    """Returns the guarantee for users with several devices, one dict for each number of devices.
 
-    A sum of g clients is g times as sensitive: rho grows by g^2.
+    The sensitivity for g devices is g times as large, so that rho is g^2 times as large.
     """
     return [
         {
@@ -169,14 +176,14 @@ def statement(plan: Plan) -> str:
     """Returns the privacy statement of a plan, in the structure of the banded paper's App. K.1.
 
     Args:
-      plan: of the run.
+      plan: the plan of the run.
 
     Returns:
-      Markdown.
+      The text of the statement in Markdown.
 
     Raises:
-      TypeError: `plan` is no Plan.
-      ValueError: float32 does not hold the noise's scale.
+      TypeError: `plan` is not a Plan.
+      ValueError: float32 cannot hold the noise.
 
     >>> import fedmf
     >>> config = fedmf.PlanConfig(rounds=8, min_sep=4, family="identity", noise_multiplier=2.0)
@@ -197,21 +204,22 @@ def statement_values(
     commands: Sequence[str] | None = None,
     subject: Subject = Subject(),  # noqa: B008  (frozen)
 ) -> dict[str, Any]:
-    """Returns every fact of the statement, in plain JSON types and at full precision.
+    """Returns all values of a privacy statement, in plain JSON types and at full precision.
 
     Args:
-      plan: of the run.
+      plan: the plan of the run.
       rdp: whether to add epsilon by Renyi accounting, which older literature reports.
       pretraining: data on which the model was trained before, in a few words, and whether it is
         public; a text that begins with "none" states that there was none; None states nothing.
       population: number of clients, if it is known: the statement of a simulation compares it with
         the clients that the claimed run needs.
-      canaries: number of synthetic clients among them, for an audit of the run.
-      commands: that check the statement; None for those that follow from the plan.
-      subject: the system of the statement.
+      canaries: number of synthetic clients among the clients, for an audit of the run.
+      commands: commands that check the statement; None for the one that follows from the plan.
+      subject: the system that the statement is about.
 
     Returns:
-      The values of `fedmf.privacy.statement.markdown`. An infinite epsilon is null.
+      The values from which `fedmf.privacy.statement.markdown` makes the text. An infinite epsilon
+      is None.
 
     Raises:
       TypeError, ValueError: naming the argument.
@@ -260,7 +268,9 @@ def statement_values(
 
 
 def _checked_population(population: int | None) -> int | None:
-    """Returns the number of clients, or None if it is not known; raises for anything else."""
+    """Returns the argument if it is a number of clients, or None for an unknown one; raises
+    otherwise.
+    """
     if population is None:
         return None
     hint = "use the number of clients, or None where it is not known"
@@ -268,7 +278,9 @@ def _checked_population(population: int | None) -> int | None:
 
 
 def _release_values(plan: Plan) -> dict[str, Any]:
-    """Returns the values of the released aggregates, from mechanism to noise."""
+    """Returns the values of a statement that describe the release: the output, the mechanism, the
+    participation, the sampling and the noise.
+    """
     is_private = plan.noise_multiplier > 0
     released = "all privatised aggregates" if is_private else "all aggregates, without noise"
     return {
@@ -289,14 +301,16 @@ def _release_values(plan: Plan) -> dict[str, Any]:
 
 
 def _sampling_clauses(plan: Plan) -> dict[str, Any]:
-    """Returns the clauses about the sampling scheme for the statement; empty without sampling."""
+    """Returns the clauses of a statement about the sampling scheme; an empty dict without
+    sampling.
+    """
     scheme = plan.sampling
     if scheme is None:
         return {}
     noise = unit_noise(plan)
     clauses = scheme.description(plan.mechanism, noise).values()
-    # With independent sampling, the size of a cohort and the other clients in it reveal whether a
-    # client is in it.
+    # If clients are sampled independently, the size of a cohort must be secret too: together with
+    # the other clients of the cohort it reveals whether a client is in it.
     clauses["secret"] = ", and so does how many are in any round" if scheme.independent else ""
     evidence = scheme.evidence(plan.mechanism, noise, plan.delta)
     if evidence:
@@ -305,15 +319,15 @@ def _sampling_clauses(plan: Plan) -> dict[str, Any]:
 
 
 def _simulation(plan: Plan, population: int | None) -> dict[str, Any] | None:
-    """Returns the cohorts of a simulation and the clients that the claimed run needs; None without
-    a simulation.
+    """Returns the values of a statement about the simulation of a larger cohort: both cohort sizes,
+    and the number of clients that the claimed run needs. It is None without a simulation.
     """
     if plan.simulation is None:
         return None
     participation = plan.participation
     claimed = plan.simulation.claimed
-    # Cohorts of min_sep consecutive rounds have no client in common, and nobody is in more than
-    # max_rounds_per_client of all.
+    # The population must be large enough for two limits: cohorts of min_sep consecutive rounds have
+    # no client in common, and no client takes part in more than max_rounds_per_client rounds.
     needed_for_separation = claimed * participation.min_sep
     max_rounds = max_rounds_per_client(plan.mechanism, participation)
     needed_for_rounds = -(-claimed * participation.rounds // max_rounds)
@@ -332,13 +346,13 @@ def calibrate_command(
     rdp: bool = False,
     config: PlanConfig | None = None,
 ) -> str:
-    """Returns the command that prints the statement of this plan again.
+    """Returns the `fedmf calibrate` command that prints the statement of a plan again.
 
     Args:
-      plan: of the statement.
-      mechanism: the file of its mechanism, of all rounds.
+      plan: the plan of the statement.
+      mechanism: the file of the mechanism for all rounds.
       rdp: as in `statement_values`.
-      config: of the plan; None for a plan that was made in Python.
+      config: the config of the plan; None for a plan that was made in Python.
     """
     words = ["fedmf calibrate", shell_path(mechanism), *_flags_of_all_rounds(plan, config)]
     if plan.longer is not None:
@@ -358,12 +372,12 @@ def audit_log_command(
     options: Mapping[str, Any] = MappingProxyType({}),
     config: PlanConfig | None = None,
 ) -> str:
-    """Returns the command that audits a log against this plan.
+    """Returns the `fedmf audit log` command that audits a log of participations against a plan.
 
     Args:
-      plan: of the run.
+      plan: the plan of the run.
       log: the file of participations.
-      mechanism: the file of the mechanism of all rounds.
+      mechanism: the file of the mechanism for all rounds.
       rounds_run: rounds that the run has completed; None for all rounds of the plan.
       options: further options of the command, by the names of their arguments; None leaves one out.
       config: as in `calibrate_command`.
@@ -381,7 +395,9 @@ def audit_log_command(
 
 
 def _flags_of_all_rounds(plan: Plan, config: PlanConfig | None) -> list[str]:
-    """Returns the options of the plan of all rounds of the mechanism."""
+    """Returns the command-line options that make the plan. For a plan of the first rounds, they
+    make the plan of all rounds of the mechanism.
+    """
     plan_of_all_rounds = dataclasses.replace(plan.longer or plan, delta=plan.delta)
     if config is None:
         pinned_config = PlanConfig.of(plan_of_all_rounds)

@@ -1,5 +1,5 @@
-"""Flat configs: the fields of a config under the names of commands and files, where the options of
-families and tasks are fields too.
+"""Flat configs: dicts of a config's values by the names that command lines and config files use. In
+them, options of families and tasks stand beside the fields and are not nested.
 """
 
 from collections.abc import Mapping
@@ -9,22 +9,25 @@ from fedmf import checks
 from fedmf.files import shell_word
 from fedmf.mechanisms.family import families_with, fitted_families
 
-# Options of families that are fields of a config themselves.
+# Options of mechanism families that have a field of their own in `PlanConfig`.
 OPTIONS_WITH_FIELDS = ("bands", "decoder")
-# Fields of the fit of a mechanism. A command that takes a mechanism's file has none of them.
+# Fields that determine the fit of a mechanism. Commands that take the file of a mechanism do not
+# have these options.
 FIT_FIELDS = ("family", "mechanism", "mechanism_options", *OPTIONS_WITH_FIELDS)
-# Fields that determine the noise, of which a config sets one.
+# Fields that determine how much noise is added. A config sets one of them.
 TARGETS = ("epsilon", "noise_multiplier", "advantage", "true_positive_rate")
 TASK_OPTION = "task_option."
 
 
 def families() -> tuple[str, ...]:
-    """Returns the values of `PlanConfig.family`: no noise, every fitted family, and a file."""
+    """Returns the possible values of `PlanConfig.family`: "none" for no noise, all families that
+    can be fitted, and "file".
+    """
     return ("none", *fitted_families(), "file")
 
 
 def families_taking(name: str) -> tuple[str, ...]:
-    """Returns the families that use a field or an option of a mechanism."""
+    """Returns the families for which a field or an option has a meaning, given its name."""
     if name == "mechanism":
         return ("file",)
     if name in (*TARGETS, "delta"):
@@ -33,10 +36,10 @@ def families_taking(name: str) -> tuple[str, ...]:
 
 
 def named_options(name: str, value: Any) -> dict[str, Any]:
-    """Returns options by their names.
+    """Returns a dict of options, after checking that the value is a mapping whose keys are strings.
 
     Raises:
-      TypeError: no mapping of names.
+      TypeError: it is not such a mapping.
     """
     if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
         raise TypeError(f"{name}={value!r} must be names of options and their values: pass a dict")
@@ -44,7 +47,8 @@ def named_options(name: str, value: Any) -> dict[str, Any]:
 
 
 def with_flat_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields with the options of mechanism and task as names of their own.
+    """Flattens the values of a config: the nested options of mechanism and task become entries
+    beside the fields.
 
     >>> with_flat_options({"rounds": 8, "task_options": {"batch_size": 4}})
     {'rounds': 8, 'task_option.batch_size': 4}
@@ -62,7 +66,8 @@ def with_flat_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields from `PlanConfig.flat`, some of which may be nested already.
+    """Nests flat values again: options of mechanism and task become entries of the fields
+    `mechanism_options` and `task_options`. Values that are nested already stay so.
 
     >>> nested({"rounds": 8, "buffers": 2, "task_option.batch_size": 4})
     {'rounds': 8, 'mechanism_options': {'buffers': 2}, 'task_options': {'batch_size': 4}}
@@ -98,7 +103,8 @@ def differences(
     leave_out: tuple[str, ...] = (),
     was: str = "was",
 ) -> str:
-    """Returns the differences between two flat configs, in one phrase; empty if there are none.
+    """Describes the differences between two flat configs in one phrase; an empty text if there are
+    none.
 
     >>> differences({"rounds": 8, "min_sep": 2}, {"rounds": 8, "min_sep": 4})
     'min_sep=2 (was 4)'
@@ -117,13 +123,13 @@ def flags_of(
     leave_out: tuple[str, ...],
     always: tuple[str, ...],
 ) -> list[str]:
-    """Returns command-line options of flat values that are not at their default.
+    """Returns the command-line arguments for flat values. Values at their default are left out.
 
     Args:
-      values: by name.
-      defaults: by name.
-      leave_out: names without an option.
-      always: names with an option even at their default.
+      values: the values by name.
+      defaults: the defaults by name.
+      leave_out: names that get no argument.
+      always: names that get an argument even at their default.
     """
     flags = []
     hint = "give names of fields"

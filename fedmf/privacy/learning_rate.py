@@ -1,5 +1,5 @@
-"""A rule for the server's learning rate from a mechanism's error (banded paper, App. I, below Eq.
-11).
+"""A rule that predicts the server's learning rate from the error of the noise (banded paper, App.
+I, below Eq. 11).
 
 The rule is a regression over 25 tuned runs of one task (StackOverflow next-word prediction: 2052
 rounds, clip norm 1, server momentum 0.95, client learning rate 1, warm-up and cool-down). For other
@@ -14,30 +14,32 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.plan import Plan, check_plan, update_noise_multiplier
 from fedmf.workloads import Workload
 
-# log(rate) = SLOPE log(L_e) + OFFSET. The logarithms are natural: with decimal ones the rates of
-# Table 4 would come out as 0.0005.
+# The rule is log(rate) = SLOPE log(L_e) + OFFSET, where L_e is the effective error. The logarithms
+# are natural: with decimal ones the learning rates of Table 4 would come out as 0.0005.
 SLOPE = -0.95
 OFFSET = -4.64
-# Settings of the runs, and the range of their L_e for 1000 clients: from 342 bands at epsilon 16
-# (0.00316) to DP-SGD at epsilon 1 (0.3315).
+# Settings of the runs behind the rule. ERRORS is the range of their L_e for 1000 clients: from 342
+# bands at epsilon 16 (0.00316) to DP-SGD at epsilon 1 (0.3315).
 ROUNDS = 2052
 CLIP_NORM = 1.0
 ERRORS = (0.0031, 0.332)
 TASK = "StackOverflow next-word prediction"
-# The paper's learning rates are powers of this.
+# The learning rates of the paper's runs are powers of this number.
 GRID = 1.7
 
 
 @with_numpy_defaults
 def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = None) -> float:
-    """Computes the error per round of the workload's query on mean updates, in units of the clip
-    norm: sqrt(loss / rounds) * sigma / B.
+    """Computes the effective error of a plan: the root of the mean squared error per round of the
+    workload's query on mean updates, in units of the clip norm.
 
-    This is Eq. 11 of the banded paper if the workload is the prefix sums.
+    It is sqrt(loss / rounds) * sigma / B, where loss is the sum of the squared errors of all rounds
+    for noise multiplier 1, sigma the noise multiplier of the updates, and B the cohort size. This
+    is Eq. 11 of the banded paper if the workload is the prefix sums.
 
     Args:
-      plan: with the mechanism and its noise.
-      workload: A, whose error is computed.
+      plan: the plan, with the mechanism and its noise.
+      workload: the linear query whose error is computed.
       cohort_size: B, the divisor of a round's sum; None takes the plan's claimed cohort, or the
         cohort of its sampling.
 
@@ -73,13 +75,14 @@ def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = 
 def predicted_learning_rate(
     effective_rmse: float, *, clip_norm: float = 1.0, grid: float | None = GRID
 ) -> float:
-    """Computes the server's learning rate for an error: exp(-0.95 log(effective_rmse) - 4.64), on
-    the paper's grid.
+    """Predicts a good learning rate of the server from the effective error:
+    exp(-0.95 log(effective_rmse) - 4.64), rounded to the paper's grid of learning rates.
 
     Args:
       effective_rmse: L_e, as the function of that name returns it for prefix sums; positive.
-      clip_norm: divides the rate, because updates are proportional to it and the paper's is 1.
-      grid: the rate is rounded to the power of it with the nearest ratio; None for no rounding.
+      clip_norm: the clip norm, by which the rate is divided. Updates are proportional to it, and
+        the rule is for a clip norm of 1.
+      grid: the rate is rounded to the nearest power of this number, by ratio; None for no rounding.
 
     Returns:
       The rate.
@@ -110,9 +113,9 @@ def predicted_learning_rate(
 
 
 def extrapolations(effective_rmse: float, *, rounds: int, clip_norm: float = 1.0) -> list[str]:
-    """Returns the settings of a run outside those of the runs behind the rule, one phrase each.
+    """Returns a phrase for each setting of a run that the runs behind the rule do not cover.
 
-    The task, which differs too, is left to the reader.
+    The task usually differs too, and is not listed.
 
     >>> extrapolations(0.05, rounds=2052)
     []
@@ -133,7 +136,7 @@ def extrapolations(effective_rmse: float, *, rounds: int, clip_norm: float = 1.0
 
 
 def on_grid(rate: float, grid: float = GRID, *, steps: int = 0) -> float:
-    """Returns the power of `grid` nearest to `rate`, or the one `steps` above it.
+    """Rounds a learning rate to the nearest power of `grid`, and moves it `steps` powers up.
 
     >>> round(on_grid(0.36), 4), round(on_grid(0.36, steps=-1), 4)
     (0.346, 0.2035)

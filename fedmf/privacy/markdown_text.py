@@ -1,16 +1,18 @@
-"""Texts of callers inside Markdown: names of clients, tasks, folders and files, which may hold any
-character and must stay text.
+"""Escaping of texts in Markdown. Names of clients, tasks, folders and files may contain any
+character, and must not be read as Markdown.
 """
 
 import re
 
-# A blank at which a line is not broken. No other text has it: the functions below take it away.
+# Marks a blank at which lines are not broken. `plain_markdown` and `code_span` first replace it in
+# the texts of callers, so that it has no other origin.
 GLUED_BLANK = "\0"
-# Line ends, other control characters, and those that turn the direction of what follows.
+# Line ends, other control characters, and characters that change the direction of the text after
+# them.
 _CONTROLS = re.compile("[\x01-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# Bytes of a file's name that are no UTF-8, as Python has them.
+# Surrogates, by which Python represents bytes of a file name that are not UTF-8.
 _NO_UNICODE = re.compile("[\ud800-\udfff]")
-# What begins code, HTML, an entity, a table, a formula, emphasis or a link.
+# Characters that begin code, HTML, an entity, a table, a formula, emphasis or a link in Markdown.
 _SPECIAL = re.compile(
     r"[`<>|*${}]"
     r"|&(?=#?\w+;)"
@@ -22,8 +24,8 @@ _SPECIAL = re.compile(
 
 
 def in_one_line(text: str) -> str:
-    """Returns the text with a blank for each control character, line end or character that turns
-    the direction of writing, and with a replacement character for bytes that are no text.
+    """Returns a text that stays on one line: control characters, line ends and characters that
+    change the direction of writing become blanks. Bytes that are not text become U+FFFD.
 
     >>> in_one_line("first\\nsecond")
     'first second'
@@ -33,9 +35,9 @@ def in_one_line(text: str) -> str:
 
 
 def plain_markdown(text: str) -> str:
-    """Returns Markdown that shows the text and nothing else: no HTML, no code, no link, no table.
+    """Escapes a text so that Markdown shows it as it is, without HTML, code, links or tables.
 
-    What Markdown would read is written as a character reference, which every renderer knows.
+    Characters with a meaning in Markdown become character references, which every renderer knows.
 
     >>> plain_markdown("my_task <b>`x`|</b>")
     'my_task &lt;b&gt;&#96;x&#96;&#124;&lt;/b&gt;'
@@ -46,7 +48,8 @@ def plain_markdown(text: str) -> str:
 
 
 def code_span(text: str) -> str:
-    """Returns the text as code of Markdown, between more backticks than it has, in one line.
+    """Returns a text as a code span of Markdown on one line. It stands between more backticks than
+    the text contains in a row.
 
     >>> code_span("my run").replace(GLUED_BLANK, " "), code_span("a`b")
     ('`my run`', '``a`b``')

@@ -1,8 +1,9 @@
-"""Epsilon of a mixture of Gaussians by simulation: an upper bound that is wrong with a stated
-probability over the randomness of the simulation.
+"""Simulation of epsilon for sampling schemes without a closed form. The result is an upper bound
+that is wrong with a small, stated probability over the random numbers of the simulation.
 
-A search chooses the order, the points and the size of the samples, and an independent sample then
-proves the bound. `fedmf.privacy.loss_samples` has the mathematics.
+A first sample serves to choose parameters of the bound: the number of patterns that are drawn
+together (the order), two points of a line, and the size of the second sample. The second sample,
+which is independent, then proves the bound. `fedmf.privacy.loss_samples` explains the mathematics.
 """
 
 import dataclasses
@@ -29,39 +30,41 @@ from fedmf.privacy.loss_samples import (
 )
 from fedmf.privacy.losses import Losses
 
-# Probability, over the randomness of the simulation, that one epsilon is too small; for the
-# MAX_ATTEMPTS of a calibration together it is ten times as large.
+# Probability, over the random numbers of the simulation, that one epsilon is too small. A
+# calibration may simulate MAX_ATTEMPTS times, so its failure probability is as many times larger.
 FAILURE = 1e-10
 MAX_ATTEMPTS = 10
 FAILURE_OF_CALIBRATION = MAX_ATTEMPTS * FAILURE
-# Numbers that a search and a proof may draw or compute: seconds, and some minutes.
+# Limits on how many numbers a search and a proof may draw or compute. They correspond to seconds
+# for a search and some minutes for a proof.
 _SEARCH_WORK = 1e8
 _PROOF_WORK = 4e10
 _MIN_SIZE = 2**16
 _MAX_SIZE = 2**22
 _MAX_ORDER = 64
-# The search for epsilon ends here: a guarantee with a larger one is worthless.
+# Largest epsilon that a simulation looks for. A guarantee with a larger one would be worthless.
 _MAX_EPSILON = 300.0
-# Share of delta that each term of Bernstein's inequality may add, if work allows.
+# The sample is made so large that each error term of Bernstein's inequality is at most this share
+# of delta, unless that would exceed the limit on work.
 _SHARE = 0.03
-# Probabilities of the candidates for the two points of the line, and losses below the lower one
-# that make its share reliable.
+# The two points of the line are chosen among the quantiles of the sample at these probabilities. A
+# quantile is reliable enough only with this many losses below it.
 _QUANTILES = (0.5, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4)
 _MIN_LOSSES_BELOW = 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulatedEpsilon:
-    """The result of a simulation.
+    """The result of a simulation of epsilon.
 
     Attributes:
       epsilon: the upper bound, wrong with probability `FAILURE` at most; infinite if the sample
-        proves none.
-      estimate: the epsilon whose estimated delta is the target, without a margin.
+        proves no finite bound.
+      estimate: an estimate of epsilon from the same sample, without a safety margin.
       order: K, the number of patterns that are drawn together.
-      samples: drawn for removing and for adding a client.
-      needed_samples: for removing, with a margin of a few percent of delta; more than `samples` if
-        those would take too long.
+      samples: numbers of samples for removing and for adding a client.
+      needed_samples: number of samples for removing a client that would make the margin a few
+        percent of delta. It is larger than `samples` if drawing as many would take too long.
     """
 
     epsilon: float
@@ -86,14 +89,15 @@ class SimulatedEpsilon:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Search:
-    """The choices of the search for the proof, and the epsilon that the proof may expect.
+    """Parameters of the proof that the search has chosen, and the epsilon that it is expected to
+    prove.
 
     Attributes:
-      order, size: of the remove sample.
-      add_size: of the add sample.
+      order, size: order and size of the sample for removing a client.
+      add_size: size of the sample for adding a client.
       needed_samples: as in `SimulatedEpsilon`.
-      points: losses through which the line of the add direction goes.
-      epsilon: that the proof may expect.
+      points: the two losses that define the line in the bound for adding a client.
+      epsilon: the expected result of the proof.
     """
 
     order: int
@@ -106,13 +110,14 @@ class _Search:
 
 @functools.lru_cache(maxsize=256)
 def simulated_epsilon(losses: Losses, delta: float, largest: float) -> SimulatedEpsilon:
-    """Computes the least epsilon that a sample proves, deterministically; cached on disk, as fits
-    are.
+    """Computes the least epsilon that a sample of privacy losses proves. The result is
+    deterministic, and it is cached on disk.
 
     Args:
-      losses: of the run.
-      delta: target.
-      largest: an epsilon that holds anyway, at which the search ends.
+      losses: the distribution of privacy losses.
+      delta: the delta of the guarantee.
+      largest: an epsilon that holds without the simulation, such as the one without amplification;
+        larger ones are not tried.
     """
     largest = min(largest, _MAX_EPSILON)
     folder = cache_folder()
@@ -132,8 +137,8 @@ def simulated_epsilon(losses: Losses, delta: float, largest: float) -> Simulated
 
 
 def _read_cached(path: pathlib.Path, key: str) -> SimulatedEpsilon | None:
-    """Returns the result in a file of the cache; None if there is no file, or it is damaged or of
-    another key.
+    """Reads a cached result from its file. Returns None if the file does not exist, is damaged, or
+    holds the result of another key.
     """
     try:
         values = json.loads(path.read_text())
@@ -145,12 +150,14 @@ def _read_cached(path: pathlib.Path, key: str) -> SimulatedEpsilon | None:
 
 
 def _digest(key: str, values: dict[str, Any]) -> str:
-    """Returns the digest of a result and its key, by which damage shows."""
+    """Returns a digest of a cached result and its key, with which damage of the file is
+    detected.
+    """
     return hashlib.sha256(f"{key} {json.dumps(values, sort_keys=True)}".encode()).hexdigest()
 
 
 def _simulate(losses: Losses, delta: float, largest: float) -> SimulatedEpsilon:
-    """Computes the result from a search and the independent samples of the proof."""
+    """Runs the search and then the proof with independent samples, and returns the result."""
     if _is_reached_at_zero(losses, delta, largest):
         return _without_samples(0.0)
     try:
@@ -179,24 +186,27 @@ def _simulate(losses: Losses, delta: float, largest: float) -> SimulatedEpsilon:
 
 
 def _without_samples(epsilon: float) -> SimulatedEpsilon:
-    """Returns the result of an epsilon that needs no sample, or for which none is finite."""
+    """Returns a result for which no samples were drawn: epsilon 0, or infinity if the losses
+    overflow.
+    """
     return SimulatedEpsilon(
         epsilon=epsilon, estimate=epsilon, order=1, samples=(0, 0), needed_samples=0.0
     )
 
 
 def _is_reached_at_zero(losses: Losses, delta: float, largest: float) -> bool:
-    """Returns whether delta is reached at epsilon 0, whatever a sample shows.
+    """Returns whether the guarantee holds with epsilon 0, which needs no simulation.
 
-    E T of order 2 is the mean square of dP/dQ under Q, whose log is the Renyi divergence of order
-    2. The total variation is by Pinsker's inequality at most the root of half of that.
+    The mean of T at order 2 is the mean square of dP/dQ under Q, and its log is the Renyi
+    divergence of order 2. By Pinsker's inequality, delta at epsilon 0 is at most the square root of
+    half of that divergence.
     """
     return largest == 0 or math.sqrt(losses.log_factor_bound(2) / 2) <= delta
 
 
 def expected_epsilon(losses: Losses, delta: float, largest: float) -> float:
-    """Estimates the outcome of `simulated_epsilon` from a smaller sample that is independent of the
-    proof.
+    """Estimates the result of `simulated_epsilon` from a smaller sample, which is independent of
+    the one that `simulated_epsilon` uses for its proof.
     """
     if _is_reached_at_zero(losses, delta, largest):
         return 0.0
@@ -208,14 +218,15 @@ def expected_epsilon(losses: Losses, delta: float, largest: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _search(losses: Losses, delta: float, largest: float) -> _Search:
-    """Chooses order, points and sizes of the samples for the proof, from a smaller sample."""
+    """Chooses the order, the points and the sizes of the proof's samples from a smaller sample."""
     factor_bounds = _log_factor_bounds(losses, largest)
 
     def sample_size(work: float, order: int) -> int:
         size = max(work / (losses.work * (order + 2)), 2**10)
         return int(min(size, _MAX_SIZE))
 
-    # The weights' bound alone gives a first epsilon, at which it is some ten times delta.
+    # The bound on the weights alone, without a sample, gives a first epsilon: the one at which the
+    # bound is some ten times delta.
     epsilon = _least_epsilon(
         lambda e: math.exp(min(_best_order(factor_bounds, e)[0], 0.0)),
         min(30 * delta, 0.5),
@@ -261,7 +272,9 @@ def _search(losses: Losses, delta: float, largest: float) -> _Search:
 
 
 def _best_order(factor_bounds: list[float], epsilon: float) -> tuple[float, int]:
-    """Returns the least log of the weights' bound at an epsilon, and its order."""
+    """Finds the order whose bound on the weights W is least at an epsilon. Returns the log of the
+    bound, and the order.
+    """
     return min(
         (log_weight_bound(order, factor_bound, epsilon), order)
         for order, factor_bound in enumerate(factor_bounds, 1)
@@ -270,8 +283,8 @@ def _best_order(factor_bounds: list[float], epsilon: float) -> tuple[float, int]
 
 @functools.lru_cache(maxsize=64)
 def _log_factor_bounds(losses: Losses, largest: float) -> list[float]:
-    """Returns the bounds on log T of the orders 1, 2, .. as long as one more may lower the bound on
-    the weights at an epsilon up to `largest`.
+    """Computes upper bounds on log T for the orders 1, 2, .. and stops when a larger order cannot
+    lower the bound on the weights W for any epsilon up to `largest`.
     """
     bounds = [losses.log_factor_bound(1)]
     for order in range(2, _MAX_ORDER + 1):
@@ -282,7 +295,9 @@ def _log_factor_bounds(losses: Losses, largest: float) -> list[float]:
 
 
 def _best_points(added: AddSample, epsilon: float, size: int) -> tuple[float, float]:
-    """Returns the two losses, the larger first, whose line gives the least bound."""
+    """Chooses the two losses whose line gives the least bound for adding a client. Returns the
+    larger one first.
+    """
     candidates = [
         float(np.quantile(added.loss, share))
         for share in _QUANTILES
@@ -297,8 +312,8 @@ def _best_points(added: AddSample, epsilon: float, size: int) -> tuple[float, fl
 
 
 def _least_epsilon(bound: Callable[[float], float], delta: float, largest: float) -> float:
-    """Returns the least epsilon at which the decreasing bound is at most delta, to 1e-6 and rounded
-    up; infinite if `largest` is below it.
+    """Computes the least epsilon at which a decreasing bound is at most delta, rounded up by at
+    most 1e-6, relatively. It is infinite if the bound exceeds delta at `largest`.
     """
     if not bound(largest) <= delta:
         return math.inf

@@ -1,5 +1,5 @@
-"""Private metrics: metrics of the rounds that are released with noise, for a share of the privacy
-budget.
+"""Private metrics: the number of clients of each round and their mean loss and accuracy, released
+with noise for a share of the privacy budget.
 """
 
 import dataclasses
@@ -13,15 +13,17 @@ from fedmf.privacy.gaussian import check_noise_multiplier
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivateMetrics:
-    """The release of the number of clients of each round, and of their mean loss and accuracy.
+    """Settings for the release of each round's number of clients, mean loss and mean accuracy.
 
-    A client adds (1, a, l) / sqrt(3) to a second sum, where a and l are its accuracy and its loss,
-    clipped to [0, 1] and [0, largest_loss] and centred to [-1, 1]: a vector of norm at most 1.
+    A client adds the vector (1, a, l) / sqrt(3), whose norm is at most 1, to a second sum. Here a
+    and l are its accuracy and its loss, clipped to [0, 1] and [0, largest_loss] and then scaled to
+    [-1, 1].
 
     Attributes:
-      share: of rho that is spent on the metrics, in (0, 1): z_x = z / sqrt(1 - share) and z_m = z
+      share: the share of rho that is spent on the metrics, in (0, 1). In a plan with noise
+        multiplier z, the updates have z_x = z / sqrt(1 - share) and the metrics z_m = z
         / sqrt(share).
-      largest_loss: fixed before the run; a larger loss of a client counts as this.
+      largest_loss: cap of a client's loss, which must be fixed before the run.
 
     Raises:
       TypeError, ValueError: naming the argument, its value and what to do instead.
@@ -42,23 +44,28 @@ class PrivateMetrics:
         fields.set_fields(self, {"share": share, "largest_loss": loss})
 
     def other_noise_multiplier(self, noise_multiplier: float) -> float:
-        """Returns z_x of the other streams, in a plan with noise multiplier z.
+        """Returns the noise multiplier z_x of everything that a run releases except the metrics, in
+        a plan with noise multiplier z.
 
-        Divided by the noise multipliers of their streams, the contributions of one client to all
-        streams are one vector of norm at most 1 / z: its square is (1 - share) / z^2 of the other
-        streams, and share / z^2 of the metrics. So all streams together are the Gaussian mechanism
-        with noise multiplier z.
+        The contributions of one client to all sums, each divided by the noise multiplier of its
+        sum, are one vector of norm at most 1 / z. Its squared norm is (1 - share) / z^2 for the
+        other sums and share / z^2 for the metrics. So all releases together are the Gaussian
+        mechanism with noise multiplier z.
         """
         return check_noise_multiplier(noise_multiplier) / math.sqrt(1 - self.share)
 
     def noise_multiplier(self, noise_multiplier: float) -> float:
-        """Returns z_m of the sum of metrics, in a plan with noise multiplier z."""
+        """Returns the noise multiplier z_m of the sum of metrics, in a plan with noise multiplier
+        z.
+        """
         return check_noise_multiplier(noise_multiplier) / math.sqrt(self.share)
 
 
 def mean_over(released: Sequence[Mapping[str, Any]], name: str, *, largest_loss: float) -> float:
-    """Computes the mean of "accuracy" or "loss" over the clients of some rounds from their
-    releases; NaN if these contain no client. Correlated noise cancels in it.
+    """Computes the mean of "accuracy" or "loss" over the clients of several rounds from the rounds'
+    noisy releases.
+
+    It is NaN if the number of clients is below 1. Correlated noise cancels in a mean over rounds.
 
     >>> rounds = [{"clients": 1.0, "loss": 2.0}, {"clients": 3.0, "loss": 4.0}]
     >>> round(mean_over(rounds, "loss", largest_loss=10.0), 6)

@@ -1,9 +1,10 @@
-"""Adaptive clipping: a clip norm that follows a quantile of the updates' norms, and the privacy
-budget that it costs.
+"""Adaptive clipping: a clip norm that follows a quantile of the norms of clients' updates, and its
+share of the privacy budget.
 
-In round t client i sends its update clipped to zeta_t, and one bit b_i: whether the norm of the
-update is at most zeta_t (Andrew, Thakkar, McMahan and Ramaswamy 2021, arXiv 1905.03871). Two sums
-are released, with independent noise of the same encoder and the same participation:
+In round t client i sends its update u_i, clipped to the norm zeta_t, and one bit b_i: whether the
+norm of the update was at most zeta_t (Andrew, Thakkar, McMahan and Ramaswamy 2021, arXiv
+1905.03871). Two sums are released, with independent noise of the same encoder and the same
+participation:
 
     sum of u_i / zeta_t      each of norm at most 1       noise multiplier z_x
     sum of b_i - 1/2         each -1/2 or 1/2             noise multiplier z_b, of a sum of clients
@@ -22,25 +23,27 @@ import math
 from fedmf import checks, fields
 from fedmf.privacy.gaussian import check_noise_multiplier
 
-# Largest factor by which the clip norm changes in all, so that float32 holds what it scales.
+# Largest factor by which the clip norm may change over a whole run. It is limited so that float32
+# can hold the noise and the sums, which are proportional to the clip norm.
 MOST_CHANGE = 1e6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantileClipping:
-    """The geometric quantile update: zeta <- zeta exp(-learning_rate (b - quantile)) after each
-    `every` rounds.
+    """Settings of adaptive clipping by the geometric quantile update: after every `every` rounds
+    the clip norm zeta becomes zeta exp(-learning_rate (b - quantile)).
 
-    b is the mean over these rounds of the released share of clients within zeta, clipped to [0, 1].
+    Here b is the released share of clients whose update has a norm of at most zeta, averaged over
+    these rounds and clipped to [0, 1].
 
     The noise N Z cancels across rounds only while zeta is constant, which is why it changes rarely.
     A mean over rounds has little noise: it is a difference of two running sums, which the encoder
     estimates well.
 
     Attributes:
-      quantile: share of the clients whose norm is to be at most zeta, in (0, 1).
-      share: of rho that is spent on the bits, in (0, 1): z_x = z / sqrt(1 - share) and z_b = z
-        / (2 sqrt(share)).
+      quantile: the share of clients whose update should have a norm of at most zeta, in (0, 1).
+      share: the share of rho that is spent on the bits, in (0, 1). In a plan with noise multiplier
+        z, the updates have z_x = z / sqrt(1 - share) and the bits z_b = z / (2 sqrt(share)).
       every: rounds between changes of zeta.
       learning_rate: step size; zeta changes by a factor of at most exp(learning_rate) at once.
 
@@ -77,8 +80,10 @@ class QuantileClipping:
         every: int = 10,
         learning_rate: float = 1.0,
     ) -> "QuantileClipping":
-        """Returns the clipping whose bits have this noise multiplier in a plan of
-        `noise_multiplier`; Andrew et al. use clients / 20.
+        """Returns the settings with which the sum of bits has the noise multiplier `bit_noise`, in
+        a plan with noise multiplier `noise_multiplier`.
+
+        Andrew et al. use a twentieth of the number of clients of a round.
 
         Raises:
           ValueError: the bits alone would spend the whole privacy budget.
@@ -104,9 +109,13 @@ class QuantileClipping:
         return cls(quantile=quantile, share=share, every=every, learning_rate=learning_rate)
 
     def update_noise_multiplier(self, noise_multiplier: float) -> float:
-        """Returns z_x of the sum of updates, in a plan with noise multiplier z."""
+        """Returns the noise multiplier z_x of the sum of updates, in a plan with noise multiplier
+        z.
+        """
         return check_noise_multiplier(noise_multiplier) / math.sqrt(1 - self.share)
 
     def bit_noise_multiplier(self, noise_multiplier: float) -> float:
-        """Returns z_b of the sum of bits, in a plan with noise multiplier z."""
+        """Returns the noise multiplier z_b of the sum of bits, in a plan with noise
+        multiplier z.
+        """
         return check_noise_multiplier(noise_multiplier) / (2 * math.sqrt(self.share))

@@ -1,10 +1,11 @@
-"""Epsilon of random allocation: in each epoch a client takes part in one of t Gaussian releases,
-which is uniform and secret.
+"""Privacy amplification by random allocation: in each epoch a client takes part in one of t
+Gaussian releases, which it draws uniformly and in secret.
 
-The pair of 1-out-of-t allocation (Feldman and Shenfeld 2025 and 2026, arXiv 2502.08202 and
-2602.17284) is
+One epoch is accounted by two distributions in t dimensions (Feldman and Shenfeld 2025 and 2026,
+arXiv 2502.08202 and 2602.17284): P of the output with the client and Q without it, where e_i is the
+unit vector of release i:
 
-    P = (1 / t) sum_i Normal(e_i, sigma^2 I)     Q = Normal(0, sigma^2 I)     in t dimensions.
+    P = (1 / t) sum_i Normal(e_i, sigma^2 I)     Q = Normal(0, sigma^2 I)
 
 Under Q the ratio P / Q is the mean M = (R_1 + .. + R_t) / t of independent R_i = exp(N(-s^2 / 2,
 s^2)), s = 1 / sigma. The ratio of E epochs is the product of E such means. Both deltas are
@@ -45,29 +46,32 @@ from fedmf.privacy.gaussian import (
     loss_scale,
 )
 
-# Mass beyond the ends of a grid, which becomes 0 and infinity. It is negligible beside the least
-# delta, 1e-15.
+# Probability beyond each end of a grid. Ratios beyond the ends become 0 and infinity. The
+# probability is negligible beside the least delta, 1e-15.
 _TAIL = 1e-25
-# Grid points for a standard deviation of log R_i.
+# Number of grid points per standard deviation of the log of a ratio.
 _POINTS_PER_DEVIATION = 64
-# Bound on the relative error of a delta for each release in its distribution; 1e-15 was measured.
+# Bound on the relative rounding error of delta, for each release that the distribution covers. The
+# measured error is 1e-15.
 _ROUNDING = 1e-14
-# The cost increases with the positions. More positions do not increase epsilon, because all but so
-# many of them could be revealed at random.
+# Largest number of positions that is computed, because the cost increases with it. A larger number
+# has no larger epsilon: an adversary that is told a random subset of this size, which contains the
+# client's release, has the case of this number.
 _MAX_POSITIONS = 2**16
-# Ratios beyond exp(700) leave float64. Epsilon is then hundreds with or without amplification.
+# Ratios beyond exp(700) leave float64. Epsilon is then in the hundreds with or without
+# amplification, so that the bound without amplification is used.
 _LARGEST_LOSS = 700.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RatioLaw:
-    """The distribution of a likelihood ratio P / Q under Q: probability `mass[i]` of
-    exp(step * (low + i)).
+    """The distribution, under Q, of the likelihood ratio P / Q on a grid of logarithms: the ratio
+    is exp(step * (low + i)) with probability `mass[i]`.
 
     Attributes:
-      step: of the grid of logarithms.
-      low: index of the first point.
-      mass: float64 (points,).
+      step: distance of neighbouring grid points.
+      low: index of the first grid point.
+      mass: probabilities of the grid points, float64 of shape (points,).
       zero: probability under Q of the ratio 0.
       infinite: probability under P of the ratio infinity.
     """
@@ -80,16 +84,16 @@ class RatioLaw:
 
     @functools.cached_property
     def losses(self) -> np.ndarray:
-        """The logarithms of the ratios, float64 (points,)."""
+        """The logarithms of the ratios on the grid, float64 of shape (points,)."""
         return self.step * np.arange(self.low, self.low + len(self.mass))
 
     @functools.cached_property
     def mass_under_p(self) -> np.ndarray:
-        """The probabilities under P, float64 (points,)."""
+        """The probabilities of the grid points under P, float64 of shape (points,)."""
         return self.mass * np.exp(self.losses)
 
     def deltas(self, epsilon: float) -> tuple[float, float]:
-        """Computes delta(epsilon) of removing and of adding the client."""
+        """Computes two deltas at an epsilon: for removing and for adding the client."""
         is_high = self.losses > epsilon
         is_low = self.losses < -epsilon
         remove = self.mass_under_p[is_high] @ -np.expm1(epsilon - self.losses[is_high])
@@ -97,8 +101,8 @@ class RatioLaw:
         return float(remove) + self.infinite, float(add) + self.zero
 
     def trimmed(self) -> "RatioLaw":
-        """Returns the distribution without its negligible ends, whose values become 0 and
-        infinity.
+        """Returns the distribution without grid points of negligible probability at both ends.
+        Their ratios are rounded to 0 and to infinity.
         """
         num_left = int(np.searchsorted(np.cumsum(self.mass), _TAIL))
         right = len(self.mass) - int(np.searchsorted(np.cumsum(self.mass_under_p[::-1]), _TAIL))
@@ -112,8 +116,8 @@ class RatioLaw:
         )
 
     def coarsened(self) -> "RatioLaw":
-        """Returns the distribution on every second point. Each other point is replaced by its
-        neighbours, with the same mean.
+        """Returns the distribution on every second grid point. The probability of each other point
+        is divided among its two neighbours so that the mean stays the same.
         """
         padding = 2 - (self.low + len(self.mass)) % 2
         mass = np.concatenate([np.zeros(self.low % 2), self.mass, np.zeros(padding)])
@@ -126,18 +130,19 @@ class RatioLaw:
 
 
 def gaussian_law(noise_multiplier: float, step: float) -> RatioLaw:
-    """Computes the distribution for Normal(1, sigma^2) against Normal(0, sigma^2), rounded to a
-    grid.
+    """Computes the distribution of the likelihood ratio of one Gaussian release, Normal(1, sigma^2)
+    against Normal(0, sigma^2), rounded to a grid.
     """
     from scipy import special
 
     s = 1 / noise_multiplier
     end = math.ceil((s * s / 2 - s * special.ndtri(_TAIL)) / step)
     x = step * np.arange(-end, end + 1)
-    # Probabilities of the intervals between points.
+    # These are the probabilities, under Q and P, of the intervals between grid points.
     mass_under_q = _interval_probabilities(special.ndtr, x / s + s / 2)
     mass_under_p = _interval_probabilities(special.ndtr, x / s - s / 2)
-    # The mean of an interval determines the share of it that becomes its upper end.
+    # An interval is replaced by its two ends. The share of the upper end is such that the mean
+    # ratio of the interval stays the same.
     upper_mass = (mass_under_p * np.exp(-x[:-1]) - mass_under_q) / math.expm1(step)
     upper_mass = np.clip(upper_mass, 0, mass_under_q)
     mass = np.append(mass_under_q - upper_mass, 0.0)
@@ -146,21 +151,27 @@ def gaussian_law(noise_multiplier: float, step: float) -> RatioLaw:
 
 
 def _interval_probabilities(cdf: Callable[[np.ndarray], np.ndarray], z: np.ndarray) -> np.ndarray:
-    """Computes the probabilities between consecutive points of a symmetric distribution."""
-    # Differences in the nearer tail keep their relative accuracy.
+    """Computes the probabilities of the intervals between consecutive points, for a distribution
+    that is symmetric around 0.
+    """
+    # Above 0, the differences are taken in the mirrored lower tail, where they keep their relative
+    # accuracy.
     return np.where(z[:-1] > 0, cdf(-z[:-1]) - cdf(-z[1:]), cdf(z[1:]) - cdf(z[:-1]))
 
 
 def _mean(first: RatioLaw, second: RatioLaw, share: float, step: float) -> RatioLaw:
-    """Computes the distribution of (1 - share) M + share M' for independent ratios on one grid,
-    rounded to `step`, which divides the step of that grid.
+    """Computes the distribution of a weighted mean (1 - share) M + share M' of two independent
+    ratios M and M' on the same grid.
+
+    The result is rounded to a grid with distance `step`, which divides the distance of their grid.
     """
     stride = round(first.step / step)
     a = first.mass
     b = second.mass
-    # Points i and j give exp(first.step * (first.low + i)) * (1 + share * (exp(...) - 1)), whose
-    # second factor depends on j - i only: all pairs with the same difference have the same position
-    # between two points of the grid.
+    # Points i and j of the two grids give the mean exp(first.step * (first.low + i)) * (1 + share *
+    # (exp(...) - 1)), whose second factor depends on j - i only. So all pairs with the same
+    # difference j - i lie at the same position between two points of the new grid, and are rounded
+    # together.
     differences = np.arange(1 - len(a), len(b))
     log_factors = np.log1p(share * np.expm1(first.step * (second.low - first.low + differences)))
     positions = log_factors / step
@@ -177,7 +188,7 @@ def _mean(first: RatioLaw, second: RatioLaw, share: float, step: float) -> Ratio
         stop = start + stride * (end - begin - 1) + 1
         mass[start:stop:stride] += (1 - upper_share) * pair_mass
         mass[start + 1 : stop + 1 : stride] += upper_share * pair_mass
-    # If either ratio is 0 the mean becomes 0 or infinity.
+    # If either of the ratios is 0, their mean is rounded to 0 or to infinity.
     return RatioLaw(
         step=step,
         low=stride * first.low + low,
@@ -189,7 +200,7 @@ def _mean(first: RatioLaw, second: RatioLaw, share: float, step: float) -> Ratio
 
 
 def _product(first: RatioLaw, second: RatioLaw) -> RatioLaw:
-    """Computes the distribution of the product of independent ratios on one grid."""
+    """Computes the distribution of the product of two independent ratios on the same grid."""
     return RatioLaw(
         step=first.step,
         low=first.low + second.low,
@@ -202,13 +213,15 @@ def _product(first: RatioLaw, second: RatioLaw) -> RatioLaw:
 def _from_halves(
     single: RatioLaw, count: int, join: Callable[[RatioLaw, RatioLaw, float, float], RatioLaw]
 ) -> RatioLaw:
-    """Computes the distribution of `count` independent ratios by joining halves.
+    """Computes the distribution of the mean or product of `count` independent ratios, by joining
+    two halves again and again.
 
     Args:
-      single: of one ratio.
-      count: of ratios.
-      join: takes the distributions of two halves on one grid, the share of the second half, and the
-        count of both, integer or not. Of 3 ratios it joins the distributions of 1 and of 2.
+      single: distribution of one ratio.
+      count: number of ratios.
+      join: returns the distribution of the mean or the product. Its arguments are the distributions
+        of two halves on the same grid, the share of the second half, and the number of ratios in
+        both, which may be fractional. For 3 ratios it joins the distributions of 1 and of 2.
     """
     depth = (count - 1).bit_length()
     law_by_size = {1: single}
@@ -229,13 +242,13 @@ def _from_halves(
 
 @functools.lru_cache(maxsize=16)
 def allocation_law(noise_multiplier: float, positions: int, epochs: int) -> RatioLaw:
-    """Computes the distribution of the ratio after `epochs` epochs of 1-out-of-`positions`
-    allocation.
+    """Computes the distribution of the likelihood ratio after `epochs` epochs, in each of which a
+    client is in one of `positions` releases.
     """
     s = 1 / noise_multiplier
 
-    # The deviation of a mean's logarithm, as for a lognormal of the same variance, decreases with
-    # the count, and so does the step of the grid.
+    # The more ratios a mean has, the smaller is the standard deviation of its logarithm, which is
+    # computed as for a lognormal variable of the same variance. So the grid becomes finer.
     def mean(first: RatioLaw, second: RatioLaw, share: float, count: float) -> RatioLaw:
         deviation = math.sqrt(math.log1p(math.expm1(s * s) / count))
         step = first.step
@@ -243,7 +256,8 @@ def allocation_law(noise_multiplier: float, positions: int, epochs: int) -> Rati
             step = step / 2
         return _mean(first, second, share, step)
 
-    # The deviation of a product's logarithm increases by sqrt(2) each time the count doubles.
+    # The standard deviation of a product's logarithm increases by sqrt(2) each time the number of
+    # ratios doubles. So the grid becomes coarser.
     def product(first: RatioLaw, second: RatioLaw, share: float, count: float) -> RatioLaw:
         law = _product(first, second)
         log2_growth = math.log2(law.step / epoch_law.step)
@@ -262,15 +276,15 @@ def random_allocation_epsilon(
     """Computes an upper bound on epsilon of `epochs` epochs, in each of which a client is in one of
     `positions` Gaussian releases.
 
-    Balls in bins of an encoder whose bins have orthogonal sums of columns of the same norm is one
-    epoch with that norm (`fedmf.privacy.sampling`).
+    The sampling scheme `BallsInBins` uses this bound too, with one epoch, if the sums of columns of
+    its bins are orthogonal and have the same norm.
 
     Args:
-      noise_multiplier: of each release, stddev over its sensitivity; 0 gives infinity.
+      noise_multiplier: stddev / sensitivity of each release; 0 gives infinity.
       delta: in [1e-15, 1).
-      positions: t >= 1, among which the client's release is uniform, drawn anew each epoch and
-        independently of everything else.
-      epochs: E >= 1.
+      positions: t >= 1, the number of releases among which a client draws one uniformly, anew in
+        each epoch and independently of everything else.
+      epochs: E >= 1, the number of epochs.
 
     >>> round(random_allocation_epsilon(1.0, 1e-8, positions=8), 2)
     3.72
@@ -288,14 +302,16 @@ def random_allocation_epsilon(
     epsilon = _least_epsilon(law, delta * (1 - _ROUNDING * t * E))
     if gaussian_delta(composed_multiplier, epsilon) >= delta:
         return epsilon
-    # The amplification is negligible, and smaller than the error of the grid.
+    # The error of the grid is larger than the amplification here, which is negligible. So the bound
+    # without amplification may be the smaller one.
     return min(epsilon, gaussian_epsilon(composed_multiplier, delta))
 
 
 def random_allocation_curve(
     noise_multiplier: float, *, positions: int, epochs: int = 1
 ) -> tuple[tuple[float, float], ...]:
-    """Computes upper bounds (epsilon, delta) of `epochs` epochs.
+    """Computes the privacy curve of random allocation over `epochs` epochs, as pairs (epsilon,
+    delta) that are upper bounds.
 
     Args:
       noise_multiplier, positions, epochs: as in `random_allocation_epsilon`.
@@ -317,19 +333,19 @@ def random_allocation_curve(
 
 
 def _fits_float64(noise_multiplier: float, composed_multiplier: float) -> bool:
-    """Returns whether the ratios of one release and of all epochs fit into float64."""
+    """Returns whether float64 can hold the likelihood ratios of one release and of all epochs."""
     if noise_multiplier == 0:
         return False
     s = 1 / noise_multiplier
-    # A release's grid spans about 22 deviations of the loss.
+    # The grid of one release spans about 22 standard deviations of its privacy loss.
     if s * s + 22 * s > _LARGEST_LOSS:
         return False
     return loss_scale(composed_multiplier) + 10 / composed_multiplier <= _LARGEST_LOSS
 
 
 def _least_epsilon(law: RatioLaw, delta: float) -> float:
-    """Computes the least epsilon at which neither delta of the distribution is above `delta`; it is
-    never too small.
+    """Computes the least epsilon at which the deltas for removing and for adding a client are at
+    most `delta`. Rounding never makes it too small.
     """
     from scipy import optimize
 

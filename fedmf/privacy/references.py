@@ -2,7 +2,8 @@
 
 import re
 
-# (what a statement says where it cites it, the reference)
+# Each entry is a pattern that finds citations in the text of a statement, and the reference that
+# the statement then lists.
 REFERENCES = (
     (
         r"banded paper|Choquette-Choo et al\. 2023",
@@ -53,7 +54,7 @@ REFERENCES = (
 
 
 def references_of(text: str) -> list[str]:
-    """Returns the references that a text cites, in the order of the table.
+    """Returns the references that a text cites, in the order of `REFERENCES`.
 
     >>> references_of("by Denisov et al. 2022, Theorem 2.1")[0][-10:]
     '2202.08312'

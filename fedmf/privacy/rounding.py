@@ -1,26 +1,29 @@
-"""Rounding of the numbers in a statement, so that no number claims more than was proven."""
+"""Rounding of numbers for a privacy statement: bounds up and noise down, so that no number claims
+more than was proven.
+"""
 
 import decimal
 import math
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
-    """Returns a number with so many significant digits, as text."""
-    # The shortest text of the number is rounded: its exact value would turn 0.7 into 0.699999.
+    """Returns a number rounded to `digits` significant digits, as text."""
+    # The shortest decimal text of the float is rounded, and not its exact binary value, which would
+    # turn 0.7 into 0.699999.
     context = decimal.Context(prec=digits, rounding=rounding)
     decimal_value = context.create_decimal(repr(float(value)))
     return f"{float(decimal_value):.{digits}g}"
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """Returns the value if it is finite, and else None, which is null in JSON."""
+    """Returns the value if it is finite, and None (null in JSON) otherwise."""
     if value is None or not math.isfinite(value):
         return None
     return value
 
 
 def up(value: float | None, digits: int = 4) -> str:
-    """Returns a bound on a loss (epsilon, rho, a sensitivity), rounded up; None is infinity.
+    """Returns the text of an upper bound, such as an epsilon, rounded up. None stands for infinity.
 
     >>> up(1.00001), up(None)
     ('1.001', 'infinity (no guarantee)')
@@ -31,7 +34,7 @@ def up(value: float | None, digits: int = 4) -> str:
 
 
 def down(value: float) -> str:
-    """Returns the size of noise (a noise multiplier, a standard deviation), rounded down.
+    """Returns the text of a size of noise, such as a noise multiplier, rounded down.
 
     >>> down(0.7), down(0.12345678)
     ('0.7', '0.123456')

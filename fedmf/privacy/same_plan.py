@@ -1,5 +1,5 @@
-"""Comparison of a plan with a recorded one, up to the rounding of other versions of the software
-that computed them.
+"""Comparison of a plan with a recorded plan. Differences by rounding, as between versions of the
+software that computed the plans, are ignored.
 """
 
 import math
@@ -12,15 +12,16 @@ from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.flat_config import differences
 from fedmf.privacy.plan import Plan
 
-# Another SciPy or processor computes the same plan to some 1e-15 of its numbers.
+# Relative tolerance of the comparison. Another version of SciPy or another processor changes the
+# numbers of a plan by some 1e-15.
 TOLERANCE = 1e-9
 
 
 def plan_differences(plan: Plan, recorded: Plan) -> str:
-    """Returns the differences of a plan from a recorded one by more than 1e-9, relative, in one
-    phrase; empty if there are none.
+    """Describes in one phrase how a plan differs from a recorded one; an empty text if all numbers
+    are equal up to a relative difference of 1e-9.
 
-    It compares the noise, the bounds of the updates and the participation, from which epsilon
+    The noise, the bounds of the updates and the participation are compared, from which epsilon
     follows.
 
     >>> import dataclasses
@@ -44,14 +45,14 @@ def plan_differences(plan: Plan, recorded: Plan) -> str:
 
 
 def _is_close(value: Any, recorded: Any) -> bool:
-    """Returns whether two values are numbers that are equal up to the tolerance."""
+    """Returns whether both values are numbers, and equal up to `TOLERANCE`."""
     numbers = isinstance(value, float | int) and isinstance(recorded, float | int)
     return numbers and math.isclose(value, recorded, rel_tol=TOLERANCE)
 
 
 def _is_same_mechanism(mechanism: Mechanism, recorded: Mechanism) -> bool:
-    """Returns whether two mechanisms of one family have the same numbers; certificates are no part
-    of that.
+    """Returns whether two mechanisms of the same family have equal matrices up to `TOLERANCE`.
+    Their certificates may differ.
     """
     entries = mechanism.entries()
     recorded_entries = recorded.entries()
@@ -63,7 +64,9 @@ def _is_same_mechanism(mechanism: Mechanism, recorded: Mechanism) -> bool:
 
 
 def _has_same_numbers(array: Any, recorded: Any) -> bool:
-    """Returns whether two arrays of the same kind are equal up to the tolerance."""
+    """Returns whether two arrays have the same shape and kind of numbers, and are equal up to
+    `TOLERANCE`.
+    """
     array = np.asarray(array)
     recorded = np.asarray(recorded)
     if array.shape != recorded.shape or array.dtype.kind != recorded.dtype.kind:

@@ -1,7 +1,9 @@
-"""The largest draws of fedmf's Gaussian sources, and the plans for which they are too small.
+"""Checks that the Gaussian noise of a plan has long enough tails. Computers draw normal numbers of
+bounded size, which is a problem for very small deltas.
 
-The host's source draws for `fedmf.train`, `fedmf.Server`, Flower and noise_strategy="precomputed".
-The source inside TensorFlow graphs draws for all other aggregators of a TFF pipeline.
+fedmf has two sources of normal numbers. The one on the host draws for `fedmf.train`,
+`fedmf.Server`, Flower and noise_strategy="precomputed". The one inside TensorFlow graphs draws for
+all other aggregators of a TFF pipeline.
 """
 
 import math
@@ -11,7 +13,7 @@ import numpy as np
 
 
 class NoisyPlan(Protocol):
-    """The numbers of a plan that determine the necessary range of its noise."""
+    """The numbers of a plan that determine how long the tails of its noise must be."""
 
     @property
     def noise_multiplier(self) -> float: ...  # noqa: D102
@@ -19,17 +21,19 @@ class NoisyPlan(Protocol):
     def delta(self) -> float: ...  # noqa: D102
 
 
-# Largest radius of a pair of draws in standard deviations, which is that of the smallest uniform
-# number of 104 bits and of 64.
+# Draws come in pairs. These are the largest radii of a pair in standard deviations, on the host and
+# in TensorFlow graphs. The smallest uniform number, of 104 or of 64 bits, gives the largest radius.
 HOST_END = (2 * 105 * math.log(2)) ** 0.5
 GRAPH_END = (2 * 65 * math.log(2)) ** 0.5
 
-# Below this noise multiplier epsilon is above 50 for every delta in use: such noise is for tests.
+# Plans with a smaller noise multiplier are not checked. Their epsilon is above 50 for every delta
+# in use, so such noise is for tests only.
 _NO_PROTECTION = 0.15
 
 
 def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> None:
-    """Raises ValueError if delta is so small that the end of the source's tail matters.
+    """Raises ValueError if delta is so small that the bounded size of the draws weakens the
+    guarantee.
 
     No pair of draws has a radius above `end`, so a release outside the range of the noise without
     the client proves that the client is there. Let the client's shift have length a = 1 /
@@ -40,13 +44,14 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
     is spread over all: f(a) + P f(a / sqrt(P)).
 
     Args:
-      plan: of the run.
-      end: the largest radius, in standard deviations.
-      entries: draws of the run; None for a model of unknown size, which raises only if models of
-        every size would.
+      plan: the plan of the run.
+      end: the largest radius of a pair of draws, in standard deviations.
+      entries: number of draws in the run; None for a model of unknown size, for which the function
+        raises only if it would for every size.
 
     Raises:
-      ValueError: that probability is above a tenth of delta.
+      ValueError: the bound on the probability that the noise reveals a client is above a tenth of
+        delta.
     """
     z = plan.noise_multiplier
     if z < _NO_PROTECTION:
@@ -54,7 +59,7 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
     a = 1 / z
     is_far_away = a < end and math.exp(-((end - a) ** 2) / 2) <= plan.delta / 10
     if entries is None and is_far_away:
-        # Q_1(a, end) is at most that exponential.
+        # Q_1(a, end) is at most exp(-(end - a)^2 / 2), so it is small enough without integration.
         return
     probability = _marcum(a, end)
     if entries is not None:
@@ -77,10 +82,10 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
 
 
 def _marcum(a: float, b: float) -> float:
-    """Computes Q_1(a, b), the probability that a pair of normals with a mean of length a is further
-    than b from 0.
+    """Computes Marcum's function Q_1(a, b): the probability that a pair of normal numbers, whose
+    mean has distance a from 0, has a distance of more than b from 0.
     """
-    # These imports take a tenth of a second, for which `fedmf --help` does not wait.
+    # These imports take a tenth of a second, for which `fedmf --help` should not wait.
     import scipy.integrate
     import scipy.special
 
@@ -88,7 +93,7 @@ def _marcum(a: float, b: float) -> float:
         return float(r * math.exp(-((r - a) ** 2) / 2) * scipy.special.ive(0, a * r))
 
     upper = max(a, b) + 40
-    with np.errstate(under="ignore"):  # The density underflows far out.
+    with np.errstate(under="ignore"):  # The density underflows to 0 at large radii.
         probability, _ = scipy.integrate.quad(
             density, b, upper, points=[b + 1], epsabs=0, epsrel=1e-6
         )
@@ -96,8 +101,8 @@ def _marcum(a: float, b: float) -> float:
 
 
 def tail_remark(plan: NoisyPlan) -> str | None:
-    """Returns a remark on the noise of a plan whose delta is too small for the source of TensorFlow
-    graphs; None for other plans.
+    """Returns a warning for the privacy statement if delta is too small for noise that is drawn
+    inside TensorFlow graphs; None for other plans.
 
     >>> import fedmf
     >>> once = fedmf.Participation(rounds=4, schema="single")

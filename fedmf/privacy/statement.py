@@ -53,26 +53,26 @@ _COVERED_METRICS = " The private metrics are covered."
 _PACKAGES = (
     "fedmf numpy scipy dp-accounting tensorflow tensorflow-federated tensorflow-privacy"
 ).split()
-# Values that are in some statements only.
+# Names of values that only some statements have.
 _OPTIONAL = (
     "subject canaries synthetic_clients longer contradictions unrecorded achieved "
     "marked_noncompliant noncompliant_clients noise_source programs server_optimizer "
     "quantile_clipping private_metrics attack"
 ).split()
 _WIDTH = 110
-# Start of a line of the template that does not continue the previous line.
+# Matches the start of a line of the template that does not continue the line before it.
 _MARKER = re.compile(r" *(?:\d+\. |- |> )|(?=[|#]|    \S)")
-# Text that begins a block of Markdown at the start of a line.
+# Matches text that would begin a block of Markdown, such as a list, at the start of a line.
 _BLOCK_START = rf"\d+[.)](?:[ {GLUED_BLANK}]|$)|[-+*#=]+(?:[ {GLUED_BLANK}]|$)|[>:!]"
 
 
 def not_covered(system: System, *, private_metrics: bool, private: bool) -> list[str]:
-    """Returns the points that the guarantee does not cover.
+    """Returns sentences on what the guarantee of a statement does not cover.
 
     Args:
       system: the kind of system.
       private_metrics: whether metrics of the rounds are released with noise.
-      private: whether noise is added at all.
+      private: whether the run adds noise.
     """
     if not private:
         return [_NOTHING_COVERED]
@@ -86,7 +86,7 @@ def not_covered(system: System, *, private_metrics: bool, private: bool) -> list
 
 
 def today() -> str:
-    """Returns the date in UTC, in ISO format."""
+    """Returns the current date in UTC, in ISO format."""
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
@@ -102,8 +102,8 @@ def installed_versions() -> dict[str, str]:
 
 
 def version_changes(recorded: Mapping[str, str]) -> str:
-    """Returns the differences between the recorded and the installed versions, in one phrase; empty
-    if there are none.
+    """Describes in one phrase how the installed versions differ from recorded ones; an empty text
+    if they do not.
 
     >>> version_changes(installed_versions())
     ''
@@ -119,8 +119,8 @@ def version_changes(recorded: Mapping[str, str]) -> str:
 
 
 def mechanism_digest(mechanism: Mechanism) -> str:
-    """Returns the SHA-256 of a mechanism's matrices and family, without its certificate;
-    hexadecimal.
+    """Returns the hexadecimal SHA-256 digest of a mechanism's matrices and family. Its certificate
+    is not part of the digest.
 
     >>> from fedmf.mechanisms import IdentityMechanism
     >>> mechanism_digest(IdentityMechanism(rounds=4)) == mechanism_digest(
@@ -142,11 +142,13 @@ def mechanism_digest(mechanism: Mechanism) -> str:
 
 @functools.cache
 def _environment() -> "jinja2.Environment":
-    """Returns the environment of the template, with the filters for numbers and names."""
-    import jinja2  # This takes a tenth of a second, which only statements need.
+    """Returns the Jinja environment of the statement's template, with filters that format numbers
+    and names.
+    """
+    import jinja2  # The import takes a tenth of a second, and only statements need it.
 
-    # Nothing is escaped, because the output is Markdown. A missing value is an error, except for
-    # the ones that are in some statements only.
+    # autoescape is off because the output is Markdown and not HTML. A missing value is an error,
+    # except for the values in `_OPTIONAL`.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fedmf.privacy", "."),
         trim_blocks=True,
@@ -167,9 +169,13 @@ def _environment() -> "jinja2.Environment":
 
 
 def markdown(values: dict[str, Any]) -> str:
-    """Returns the values of `describe.statement_values` as Markdown."""
+    """Returns the privacy statement as Markdown.
+
+    Args:
+      values: the values of the statement, as `describe.statement_values` returns them.
+    """
     limits = values["participation"]
-    # Values may have the schema of a module that is not imported here.
+    # The values may name a schema of a user's module that is not imported here.
     schema = SCHEMAS.get(limits["schema"], Participation)
     context = dict.fromkeys(_OPTIONAL) | values
     context |= {
@@ -186,7 +192,9 @@ def markdown(values: dict[str, Any]) -> str:
 
 
 def _points(text: str) -> list[str]:
-    """Returns the points of a text, each in one line, with at most one empty line between them."""
+    """Joins the lines of each paragraph, list item or heading to one line. At most one empty line
+    remains between them.
+    """
     points: list[str] = []
     for line in text.splitlines():
         if points and points[-1] and line.strip() and not _MARKER.match(line):
@@ -197,8 +205,8 @@ def _points(text: str) -> list[str]:
 
 
 def _wrapped(point: str) -> str:
-    """Returns a point in lines with its indentation, none of which begins a list, a heading or
-    another block of Markdown.
+    """Wraps a paragraph or list item with its indentation. No line begins with text that Markdown
+    would read as a list, a heading or another block.
     """
     marker = _MARKER.match(point)
     start = marker[0] if marker else ""
@@ -219,10 +227,10 @@ def _wrapped(point: str) -> str:
 
 
 def as_text(values: dict[str, Any], suffix: str) -> str:
-    """Returns the values as the text of a file with the suffix .md or .json.
+    """Returns the statement as Markdown or JSON, depending on the suffix of its file: .md or .json.
 
     Raises:
-      ValueError: another suffix.
+      ValueError: the file has another suffix.
     """
     if suffix == ".json":
         return json.dumps(values, indent=2, allow_nan=False) + "\n"

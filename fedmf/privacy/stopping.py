@@ -1,13 +1,15 @@
-"""Runs that end before their plan does: the plan of the first rounds, and a table of the guarantees
-of different ends.
+"""Guarantees of runs that end earlier than planned: the plan of the first rounds of a run, and a
+table of epsilons for different last rounds.
 
-Round t releases x_t + (N Z)_t. If C is square and lower-triangular, so is N = C^-1: the releases of
-the first r rounds are computed from C_r x_r + Z_r alone, where C_r is the leading block of C. They
-are a mechanism of r rounds, whose sensitivity is that of C_r.
+Round t releases its sum of clipped updates x_t plus row t of the noise N Z, where N = C^-1 is the
+noise matrix and Z has independent normal entries. If the encoder C is square and lower-triangular,
+so is N. The releases of the first r rounds then follow from C_r x_r + Z_r alone, where C_r is the
+leading block of C, and x_r and Z_r are the first r rows of x and Z. They are a mechanism of r
+rounds, whose sensitivity is that of C_r.
 
-The end must not depend on the releases: to stop because the model looks good is a choice among all
-ends, and the smaller epsilon of one of them does not cover it. The guarantee of all planned rounds
-holds whenever and for whatever reason a run ends.
+The last round must not depend on the releases: to stop because the model looks good is a choice
+among all possible ends, and the smaller epsilon of one of them does not cover that choice. The
+guarantee of all planned rounds holds whenever and for whatever reason a run ends.
 """
 
 import bisect
@@ -25,21 +27,21 @@ from fedmf.privacy.describe import guarantee_values
 from fedmf.privacy.gaussian import check_epsilon
 from fedmf.privacy.plan import Plan, check_plan, unit_noise
 
-# Rows of a stopping table, at most.
+# Largest number of rows of a stopping table.
 _MAX_ROWS = 16
 
 
 def first_rounds(
     mechanism: Mechanism, rounds: int, *, schema: str, sampling: str | None
 ) -> Mechanism:
-    """Returns the `leading_block` of a mechanism if its first rounds can have a guarantee of their
-    own, which is known before the noise is.
+    """Returns the mechanism of the first rounds of a run, after checking that these rounds can have
+    a separate guarantee. The check does not need the noise of the plan.
 
     Args:
-      mechanism: of all rounds.
-      rounds: in 1..mechanism's rounds.
-      schema: of the participation.
-      sampling: the name of a scheme, or None.
+      mechanism: the mechanism of all rounds.
+      rounds: number of first rounds, in 1..mechanism's rounds.
+      schema: the schema of the participation.
+      sampling: the name of a sampling scheme, or None.
 
     Raises:
       ValueError: there is sampling, a budget or a schema without `has_shorter_form`, or
@@ -65,8 +67,10 @@ def first_rounds(
 
 
 def stopped_after(plan: Plan, rounds: int) -> Plan:
-    """Returns the plan of the first `rounds` rounds of a run, with the same noise. Its guarantee
-    holds if the end does not depend on the releases.
+    """Returns the plan of the first `rounds` rounds of a run, with the same noise.
+
+    Its guarantee holds for a run that ends after these rounds, if the decision to end does not
+    depend on the releases.
 
     Raises:
       TypeError, ValueError: `rounds` is not in 1..plan's rounds, or `first_rounds` refuses the
@@ -104,11 +108,11 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
 
 
 def stopping_table(plan: Plan) -> list[dict[str, Any]]:
-    """Returns the guarantees of ends after some of the rounds: "rounds", "sensitivity", "epsilon"
-    and "rho" of each, in plain JSON types.
+    """Computes the guarantees of runs that end after different numbers of rounds, as dicts with
+    "rounds", "sensitivity", "epsilon" and "rho" in plain JSON types.
 
     Args:
-      plan: of all rounds.
+      plan: the plan of all rounds.
     """
     n = plan.participation.rounds
     ends = np.unique(np.linspace(0, n, min(n, _MAX_ROWS) + 1).round().astype(int))[1:].tolist()
@@ -121,12 +125,12 @@ def stopping_table(plan: Plan) -> list[dict[str, Any]]:
 
 
 def rounds_within(plan: Plan, epsilon: float, *, argument: str = "epsilon") -> int:
-    """Returns the largest number of rounds with which the plan's epsilon is at most `epsilon`,
-    computed before training from the plan alone.
+    """Computes the largest number of rounds after which a run can end with an epsilon of at most
+    `epsilon`. It depends on the plan alone, so it is known before training.
 
     Args:
-      plan: of all rounds.
-      epsilon: target.
+      plan: the plan of all rounds.
+      epsilon: the largest allowed epsilon.
       argument: name of the target in errors.
 
     Raises:

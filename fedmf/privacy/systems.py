@@ -1,8 +1,9 @@
-"""The kinds of system that a privacy statement can be about, with the sentences about each of them.
+"""Kinds of system that a privacy statement can be about, such as a training run or the log of
+another system, with the sentences that the statement has for each kind.
 
-A sentence is true for every system of its kind. Of a plan alone and of the log of another system
-fedmf knows no clipping, no noise and no controller, so that their statements do not mention them. A
-new kind is one entry of `SYSTEMS`.
+Each sentence is true for every system of its kind. For a plan alone, or for the log of another
+system, fedmf does not know how updates are clipped, how noise is drawn or how clients are selected,
+so the statement does not mention it. A new kind is one entry of `SYSTEMS`.
 """
 
 import dataclasses
@@ -12,16 +13,16 @@ from fedmf import checks
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class System:
-    """A kind of system: sentences for its statements.
+    """A kind of system, with the sentences that privacy statements have for it.
 
     Attributes:
-      title: about the system.
-      client: about the definition of one client.
-      enforced: about the enforcement of the guarantee's assumptions.
-      noise_enforced: about the enforcement of the assumptions on the noise, if noise is added.
-      generator: about the noise generator; None if fedmf does not know it.
-      verification: about tests of the statement, if noise is added.
-      record: about the place of the participation record, if no printed command reads it.
+      title: sentence about the system.
+      client: sentence that defines one client.
+      enforced: how the assumptions of the guarantee are enforced.
+      noise_enforced: how the assumptions on the noise are enforced, if noise is added.
+      generator: the noise generator; None if fedmf does not know it.
+      verification: tests of the statement, if noise is added.
+      record: where the record of participation is, if no printed command reads it.
       names_data: whether the statement names the task, its data and the model; for other systems
         its publisher has to.
     """
@@ -36,7 +37,7 @@ class System:
     names_data: bool = False
 
 
-# About `HostNoise`, which docs/randomness.md describes.
+# Sentence about the noise generator `HostNoise`, which docs/randomness.md describes.
 _HOST = "Gaussians are drawn in float32 by AES-256 in counter mode."
 _TESTED = (
     "`fedmf audit mechanism` tests whether the noise that this code makes for the plan is the "
@@ -149,16 +150,16 @@ SYSTEMS = {
     ),
 }
 
-# Kinds whose records an audit of a pipeline may have read.
+# Kinds of audited systems whose records may also come from a pipeline of TensorFlow Federated.
 _IN_PIPELINES = ("controller", "ledger", "log")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The system of one statement; None for what fedmf does not know.
+    """The system that one statement is about. Fields are None if fedmf does not know them.
 
     Attributes:
-      system: its kind, a key of `SYSTEMS`.
+      system: the kind of system, a key of `SYSTEMS`.
       task: name of the task.
       data: description of the task's data.
       begun, finished: dates of the run.
@@ -182,14 +183,14 @@ class Subject:
             )
 
     def values(self) -> dict[str, str | None]:
-        """Returns all fields but the kind, in plain JSON types."""
+        """Returns all fields except `system`, in plain JSON types."""
         values = dataclasses.asdict(self)
         del values["system"]
         return values
 
 
 def system_of(name: str) -> System:
-    """Returns the kind of system with this name.
+    """Returns the kind of system with a given name, such as "plan".
 
     Raises:
       ValueError: no kind has this name.
@@ -201,11 +202,11 @@ def system_of(name: str) -> System:
 
 
 def check_audited_system(name: str, audited: str) -> None:
-    """Raises ValueError unless the audit of one kind of system can be stated as another kind.
+    """Raises ValueError if a statement names a kind of system that its audit cannot have read.
 
-    An audit of a run names its task, because its folder was read. The audit of a controller, a
-    ledger or a log can also be stated as that of a pipeline of TensorFlow Federated, which only the
-    caller knows.
+    The audit of a controller, a ledger or a log can also be stated as that of a pipeline of
+    TensorFlow Federated, because only the caller knows whether it is one. A kind that names its
+    task passes here: `Subject` requires the task, which an audit of the run's folder knows.
 
     Args:
       name: kind of system of the statement.

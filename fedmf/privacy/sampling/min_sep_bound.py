@@ -1,12 +1,15 @@
-"""Upper bounds on the weight T of K patterns of b-min-sep sampling that are drawn together.
+"""Upper bounds on the importance weight T of b-min-sep sampling, for K patterns of participation
+that are drawn together.
 
-T is a product over rounds of z(e, h), times exp(-a) for each participation
-(`fedmf.privacy.sampling.min_sep_losses`). e, the number of eligible patterns, and h, a sum over the
-other ones, follow from the patterns' ages: the rounds since each last took part, where b means b or
-more.
+T is a product over rounds of a factor z(e, h), times exp(-a) for each participation, where the
+number a is called the advance (`fedmf.privacy.sampling.min_sep_losses` defines both). e is the
+number of eligible patterns, and h a sum over the ineligible ones. Both follow from the ages of the
+patterns: the age is the number of rounds since a pattern last took part, where b means b or more.
+There are two bounds:
 
-- By ages: the largest log T up to round t is a function of the ages before it, and that of the next
-  round is the largest over which patterns take part. This is dynamic programming in b^K states.
+- By ages: the largest log T up to a round, as a function of the ages, follows from the one of the
+  round before by a maximum over all choices of patterns that take part. This is dynamic programming
+  in b^K states.
 - By credits: a closed form for any K, described at `_credit_bound`.
 """
 
@@ -18,19 +21,21 @@ import numpy as np
 
 from fedmf.privacy.losses import MAX_EXPONENT
 
-# Patterns of a bound by ages, and numbers that its choice of an advance and the bound itself may
-# compute.
+# The bound by ages is computed only for at most this many patterns, and only if it takes at most
+# this many computed numbers, including the choice of the advance.
 _MAX_ORDER = 8
 _MAX_WORK = 1e9
-# Blocks of rounds that share a z: in the bound, and in the search for its advance.
+# Numbers of blocks of rounds in the bound by ages and in the search for its advance. The factor z
+# is computed once for each block.
 _BLOCKS = 64
 _SEARCH_BLOCKS = 8
-# Steps of the fixed-point iteration for the advance of a bound by credits.
+# Largest number of steps of the fixed-point iteration that chooses the advance of a bound by
+# credits.
 _CREDIT_STEPS = 8
 
 
 class FactorBound(NamedTuple):
-    """The log of an upper bound on T, and the advance a for which it holds."""
+    """The log of an upper bound on the weight T, and the advance a for which it holds."""
 
     log_factor: float
     advance: float
@@ -38,7 +43,9 @@ class FactorBound(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def binomial(K: int, p: float) -> np.ndarray:
-    """Returns [m, e]: the probability of m out of e, each with probability p, for e <= K."""
+    """Returns binomial probabilities as a matrix: entry [m, e] is the probability that m of e
+    patterns take part, each with probability p, for m and e in 0 .. K.
+    """
     from scipy import stats
 
     count = np.arange(K + 1)
@@ -46,24 +53,26 @@ def binomial(K: int, p: float) -> np.ndarray:
 
 
 def is_affordable(rounds: int, min_sep: int, order: int) -> bool:
-    """Returns whether `bound_by_ages` takes seconds at most, with some eight trials of an advance
-    on fewer rounds.
+    """Returns whether `bound_by_ages` takes seconds at most, including its search for the
+    advance.
     """
-    # The z of a block costs ten steps and more.
+    # The search has about eight trials on some of the rounds. Computing z for a block takes as long
+    # as ten rounds or more.
     steps = rounds + 8 * max(_BLOCKS, 2 * min_sep) + 20 * _BLOCKS
     return order <= _MAX_ORDER and (order + 1) * steps * float(min_sep) ** order <= _MAX_WORK
 
 
 def bound_by_ages(products: np.ndarray, min_sep: int, p: float, order: int) -> FactorBound:
-    """Computes the bound by ages at the advance that gives the least.
+    """Computes the bound by ages with the advance that makes it least.
 
-    log T is a convex function of the advance, which is chosen for some of the rounds.
+    log T is a convex function of the advance. The advance is chosen on a subset of the rounds.
 
     Args:
-      products: <c_t, c_(t-d)> / sigma^2, float64 (bands, rounds), [d, t], none negative.
+      products: entry [d, t] is the inner product <c_t, c_(t-d)> / sigma^2 of two columns of the
+        encoder, float64 of shape (bands, rounds), none negative.
       min_sep: b >= bands, at least 2.
-      p: probability of an eligible client.
-      order: K.
+      p: probability with which an eligible client takes part.
+      order: K, the number of patterns.
     """
     from scipy import optimize
 
@@ -94,26 +103,29 @@ def largest_log_factor(
     advance: float,
     blocks: int = _BLOCKS,
 ) -> float:
-    """Computes an upper bound on log T, which some patterns reach if there are at most `blocks`
-    rounds.
+    """Computes the bound by ages on log T for a given advance. If there are at most `blocks`
+    rounds, it is the largest log T of any patterns.
 
     Args:
-      products: <c_t, c_(t-d)> / sigma^2, float64 (bands, rounds), [d, t], none negative.
+      products: entry [d, t] is the inner product <c_t, c_(t-d)> / sigma^2 of two columns of the
+        encoder, float64 of shape (bands, rounds), none negative.
       min_sep: b >= bands, at least 2.
-      probability: p.
-      order: K.
+      probability: probability with which an eligible client takes part.
+      order: K, the number of patterns.
       advance: a.
-      blocks: of rounds that share a z, about.
+      blocks: about the number of blocks of rounds, for each of which z is computed once.
     """
     K = order
     b = min_sep
     n = products.shape[1]
-    # Axis i is pattern i, and entry j its age j + 1 before the round.
+    # The largest log T so far for each combination of ages: axis i stands for pattern i, and index
+    # j for its age j + 1 before the round.
     largest = np.zeros((b,) * K)
     updated = np.empty_like(largest)
     block_size = -(-n // blocks)
     for start in range(0, n, block_size):
-        # z grows with every product: those of a block's rounds are replaced by the largest.
+        # z increases with every inner product. So the products of all rounds of a block are
+        # replaced by the largest ones, which only raises the bound.
         block_products = products[:, start : start + block_size].max(axis=1)
         log_z = _log_z(block_products, b, probability, K, advance)
         for _ in range(start, min(start + block_size, n)):
@@ -129,8 +141,11 @@ def largest_log_factor(
 
 
 def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np.ndarray:
-    """Computes log z by the ages of K patterns, float64 (b, .., b)."""
-    growth_by_age = np.ones(b)  # exp of a pattern's term of h
+    """Computes log z for all combinations of the ages of K patterns, float64 of shape (b,
+    .., b).
+    """
+    # A pattern multiplies exp(h) by this factor, which depends on its age.
+    growth_by_age = np.ones(b)
     growth_by_age[: len(products) - 1] = np.exp(products[1:])
     num_eligible = np.zeros((b,) * K, np.int8)
     growth = np.ones((b,) * K)
@@ -153,13 +168,14 @@ def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np
 def bound_by_credits(
     largest_products: np.ndarray, K: int, *, rounds: int, min_sep: int, p: float
 ) -> FactorBound:
-    """Computes the bound by credits at an advance near the sum of the credits.
+    """Computes the bound by credits, with an advance near the sum of the credits.
 
     Args:
-      largest_products: largest <c_t, c_(t-d)> / sigma^2 over the rounds t, float64 (bands,).
-      K: patterns.
+      largest_products: entry d is the largest inner product <c_t, c_(t-d)> / sigma^2 over all
+        rounds t, float64 of shape (bands,).
+      K: number of patterns.
       rounds, min_sep: n and b.
-      p: probability of an eligible client.
+      p: probability with which an eligible client takes part.
     """
     if K == 1:
         return FactorBound(0.0, 0.0)
@@ -183,13 +199,15 @@ def bound_by_credits(
 def _credit_bound(
     largest_products: np.ndarray, K: int, advance: float, *, rounds: int, min_sep: int, p: float
 ) -> tuple[float, float]:
-    """Computes (log of an upper bound on T, sum of the credits d_1, d_2, ..) for the advance a.
+    """Computes the bound by credits for an advance a. Returns the log of the bound, and the sum of
+    the credits d_1, d_2, .. of one participation.
 
     If s of the patterns took part in the last b - 1 rounds, then e <= K - s, and z grows with e and
     h. Given s, log z is convex in h. So log z less a linear credit is largest where all s took part
-    in the same round, j rounds ago, with h = s X_j. Credits d_j with log z(K - s, s X_j) <=
-    log z(K, 0) + s d_j for all s and j therefore give log T <= n log z(K, 0) + the credits of all
-    participations - a times their number.
+    in the same round, j rounds ago. Then h = s X_j, where X_j is the largest inner product of two
+    columns j rounds apart. Credits d_j with log z(K - s, s X_j) <= log z(K, 0) + s d_j for all s
+    and j therefore give log T <= n log z(K, 0) + the credits of all participations - a times their
+    number.
     """
     from scipy import special
 
@@ -204,14 +222,17 @@ def _credit_bound(
     level = float(special.logsumexp(log_weights[:, K]))
     if b == 1:
         return n * level, 0.0
-    product_by_age = np.zeros(b)  # X_1, X_2, .., and 0 beyond the bands
+    # Entry j is X_j, which is 0 beyond the bands.
+    product_by_age = np.zeros(b)
     product_by_age[1 : len(largest_products)] = largest_products[1:]
     exponents = m[:, None, None] * s[None, :, None] * product_by_age[None, None, 1:]
-    log_z = special.logsumexp(log_weights[:, K - s][:, :, None] + exponents, axis=0)  # [s, age]
+    # Entry [s, j - 1] is log z(K - s, s X_j).
+    log_z = special.logsumexp(log_weights[:, K - s][:, :, None] + exponents, axis=0)
     credits = ((log_z[1:] - level) / s[1:, None]).max(axis=0)
     credit = float(credits.sum())
     most_participations = -(-n // b)
-    # The credits that a participation has left are negative only near the last round.
+    # A participation near the last round uses only its first credits. If the remaining ones have a
+    # negative sum, leaving them out raises the bound.
     remaining_credits = np.cumsum(credits[::-1])[::-1]
     excess = max(0.0, credit - advance) * K * most_participations
     log_factor = n * level + excess + K * max(0.0, float((-remaining_credits).max()))

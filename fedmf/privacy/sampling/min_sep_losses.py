@@ -1,13 +1,14 @@
-"""Privacy losses of b-min-sep sampling, sampled for `fedmf.privacy.loss_samples`.
+"""Privacy losses of b-min-sep sampling, from which `fedmf.privacy.loss_samples` draws samples.
 
-`MinSepLosses.sample` draws K patterns together, round after round. The factor T of what it drew is
-a product over rounds of z(e, h), the sum of the weights of the numbers m of patterns that may take
-part, times exp(-a) for each participation:
+`MinSepLosses.sample` draws K patterns of participation together, round after round. In each round
+some number m of the e eligible patterns takes part. Their importance weight T is a product over the
+rounds of z(e, h), the sum of the weights of all possible m, times exp(-a) for each participation:
 
     z(e, h) = sum over m of binomial(e, p)(m) exp(m (m - 1) / 2 |c_t|^2 / sigma^2 + m h + m a).
 
-e is the number of eligible patterns, and h a sum over the earlier rounds of the others.
-`fedmf.privacy.sampling.min_sep_bound` bounds the largest T.
+Here c_t is column t of the encoder C, h is a sum over earlier participations of the ineligible
+patterns, and a is a constant, the advance. `fedmf.privacy.sampling.min_sep_bound` bounds the
+largest T.
 """
 
 import functools
@@ -28,16 +29,19 @@ from fedmf.privacy.sampling.min_sep_bound import (
     is_affordable,
 )
 
-# Blocks of C^T have at least so many columns, which makes their products fast.
+# Least number of columns of C in a block. Smaller blocks would make the products of matrices slow.
 _MIN_BLOCK_WIDTH = 32
-# Rounds whose weights are multiplied before a logarithm is taken: fewer logarithms, no overflow.
+# Number of rounds whose factors z are multiplied before a logarithm is taken. That saves
+# logarithms, and so few factors do not overflow.
 _ROUNDS_PER_LOG = 16
-# Rounding error that a bound on log T allows for.
+# Amount that is added to a bound on log T, for the rounding errors of its computation.
 _BOUND_ROUNDING = 1e-6
 
 
 class _Block(NamedTuple):
-    """Consecutive columns of C / sigma, with the rows that they reach."""
+    """Consecutive columns of the encoder divided by sigma, C / sigma, as a dense matrix of the rows
+    in which they have entries.
+    """
 
     first_column: int
     end_column: int
@@ -46,19 +50,21 @@ class _Block(NamedTuple):
 
 
 class MinSepLosses(Losses):
-    """Losses of b-min-sep sampling for an encoder of at most b bands (Dong et
-    al. 2026, arXiv:2602.09338).
+    """Privacy losses of b-min-sep sampling for an encoder with at most b bands (Dong et al. 2026,
+    arXiv:2602.09338).
 
-    With c_i the columns of C and L_i = 0 for i >= n, the log-likelihood ratio follows (Eq. 2)
+    The log-likelihood ratio of an output y follows from a recursion (Eq. 2), where c_i are the
+    columns of the encoder C, and L_i = 0 for i >= n:
 
         L_i = logaddexp(log(1-p) + L_(i+1), log p + (2 <c_i, y> - |c_i|^2) / (2 sigma^2) + L_(i+b)).
 
     The stationary start averages L_0 .. L_(b-1) with weights 1, p, .., p.
 
     Args:
-      columns: C by columns, float64 (n, bands), [t, j] = C[t + j, t] / sigma.
+      columns: the columns of C / sigma, float64 of shape (n, bands); entry [t, j] is
+        C[t + j, t] / sigma.
       min_sep: b >= bands.
-      probability: p of an eligible client, in (0, 1].
+      probability: p in (0, 1], with which an eligible client takes part.
     """
 
     def __init__(self, columns: np.ndarray, min_sep: int, probability: float) -> None:
@@ -75,18 +81,21 @@ class MinSepLosses(Losses):
     def sample(
         self, order: int, size: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Samples (log T, L) of `order` patterns.
+        """Draws samples of (log T, L) for `order` patterns that are drawn together, where T is the
+        importance weight and L the privacy loss.
 
         In each round m of the e eligible patterns take part, with a probability proportional to
 
             binomial(e, p)(m) exp(m (m - 1) / 2 |c_t|^2 / sigma^2 + m h + m a).
 
         h is the sum of <c_t, c_s> / sigma^2 over earlier rounds s, times the number of patterns
-        that took part in s. The advance a makes up for what those m add to h of later rounds.
+        that took part in s. The m patterns will also raise h in later rounds; the advance a makes
+        up for that.
         """
         n = self.rounds
         normals = rng.standard_normal((n, size))
-        inner = np.zeros((n, size))  # <c_t, y> / sigma^2
+        # The inner products <c_t, y> / sigma^2 of the columns with the output y.
+        inner = np.zeros((n, size))
         for block in self._blocks:
             rows = normals[block.first_column : block.end_row]
             inner[block.first_column : block.end_column] = block.entries.T @ rows
@@ -97,14 +106,16 @@ class MinSepLosses(Losses):
         return log_factor, self.loss(inner)
 
     def _draw_patterns(self, K: int, inner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draws K patterns, adds their <c_t, C x> to `inner`, and returns log T."""
+        """Draws K patterns for each sample, and returns the logs of their weights T. It adds the
+        patterns' contribution, the inner products of c_t with C x / sigma^2, to `inner`.
+        """
         n, size = inner.shape
         b = self.b
         advance = self._bound(K).advance
         mean = np.zeros((n, size))
         num_participations = np.zeros(size)
-        # Entry t + b is the number of patterns that took part in round t; the first b entries are
-        # participations before the first round.
+        # Row t + b has the number of patterns that took part in round t. The first b rows are for
+        # participations before the first round, which make patterns ineligible at the start.
         taking_part = np.zeros((n + b, size), np.int8)
         if b > 1:
             self._draw_earlier_participations(K, taking_part, rng)
@@ -140,9 +151,11 @@ class MinSepLosses(Losses):
     def _draw_earlier_participations(
         self, K: int, taking_part: np.ndarray, rng: np.random.Generator
     ) -> None:
-        """Draws for K patterns the round before the first one that still makes them ineligible.
+        """Draws for K patterns a participation before the first round that still makes them
+        ineligible at the start, or none.
 
-        In the stationary state a participation in round s - b leaves s ineligible rounds.
+        The draws follow the stationary state. A participation in round s - b, before the start at
+        round 0, leaves s ineligible rounds.
         """
         weights = np.full(self.b, self.p)
         weights[0] = 1.0
@@ -153,7 +166,11 @@ class MinSepLosses(Losses):
             taking_part[wait[waiting], waiting] += 1
 
     def _products_around(self, t: int) -> tuple[int, int, np.ndarray]:
-        """Returns (low, high, <c_s, c_t> / sigma^2 for low <= s < high)."""
+        """Returns the inner products of column t with all columns that overlap it.
+
+        Returns:
+          (low, high, products), where products has <c_s, c_t> / sigma^2 for low <= s < high.
+        """
         low = max(0, t - self.bands + 1)
         high = min(self.rounds, t + self.bands)
         earlier = self.products[t - np.arange(low, t), t]
@@ -162,7 +179,9 @@ class MinSepLosses(Losses):
         return low, high, np.concatenate([earlier, later])
 
     def _weights(self, K: int, t: int, advance: float) -> np.ndarray:
-        """Returns the weights [m, e] of m out of e patterns in round t, without the term in h."""
+        """Returns the weights in round t of m out of e patterns taking part, as a matrix with
+        entries [m, e]. They lack the factor exp(m h).
+        """
         m = np.arange(K + 1)
         return (
             binomial(K, self.p)
@@ -170,12 +189,16 @@ class MinSepLosses(Losses):
         )
 
     def loss(self, inner: np.ndarray) -> np.ndarray:
-        """Computes L from <c_t, y> / sigma^2, float64 (rounds, size), which it overwrites: by the
-        recursion, in ratios and not in their logs.
+        """Computes the privacy losses L by the recursion over rounds, on likelihood ratios and not
+        on their logs.
 
-        A ratio may overflow: L is infinite then. It comes back to below exp(300), or is lost by
-        underflow, with probability about exp(-385) only: the mean of each ratio under Q is 1, and
-        that of its inverse under P.
+        A ratio may overflow, and L is then infinite. Only with probability about exp(-385) would a
+        ratio that overflows have come back to below exp(300), or a ratio be lost by underflow,
+        because the mean of each ratio under Q is 1, and so is that of its inverse under P.
+
+        Args:
+          inner: the inner products <c_t, y> / sigma^2, float64 of shape (rounds, size), which are
+            overwritten.
         """
         n, size = inner.shape
         ratio = np.ones((n + self.b, size))
@@ -191,13 +214,15 @@ class MinSepLosses(Losses):
         return np.log(stationary_sum / (1 + (self.b - 1) * self.p))
 
     def log_factor_bound(self, order: int) -> float:
-        """Computes the log of an upper bound on T, at the advance that `sample` uses."""
+        """Computes the log of an upper bound on the weight T of `order` patterns, for the advance
+        with which `sample` draws them.
+        """
         rounding = _BOUND_ROUNDING if order > 1 else 0.0
         return self._bound(order).log_factor + rounding
 
     def _bound(self, K: int) -> FactorBound:
-        """Returns the bound on T of K patterns: the largest T where that can be computed, and else
-        the bound by credits.
+        """Returns a bound on the weight T of K patterns: the smaller one of the bound by credits
+        and of the bound by ages, if the latter can be computed in time.
         """
         if K not in self._bound_by_order:
             bound = bound_by_credits(
@@ -206,14 +231,16 @@ class MinSepLosses(Losses):
             no_overflow = K * K * self.products.max() <= MAX_EXPONENT
             if min(K, self.b) > 1 and no_overflow and is_affordable(self.rounds, self.b, K):
                 bound = min(bound, bound_by_ages(self.products, self.b, self.p, K))
-            # Stored once, when it is final: another thread that saw an earlier bound would sample
-            # with its advance.
+            # The bound is stored only when it is final. Otherwise another thread could read an
+            # earlier bound and draw samples with another advance.
             self._bound_by_order[K] = bound
         return self._bound_by_order[K]
 
 
 def _column_products(columns: np.ndarray) -> np.ndarray:
-    """Returns <c_t, c_(t-d)> / sigma^2 as [d, t], float64 (bands, rounds)."""
+    """Computes the inner products of columns: entry [d, t] is <c_t, c_(t-d)> / sigma^2, float64 of
+    shape (bands, rounds).
+    """
     rounds, bands = columns.shape
     padded = np.hstack([columns, np.zeros_like(columns)])
     products = np.zeros((bands, rounds))
@@ -225,7 +252,9 @@ def _column_products(columns: np.ndarray) -> np.ndarray:
 
 
 def _blocks(columns: np.ndarray) -> list[_Block]:
-    """Returns the blocks of C / sigma with which C^T z takes a few products of matrices."""
+    """Splits C / sigma into blocks of columns, so that the product of its transpose with a matrix
+    takes a few products of dense matrices.
+    """
     n, bands = columns.shape
     width = max(bands, _MIN_BLOCK_WIDTH)
     blocks = []
@@ -242,7 +271,9 @@ def _blocks(columns: np.ndarray) -> list[_Block]:
 
 @functools.lru_cache(maxsize=2)
 def columns_of(mechanism: Mechanism) -> np.ndarray:
-    """Returns C by columns, float64 (n, bands): [t, j] = C[t + j, t]."""
+    """Returns the columns of the encoder C as float64 of shape (n, bands): entry [t, j] is
+    C[t + j, t].
+    """
     rows = mechanism.banded_rows()
     if rows is None:
         rows = diagonals_of(mechanism.encoder(), proven_bands(mechanism))
