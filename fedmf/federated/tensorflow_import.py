@@ -47,7 +47,7 @@ def import_tensorflow() -> None:
     Raises:
       ImportError: saying how to install the missing packages.
     """
-    # This makes tf.keras Keras 2, of which the models of fedmf are.
+    # With this variable set, tf.keras is Keras 2, which fedmf needs.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     with _quietly("tensorflow", "fedmf.federated needs TensorFlow", _how_to_train):
         import tensorflow as tf

@@ -174,7 +174,7 @@ def in_percent(ax: Axes) -> None:
 
 
 def marker(values: Sized) -> str:
-    """Returns a marker for a line of one point, which would not show without; else none."""
+    """Returns a marker for a line of one point, which is invisible without; else no marker."""
     return "o" if len(values) == 1 else ""
 
 

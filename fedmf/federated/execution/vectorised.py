@@ -127,7 +127,7 @@ class VectorisedClients(ClientWork):
         self._check_independent(TensorBroadcast(weights, params))
 
     def _traced_training(self, sent_spec: TensorBroadcast) -> Any:
-        """Returns a tf.function that trains the clients of a call and adds up their updates."""
+        """Returns a tf.function that trains up to one client per slot and adds up their updates."""
         signature = [sent_spec, specs_of(self._records.zero())]
         num_clients = tf.TensorSpec([], tf.int32)
         if self._is_small:

@@ -12,7 +12,7 @@ from fedmf.server.audit import divisor_of, model_of
 
 
 class Query:
-    """Query whose releases are audited, as `fedmf.server.audit.AuditedCode`.
+    """Query of TensorFlow Privacy in the form that an audit runs, an `AuditedCode`.
 
     Its functions are traced once, so that many rounds run fast.
 

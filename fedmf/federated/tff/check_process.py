@@ -22,7 +22,7 @@ _WAY_OUT = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """Aggregation of values of the clients at the server, as `check_process` lists it.
+    """One aggregation of client values at the server, in the list that `check_process` returns.
 
     Attributes:
       operation: TFF's name of it, such as "federated_sum".
@@ -37,7 +37,7 @@ class Aggregation:
 
 
 class _RoundOutput(NamedTuple):
-    """Tensors that a round of a TFF process returns, as the data flow describes them.
+    """Tensors that a round of a TFF process returns, each with the values that it depends on.
 
     Attributes:
       state: by path in the state.
