@@ -1,5 +1,5 @@
-"""Argument checks of the public functions: TypeError for a wrong type, ValueError for a wrong
-value.
+"""Checks of arguments of public functions. They raise TypeError for a wrong type and ValueError for
+a wrong value, and the message says what to do instead.
 """
 
 import difflib
@@ -16,40 +16,45 @@ from fedmf.memory import available_memory
 
 
 class TooLargeForMemory(ValueError):
-    """A dense array that does not fit into memory; the message names the way out."""
+    """Error for a dense array that would not fit into memory. The message says what to do
+    instead.
+    """
 
 
-# The largest single dense array, the square matrix of 20,000 rounds.
+# Largest size of a single dense array in bytes, that of a square matrix for 20,000 rounds.
 MAX_BYTES = 8 * 20_000**2
-# Arrays up to this size are not checked, since reading the free memory would take longer.
+# Arrays up to this size in bytes are not checked, since reading the free memory would take longer
+# than making them.
 _SMALL_BYTES = 2**22
 _OTHER_FAMILY = (
     "for so many rounds use a family that never makes them (toeplitz or blt with any number of "
     "rounds, banded with few bands)"
 )
-# The largest model: one vector of its parameters takes 4 TB.
+# Largest number of parameters of a model. One float32 vector of them takes 4 TB.
 MAX_SIZE = 10**12
-# The longest run: one vector over its rounds takes 0.8 GB.
+# Largest number of rounds of a run. One float64 vector with an entry for each round takes 0.8 GB.
 MAX_ROUNDS = 100_000_000
 
 
 def _format_value(value: Any) -> str:
-    """Returns the text of a value in an error message, on one line."""
+    """Returns the text of a value for an error message, on one line."""
     text = repr(value)
     return " ".join(text.split()) if "\n" in text else text
 
 
 def rounds(name: str, value: Any) -> int:
-    """Returns `value` as a number of rounds, an int in 1..MAX_ROUNDS."""
+    """Checks that the argument is a number of rounds, in 1..MAX_ROUNDS, and returns it as
+    an int.
+    """
     return integer(
         name, value, low=1, high=MAX_ROUNDS, hint="pass the number of rounds, a positive int"
     )
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: str) -> int:
-    """Returns `value` as an int in low..high; None for `high` sets no upper limit.
+    """Checks that the argument is a whole number in low..high, and returns it as an int.
 
-    `hint`, the way out, ends the sentence of the error.
+    With high=None there is no upper limit. Errors end with `hint`, which says what to do instead.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
         raise TypeError(
@@ -63,14 +68,16 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: s
 
 
 def finite_float(name: str, value: Any, *, hint: str) -> float:
-    """Returns `value` as a finite float, with 0.0 for -0.0; `hint` ends the error's sentence."""
+    """Checks that the argument is a finite real number, and returns it as a float; -0.0 becomes
+    0.0. Errors end with `hint`, which says what to do instead.
+    """
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(
             f"{name}={_format_value(value)} is a {type(value).__name__}, not a real number: {hint}"
         )
     try:
         number = float(value)
-    except OverflowError:  # An int or a Fraction can lie beyond 1e308.
+    except OverflowError:  # An int or a Fraction can be larger than every float64.
         raise ValueError(
             f"{name} is beyond float64, whose numbers end at 1.8e308: {hint}"
         ) from None
@@ -80,8 +87,8 @@ def finite_float(name: str, value: Any, *, hint: str) -> float:
 
 
 def real_number(value: Any) -> float | None:
-    """Returns a real number of any library as a float; None for what is none, such as a text, a
-    complex number, a masked value or an int beyond float64.
+    """Converts a real number of any library to a float. Returns None for any other value, such as a
+    text, a complex number, a masked value or an int beyond float64.
 
     >>> real_number(np.float32(0.5)), real_number(np.array(2)), real_number("2")
     (0.5, 2.0, None)
@@ -98,7 +105,7 @@ def real_number(value: Any) -> float | None:
 
 
 def boolean(name: str, value: Any) -> bool:
-    """Returns `value`, which must be True or False, as a bool."""
+    """Checks that the argument is True or False, and returns it as a Python bool."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(
             f"{name}={_format_value(value)} is a {type(value).__name__}, not a bool: use True or "
@@ -108,9 +115,10 @@ def boolean(name: str, value: Any) -> bool:
 
 
 def entries(name: str, value: Any, *, hint: str) -> list[Any]:
-    """Returns the entries of `value`, an iterable such as a list or an array, as a list.
+    """Checks that the argument is an iterable such as a list or an array, and returns its entries
+    as a list.
 
-    Strings and mappings are refused; `hint` ends the error's sentence.
+    Strings and mappings are refused. Errors end with `hint`, which says what to do instead.
     """
     is_list = np.iterable(value) and not isinstance(value, str | bytes | Mapping)
     if not is_list:
@@ -119,7 +127,9 @@ def entries(name: str, value: Any, *, hint: str) -> list[Any]:
 
 
 def strings(name: str, value: Any, *, hint: str) -> tuple[str, ...]:
-    """Returns the entries of `value`, an iterable of strings; `hint` ends the error's sentence."""
+    """Checks that the argument is an iterable of strings, and returns them as a tuple. Errors end
+    with `hint`, which says what to do instead.
+    """
     checked_entries = tuple(entries(name, value, hint=hint))
     for entry in checked_entries:
         if not isinstance(entry, str):
@@ -128,9 +138,10 @@ def strings(name: str, value: Any, *, hint: str) -> tuple[str, ...]:
 
 
 def function(name: str, value: Any, *, num_arguments: int, hint: str) -> Callable[..., Any]:
-    """Returns `value`, a function that can be called with `num_arguments` positional arguments.
+    """Checks that the argument is a function that takes `num_arguments` positional arguments, and
+    returns it.
 
-    `hint` ends the error's sentence.
+    Errors end with `hint`, which says what to do instead.
     """
     is_class = isinstance(value, type) and num_arguments > 0
     if is_class or not callable(value):
@@ -139,7 +150,7 @@ def function(name: str, value: Any, *, num_arguments: int, hint: str) -> Callabl
         )
     try:
         signature = inspect.signature(value)
-    except (TypeError, ValueError):  # Functions written in C have no signature.
+    except (TypeError, ValueError):  # Some functions that are written in C have no signature.
         return value
     try:
         signature.bind(*[None] * num_arguments)
@@ -152,7 +163,7 @@ def function(name: str, value: Any, *, num_arguments: int, hint: str) -> Callabl
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """Returns `value`, one of the strings `choices`."""
+    """Checks that the argument is one of the strings `choices`, and returns it."""
     if not isinstance(value, str):
         raise TypeError(
             f"{name}={_format_value(value)} is a {type(value).__name__}, not a str: choose one "
@@ -166,9 +177,9 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 
 def did_you_mean(name: str, choices: Iterable[str], otherwise: str) -> str:
-    """Returns "did you mean X?" for the choice closest to `name`.
+    """Returns a hint for a misspelt name: "did you mean X?", where X is the most similar choice.
 
-    Without a close one it returns `otherwise` followed by all choices.
+    If no choice is similar, the hint is `otherwise` followed by all choices.
 
     >>> did_you_mean("cohort_sise", ["rounds", "cohort_size"], "the fields are")
     'did you mean `cohort_size`?'
@@ -184,9 +195,10 @@ def did_you_mean(name: str, choices: Iterable[str], otherwise: str) -> str:
 
 
 def finite_array(name: str, value: Any, *, ndim: int) -> np.ndarray:
-    """Returns `value` as a float64 array with `ndim` non-empty axes and finite entries.
+    """Checks that the argument is an array of finite numbers with `ndim` non-empty axes, and
+    returns it as float64.
 
-    The result is `value` itself if it already is such an array, else a copy.
+    The result is `value` itself if it already is such a float64 array, and otherwise a copy.
     """
     try:
         array = np.asarray(value)
@@ -214,7 +226,9 @@ def finite_array(name: str, value: Any, *, ndim: int) -> np.ndarray:
 
 
 def lower_triangular(name: str, value: Any) -> np.ndarray:
-    """Returns `value` as a square lower-triangular float64 matrix, checked by `finite_array`."""
+    """Checks that the argument is a square lower-triangular matrix of finite numbers, and returns
+    it as float64.
+    """
     matrix = finite_array(name, value, ndim=2)
     if matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"{name} has shape {matrix.shape}: pass a square (rounds, rounds) matrix")
@@ -229,9 +243,11 @@ def lower_triangular(name: str, value: Any) -> np.ndarray:
 
 
 def banded_rows(name: str, value: Any) -> np.ndarray:
-    """Returns `value` as the rows of a banded lower-triangular matrix M, checked by `finite_array`.
+    """Checks that the argument has the bands of a lower-triangular matrix M by rows, and returns it
+    as float64.
 
-    The rows have shape (rounds, bands), with rows[t, j] = M[t, t - j].
+    The shape is (rounds, bands), and entry [t, j] is M[t, t - j]. Entries with j > t, which lie
+    outside of M, must be 0.
     """
     rows = finite_array(name, value, ndim=2)
     n, bands = rows.shape
@@ -260,8 +276,8 @@ def fits_in_memory(
     """Raises TooLargeForMemory, a ValueError, if float64 arrays of `shape` do not fit into memory.
 
     A single array may take `MAX_BYTES` at most, and `copies` arrays, which are needed at the same
-    time, must fit into the free memory. If one array alone would fit, the error names `otherwise`
-    as the first way out; `hint` is the last one.
+    time, must fit into the free memory. The error proposes `hint` as a way out. If a single array
+    would fit, it proposes `otherwise` before it.
     """
     array_bytes = 8 * math.prod(shape)
     total_bytes = copies * array_bytes
@@ -283,9 +299,10 @@ def fits_in_memory(
 
 
 def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Returns the rows of the product of two banded lower-triangular n x n matrices.
+    """Computes the product of two banded lower-triangular n x n matrices.
 
-    Each matrix M is passed and returned by its rows, with rows[t, j] = M[t, t - j].
+    Each matrix M is passed and returned as an array of shape (n, bands) with its bands by rows:
+    entry [t, j] is M[t, t - j].
     """
     n, left_bands = left.shape
     right_bands = right.shape[1]
@@ -298,9 +315,11 @@ def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def banded_times(rows: np.ndarray, M: np.ndarray) -> np.ndarray:
-    """Returns the product of a banded lower-triangular matrix and M (banded paper, Alg. 8).
+    """Computes the product of a banded lower-triangular matrix and a dense matrix M (banded paper,
+    Alg. 8).
 
-    The banded matrix is passed by its rows, of shape (n, bands); M has shape (n, d).
+    The banded matrix is passed as an array of shape (n, bands) with its bands by rows, as in
+    `banded_product`. M has shape (n, d).
     """
     product = rows[:, :1] * M
     for j in range(1, rows.shape[1]):
@@ -309,7 +328,7 @@ def banded_times(rows: np.ndarray, M: np.ndarray) -> np.ndarray:
 
 
 def frozen_copy(matrix: np.ndarray) -> np.ndarray:
-    """Returns a read-only float64 copy, so that a frozen dataclass can hold the array."""
+    """Returns a read-only float64 copy of an array, for a field of a frozen dataclass."""
     copy = np.array(matrix, dtype=np.float64, order="C")
     copy.setflags(write=False)
     return copy
@@ -318,9 +337,10 @@ def frozen_copy(matrix: np.ndarray) -> np.ndarray:
 def positive(
     name: str, value: Any, hint: str, *, below: float = math.inf, allow_zero: bool = False
 ) -> float:
-    """Returns `value` as a float in (0, below), or in [0, below) if `allow_zero`.
+    """Checks that the argument is a number in (0, below), or in [0, below) if `allow_zero`, and
+    returns it as a float.
 
-    `hint` ends the error's sentence.
+    Errors end with `hint`, which says what to do instead.
     """
     number = finite_float(name, value, hint=hint)
     is_zero_allowed = allow_zero and number == 0
@@ -333,7 +353,7 @@ def positive(
 
 
 def probability(name: str, value: Any) -> float:
-    """Returns `value` as a float in [0, 1]."""
+    """Checks that the argument is a probability, and returns it as a float in [0, 1]."""
     number = finite_float(name, value, hint="use a probability from 0 to 1")
     if not 0 <= number <= 1:
         raise ValueError(f"{name}={number:g} is not a probability: use a number from 0 to 1")

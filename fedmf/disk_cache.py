@@ -1,4 +1,6 @@
-"""Disk cache of results, each stored under a hash of everything that it depends on."""
+"""Functions for a disk cache of computed results. Each result is stored under a hash of everything
+that it depends on.
+"""
 
 import functools
 import hashlib
@@ -11,9 +13,10 @@ from fedmf.files import make_folder
 
 @functools.cache
 def code_digest(*patterns: str) -> str:
-    """Returns a digest of the sources in fedmf/ whose paths match one of the glob patterns.
+    """Computes a digest of all source files in fedmf/ whose paths match one of the glob patterns.
 
-    A result that is stored under it is never read by a version of fedmf with other sources.
+    Cached results have the digest in their key. So a version of fedmf with other sources never
+    reads them.
     """
     package = pathlib.Path(__file__).parent
     sources: list[pathlib.Path] = []
@@ -27,10 +30,11 @@ def code_digest(*patterns: str) -> str:
 
 
 def store(path: pathlib.Path, write: Callable[[pathlib.Path], None], what: str) -> None:
-    """Writes a result to the cache, or warns that `what` could not be stored.
+    """Writes a result to the cache. If the file cannot be written, a warning says that `what` could
+    not be stored.
 
-    `write` must replace the file in one step. If two processes compute the same result, the later
-    file remains, and both are right.
+    `write` must replace the file in one step. If two processes compute the same result, the file of
+    the later one remains, which has the same content.
     """
     try:
         make_folder(path.parent)

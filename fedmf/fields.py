@@ -1,4 +1,6 @@
-"""Fields of frozen dataclasses that check their values, and the help texts that commands show."""
+"""Fields of frozen dataclasses that check their values. Commands offer some of these fields as
+options, whose help texts stand here too.
+"""
 
 import dataclasses
 import functools
@@ -14,9 +16,9 @@ import numpy as np
 from fedmf import checks
 from fedmf.files import expanded
 
-# The largest count that fits into the int64 arrays of fedmf and of the libraries that it calls.
+# Largest count that fits into the int64 arrays of fedmf and of the libraries that it calls.
 MAX_COUNT = 2**63 - 1
-# Suggestions that make a shell complete the paths of files.
+# Value of `suggestions` for options whose value is a path, which a shell completes with file names.
 PATHS = ("",)
 
 
@@ -26,7 +28,7 @@ def option(
     check: Callable[[str, Any], Any],
     suggestions: Callable[[], Iterable[str]] | None = None,
 ) -> Any:
-    """Returns a dataclass field that commands offer as an option; `check_fields` runs its check.
+    """Returns a dataclass field that commands offer as an option. `check_fields` calls its check.
 
     Args:
       default: the field's default.
@@ -39,7 +41,9 @@ def option(
 
 
 def whole_number(default: int | None, help: str, *, low: int = 1, high: int | None = None) -> Any:
-    """Returns a field for a whole number in low..high that fits into 64 bits; `low` is 0 or 1."""
+    """Returns a field for a whole number in low..high, where `low` is 0 or 1. The number must fit
+    into 64 bits.
+    """
     sign = "positive" if low else "non-negative"
     hint = f"use a {sign} whole number"
 
@@ -56,7 +60,7 @@ def whole_number(default: int | None, help: str, *, low: int = 1, high: int | No
 
 
 def seed(default: int, help: str) -> Any:
-    """Returns a field for a seed, a non-negative whole number of any length."""
+    """Returns a field for a random seed, a non-negative whole number of any size."""
     hint = "use a non-negative whole number"
     return option(default, help, lambda name, value: checks.integer(name, value, low=0, hint=hint))
 
@@ -75,7 +79,9 @@ def positive_float(
 
 
 def choice(default: str | None, help: str, choices: Callable[[], Iterable[str]]) -> Any:
-    """Returns a field for one of the strings that `choices` returns."""
+    """Returns a field whose value must be one of the strings that the function `choices`
+    returns.
+    """
     return option(
         default,
         help,
@@ -125,14 +131,15 @@ def path(default: str | None, help: str) -> Any:
 def validated(
     check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING, *, repr: bool = True
 ) -> Any:
-    """Returns a field with a check but without a help text, which no command shows."""
+    """Returns a field with a check that commands do not offer as an option."""
     return dataclasses.field(default=default, metadata={"check": check}, repr=repr)
 
 
 def derived(check: Callable[[str, Any], Any], default: Callable[[Any], Any]) -> Any:
-    """Returns a field that replaces None by `default(instance)`.
+    """Returns a field whose default is computed from other fields: None is replaced by
+    `default(instance)`.
 
-    At that time the fields above it have been checked, and `default` can read them.
+    The function `default` can read the fields above, which have been checked before.
     """
     return dataclasses.field(default=None, metadata={"check": check, "default": default})
 
@@ -143,7 +150,9 @@ def array(ndim: int, default: Any = dataclasses.MISSING) -> Any:
 
 
 def instance(kind: type) -> Callable[[str, Any], Any]:
-    """Returns a check that a value is an instance of `kind`."""
+    """Returns a check function for fields, which raises TypeError unless the value is an instance
+    of `kind`.
+    """
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
 
     def check(name: str, value: Any) -> Any:
@@ -155,15 +164,16 @@ def instance(kind: type) -> Callable[[str, Any], Any]:
 
 
 def plain_text(name: str, value: Any) -> str:
-    """Returns `value`, which must be a str and may be empty."""
+    """Checks that the argument is a str, which may be empty, and returns it."""
     checked_text: str = coerce(name, value, str)
     return checked_text
 
 
 def check_fields(options: Any) -> None:
-    """Replaces each field of a frozen dataclass by its checked value, in the order of the fields.
+    """Checks all fields of a frozen dataclass in order, and replaces each value by the one that its
+    check returns.
 
-    None passes if the field's type allows it.
+    None passes without a check if the field's type allows it.
 
     Raises:
       TypeError, ValueError: a value is wrong; the message names the field, its value and a way out.
@@ -174,13 +184,15 @@ def check_fields(options: Any) -> None:
             value = field.metadata["default"](options)
         is_allowed_none = value is None and type(None) in typing.get_args(field.type)
         if "check" in field.metadata and not is_allowed_none:
-            # The check also makes numpy's numbers plain ones, since options are stored as JSON.
+            # The check also converts numpy's numbers to Python's, because options are stored as
+            # JSON.
             checked_value = field.metadata["check"](field.name, value)
             set_fields(options, {field.name: checked_value})
 
 
 def check_names(call: str, options: type, values: Mapping[str, Any]) -> None:
-    """Raises TypeError unless `values` names the options of a dataclass and omits no required one.
+    """Raises TypeError if `values` has a name that is not a field of a dataclass of options, or
+    lacks a required field.
 
     Args:
       call: name of the function that takes the options, for the error.
@@ -200,20 +212,23 @@ def check_names(call: str, options: type, values: Mapping[str, Any]) -> None:
 
 
 class Checked:
-    """Base of frozen dataclasses that check their fields on construction; see `check_fields`."""
+    """Base of frozen dataclasses whose fields `check_fields` checks when an instance is made."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restores a copy or a pickle with read-only arrays, which numpy restores as writable."""
+        """Restores an instance from a copy or a pickle. Its arrays become read-only again, because
+        numpy restores them as writable.
+        """
         set_fields(self, state)
 
 
 class ShortRepr:
-    """Base of dataclasses with large fields, whose `repr` is one short line.
+    """Base of dataclasses with large fields, which makes their `repr` one short line.
 
-    It omits fields at their default, and shows shapes of arrays and lengths of long lists.
+    The `repr` omits fields at their default, and shows arrays by their shapes and long lists by
+    their lengths.
     """
 
     # Names of properties that `repr` shows before the fields.
@@ -221,7 +236,7 @@ class ShortRepr:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "__repr__" not in vars(cls):  # Otherwise @dataclass generates one.
+        if "__repr__" not in vars(cls):  # Without this, @dataclass would generate a long one.
             cls.__repr__ = ShortRepr.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
@@ -241,7 +256,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _short_text(value: Any) -> str:
-    """Returns the text of a field's value for `repr`, shortened to one line."""
+    """Returns the text of a field's value for `repr`; large values are replaced by their size."""
     if isinstance(value, np.ndarray):
         return f"<{value.dtype} {value.shape}>"
     if isinstance(value, list | tuple | Mapping) and len(value) > 4:
@@ -250,7 +265,7 @@ def _short_text(value: Any) -> str:
 
 
 def flat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
-    """Returns the values of nested mappings in one dict, under joined names.
+    """Flattens nested mappings into one dict, whose names are joined by `separator`.
 
     >>> flat({"round": 3, "validation": {"accuracy": 0.5}})
     {'round': 3, 'validation.accuracy': 0.5}
@@ -266,7 +281,9 @@ def flat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
 
 
 def set_fields(options: Any, values: Mapping[str, Any]) -> None:
-    """Sets fields of a frozen dataclass in its `__post_init__`; arrays as read-only copies."""
+    """Sets fields of a frozen dataclass, for use in its `__post_init__`. Arrays are stored as
+    read-only copies.
+    """
     for name, value in values.items():
         stored_value = value
         if isinstance(value, np.ndarray):
@@ -275,7 +292,7 @@ def set_fields(options: Any, values: Mapping[str, Any]) -> None:
 
 
 def require(options: Any, name: str, *, needs: str, present: bool) -> None:
-    """Raises ValueError if a field was set although the option that it needs was not.
+    """Raises ValueError if a field is set without another option that it needs.
 
     Args:
       options: the dataclass.
@@ -289,10 +306,11 @@ def require(options: Any, name: str, *, needs: str, present: bool) -> None:
 
 
 def coerce(name: str, value: Any, kind: type) -> Any:
-    """Returns `value` as an int, float, str or bool, the class `kind`.
+    """Checks that the argument is of the class `kind`, which is int, float, str or bool, and
+    returns it as an instance of that class.
 
     Raises:
-      TypeError, ValueError: `value` is not of that class; the message names a way out.
+      TypeError, ValueError: `value` is not of that class; the message says what to do instead.
     """
     if kind is int:
         return checks.integer(name, value, low=0, hint="pass a whole number")

@@ -1,4 +1,6 @@
-"""Paths, atomically written files, private folders, folder locks, and the cache folder."""
+"""Functions for files and folders: paths, files that are written atomically, private folders, locks
+of folders, and the cache folder.
+"""
 
 import contextlib
 import errno
@@ -33,7 +35,8 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
             f"write the whole path, or './{text}' for a name that begins with ~"
         )
     expanded_path = pathlib.Path(expanded_text)
-    # pathlib removes a leading "./", so that another call would expand a name that begins with "~".
+    # pathlib removes a leading "./". For "./~name" the absolute path is returned, so that another
+    # call of this function does not take it for a home folder.
     if str(expanded_path).startswith("~"):
         return expanded_path.absolute()
     return expanded_path
@@ -73,7 +76,8 @@ def shell_path(path: str | os.PathLike[str]) -> str:
 
 
 def checked_path(name: str, value: Any, *, hint: str = "name a file") -> pathlib.Path:
-    """Returns the expanded path of an argument; `hint` ends the error's sentence.
+    """Checks that an argument is a path, and returns it with the home folder in place of a leading
+    "~". Errors end with `hint`, which says what to do instead.
 
     Raises:
       TypeError: the value is not a str or a path, or is empty.
@@ -86,7 +90,8 @@ def checked_path(name: str, value: Any, *, hint: str = "name a file") -> pathlib
 def write_atomically(
     path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], *, mode: int = 0o644
 ) -> None:
-    """Replaces a file in one step, so that readers and crashes see the old or the new content.
+    """Writes a file in one step: after a crash, and for other processes, it has either the old
+    content or the new one.
 
     Args:
       path: the file. A crash can leave a temporary file .NAME.*.part beside it.
@@ -100,7 +105,7 @@ def write_atomically(
 def write_exclusively(
     path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], *, mode: int = 0o644
 ) -> None:
-    """Creates a new file in one step; of several processes only one succeeds.
+    """Creates a new file in one step. If several processes try to create it, only one succeeds.
 
     Args:
       path, content, mode: see `write_atomically`.
@@ -118,7 +123,9 @@ def write_exclusively(
 def _temporary_file(
     path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], mode: int
 ) -> Iterator[pathlib.Path]:
-    """Yields a temporary file beside `path` with the content; removes it after an error."""
+    """Writes the content to a temporary file beside `path` and yields its path. After an error it
+    removes the file.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -136,15 +143,15 @@ def _temporary_file(
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         if isinstance(error, OSError):
-            # The error names the temporary file, which the caller does not know.
+            # The new error names `path`, because the caller does not know the temporary file.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Creates a folder and its missing parents, accessible by their owner only.
+    """Creates a folder and its missing parents, which only their owner can access.
 
-    Existing folders stay as they are.
+    Existing folders keep their permissions.
     """
     path = pathlib.Path(path)
     if not path.parent.exists():
@@ -153,12 +160,13 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def append_privately(path: pathlib.Path) -> TextIO:
-    """Opens a file to append text; a new file is accessible by its owner only."""
+    """Opens a file for appending text. If it is created, only its owner can access it."""
     return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Writes the names in a folder to the disk, so that they survive a power failure.
+    """Writes the directory entries of a folder to the disk, so that new files in it survive a power
+    failure.
 
     Raises:
       OSError: the file system failed, or cannot sync folders; the message says which.
@@ -180,9 +188,10 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def sync_names(folder: pathlib.Path) -> None:
-    """Writes the names of a folder, its private/ and their content to the disk; see `sync_folder`.
+    """Writes the directory entries of a folder, of its subfolder private/ and of all its parents to
+    the disk, so that they survive a power failure.
 
-    Parents that the process may not read are skipped.
+    Folders that the process may not read are skipped.
     """
     for path in (folder / "private", folder, *folder.absolute().parents):
         with contextlib.suppress(PermissionError):
@@ -193,10 +202,10 @@ _LOCKS: "weakref.WeakSet[FolderLock]" = weakref.WeakSet()
 
 
 class FolderLock:
-    """Lock of this process on an open folder, until `release` or the end of the process.
+    """Lock of this process on an open folder. It lasts until `release` or the end of the process.
 
-    A forked process shares the descriptor and with it the lock. It closes its copy, and `release`
-    ends the lock even if a copy is open.
+    A forked process inherits the open folder and would hold the lock too. So it closes the folder,
+    and `release` ends the lock even if a forked process still has it open.
 
     Attributes:
       descriptor: file descriptor of the folder; None after `release`, and in a forked process.
@@ -209,7 +218,7 @@ class FolderLock:
         _LOCKS.add(self)
 
     def release(self) -> None:
-        """Ends the lock and closes the folder; later calls do nothing."""
+        """Ends the lock and closes the folder. Later calls do nothing."""
         descriptor = self.descriptor
         self.descriptor = None
         if descriptor is None:
@@ -221,7 +230,9 @@ class FolderLock:
         os.close(descriptor)
 
     def _leave_in_child(self) -> None:
-        """Closes the copy of a forked process, since unlocking it would unlock the parent's."""
+        """Closes the folder in a forked process without unlocking it, because that would end the
+        lock of the parent process.
+        """
         descriptor = self.descriptor
         self.descriptor = None
         if descriptor is not None:
@@ -230,7 +241,7 @@ class FolderLock:
 
 
 def _leave_locks_in_child() -> None:
-    """Closes all copies of locks in a forked process."""
+    """Closes all locked folders in a forked process, which must not hold its parent's locks."""
     for folder_lock in list(_LOCKS):
         folder_lock._leave_in_child()
 
@@ -240,7 +251,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def lock(path: str | os.PathLike[str], *, requires_lock: bool = False) -> FolderLock | None:
-    """Opens and locks a folder; returns None if it is locked already.
+    """Opens and locks a folder. Returns None if another process or object has locked it already.
 
     Args:
       path: the folder.
@@ -272,9 +283,10 @@ def lock(path: str | os.PathLike[str], *, requires_lock: bool = False) -> Folder
 
 
 def cache_folder() -> pathlib.Path | None:
-    """Returns $FEDMF_CACHE or, by default, fedmf in the user's cache folder.
+    """Returns the folder of the disk cache: $FEDMF_CACHE or, by default, fedmf in the user's cache
+    folder.
 
-    None means that nothing is cached, as $FEDMF_CACHE is empty.
+    The result is None if $FEDMF_CACHE is empty, which means that nothing is cached.
     """
     fedmf_cache = os.environ.get("FEDMF_CACHE")
     if fedmf_cache is not None:
@@ -284,10 +296,10 @@ def cache_folder() -> pathlib.Path | None:
 
 
 def check_archive(path: str | os.PathLike[str]) -> None:
-    """Checks the checksums of an .npz archive by reading every entry to its end.
+    """Checks the checksums of all entries of an .npz archive.
 
-    numpy reads the number of bytes that an entry's header states. If the header is damaged, these
-    may be too few to reach the checksum.
+    numpy alone may miss a damaged file: it reads as many bytes as the header of an entry states,
+    and a damaged header may state too few to reach the checksum.
 
     Raises:
       ValueError: the checksum of an entry is wrong.
