@@ -212,10 +212,11 @@ def task_of_run(
     """Returns the task that a run was trained on, or with `data` the same task on another data
     file.
 
-    `task` names it, with `task_options`, if the run was trained in Python and its config does not.
+    If the run was trained in Python and its configuration does not name the task, `task` and
+    `task_options` do.
 
-    Words, classes and the like keep the ids that the model was trained with. A task for which that
-    takes more than another file has options with a method `on_data(data)`.
+    Words and classes keep the ids that the model was trained with. If that takes more than reading
+    another file, the task's options have a method `on_data(data)`.
 
     Raises:
       FileNotFoundError, TypeError, ValueError: as `task_from_config` does; the run's config does

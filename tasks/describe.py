@@ -1,7 +1,7 @@
 """Description of the data file of any shipped task. The file's content decides which task it is
 for.
 
-Needs no TensorFlow.
+It needs no TensorFlow.
 """
 
 import os

@@ -26,10 +26,11 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]
     """Returns the mean of some values, and a bootstrap interval for the mean with confidence
     `LEVEL`.
 
-    The ends are percentiles of resampled means, expanded for few values: those at which a normal
-    interval would be as wide as Student's (Hesterberg 2015, "What teachers should know about the
-    bootstrap"). The interval of 6 normal values lies above the true mean in 3% of cases, that of 4
-    in 7%. Of one value all three numbers are that value.
+    The ends of the interval are percentiles of resampled means. For few values the percentiles are
+    expanded to those at which a normal interval would be as wide as Student's (Hesterberg 2015,
+    "What teachers should know about the bootstrap"). The interval of 6 normal values lies above the
+    true mean in 3% of cases, that of 4 values in 7%. For a single value all three numbers are that
+    value.
 
     Returns:
       Mean, low end, high end.
@@ -132,8 +133,8 @@ def compared(*pairs: tuple[str, str]) -> Judge:
 def matched(line: str, best: str, worst: str) -> Judge:
     """Returns a judge that decides whether the accuracy of `line` matches that of `best`.
 
-    It does if it is above `worst`, and `best` leads it by at most a quarter of the lead of `best`
-    over `worst`, by the end of the interval.
+    It matches if two things hold. The line is above `worst`, and the upper end of the interval of
+    the lead of `best` over the line is at most a quarter of the lead of `best` over `worst`.
     """
 
     def judge(scores: Sequence[Score], size: Any) -> Outcome:
@@ -207,8 +208,8 @@ SETTING_COLUMNS = (
 def by_setting(study: Study, request: Request) -> list[dict[str, Any]]:
     """Returns a row of statistics for each setting that has finished runs.
 
-    Validation is smoothed as for tuning. Epsilon is infinite without noise, and statistics of no
-    run are NaN.
+    The validation metric is smoothed as for tuning. Epsilon is infinite without noise. Statistics
+    are NaN if no run has the metric.
     """
     return [
         _setting_row(line, config.server_learning_rate, runs, study.smoothed_over)
@@ -220,7 +221,7 @@ def by_rate(scores: Sequence[Score]) -> dict[str, Any]:
     """Returns the fields `columns` and `rows` of an `Outcome`, with a row for each line and server
     rate.
 
-    The runs that tune count as well as those that are reported.
+    The statistics are over the tuning runs as well as the reported ones.
     """
     rows = []
     for score in scores:

@@ -104,9 +104,9 @@ def inverse(
     It returns float64 noise multipliers, where epsilon is within the relative `tolerance` of each
     target.
 
-    Epsilon is tabulated over noise and interpolated monotonically between logarithms. Each answer
-    is an entry of the table then. Where epsilon jumps over a target, the answer is the noise above
-    the jump, to `tolerance`.
+    Epsilon is tabulated over the noise multiplier, and interpolated monotonically between the
+    logarithms of both. Interpolated noises are added to the table until each target has an entry.
+    If epsilon jumps over a target, the answer is the noise just above the jump, to `tolerance`.
 
     Args:
       epsilon_of: function from noise multiplier to epsilon.

@@ -1,9 +1,10 @@
 """Catalogue of every table and figure of the papers, with its claim in our words and the time that
 it takes to make it.
 
-An item is a line and what is indented under it: its name on the command line, the paper's caption
-number, and its seconds on two cores, at scale small and, if it does not train, at full; then the
-claim. In place of the seconds stands the state of what nothing here makes, and after the claim why.
+The first line of an item has its name on the command line, the paper's caption number, and the
+seconds that it takes on two cores, at scale small and, if it does not train, at full. The claim is
+indented under it. An item that cannot be made here has its state in place of the seconds, and the
+reason after the claim.
 """
 
 ITEMS = """

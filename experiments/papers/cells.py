@@ -79,7 +79,7 @@ def table(name: str, trained: Trained | None = None) -> Callable[[Rows], Rows]:
 
     The function yields only the rows that take seconds, unless the scale is full.
 
-    `trained` gives more rows, of the runs that there are, which decide nothing.
+    `trained` returns more rows, for the runs that are finished. They do not affect the outcome.
     """
 
     def declare(rows: Rows) -> Rows:

@@ -1,9 +1,9 @@
 """Trained figures on CIFAR-10 at example level: multi-epoch Figures 1, 7, 8, 9, App. E; banded
 Figure 10, App. H.
 
-Steps of 500 images in a fixed order, 20 epochs, no momentum for DP-SGD, and
-a rate that falls to 0.05 of its peak over the last quarter. Every image is a client whose one SGD
-step of rate 1 is its gradient.
+Training has steps of 500 images in a fixed order and 20 epochs. DP-SGD has no momentum. The
+learning rate falls to 0.05 of its peak over the last quarter. Every image is a client that takes
+one SGD step with rate 1, so that its update is its gradient.
 """
 
 import dataclasses
@@ -259,7 +259,7 @@ def _sgd(size: Size, epsilons: Sequence[float], rates: Sequence[float]) -> Field
 def multi_epoch(size: Size) -> Study:
     """Returns the study of multi-epoch Fig. 1.
 
-    Only DP-SGD is also trained with sampling, which the paper calls incorrect, though standard.
+    DP-SGD alone is trained with sampling as well, which the paper calls incorrect, though standard.
     """
     sgd = _sgd(size, size.epsilons, size.rates)
     parts = [(SAMPLED, _sampled(size, sgd)), (SGD, _in_order(size, sgd)), _optimal(size)]

@@ -78,8 +78,8 @@ def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
     """Yields steps of gradient descent, or of Newton's method with conjugate gradients (Yuan et al.
     2016, Alg. 1), both with Armijo's rule.
 
-    A step is halved until the Cholesky factorisation exists and the loss falls by a hundredth of
-    what the slope promises. The diagonal of X stays 1.
+    A step is halved until X has a Cholesky factorisation and the loss falls by at least a hundredth
+    of what the slope predicts. The diagonal of X stays 1.
     """
     clock = _Clock()
     X = normalized(geometric_mean(gram, np.ones(len(gram)))[0])

@@ -172,8 +172,9 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
 
     A is the workload, and C the encoder.
 
-    The problem is convex; the constraints are written out, so this is for a few rounds. "pairs" is
-    also what `fedmf.fit(family="dense")` solves, with a certificate, for any number of rounds.
+    The problem is convex. All constraints are written out, which is feasible for a few rounds only.
+    With the constraints "pairs" it is the problem that `fedmf.fit(family="dense")` solves, with a
+    certificate, for any number of rounds.
 
     Args:
       A: (n, n) workload.

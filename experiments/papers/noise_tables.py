@@ -35,8 +35,8 @@ def _accuracies(
 ) -> Trained:
     """Returns a function that compares the accuracies of a study's runs with the printed ones.
 
-    Those of Tables 6 and 7 are on the validation set for each rate, those of Tables 4 and 5 on the
-    test set for the best rate.
+    The printed accuracies of Tables 6 and 7 are on the validation set for each learning rate. Those
+    of Tables 4 and 5 are on the test set for the best rate.
     """
     printed_accuracies = _printed_accuracies(rows)
     column = "test" if isinstance(rows[0], printed.NoiseRow) else "validation"
@@ -120,8 +120,8 @@ def banded_table_4(scale: Scale) -> Iterator[Cell]:
     """Yields the cells of Choquette-Choo et al. 2023, App. I, Table 4: noise multipliers at delta =
     1e-6 without amplification.
 
-    The matrices of "Multi-epoch MF" are not published; their sensitivity under b-min-sep is read
-    off their first row.
+    The matrices of "Multi-epoch MF" are not published, so their sensitivity under b-min-sep is
+    computed from the table's first row of that mechanism.
     """
     first = next(row for row in printed.BANDED_TABLE_4 if row.mechanism == "Multi-epoch MF")
     sensitivity = float(first.noise_multiplier) / gaussian_noise_multiplier(first.epsilon, _DELTA)
@@ -254,7 +254,8 @@ def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -
     Clients have k = 6 participations, b = 342 rounds apart, or one where the table has a single
     epoch.
 
-    All are made for prefix sums; `measured` is that workload, or "identity".
+    All mechanisms are made for prefix sums. `measured` is the workload whose rmse is computed,
+    "prefix_sum" or "identity".
     """
     workload, single = sums_once(ROUNDS)
     six = epochs(ROUNDS, PARTICIPATIONS)
@@ -279,7 +280,7 @@ def effective_rmse(
 
     For the workload "identity" it is the rmse of single updates.
 
-    `amplified`: Table 7's rows that name bands below 342.
+    With `amplified`, rows with fewer than 342 bands have amplified noise, as in Table 7.
     """
     sigma = gaussian_noise_multiplier(row.epsilon, _DELTA)
     if amplified and row.bands is not None and row.bands < ROUNDS // PARTICIPATIONS:

@@ -2,8 +2,8 @@
 
 "Denisov" is Denisov et al. 2022, "multi-epoch" is Choquette-Choo et al. 2022, "banded" is
 Choquette-Choo et al. 2023, "slides" are Pillutla's of 2025 on buffered linear Toeplitz noise.
-Tuned on StackOverflow: all runs but "Single-epoch MF" (167 clients a round, one epoch) are 2052
-rounds of 1000 clients, six epochs, with delta = 1e-6.
+Runs that were tuned on StackOverflow have 2052 rounds of 1000 clients, which are six epochs, and
+delta = 1e-6. Only "Single-epoch MF" has one epoch, with 167 clients a round.
 """
 
 import math
@@ -18,8 +18,8 @@ def agrees(value: float, printed: str) -> bool:
 
     If the number is printed with ≤, every value below it agrees.
 
-    A value in the middle between two printed figures agrees with both. The last digits of float64
-    do not count.
+    A value halfway between two printed numbers agrees with both. Differences in the last digits of
+    float64 are ignored.
 
     >>> agrees(5.774e6, "5.8e6"), agrees(5.749e6, "5.8e6")
     (True, False)

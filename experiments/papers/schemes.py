@@ -48,7 +48,7 @@ def schemes(rounds: int, separation: int) -> Schemes:
     """Returns a mapping from name to mechanisms by number of bands, and a function from bands to
     scheme.
 
-    There are 1000 clients a round; each comes once in `separation` rounds on average.
+    A round has 1000 clients, and each client comes once in `separation` rounds on average.
     """
     size: dict[str, Any] = {"population": 1000 * separation, "cohort_size": 1000}
     # The numbers of bands are divisors of the separation, which all schemes allow, each about twice

@@ -92,8 +92,8 @@ def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
 
     |B|^2 is the power spectrum of the noise, and W is the weight that `_weight` returns.
 
-    The coefficients of C = 1 / B are those of the minimum-phase function of this modulus,
-    by its cepstrum.
+    The coefficients of C = 1 / B are those of the minimum-phase function with this modulus, which
+    is computed from the modulus' cepstrum.
     """
     power = _weight(eta, spectrum, sampled) ** -0.5
     cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # cepstrum of |C|
@@ -402,7 +402,8 @@ def _trained(
 
     Examples have the shape (rounds, chains, d), and their covariance H is the identity.
 
-    Each chain sees every example once, clipped; its noise is that of a Plan of rho-zCDP.
+    Each chain sees every example once, with a clipped gradient. Its noise is that of a `Plan` with
+    rho-zCDP.
     """
     rounds, chains, d = x.shape
     plan = fedmf.Plan(
@@ -431,8 +432,8 @@ def predicted(name: str, T: int, d: int) -> float:
 
     The covariance H is the identity, and the start has distance 1 from the optimum.
 
-    An example takes the share 1 - 2 eta + (d + 2) eta^2 of the squared distance with it, and the
-    noise is taken as stationary.
+    A step on one example multiplies the expected squared distance by 1 - 2 eta + (d + 2) eta^2. The
+    error of the noise is taken as stationary.
     """
     return min(
         (1 - 2 * eta + (d + 2) * eta**2) ** T

@@ -1,7 +1,8 @@
 """Studies (grids of runs) of the StackOverflow experiments: Denisov Figs. 2, 3, 6; multi-epoch
 Figs. 3, 10 to 12; banded Figs. 1 (b), 5 (a), 12.
 
-A grid is what the paper prints, at the paper's size; a smaller `Size` keeps the lines.
+At the paper's size a study has the settings that the paper prints. A smaller `Size` has the same
+lines.
 """
 
 import functools

@@ -127,7 +127,7 @@ def denisov_6(scores: Sequence[Score], size: Size) -> Outcome:
 def _between(scores: Sequence[Score], line: str, first: int, last: int) -> np.ndarray:
     """Returns the mean validation accuracy of each seed from round `first` to round `last`.
 
-    A single validation has few sentences, and so much noise.
+    One validation alone is noisy, since it has few sentences.
     """
     runs = next(score.runs for score in scores if score.line == line)
     curves = [validation_curve(run) for run in runs]

@@ -1,9 +1,9 @@
 """Studies, which are named grids of training runs with the lines of a figure, settings to tune, and
 seeds.
 
-It trains in the folder of a sweep. The settings of a line are tuned on the validation set with seed
-0. The best setting trains again with seeds 1, 2, ..., and only these runs are reported. `fedmf
-report` reads the folder, and the same command resumes in it.
+A study trains its runs in the folder of a sweep. The settings of a line are tuned on the validation
+set with seed 0. The best setting trains again with seeds 1, 2, ..., and only these runs are
+reported. `fedmf report` reads the folder, and the same command resumes an interrupted study.
 """
 
 import dataclasses
@@ -154,7 +154,7 @@ Judge = Callable[[Sequence[Score], Any], Outcome]
 def trained(grid: Grid, *names: str) -> Callable[[Judge], Judge]:
     """Returns a decorator for the function that judges the scores for these items of the catalogue.
 
-    The function takes the scores of the grid and its size.
+    The function takes the scores of the study and its size.
     """
 
     def declare(judge: Judge) -> Judge:
@@ -208,8 +208,8 @@ Targets = Mapping[Key, Mapping[str, TrainConfig]]
 def run_study(study: Study, request: Request) -> list[Score]:
     """Trains the missing runs of a study, and returns a score for every line and target, in order.
 
-    No run begins before all have passed the checks that training makes before its first round. Runs
-    that tune are not evaluated on the test split.
+    No run begins before all have passed the checks that training makes before its first round. The
+    tuning runs are not evaluated on the test split.
 
     Raises:
       ValueError: scale "full" without data; a run that cannot train; or a run failed.
@@ -269,7 +269,7 @@ def finished(study: Study, request: Request) -> Iterator[tuple[str, TrainConfig,
 def dry_run(study: Study, request: Request) -> Cost:
     """Makes the checks of `run_study` without training, and returns what training will cost.
 
-    Nothing is trained. Fits and the substitute for the data are stored for the runs.
+    The fitted mechanisms and the synthetic data are stored for the later runs.
 
     Raises:
       ValueError: scale "full" without data; or a run that cannot train.
@@ -396,7 +396,7 @@ def _trained(
 
     Runs of the same mechanism share one object of it.
 
-    `check` is called if one has to train; `test` evaluates on the test split.
+    `check` is called if a run has to train. With `test` runs are evaluated on the test split.
     """
     if not configs:
         return {}

@@ -128,7 +128,7 @@ class Speed(NamedTuple):
     """Speed at which two cores train and evaluate the published model of a task, and sizes of the
     task's splits.
 
-    clients and examples: clients trained, and examples evaluated, in a second.
+    `clients` and `examples` are the clients trained and the examples evaluated in a second.
     """
 
     clients: float
@@ -151,8 +151,8 @@ _LEAST_ROUNDS = 10  # fewest rounds from which speed is measured
 class RunCost(NamedTuple):
     """Cost of one run.
 
-    clients: clients that it trains, summed over rounds. examples: examples that it evaluates on the
-    validation split, and on the test split if the run is reported.
+    `clients` is the number of clients that the run trains, summed over rounds. `examples` is the
+    number that it evaluates on the validation split, and on the test split if it is reported.
     """
 
     clients: int

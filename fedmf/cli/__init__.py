@@ -1,6 +1,6 @@
 """Command line of fedmf: the `fedmf` command, its sections of subcommands, and its exit statuses.
 
-Commands import what they need when they run: `fedmf --help` must answer at once.
+Commands import what they need only when they run, since `fedmf --help` must answer at once.
 """
 
 import contextlib

@@ -353,7 +353,7 @@ def status_line(label: str = "") -> Iterator[Callable[[Any], None]]:
 def show(values: dict[str, Any], as_json: bool) -> None:
     """Prints a result as JSON, or as one aligned line for each value.
 
-    A nested value has a name such as `outer.inner` there.
+    In a line, a nested value has a name such as `outer.inner`.
     """
     if as_json:
         click.echo(strict_json.dumps(values, indent=2))

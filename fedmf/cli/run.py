@@ -260,7 +260,7 @@ def _read_config(
 def _result_values(trained_run: "TrainedRun", config: "TrainConfig") -> dict[str, Any]:
     """Returns the metrics and the guarantee of a run, for the output.
 
-    Of a run that has stopped before its end it returns the rounds and the way to resume.
+    For a run that has stopped before its end, these are the rounds and the way to resume.
     """
     from fedmf.runs.notes import figures_note
 

@@ -106,7 +106,7 @@ EXISTING_FILE = FilePath(exists=True, dir_okay=False)
 class OneOf(click.Choice[str]):
     """Click type of one of the registered mechanism families or noise strategies.
 
-    They are imported when needed: `fedmf --help` must not.
+    Their modules are imported only when needed, since that would slow down `fedmf --help`.
     """
 
     def __init__(self, kind: str) -> None:
@@ -247,7 +247,7 @@ class NoiseSeed(Parsed):
 class ConfigField(Suggesting):
     """Click type of a configuration's field, which applies the field's own check.
 
-    `none` is a value where the default is a number that can be left out.
+    The word `none` is accepted for a field that may be None but has another default.
     """
 
     NONE = object()

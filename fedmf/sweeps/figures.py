@@ -190,7 +190,8 @@ def _draw_lines(
     """Draws lines of means over the seeds, with vertical bars from the smallest to the largest
     value.
 
-    A cross below marks a value without a mean. A line without a value on the axis is a level.
+    A cross at the foot marks a value without a mean. A line without a value on the axis is drawn
+    as a horizontal line.
     """
     metric = runs[0].plan["task"]["headline_metric"]
     has_crosses = False

@@ -138,8 +138,8 @@ def sweep_configs(
 ) -> dict[str, TrainConfig]:
     """Returns a mapping from run name to configuration, for every combination of the values.
 
-    A family gets only what it takes of epsilon, noise_multiplier, mechanism and the options of
-    families: family=none with two epsilons is one run.
+    A mechanism family gets only those fields that it accepts. The family "none" accepts no epsilon,
+    so with two epsilons it still has one run.
 
     Args:
       fixed: field of `TrainConfig`, or task_option.NAME, -> the value of every run.

@@ -90,10 +90,10 @@ def runs_going_on(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: i
     Of each group of compared runs, the better half of the settings of the tuned fields continues,
     rounded up.
 
-    A setting is judged by the mean over its seeds of a loss: the private one where runs have it,
-    else that on the validation set after that round; without a loss, by the headline metric. None
-    goes on whose loss is above that of its first validation, or not finite. Where that is so of
-    all, the lowest goes on, with a warning.
+    A setting is judged by a loss, averaged over its seeds. It is the private loss if the runs have
+    one, else the loss on the validation set after that round, and without a loss the headline
+    metric. A setting stops if its loss is above that of its first validation, or not finite. If all
+    settings would stop, the one with the lowest loss continues, with a warning.
 
     Args:
       out: the sweep's folder.

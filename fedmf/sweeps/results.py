@@ -149,7 +149,8 @@ def _has_diverged(run: Run) -> bool:
 def tuned_fields(runs: Sequence[Run]) -> tuple[str, ...]:
     """Returns the names of the fields whose values are chosen by validation.
 
-    If all runs sample their cohorts, the bands are, since their best number depends on epsilon.
+    The number of bands is among them if all runs sample their cohorts, since the best number then
+    depends on epsilon.
     """
     return (*TUNED, "bands") if all(run.config.sampling for run in runs) else TUNED
 
@@ -284,7 +285,7 @@ def _mean_and_range(values: Sequence[float]) -> str:
 def together(runs: Sequence[Run]) -> str:
     """Describes in words the joint guarantee of all runs of the sweep, finished or not.
 
-    All train on the same data, and all results are used when one run is chosen.
+    All runs train on the same data, and all results are used when one run is chosen.
     """
     plans = [run.plan for run in runs if run.plan["epsilon"] is not None]
     if not plans:

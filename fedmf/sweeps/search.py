@@ -140,8 +140,8 @@ def next_trial(space: Space, trials: Mapping[str, Trial]) -> tuple[str, Trial] |
     """Chooses the next run, and returns its name and trial. The order of earlier trials does not
     matter.
 
-    Trials under way count as bad ones, so that the next is not beside them, and so do models that
-    diverged. Failed trials do not count.
+    Trials that still train count as bad ones, so that the next trial is not close to them. Trials
+    whose model diverged count as bad too. Failed trials are ignored.
 
     Returns:
       None if no setting was found that is new and can be trained.

@@ -241,7 +241,7 @@ def _batch(
 def scaled(x: np.ndarray) -> np.ndarray:
     """Scales images to the network's input, float32 in [-1, 1].
 
-    x / 127.5 - 1, as in the code of Kairouz et al. 2021.
+    A value x becomes x / 127.5 - 1, as in the code of Kairouz et al. 2021.
     """
     return x.astype(np.float32) / np.float32(127.5) - np.float32(1)
 

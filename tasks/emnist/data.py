@@ -184,8 +184,8 @@ def _arrays(examples: Sequence[tuple[np.ndarray, int]]) -> tuple[np.ndarray, np.
 def halves(client_ids: list[str]) -> tuple[list[str], list[str]]:
     """Splits the test writers into the writers for validation and the writers for test.
 
-    They alternate: neighbours in the sorted order are of one NIST partition, such as census
-    employees or pupils, and both halves need both.
+    Writers alternate between the halves. Neighbours in the sorted order belong to the same NIST
+    partition, such as census employees or pupils, so both halves have writers of each partition.
     """
     return client_ids[::2], client_ids[1::2]
 

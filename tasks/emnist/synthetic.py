@@ -202,7 +202,7 @@ def draw_images(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _interpolated(fields: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Interpolates fields (m, side, side) bilinearly at points (m, h, w).
 
-    Beyond the edge a field is as at its edge.
+    Beyond the edge of a field its values at the edge are repeated.
     """
     field_index = np.arange(len(fields))[:, None, None]
     coordinates = np.broadcast_arrays(field_index, rows, columns)

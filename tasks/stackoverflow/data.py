@@ -96,8 +96,8 @@ def _bytes(example: dict[str, Feature], name: str) -> bytes:
 def version_of(path: pathlib.Path) -> str:
     """Returns a text that changes whenever SQLite changes the file.
 
-    It is a digest of the header, which counts changes, and of the size: reading all of the real
-    file would take long.
+    It is a digest of the header, which counts changes, and of the size, since reading all of the
+    real file would take long.
     """
     with path.open("rb") as file:
         header = file.read(100)

@@ -41,8 +41,8 @@ class _Trace(NamedTuple):
     """Values of a forward pass that the backward pass needs, as one tensor (batch, ...) for each
     step.
 
-    states, cells: with the initial zero in front. openings: sigmoids of the four gates.
-    candidates: tanh of the cell gate. squashed: tanh of the cells.
+    `states` and `cells` have the initial zero in front. `openings` are the sigmoids of the four
+    gates, `candidates` the tanh of the cell gate, and `squashed` the tanh of the cells.
     """
 
     states: list[Any]
@@ -151,7 +151,8 @@ class UnrolledLSTM(tf.keras.layers.LSTM):
         """Computes outputs of shape (batch, length, units) from inputs (batch, length, features),
         float32.
 
-        The state starts at zero. Behind the mask the last output before it is repeated, or 0.
+        The state starts at zero. At masked positions the last output before them is repeated, or 0
+        if there is none.
         """
         del training, initial_state
         steps = tf.transpose(inputs, [1, 0, 2])

@@ -15,7 +15,7 @@ END_OF_SENTENCE = "(end of the sentence)"
 def next_words(run: Run, text: str, count: int = 5) -> dict[str, Any]:
     """Predicts the most likely words after a text.
 
-    Needs no data: the run folder has the model and its words.
+    It needs no data, since the run's folder has the model and its words.
 
     Args:
       run: a finished next-word run.

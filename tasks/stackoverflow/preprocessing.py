@@ -1,9 +1,10 @@
 """Conversion of sentences to sequences of ids, as in the published StackOverflow experiments.
 
-Ids: padding 0, words 1 .. V in order of frequency, out-of-vocabulary V + 1, beginning of sentence V
-+ 2, end of sentence V + 3. A sentence is split on blanks and cut to the first `length` words; the
-end is appended only when fewer than `length` words were there, the beginning is put in front, and
-the whole is padded to length + 1. The model reads all but the last and predicts all but the first.
+With V the size of the vocabulary, the ids are 0 for padding, 1 .. V for words in order of
+frequency, V + 1 for out-of-vocabulary words, V + 2 for the beginning and V + 3 for the end of a
+sentence. A sentence is split on blanks and cut to the first `length` words. The end is appended
+only if there were fewer than `length` words, the beginning is put in front, and the whole is padded
+to length + 1 ids. The model reads all ids but the last and predicts all but the first.
 """
 
 import dataclasses

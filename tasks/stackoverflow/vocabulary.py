@@ -95,8 +95,8 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
 def count_files(path: pathlib.Path) -> list[pathlib.Path]:
     """Returns the paths where TFF's word counts for the data file at `path` may lie.
 
-    TFF 0.87 keeps the data file in ~/.tff, or in the cache_dir it is given. The counts it leaves to
-    Keras: they are in ~/.keras/datasets, or in the folder datasets of the cache_dir.
+    TFF 0.87 keeps the data file in ~/.tff, or in the cache_dir that it is given. Keras keeps the
+    counts for it, in ~/.keras/datasets or in the folder datasets of the cache_dir.
     """
     folders = (path.parent, path.parent / "datasets", pathlib.Path("~/.keras/datasets"))
     return [folder.expanduser() / "stackoverflow.word_count" for folder in folders]
