@@ -34,7 +34,7 @@ def store(path: pathlib.Path, write: Callable[[pathlib.Path], None], what: str) 
     not be stored.
 
     `write` must replace the file in one step. If two processes compute the same result, the file of
-    the later one remains, which has the same content.
+    the later one remains, and it is as good as the other.
     """
     try:
         make_folder(path.parent)

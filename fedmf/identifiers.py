@@ -1,4 +1,6 @@
-"""Checks of client ids and rounds in records and arrays, which may be missing or look alike."""
+"""Checks of client ids and rounds in records and arrays. They find ids that are missing, and pairs
+of different ids that look alike.
+"""
 
 import functools
 import itertools
@@ -29,12 +31,12 @@ UNMARKED = (
         (0xE0000, 0xE0FFF),
     ),
 )
-# Control characters that look like a blank: tabs, line ends and separators.
+# Control characters that look like a blank, such as tabs, line ends and separators.
 BLANK_CONTROLS = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
-# Characters that look like an ASCII character: letters of other scripts (Unicode's confusables,
-# UTS 39), and marks that a text editor inserts for it. No ASCII character stands for another one.
-# The last entries are digits and letters for which Arabic and Persian keyboards have different code
-# points.
+# For each ASCII character, the characters that look like it: letters of other scripts (Unicode's
+# confusables, UTS 39), and marks that a text editor inserts for it. No ASCII character is replaced
+# by another one. The last entries are digits and letters for which Arabic and Persian keyboards
+# have different code points.
 _LOOK_ALIKES = {
     # Greek and Cyrillic letters, then Armenian, Coptic, Cherokee, Lisu and rare Latin ones.
     "A": "\u0391\u0410\u13aa\ua4ee",
@@ -98,10 +100,11 @@ _LOOK_ALIKES = {
     "\u0643": "\u06a9",
     "\u0649": "\u06cc",
 }
-# Code points of Greek and Cyrillic letters, of which some are letters above with an accent.
+# Code points of Greek and Cyrillic letters. Some of them are letters of `_LOOK_ALIKES` with an
+# accent.
 _ACCENTED = (range(0x370, 0x530), range(0x1F00, 0x2000))
-# Code points of styled forms: letter-like symbols, Roman numerals, radicals, ligatures,
-# mathematical and full-width forms.
+# Code points of styled forms of other characters: letter-like symbols, Roman numerals, radicals,
+# ligatures, mathematical and full-width forms.
 _STYLED = (
     range(0x80, 0x3100),
     range(0x3200, 0x3400),
@@ -109,28 +112,30 @@ _STYLED = (
     range(0xFE50, 0xFFA0),
     range(0x1D400, 0x1D800),
 )
-# Unicode's compatibility decompositions of styled forms that look like the result.
+# Kinds of Unicode's compatibility decompositions whose result looks like the decomposed character.
 _STYLES = ("<compat>", "<font>", "<narrow>", "<noBreak>", "<small>", "<wide>")
-# A long s looks like an f, and not like its compatibility form.
+# A long s is not replaced: it looks like an f, and not like the s of its compatibility form.
 _LONG_S = "\u017f\ufb05"
-# Number of digits of the largest round that is parsed.
+# Numbers of rounds with more digits than this are not parsed, since they are beyond every run.
 _MAX_ROUND_DIGITS = 9
-# Number of characters of a client id, and of rounds, that a message shows.
+# Largest number of characters of a client id, and largest number of rounds, that a message shows.
 _MAX_CHARACTERS = 80
 _MAX_ROUNDS = 20
 
 
 def visible_text(text: str) -> str:
-    """Returns a text as people see it: single blanks, no invisible characters, and NFC letters.
+    """Normalises a text to what people see of it: blanks of any kind become single ones, invisible
+    characters are removed, and letters are composed (Unicode's NFC).
 
-    `fedmf.tables.visible_text_sql` is the same in SQL.
+    `fedmf.tables.visible_text_sql` does the same in SQL.
 
     >>> ascii(visible_text("zoe\\u0301\\u200b\\u00a0k")), visible_text("two  blanks")
     ("'zo\\\\xe9 k'", 'two blanks')
     """
     if text.isascii() and text.isprintable() and "  " not in text:
         return text
-    # Invisible characters are removed first, since blanks on both sides of one form a single blank.
+    # Invisible characters are removed first, because two blanks with an invisible character between
+    # them look like one blank.
     visible = [character for character in text if not _is_invisible(character)]
     words = []
     for is_blank, characters in itertools.groupby(visible, key=_is_blank):
@@ -140,7 +145,9 @@ def visible_text(text: str) -> str:
 
 @functools.cache
 def _ascii_by_look_alike() -> dict[int, str]:
-    """Returns the characters of a skeleton by the code points that they replace."""
+    """Returns the replacements that make a skeleton: code point of a character -> the plain
+    characters that it looks like.
+    """
     table: dict[int, str] = {}
     for plain, look_alikes in _LOOK_ALIKES.items():
         table.update((ord(character), plain) for character in look_alikes)
@@ -150,18 +157,19 @@ def _ascii_by_look_alike() -> dict[int, str]:
             table[code] = accented.translate(table)
     for code in itertools.chain(*_STYLED):
         plain = unicodedata.normalize("NFKC", chr(code))
-        # Accents without a letter decompose to a blank and an accent, but do not look like that.
+        # An accent without a letter decomposes to a blank and an accent, but does not look like it.
         if unicodedata.decomposition(chr(code)).startswith(_STYLES) and " " not in plain:
             table[code] = plain.translate(table)
     return {code: plain for code, plain in table.items() if chr(code) not in _LONG_S}
 
 
 def skeleton(text: str) -> str:
-    """Returns the skeleton of a text (UTS 39), which texts that look alike share.
+    """Returns the skeleton of a text (UTS 39), a text that is the same for all texts that look
+    alike.
 
-    It is the `visible_text` with ASCII letters for letters of other scripts that look like them,
-    and with simple letters for full-width forms and ligatures. Two ids with the same skeleton count
-    as one client. Different ASCII ids have different skeletons.
+    It is the `visible_text`, in which letters of other scripts are replaced by ASCII letters that
+    look the same, and full-width forms and ligatures by simple letters. Two ids with the same
+    skeleton count as one client. Different visible ASCII texts have different skeletons.
 
     >>> skeleton("\u0410nn\u0430"), skeleton("\uff21nna"), skeleton("\u0430\u0301") == "\u00e1"
     ('Anna', 'Anna', True)
@@ -178,7 +186,7 @@ def _is_blank(character: str) -> bool:
 
 
 def _is_invisible(character: str) -> bool:
-    """Returns whether a character is not a blank and leaves no mark."""
+    """Returns whether a character is invisible, and not a blank."""
     if _is_blank(character):
         return False
     if unicodedata.category(character) in ("Cc", "Cf"):
@@ -187,11 +195,12 @@ def _is_invisible(character: str) -> bool:
 
 
 def client_array(name: str, ids: Any) -> np.ndarray:
-    """Returns the client ids of examples, one for each, as an array of their own type.
+    """Returns the client ids of examples as an array, after checking that no id is missing and no
+    two ids look alike.
 
     Args:
-      name: the argument, for errors.
-      ids: the client ids.
+      name: name of the argument in errors.
+      ids: one client id for each example.
 
     Raises:
       TypeError: the ids have types without a common order.
@@ -216,18 +225,18 @@ def client_array(name: str, ids: Any) -> np.ndarray:
 
 
 def _converted(name: str, ids: np.ndarray) -> np.ndarray:
-    """Returns ids of a list as numpy's array of texts or numbers.
+    """Converts an object array of ids to an array of texts or numbers.
 
     Raises:
-      ValueError: two ids would be the same there, such as b"a" and b"a\\0", or whole numbers above
-        2^53 among floats.
+      ValueError: the conversion would make two different ids equal, such as b"a" and b"a\\0", or
+        whole numbers above 2^53 among floats.
     """
     values = ids.tolist()
     array = np.asarray(values)
     original_by_converted: dict[Any, Any] = {}
     for original, value in zip(ids.ravel().tolist(), np.ravel(array).tolist(), strict=False):
         if not isinstance(original, Hashable):
-            break  # It is no id, and is refused as one.
+            break  # The caller raises an error for a value that is not hashable.
         first = original_by_converted.setdefault(value, original)
         if first != original:
             raise ValueError(
@@ -287,7 +296,7 @@ def is_missing(value: Any) -> bool:
 
 
 def client_fault(client: str | None) -> str | None:
-    """Returns what is wrong with a client id of a record, or None.
+    """Describes what is wrong with a client id of a record; None if nothing is.
 
     The result completes a sentence that begins with "the client".
     """
@@ -306,7 +315,7 @@ def client_fault(client: str | None) -> str | None:
 
 
 def round_fault(t: str | None, first: int, last: int) -> str | None:
-    """Returns what is wrong with a round of a record, or None.
+    """Describes what is wrong with the number of a round in a record; None if nothing is.
 
     The result completes a sentence that begins with "the round".
 
@@ -336,12 +345,14 @@ def round_fault(t: str | None, first: int, last: int) -> str | None:
 
 
 def _codes(characters: Sequence[str]) -> str:
-    """Returns the first three code points in Unicode's notation."""
+    """Returns the code points of the first three characters in Unicode's notation, such as
+    U+0020.
+    """
     return ", ".join(f"U+{ord(character):04X}" for character in characters[:3])
 
 
 def format_client(client: Any) -> str:
-    r"""Returns a client id for a message: in ASCII, truncated, and in quotes if it is a text.
+    r"""Formats a client id for a message: in ASCII, truncated, and in quotes if it is a text.
 
     >>> format_client("zo\u00eb"), format_client(7)
     ("'zo\\xeb'", '7')
@@ -352,7 +363,7 @@ def format_client(client: Any) -> str:
 
 
 def format_rounds(rounds: Sequence[int]) -> str:
-    """Returns rounds of a client for a message.
+    """Formats a list of rounds for a message, truncated if it is long.
 
     >>> format_rounds([3]), format_rounds([1, 11, 80]), format_rounds(range(400))[-25:]
     ('round 3', 'rounds 1, 11, 80', '18, 19 and 380 other ones')

@@ -1,4 +1,4 @@
-"""Imports matplotlib although the environment variable MPLBACKEND may name a missing backend.
+"""Imports matplotlib even if the environment variable MPLBACKEND names a backend that is missing.
 
 Jupyter sets the variable for every command that a cell starts, and matplotlib cannot be imported if
 the variable names a module that is not installed. fedmf draws its figures without any of these

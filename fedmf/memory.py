@@ -1,4 +1,6 @@
-"""Free memory that this process can use."""
+"""Estimate of the memory that this process can still use, within the limits of the machine, of its
+container and of the process.
+"""
 
 import os
 import pathlib
@@ -6,13 +8,14 @@ from typing import NamedTuple
 
 
 class _ContainerFiles(NamedTuple):
-    """Files of a control group that describe the memory of a container.
+    """Names of the files in which a Linux control group describes the memory of a container.
 
     Attributes:
-      folder: of the control group.
-      limit: file with the most bytes that the container may use.
-      usage: file with the bytes that it uses.
-      reclaimable: name, in memory.stat, of the file cache that is dropped if memory is short.
+      folder: folder of the control group.
+      limit: file with the largest number of bytes that the container may use.
+      usage: file with the number of bytes that it uses.
+      reclaimable: name of the line in memory.stat with the bytes of file cache that are freed if
+        memory is short.
     """
 
     folder: str
@@ -23,7 +26,7 @@ class _ContainerFiles(NamedTuple):
 
 _MACHINE = pathlib.Path("/proc/meminfo")
 _PROCESS = pathlib.Path("/proc/self/statm")
-# Control groups of version 2 and of version 1.
+# The first entry is for version 2 of control groups, the second one for version 1.
 _CONTAINERS = (
     _ContainerFiles("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     _ContainerFiles(
@@ -50,9 +53,9 @@ def available_memory() -> int:
 
 
 def _free_in_machine() -> int:
-    """Returns the bytes that programs can use without swapping.
+    """Returns the number of bytes of the machine that programs can use without swapping.
 
-    On a machine without /proc/meminfo these are all bytes of the machine.
+    On a machine without /proc/meminfo it is the size of the whole memory.
     """
     numbers = _read_numbers(_MACHINE)
     if "MemAvailable:" in numbers:
@@ -61,7 +64,9 @@ def _free_in_machine() -> int:
 
 
 def _free_in_container(container: _ContainerFiles, *, otherwise: int) -> int:
-    """Returns the bytes that a container can still use; `otherwise` if it has no limit."""
+    """Returns the number of bytes that a container can still use, or `otherwise` if it has no
+    limit.
+    """
     folder = pathlib.Path(container.folder)
     try:
         limit_bytes = int((folder / container.limit).read_text())
@@ -73,10 +78,12 @@ def _free_in_container(container: _ContainerFiles, *, otherwise: int) -> int:
 
 
 def _free_in_process(*, otherwise: int) -> int:
-    """Returns the bytes that the process' own limit leaves; `otherwise` if it has no limit."""
+    """Returns the number of bytes that the process' own limit (ulimit) leaves, or `otherwise` if it
+    has no limit.
+    """
     try:
         import resource
-    except ImportError:  # The module exists on Unix alone.
+    except ImportError:  # The module exists only on Unix.
         return otherwise
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit_bytes == resource.RLIM_INFINITY:
@@ -89,7 +96,9 @@ def _free_in_process(*, otherwise: int) -> int:
 
 
 def _read_numbers(path: pathlib.Path) -> dict[str, int]:
-    """Returns the number that follows the name on each line of a file; {} without the file."""
+    """Reads a file with a name and a number on each line, and returns the numbers by name. The
+    result is empty if the file cannot be read.
+    """
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -14,7 +14,7 @@ def is_nested(structure: Any) -> bool:
 
 
 def flatten(structure: Any) -> list[Any]:
-    """Returns the leaves of a structure in their order.
+    """Returns the leaves of a structure as a list.
 
     Raises:
       TypeError: a dict has keys that cannot be sorted.
@@ -31,7 +31,8 @@ def flatten(structure: Any) -> list[Any]:
 
 
 def unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
-    """Returns a structure of the same form as `structure` that holds `leaves`, in their order.
+    """Returns a structure of the same form as `structure` with other leaves, which are given in the
+    order of `flatten`.
 
     Raises:
       ValueError: the structure has another number of leaves.
@@ -51,7 +52,8 @@ def unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
 
 
 def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> Any:
-    """Returns a structure of the results of a function that is called once for each leaf.
+    """Calls a function for each leaf of a structure, and returns the results in a structure of the
+    same form.
 
     The function's arguments are a leaf of `structure` and the leaves at the same position in
     `others`.
@@ -87,7 +89,9 @@ def has_same_structure(structure: Any, expected: Any) -> bool:
 
 
 def _signature(structure: Any) -> Any:
-    """Returns a value that is equal for two structures of the same kind, keys and fields."""
+    """Returns a value that is equal for two structures if both have the same kind (dict, list or
+    tuple) and the same keys or named fields.
+    """
     if isinstance(structure, Mapping):
         return set(structure)
     if hasattr(structure, "_fields"):
@@ -96,19 +100,21 @@ def _signature(structure: Any) -> Any:
 
 
 def _children(structure: Any) -> list[Any]:
-    """Returns the entries of a dict, list or tuple, in the order of their leaves."""
+    """Returns the entries of a dict, list or tuple; those of a dict in the order of its sorted
+    keys.
+    """
     if isinstance(structure, Mapping):
         return [structure[key] for key in sorted(structure)]
     return list(structure)
 
 
 def _unflatten_next(structure: Any, leaves: Iterator[Any]) -> Any:
-    """Returns a structure of the same form that holds the next leaves of the iterator."""
+    """Returns a structure of the same form as `structure`, with the next leaves of an iterator."""
     if not is_nested(structure):
         return next(leaves)
     if isinstance(structure, Mapping):
         child_by_key = {key: _unflatten_next(structure[key], leaves) for key in sorted(structure)}
-        # The new dict has the order of the old one, which need not be sorted.
+        # The new dict keeps the order of the old one's keys, which may not be sorted.
         items = [(key, child_by_key[key]) for key in structure]
         dict_class: Any = type(structure)
         if hasattr(structure, "default_factory"):

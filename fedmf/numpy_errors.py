@@ -1,7 +1,8 @@
-"""Contexts with numpy's default handling of floating-point errors, for callers of np.seterr.
+"""Contexts in which numpy handles floating-point errors as it does by default, although the user of
+fedmf may have called np.seterr.
 
-Terms in the tails of sums underflow to 0 here, in SciPy and in dp_accounting, and 0 is the right
-value. If the caller has set np.seterr(all="raise"), each of them would raise in a public call.
+In fedmf, SciPy and dp_accounting, small terms of sums underflow to 0, which is the right value. If
+the user has called np.seterr(all="raise"), such terms would raise errors in calls of fedmf.
 """
 
 import functools
@@ -15,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def numpy_defaults() -> np.errstate:
-    """Returns a context in which numpy handles errors as in a new process.
+    """Returns a context in which numpy handles floating-point errors by its defaults.
 
     >>> with np.errstate(all="raise"), numpy_defaults():
     ...     float(np.exp(np.float64(-1000.0)))
@@ -25,7 +26,7 @@ def numpy_defaults() -> np.errstate:
 
 
 def with_numpy_defaults(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Wraps a function so that it runs in the context of `numpy_defaults`."""
+    """Decorates a function so that its calls run in the context of `numpy_defaults`."""
 
     @functools.wraps(function)
     def call(*args: Parameters.args, **options: Parameters.kwargs) -> Result:

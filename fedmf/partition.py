@@ -1,4 +1,5 @@
-"""Synthetic partitions of pooled examples into clients, as in the literature, and a plot of them.
+"""Partitions of a pooled data set into synthetic clients by the methods of the literature, and a
+plot of the result.
 
 Data with real clients need no partition: pass their ids as the `client_ids` of
 `federated.Task.from_arrays`. A synthetic client is not a person, and its guarantee protects nobody.
@@ -26,7 +27,8 @@ _MAX_LABELS = 10_000
 
 @with_numpy_defaults
 def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
-    """Assigns clients with Dirichlet-distributed label shares, and equally many examples.
+    """Partitions examples into clients of equal size, whose shares of the labels are
+    Dirichlet-distributed.
 
     Hsu et al. 2019, "Measuring the effects of non-identical data distribution for federated visual
     classification", Sec. 3: each client draws q ~ Dir(alpha p), where p are the shares of the
@@ -66,11 +68,13 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
     scale = min(alpha, 1.0)
     assignments = []
     for client, num_missing in enumerate(sizes.tolist()):
-        # Gamma(a) is Gamma(a + 1) U^(1 / a). Its logarithm times `scale` is finite for every alpha.
+        # A Dirichlet draw is a normalised vector of Gamma(a) draws. Gamma(a) has the distribution
+        # of Gamma(a + 1) U^(1 / a) with U uniform, whose logarithm times `scale` is finite for
+        # every alpha.
         log_q = scale * np.log(rng.standard_gamma(alpha * prior + 1))
         log_q -= scale / alpha * rng.standard_exponential(unique_labels.size) / prior
-        # This is a sequence of draws from q in which labels without examples are skipped. Each pass
-        # ends with a complete client, or with a label that has no examples any more.
+        # The loop is equivalent to single draws of labels from q that skip labels without remaining
+        # examples. After each pass, either the client is complete or a label has no more examples.
         while num_missing:
             remaining = np.flatnonzero(remaining_counts)
             with np.errstate(over="ignore", under="ignore"):
@@ -86,7 +90,7 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
 
 @with_numpy_defaults
 def shards(labels: Any, clients: int, per_client: int, seed: int) -> np.ndarray:
-    """Assigns clients with few labels each.
+    """Partitions examples into clients that have few labels each.
 
     McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized
     data", Sec. 3: the examples, sorted by label, are cut into clients * per_client shards, and each
@@ -123,7 +127,7 @@ def shards(labels: Any, clients: int, per_client: int, seed: int) -> np.ndarray:
 
 @with_numpy_defaults
 def quantity_skew(examples: int, clients: int, sigma: float, seed: int) -> np.ndarray:
-    """Assigns clients with log-normal numbers of examples, which are drawn from all.
+    """Partitions examples at random into clients whose numbers of examples are log-normal.
 
     The sizes are those of the unbalanced data of Acar et al. 2021, "Federated learning based on
     dynamic regularization" (FedDyn). Each client has one example, and the remaining ones are
@@ -161,7 +165,7 @@ def quantity_skew(examples: int, clients: int, sigma: float, seed: int) -> np.nd
 
 
 def assign_clients(partition: str, labels: Any, clients: int, seed: int) -> np.ndarray:
-    """Assigns clients by the partition that a text names.
+    """Partitions examples into clients by the method that a text such as "dirichlet:0.3" names.
 
     Args:
       partition: dirichlet:ALPHA, shards:PER_CLIENT or quantity:SIGMA, such as "dirichlet:0.3".
@@ -186,17 +190,20 @@ def assign_clients(partition: str, labels: Any, clients: int, seed: int) -> np.n
 
 
 def check_text(name: str, value: Any) -> str:
-    """Returns `value`, the text of a partition for `assign_clients`."""
+    """Checks that the argument is a text that `assign_clients` accepts as a partition, and returns
+    it.
+    """
     _parse_partition(name, value)
     return str(value)
 
 
 @with_numpy_defaults
 def plot_label_counts(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Plots the number of examples of each label that each client has, as stacked bars.
+    """Plots for each client a bar with its number of examples of each label, and writes the figure
+    to a file.
 
-    With more than 100 clients it shows every second, every third and so on, and says so. The 64
-    most frequent labels have distinct colours, the others are grey.
+    With more than 100 clients the plot shows every second client, every third and so on, and says
+    so. The 64 most frequent labels have distinct colours, the others are grey.
 
     Args:
       labels: one for each example, (n,).
@@ -228,26 +235,26 @@ def plot_label_counts(labels: Any, client_ids: Any, path: str | os.PathLike[str]
 
 
 def _check_alpha(name: str, value: Any) -> float:
-    """Returns the concentration of a Dirichlet distribution."""
+    """Checks that the argument is a concentration of a Dirichlet distribution, and returns it."""
     return checks.positive(name, value, "use a concentration such as 0.3")
 
 
 def _check_sigma(name: str, value: Any) -> float:
-    """Returns the standard deviation of a logarithm."""
+    """Checks that the argument is a standard deviation, which may be 0, and returns it."""
     return checks.positive(name, value, "use a standard deviation such as 1, or 0", allow_zero=True)
 
 
 def _check_per_client(name: str, value: Any) -> int:
-    """Returns the number of shards of a client."""
+    """Checks that the argument is a number of shards of a client, and returns it."""
     return checks.integer(name, value, low=1, hint="use a number of shards such as 2")
 
 
 class _Parameter(NamedTuple):
-    """Parameter of a kind of partition.
+    """The parameter of a kind of partition, such as alpha of dirichlet:ALPHA.
 
     Attributes:
-      name: the argument of its function.
-      kind: its type.
+      name: name of the argument of the partition's function.
+      kind: type of the parameter, int or float.
       check: (name, value) -> the checked value.
     """
 
@@ -264,7 +271,9 @@ _PARAMETERS = {
 
 
 def _parse_partition(name: str, text: Any) -> tuple[str, Any]:
-    """Returns the kind of the partition that a text names, and its checked parameter."""
+    """Parses the text of a partition such as "dirichlet:0.3". Returns the kind and the checked
+    parameter.
+    """
     if not isinstance(text, str):
         raise TypeError(f"{name}={text!r} is a {type(text).__name__}: write dirichlet:0.3")
     kind, _, number = text.partition(":")
@@ -283,17 +292,18 @@ def _parse_partition(name: str, text: Any) -> tuple[str, Any]:
 
 
 def _generator(seed: Any) -> np.random.Generator:
-    """Returns a random generator with a checked seed."""
+    """Returns a random generator for a seed, after checking the seed."""
     hint = "use a non-negative whole number"
     return np.random.default_rng(checks.integer("seed", seed, low=0, hint=hint))
 
 
 def _equal_sizes(examples: int, name: str, num_groups: Any) -> np.ndarray:
-    """Returns the sizes of equal groups of the examples, the larger ones first.
+    """Returns the sizes of groups into which examples are divided as equally as possible, the
+    larger ones first.
 
     Args:
       examples: number of examples.
-      name: the argument `num_groups`, for errors.
+      name: name of the argument `num_groups` in errors.
       num_groups: number of groups, at most the number of examples.
     """
     hint = f"there are {examples} examples, and each needs one at least"
@@ -308,14 +318,16 @@ def _order_by_label(codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _scatter(order: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Returns the client of each example, where clients[i] has example order[i]."""
+    """Returns the client of each example, if example order[i] belongs to clients[i]."""
     client_of_example = np.empty(order.size, np.int64)
     client_of_example[order] = clients
     return client_of_example
 
 
 def _encode(name: str, values: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sorted distinct values, and the index of each value among them."""
+    """Returns the distinct values of an array in ascending order, and for each entry of the array
+    the index of its value among them.
+    """
     # Without dtype object, NaN among texts would become the text "nan".
     array = values if hasattr(values, "__array__") else np.asarray(values, object)
     is_masked = np.ma.isMaskedArray(array)

@@ -1,4 +1,6 @@
-"""Learning-rate schedules that are independent of data, for workloads and server optimizers."""
+"""Learning-rate schedules of the server that are fixed before training and do not depend on data.
+They are for workloads and server optimizers.
+"""
 
 import dataclasses
 import math
@@ -17,16 +19,16 @@ _HINT = (
     "give a positive share of the peak for each round, or ROUND:SHARE for the rounds from one on, "
     "in order, such as 1536:0.15, or a file of these"
 )
-# Number of characters of a schedule that an error quotes.
+# Largest number of characters of a schedule that an error quotes.
 _MAX_QUOTED = 60
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WarmupCooldown:
-    """Schedule of a linear warm-up, a plateau and a linear learning-rate decay.
+    """A schedule with a linear warm-up, a plateau and a linear decay of the learning rate.
 
-    It is the one of the banded paper, App. I, "Learning rate warmup and cooldown", and has its
-    default values.
+    It is the schedule of the banded paper, App. I, "Learning rate warmup and cooldown". The
+    defaults of warmup, cooldown and floor are the paper's.
 
     Attributes:
       rounds: length of the run.
@@ -80,14 +82,16 @@ class WarmupCooldown:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CustomSchedule:
-    """Schedule of steps, or of one rate for each round.
+    """A schedule that a user writes: either steps, such as 0.15 of the peak rate from round 1536
+    on, or one learning rate for each round.
 
     For example, Denisov et al. 2022, Sec. 5, use 0.15 of the peak in the last 512 of 2048 rounds.
 
     Attributes:
       rounds: length of the run.
-      peak: learning rate of share 1.
-      shares: text of `schedule_text`. Before the first step the share is 1.
+      peak: learning rate that a share of 1 stands for.
+      shares: shares of the peak as a text, as `schedule_text` returns it. Before the first step the
+        share is 1.
 
     Raises:
       TypeError, ValueError: the shares are for another number of rounds, or not a schedule.
@@ -135,12 +139,14 @@ class CustomSchedule:
 
 
 def schedule_text(name: str, value: Any) -> str:
-    """Returns a schedule as one line of text, from such text, a list of shares, or a file.
+    """Converts a schedule to one line of text. The schedule may be a text already, a list of
+    shares, or a file.
 
-    The text contains the content of the file, so that a resumed run does not depend on the file.
+    If it is a file, the result has the schedule that the file contains, so that a resumed run does
+    not depend on the file.
 
     Args:
-      name: the argument, for errors.
+      name: name of the argument in errors.
       value: shares of the peak, "1 1 0.5" or [1, 1, 0.5]; steps, "1024:0.5 1536:0.15", each with
         the share from that round on; or the path of a file of these. Commas and line ends separate
         entries as well.
@@ -176,10 +182,14 @@ def schedule_text(name: str, value: Any) -> str:
 
 
 def _parse(text: str) -> tuple[list[int], list[float]]:
-    """Returns the rounds in which steps begin, [] with one share for each round, and the shares.
+    """Parses the text of a schedule.
+
+    Returns:
+      The rounds in which the steps begin, and the shares of the steps. If the text has one share
+      for each round, the first list is empty.
 
     Raises:
-      ValueError: the text has neither increasing steps nor positive shares.
+      ValueError: the rounds of the steps do not increase, or a share is not positive.
     """
     words = re.split(r"[\s,]+", text.strip().strip("[]"))
     starts: list[int] = []
@@ -200,5 +210,5 @@ def _parse(text: str) -> tuple[list[int], list[float]]:
 
 
 def _truncated(text: str) -> str:
-    """Returns the beginning of a text, for an error."""
+    """Returns a text for an error, truncated if it is long."""
     return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}..."

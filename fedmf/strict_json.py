@@ -1,4 +1,6 @@
-"""JSON that conforms to RFC 8259, which has no NaN and no infinities: they become null."""
+"""Conversion to JSON that conforms to RFC 8259. That standard has no NaN and no infinities, so they
+become null.
+"""
 
 import json
 import math

@@ -1,4 +1,6 @@
-"""Tables of any length in CSV, JSON lines or Parquet, read and sorted by DuckDB."""
+"""Access to tables in CSV, JSON lines or Parquet by DuckDB, which can read and sort tables that do
+not fit into memory.
+"""
 
 import codecs
 import contextlib
@@ -17,28 +19,30 @@ if TYPE_CHECKING:
 
 _HEADER_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 24
-# Longest line of CSV. DuckDB's limit for an object of JSON is the same.
+# Largest number of bytes in a line of CSV. DuckDB has the same limit for an object of JSON.
 _LINE_BYTES = 16 << 20
-# Number of JSON lines among which every key must occur.
+# The keys of a file of JSON lines are collected from this many lines. A column that occurs in none
+# of them is reported as missing.
 _KEY_ROWS = 1000
 _INTEGER_TYPE = re.compile(r"U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER")
-# Escapes of a JSON pointer in a string of SQL.
+# Replacements that escape a key for a JSON pointer inside a string of SQL.
 _POINTER_ESCAPES = {"'": "''", "~": "~0", "/": "~1"}
-# Invisible characters: controls that are no blanks, formats and joiners (Cf), and
-# `identifiers.UNMARKED`.
+# Regular expression of invisible characters: control characters that are not blanks, formats and
+# joiners (Cf), and `identifiers.UNMARKED`.
 _UNMARKED = "".join(f"\\x{{{first:X}}}-\\x{{{last:X}}}" for first, last in UNMARKED)
 _INVISIBLE = rf"[\x00-\x08\x0e-\x1b\x7f-\x{{84}}\x{{86}}-\x{{9f}}\p{{Cf}}{_UNMARKED}]+"
-# Blanks of all kinds, and `identifiers.BLANK_CONTROLS`.
+# Regular expression of blanks of all kinds, including `identifiers.BLANK_CONTROLS`.
 _BLANKS = r"[\p{Z}\x09-\x0d\x1c-\x1f\x{85}]+"
 
 
 @contextlib.contextmanager
 def database(scratch: str | os.PathLike[str], memory: int) -> "Iterator[duckdb.DuckDBPyConnection]":
-    """Opens an empty DuckDB database, whose SQL has the function `identifiers.skeleton`.
+    """Opens an empty DuckDB database, in whose SQL the function `identifiers.skeleton` can be
+    called.
 
     Args:
       scratch: existing folder for the database and its temporary files, which the caller removes.
-      memory: bytes that a sort may take in memory; the rest of its data is on disk.
+      memory: number of bytes that a sort may take in memory; it keeps the rest of its data on disk.
 
     Raises:
       KeyboardInterrupt: after Ctrl-C, which DuckDB reports as another error.
@@ -48,7 +52,8 @@ def database(scratch: str | os.PathLike[str], memory: int) -> "Iterator[duckdb.D
     settings: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": f"{memory}B",
         "temp_directory": os.path.join(scratch, "sort"),
-        # Every thread has its own buffers, and those of many threads may not fit into the memory.
+        # Every thread has its own buffers, and the buffers of many threads may exceed the memory
+        # limit.
         "threads": min(4, os.cpu_count() or 1),
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
@@ -66,17 +71,22 @@ def database(scratch: str | os.PathLike[str], memory: int) -> "Iterator[duckdb.D
 
 
 def _quoted(path: pathlib.Path) -> str:
-    """Returns a path as a string of SQL, escaped so that DuckDB does not take it for a pattern."""
+    """Returns a path as a string literal of SQL. Wildcards are escaped, because DuckDB would take
+    the path for a pattern.
+    """
     escaped = re.sub(r"([*?\[])", r"[\1]", str(path)).replace("'", "''")
     return f"'{escaped}'"
 
 
 def visible_text_sql(column: str) -> str:
-    """Returns SQL for a text as people see it; `identifiers.visible_text` is the same in Python."""
-    # The three passes over other texts take half the time of an audit, and most ids are visible
-    # ASCII.
+    """Returns a SQL expression that normalises the texts of a column to what people see, as
+    `identifiers.visible_text` does in Python.
+    """
+    # The three passes below would take half the time of an audit. Most ids consist of visible ASCII
+    # characters and do not need them.
     is_visible_ascii = f"regexp_full_match({column}, '[!-~]*')"
-    # Invisible characters are removed first, since blanks on both sides of one form a single blank.
+    # Invisible characters are removed first, because two blanks with an invisible character between
+    # them look like one blank.
     without_invisible = f"regexp_replace({column}, '{_INVISIBLE}', '', 'g')"
     with_single_blanks = f"regexp_replace({without_invisible}, '{_BLANKS}', ' ', 'g')"
     normalized = f"nfc_normalize({with_single_blanks})"
@@ -84,21 +94,23 @@ def visible_text_sql(column: str) -> str:
 
 
 def skeleton_sql(column: str) -> str:
-    """Returns SQL for the `identifiers.skeleton` of a text, in a `database`."""
+    """Returns a SQL expression for the `identifiers.skeleton` of the texts of a column. It can be
+    used in the databases that `database` opens.
+    """
     is_ascii = f"regexp_full_match({column}, '[ -~]*')"
     return f"CASE WHEN {is_ascii} THEN {visible_text_sql(column)} ELSE skeleton({column}) END"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
-    """SQL for the rows of a file.
+    """SQL expressions that read the rows of a file.
 
     Attributes:
-      table: the table for a FROM clause.
-      columns: SQL of each column, a text, or a whole number of Parquet; NULL if a row has no value
-        or NaN.
-      fault: SQL of a text that completes a sentence on what is wrong with a row; NULL if nothing
-        is.
+      table: the table function for a FROM clause.
+      columns: an expression for each column, whose values are texts or, for Parquet, whole numbers;
+        NULL if a row has no value or NaN.
+      fault: an expression for a text that completes a sentence on what is wrong with a row; NULL if
+        nothing is wrong.
     """
 
     table: str
@@ -114,13 +126,14 @@ def scan_file(
     *,
     ids: Collection[str],
 ) -> Rows:
-    """Returns SQL for the rows of a file and some of its columns.
+    """Returns the SQL expressions that read some columns of a file, after checking that the file
+    has them.
 
     Args:
-      db: a `database`.
+      db: a connection that `database` opened.
       path: a file in UTF-8: CSV with commas and a header line, JSON lines or Parquet. Its first
         bytes decide which.
-      columns: argument of the caller -> name of the column.
+      columns: name of the caller's argument -> name of the column.
       scratch: folder for a copy of a CSV with different line ends.
       ids: arguments whose columns identify rows, so that JSON must write equal values in one way.
 
@@ -136,13 +149,14 @@ def scan_file(
         return _scan_json_lines(db, path, columns, ids)
     names = _csv_header(path, head)
     _check_columns(path, names, columns)
-    # Columns are named by their index, since a header may contain anything.
+    # Columns are named by their index in SQL, because a header may contain any text.
     types = {f"column{i}": "VARCHAR" for i in range(len(names))}
     return Rows(
         table=f"read_csv({_quoted(_with_one_line_end(path, scratch))}, columns = {types}, header = "
         "true, auto_detect = false, delim = ',', quote = '\"', escape = '\"', strict_mode = true, "
         "null_padding = false, ignore_errors = false, "
-        # The default buffer of 16 lines would take a quarter of a log's default memory.
+        # DuckDB's default buffer of 16 lines would take a quarter of the memory that the audit of a
+        # log has by default.
         f"max_line_size = {_LINE_BYTES}, buffer_size = {2 * _LINE_BYTES}, "
         "hive_partitioning = false)",
         columns=[f"column{names.index(name)}" for name in columns.values()],
@@ -152,7 +166,7 @@ def scan_file(
 def _scan_parquet(
     db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str]
 ) -> Rows:
-    """Returns SQL for the rows of a Parquet file; see `scan_file`."""
+    """Returns the SQL expressions that read some columns of a Parquet file, as in `scan_file`."""
     table = f"read_parquet({_quoted(path)}, hive_partitioning = false)"
     type_by_name = {
         name: kind for name, kind, *_ in db.execute(f"DESCRIBE FROM {table}").fetchall()
@@ -183,7 +197,9 @@ def _scan_json_lines(
     columns: Mapping[str, str],
     ids: Collection[str],
 ) -> Rows:
-    """Returns SQL for the rows of a file of JSON lines; see `scan_file`."""
+    """Returns the SQL expressions that read some keys of a file of JSON lines, as in
+    `scan_file`.
+    """
     table = f"read_ndjson_objects({_quoted(path)})"
     keys = db.execute(
         f"SELECT DISTINCT unnest(json_keys(json)) FROM (FROM {table} LIMIT {_KEY_ROWS})"
@@ -202,8 +218,8 @@ def _scan_json_lines(
         is_duplicate = f"len(list_filter(json_keys(json), lambda key: key = {literal})) > 1"
         faults.append(f"WHEN {is_duplicate} THEN 'has the key ' || {literal} || ' more than once'")
         if argument in ids:
-            # JSON writes one number as 1, 1.0 or 1e0, which would be several ids. So only the first
-            # form is accepted.
+            # JSON can write the same number as 1, 1.0 or 1e0, which would become different ids. So
+            # only the first form is accepted.
             is_whole = f"{kind} <> 'DOUBLE' OR regexp_full_match({value}, '-?[0-9]+')"
             fault = (
                 f"'has the ' || {literal} || ' ' || ({value}) || ', which is neither a text nor "
@@ -214,9 +230,10 @@ def _scan_json_lines(
 
 
 def _with_one_line_end(path: pathlib.Path, scratch: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the path of a CSV or, if it has several kinds of line ends, of a copy with one.
+    """Returns the path of a CSV file in which all lines end in the same way: the file itself or, if
+    its line ends differ, a copy.
 
-    DuckDB does not read different line ends in one file.
+    DuckDB cannot read a file with different line ends.
     """
     num_pairs = 0
     num_line_feeds = 0
@@ -237,7 +254,9 @@ def _with_one_line_end(path: pathlib.Path, scratch: str | os.PathLike[str]) -> p
 
 
 def _chunks(path: pathlib.Path) -> Iterator[bytes]:
-    """Yields the bytes of a file in chunks that do not split a carriage return and a line feed."""
+    """Yields the bytes of a file in chunks. No chunk ends between a carriage return and a line
+    feed, which together are one line end.
+    """
     with path.open("rb") as content:
         while chunk := content.read(_CHUNK_BYTES):
             while chunk.endswith(b"\r"):
@@ -249,14 +268,15 @@ def _chunks(path: pathlib.Path) -> Iterator[bytes]:
 
 
 def describe_damage(file: str, error: "duckdb.Error") -> str:
-    """Returns a sentence on what is wrong in a file, from an error of DuckDB.
+    """Translates an error of DuckDB to a sentence on what is wrong in a file.
 
     Args:
       file: name of the file in the sentence.
-      error: an error that reading the rows of the file raised.
+      error: the error that was raised when the rows of the file were read.
     """
     message = str(error)
-    if "KeyboardInterrupt" in message:  # DuckDB reports Ctrl-C in `skeleton` as its own error.
+    # DuckDB reports Ctrl-C during a call of `skeleton` as an error of its own.
+    if "KeyboardInterrupt" in message:
         raise KeyboardInterrupt from error
     csv_line = re.search(r"on Line: (\d+)", message)
     if csv_line:
@@ -270,13 +290,18 @@ def describe_damage(file: str, error: "duckdb.Error") -> str:
         return f"line {csv_line[1]} of {file} {fault}"
     json_line = re.search(r"in line (\d+): (.*?)\.?\s*$", message)
     if json_line:
-        number = int(json_line[1]) - 1  # DuckDB counts lines from 2.
+        number = int(json_line[1]) - 1  # The number of the first line in DuckDB's message is 2.
         return f"line {number} of {file} is not a JSON object in UTF-8: {json_line[2]}"
     return f"{file} cannot be read: {message.splitlines()[0]}"
 
 
 def _csv_header(path: pathlib.Path, head: bytes) -> list[str]:
-    """Returns the column names of a CSV from its first bytes."""
+    """Returns the column names of a CSV file from its header line.
+
+    Args:
+      path: the file, for errors.
+      head: its first bytes.
+    """
     if not head.strip():
         raise ValueError(
             f"{path} is empty: it must be CSV with a header line, JSON lines or Parquet"
