@@ -1,4 +1,4 @@
-"""Entry point of `python -m fedmf`, the same command as `fedmf`."""
+"""Entry point of `python -m fedmf`, which runs the same command-line interface as `fedmf`."""
 
 from fedmf.cli import main
 

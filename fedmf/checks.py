@@ -83,7 +83,7 @@ def finite_float(name: str, value: Any, *, hint: str) -> float:
         ) from None
     if not math.isfinite(number):
         raise ValueError(f"{name}={value} is not finite: {hint}")
-    return number + 0.0  # The sum of -0.0 and 0.0 is 0.0.
+    return number + 0.0  # Adding 0.0 turns -0.0 into 0.0.
 
 
 def real_number(value: Any) -> float | None:
@@ -202,7 +202,7 @@ def finite_array(name: str, value: Any, *, ndim: int) -> np.ndarray:
     """
     try:
         array = np.asarray(value)
-    except ValueError as error:  # numpy refuses nested lists of unequal lengths.
+    except ValueError as error:  # numpy raises it for nested lists of unequal lengths.
         raise TypeError(
             f"{name} is not a rectangular array of numbers: pass a {ndim}-D numpy array"
         ) from error

@@ -68,7 +68,9 @@ def seed(default: int, help: str) -> Any:
 def positive_float(
     default: float | None, help: str, *, allow_zero: bool = False, below: float = math.inf
 ) -> Any:
-    """Returns a field for a finite float in (0, below), or in [0, below) if `allow_zero`."""
+    """Returns a field for a finite float that is positive (or 0, if `allow_zero`) and less than
+    `below`.
+    """
     sign = "non-negative" if allow_zero else "positive"
     hint = f"use a finite {sign} number"
     return option(
@@ -231,7 +233,7 @@ class ShortRepr:
     their lengths.
     """
 
-    # Names of properties that `repr` shows before the fields.
+    # Subclasses list here properties that `repr` should show before the fields.
     _shown_first: typing.ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:

@@ -43,7 +43,7 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def shell_word(text: str) -> str:
-    """Returns a text as one word of a command line, quoted if a shell needs it.
+    """Quotes a text, if necessary, so that a shell reads it as one word of a command line.
 
     If the text has an unprintable character such as a line end, bash's form $'...' keeps the
     command on one line.
@@ -62,7 +62,7 @@ def shell_word(text: str) -> str:
 
 
 def shell_path(path: str | os.PathLike[str]) -> str:
-    """Returns a path as one word of a command line, quoted if a shell needs it.
+    """Quotes a path, if necessary, so that a shell reads it as one word of a command line.
 
     A path that looks like an option or a home folder begins with ./ in the result.
 
@@ -272,7 +272,7 @@ def lock(path: str | os.PathLike[str], *, requires_lock: bool = False) -> Folder
     except BlockingIOError:
         folder_lock.release()
         return None
-    except (ImportError, OSError) as error:  # Some network file systems have no locks.
+    except (ImportError, OSError) as error:  # Some network file systems cannot lock.
         if requires_lock:
             folder_lock.release()
             raise NotImplementedError("no locks") from error

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-# Ranges of invisible characters other than controls, formats and joiners (Cc, Cf), as (first, last
-# code point): Unicode's other default ignorables, the blank Braille pattern and the null notehead.
+# Ranges of invisible characters as pairs (first, last code point). They are Unicode's default
+# ignorables, the blank Braille pattern and the null notehead. Controls, formats and joiners are not
+# listed, because their categories Cc and Cf identify them.
 UNMARKED = (
     *(
         (0x34F, 0x34F),
@@ -38,7 +39,8 @@ BLANK_CONTROLS = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
 # by another one. The last entries are digits and letters for which Arabic and Persian keyboards
 # have different code points.
 _LOOK_ALIKES = {
-    # Greek and Cyrillic letters, then Armenian, Coptic, Cherokee, Lisu and rare Latin ones.
+    # The look-alikes of a letter are in the order Greek and Cyrillic, then Armenian, Coptic,
+    # Cherokee, Lisu and rare Latin ones.
     "A": "\u0391\u0410\u13aa\ua4ee",
     "B": "\u0392\u0412\u13f4\ua4d0",
     "C": "\u03f9\u0421\u2ca4\u13df\ua4da",
@@ -207,7 +209,7 @@ def client_array(name: str, ids: Any) -> np.ndarray:
       ValueError: see `check_clients`.
     """
     if not (hasattr(ids, "__array__") or isinstance(ids, str | bytes)):
-        # Without dtype object, NaN among texts would become the text "nan".
+        # numpy would turn NaN among texts into the text "nan", unless the dtype is object.
         ids = np.asarray(ids, object)
         check_clients(name, ids.ravel())
         ids = _converted(name, ids)

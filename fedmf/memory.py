@@ -71,7 +71,7 @@ def _free_in_container(container: _ContainerFiles, *, otherwise: int) -> int:
     try:
         limit_bytes = int((folder / container.limit).read_text())
         used_bytes = int((folder / container.usage).read_text())
-    except (OSError, ValueError):  # There is no container, or its limit is "max".
+    except (OSError, ValueError):  # The process is in no container, or the limit is "max".
         return otherwise
     reclaimable_bytes = _read_numbers(folder / "memory.stat").get(container.reclaimable, 0)
     return limit_bytes - used_bytes + reclaimable_bytes

@@ -312,7 +312,9 @@ def _equal_sizes(examples: int, name: str, num_groups: Any) -> np.ndarray:
 
 
 def _order_by_label(codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns the indices of the examples, ordered by label, in random order within each label."""
+    """Returns the indices of all examples sorted by label; examples of the same label are in random
+    order.
+    """
     shuffled = rng.permutation(codes.size)
     return shuffled[np.argsort(codes[shuffled], kind="stable")]
 
@@ -328,7 +330,7 @@ def _encode(name: str, values: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns the distinct values of an array in ascending order, and for each entry of the array
     the index of its value among them.
     """
-    # Without dtype object, NaN among texts would become the text "nan".
+    # numpy would turn NaN among texts into the text "nan", unless the dtype is object.
     array = values if hasattr(values, "__array__") else np.asarray(values, object)
     is_masked = np.ma.isMaskedArray(array)
     array = np.ma.asarray(array) if is_masked else np.asarray(array)

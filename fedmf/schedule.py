@@ -68,7 +68,7 @@ class WarmupCooldown:
             )
 
     def learning_rates(self) -> np.ndarray:
-        """Returns the rate of every round, float64 (rounds,)."""
+        """Returns the learning rate of every round, float64 of shape (rounds,)."""
         num_rising = round(self.warmup * self.rounds)
         num_falling = round(self.cooldown * self.rounds)
         shares = np.ones(self.rounds)
@@ -130,7 +130,7 @@ class CustomSchedule:
             )
 
     def learning_rates(self) -> np.ndarray:
-        """Returns the rate of every round, float64 (rounds,)."""
+        """Returns the learning rate of every round, float64 of shape (rounds,)."""
         starts, shares = _parse(self.shares)
         if starts:
             lengths = np.diff([0, *starts, self.rounds])

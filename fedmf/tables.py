@@ -60,7 +60,8 @@ def database(scratch: str | os.PathLike[str], memory: int) -> "Iterator[duckdb.D
     }
     try:
         with duckdb.connect(os.path.join(scratch, "table.duckdb"), config=settings) as connection:
-            # A progress bar would appear on standard output, among the results of --json.
+            # DuckDB's progress bar would appear on standard output, in the middle of the JSON that
+            # commands print with --json.
             connection.execute("SET enable_progress_bar = false")
             connection.create_function("skeleton", skeleton, ["VARCHAR"], "VARCHAR")
             yield connection
@@ -319,7 +320,13 @@ def _csv_header(path: pathlib.Path, head: bytes) -> list[str]:
 
 
 def _check_columns(path: pathlib.Path, names: list[str], columns: Mapping[str, str]) -> None:
-    """Raises ValueError unless each of `columns` occurs exactly once among the names of a file."""
+    """Raises ValueError if one of the wanted columns is missing in a file or occurs twice.
+
+    Args:
+      path: the file, for errors.
+      names: names of the file's columns.
+      columns: name of the caller's argument -> name of the wanted column.
+    """
     for argument, column in columns.items():
         if names.count(column) != 1:
             problem = "several columns" if column in names else "no column"

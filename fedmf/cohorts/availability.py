@@ -192,7 +192,7 @@ class Diurnal(fields.Checked):
         return is_available
 
     def _available_positions(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns the positions in `clients` of those that are available in round t."""
+        """Returns the indices into `clients` at which the clients are available in round t."""
         windows = (self.charging, self.idle, self.unmetered)
         local_hours = self.local_hours(t, clients)
         # Days are counted from the start of a window and not from midnight. So a window that

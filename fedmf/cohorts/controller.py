@@ -481,7 +481,8 @@ class ParticipationController:
         self._is_history_torn = False
 
     def audit(self, plan: Plan) -> Audit:
-        """Returns the audit of the ledger: the observed participation and the achieved guarantee.
+        """Audits the rounds so far: compares the participation in the ledger with a plan, and
+        returns the guarantee that was achieved.
 
         Args:
           plan: the plan of the run.

@@ -56,7 +56,8 @@ class Pool:
             candidates = rng.integers(0, self.population, batch_size)
             eligible = candidates[self.eligible(candidates)]
             accepted = np.concatenate([sample, eligible[self.available(eligible)]])
-            # Duplicates are dropped, and clients stay in the order in which they were picked.
+            # Repeated clients are dropped. The others stay in the order in which they were picked,
+            # because the sample is the first `size` of them.
             first_positions = np.unique(accepted, return_index=True)[1]
             first_positions.sort()
             num_new = len(first_positions) - len(sample)

@@ -1,4 +1,4 @@
-"""Forecasts of a run's participation, by running the controller without training.
+"""Forecasts of how often clients take part in a run, made by sampling all cohorts without training.
 
 The forecasts answer which separation of rounds a population allows, how often too few clients are
 eligible, how often a client takes part, and how many participations a budget gains over the min_sep
@@ -222,7 +222,7 @@ def _run_all_rounds(
 
 
 def _dry_rounds(controller: ParticipationController) -> list[int]:
-    """Returns the rounds with fewer selected clients than the cohort size."""
+    """Returns the rounds in which fewer clients than the cohort size could be selected."""
     ledger = controller.ledger
     if ledger.cohort_size is None:
         return []
@@ -347,7 +347,8 @@ def compare_schemas(
     behavior: DeviceBehavior | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Compares the mean participations of a client under a budget and under a min_sep schema.
+    """Compares how often a client takes part on average under a participation budget and under a
+    min_sep schema, by simulations with several seeds.
 
     Args:
       budget: the budget, made of `min_sep_schema`.

@@ -91,10 +91,11 @@ class AttackRisk:
 
     @with_numpy_defaults
     def true_positive_rate(self, false_positive_rate: float) -> float:
-        """Computes an upper bound on the true-positive rate of an attack.
+        """Computes an upper bound on the true-positive rate of any attack with a given
+        false-positive rate.
 
         Args:
-          false_positive_rate: of the attack, in [0, 1].
+          false_positive_rate: false-positive rate of the attack, in [0, 1].
 
         Raises:
           TypeError, ValueError: naming the argument.

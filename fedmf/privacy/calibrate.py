@@ -247,7 +247,7 @@ def calibrate(
         )
     limit = _limit(delta, target)
     if sampling is not None:
-        # The scheme determines the participation of the plan.
+        # `Plan` sets the participation that the sampling scheme ensures.
         participation = None
     unamplified_plan = Plan(
         mechanism=mechanism,

@@ -457,7 +457,7 @@ class PlanConfig:
         return flags_of(self.flat(), defaults, leave_out=leave_out, always=always)
 
     def to_json(self) -> str:
-        """Returns the fields as indented JSON, as in a run folder."""
+        """Returns the fields as indented JSON, in the format of the config file of a run folder."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod

@@ -1,4 +1,6 @@
-"""Descriptions of a plan in plain JSON types and in words: summary, guarantee and statement."""
+"""Descriptions of a plan for people and files: its numbers in plain JSON types, its guarantee, and
+its privacy statement in words.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -188,8 +188,8 @@ def log_weight_bound(order: int, log_factor_bound: float, epsilon: float) -> flo
 def bernstein_bound(
     mean: float, mean_square: float, largest: float, size: int, failure: float
 ) -> float:
-    """Computes an upper bound on the expectation of a variable in [0, largest] (Maurer and Pontil
-    2009, Theorem 4).
+    """Computes an upper bound on the expectation of a random variable in [0, largest] from a
+    sample, by the empirical Bernstein inequality (Maurer and Pontil 2009, Theorem 4).
 
     The mean square replaces the variance, which is smaller. So the bound decreases whenever the
     variable does.

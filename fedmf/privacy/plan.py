@@ -69,7 +69,7 @@ class Simulation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(fields.ShortRepr):
-    """A plan of a run: the privacy parameters and the guarantee that follows from them.
+    """The plan of a training run: its privacy parameters, and the guarantee that follows from them.
 
     Frozen. Every number on which the noise depends is derived here and nowhere else.
 

@@ -1,4 +1,4 @@
-"""The privacy statement as Markdown or JSON.
+"""Rendering of a privacy statement, a text that says what a run guarantees, as Markdown or JSON.
 
 It has the points of the banded paper's Appendix K.1 (after Ponomareva et al. 2023, Sec. 5.3), the
 observed participation of a run, the limits of the guarantee, and the commands that check it.

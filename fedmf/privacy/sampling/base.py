@@ -41,7 +41,7 @@ _NAME_BY_FORMER_NAME = {"reshuffle": "random-allocation"}
 # The deltas at which `Sampling.curve` computes epsilon, for schemes that cannot compute delta from
 # epsilon.
 _DELTAS = tuple(float(d) for d in 10.0 ** np.arange(-10, 0.01, 0.1)[:-1])
-# The fields of a `PlanConfig` from which schemes are made.
+# Fields of a `PlanConfig` that `Sampling.configured` takes to make a scheme.
 SETTINGS = ("population", "cohort_size", "partitions", "min_sep")
 
 # Checks of the fields that several schemes have.
@@ -68,7 +68,7 @@ _NUMERICAL_METHODS = {
 
 
 def _check_mechanism(name: str, value: Mechanism) -> Mechanism:
-    """Returns the mechanism; raises TypeError for anything else."""
+    """Checks that the argument is a Mechanism, and returns it."""
     check_mechanism(value)
     return value
 
@@ -202,7 +202,7 @@ class Sampling(fields.Checked, abc.ABC):
         return {"sampling": self.name, **values}
 
     def resized(self, *, population: int, cohort_size: int) -> Self:
-        """Returns the scheme for another population and cohort size."""
+        """Returns a copy of the scheme with another population and cohort size."""
         sizes: dict[str, int] = {"population": population, "cohort_size": cohort_size}
         return dataclasses.replace(self, **sizes)
 

@@ -12,7 +12,8 @@ RELATIONS = ("add-or-remove", "replace", "zero-out")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Description:
-    """Clauses about one sampling scheme, from which `statement.md.jinja` makes sentences.
+    """Clauses about one sampling scheme, from which the template of the privacy statement,
+    `statement.md.jinja`, makes sentences.
 
     Attributes:
       selection: the selection of a round's clients, a main clause in lower case without a full

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicFixedSize(IndependentRounds):
-    """Fixed-size sampling within partitions: a uniform subset of exactly cohort_size clients of the
-    round's partition, drawn anew each round (banded paper, Alg. 2).
+    """Fixed-size sampling within partitions: each round draws a uniform subset of exactly
+    cohort_size clients from its partition (banded paper, Alg. 2).
 
     Attributes:
       population, cohort_size, partitions: m clients, B of them a round, in b partitions; None takes

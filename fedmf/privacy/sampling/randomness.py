@@ -13,7 +13,7 @@ _ROUND_WORD = 1
 
 @dataclasses.dataclass(frozen=True)
 class SamplingRandomness:
-    """Independent generators for the run, its epochs and its rounds, all from one seed.
+    """Independent random generators for a run, its epochs and its rounds, all made from one seed.
 
     Attributes:
       seed: the seed of client sampling.
@@ -48,8 +48,8 @@ class SamplingRandomness:
         the same probability, as an unsorted int64 array.
         """
         generator = self.of_round(t)
-        # The size of an independent sample is binomial. Given the size, all subsets are equally
-        # likely.
+        # If clients are sampled independently, the size of the sample is binomial, and all subsets
+        # of the same size are equally likely. So the size is drawn first.
         size = int(generator.binomial(population, probability))
         return _subset(generator, population, size)
 
@@ -88,8 +88,8 @@ class SamplingRandomness:
         """
         b = min_sep
         p = probability
-        # The point is uniform over [0, 1 + (b - 1) p). Below 1 a client is eligible at once, and
-        # each further interval of length p means one more round.
+        # Each client draws a uniform point in [0, 1 + (b - 1) p). If it is below 1 the client is
+        # eligible at once. Each interval of length p above 1 means one more ineligible round.
         point = self.of_run().random(population) * (1 + (b - 1) * p)
         wait = np.minimum(np.floor(np.maximum(point - 1, 0) / p) + 1, b - 1)
         return np.where(point < 1, 0, wait).astype(np.min_scalar_type(b))

@@ -49,7 +49,8 @@ class Simulated(Sampling):
         """
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """Computes an upper bound on epsilon by simulation, never above the unamplified epsilon.
+        """Computes an upper bound on epsilon by simulation. It is never larger than the epsilon
+        without amplification.
 
         It is wrong with probability `FAILURE` at most, over the randomness of the simulation.
         """
