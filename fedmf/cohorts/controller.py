@@ -199,8 +199,8 @@ class ParticipationController:
         return sampling.draws(self.seed)
 
     def _check_no_timers(self, what: str) -> None:
-        """Raises ValueError if the simulated devices ignore their timers, or have early ones, where
-        the server alone selects clients. `what` names that selection in the error.
+        """Raises ValueError if the simulated devices can deviate from their timers, in a run whose
+        clients the server alone selects. `what` names the kind of selection in the error.
         """
         if not self.behavior.is_compliant:
             raise ValueError(

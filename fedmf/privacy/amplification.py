@@ -366,7 +366,7 @@ def group_epsilon(
 
     Args:
       epsilon_at: returns epsilon of one client at a delta.
-      delta: of the group.
+      delta: the delta of the group's guarantee.
       clients: g, the number of clients in the group.
       min_delta: the least d that the search tries.
 

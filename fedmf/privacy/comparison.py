@@ -34,7 +34,7 @@ class Row:
     """A row of the comparison: one mechanism with the noise that it needs for one epsilon.
 
     Attributes:
-      family, bands: of the mechanism.
+      family, bands: family and number of bands of the mechanism.
       sampling: the name of the sampling scheme, or None.
       epsilon: the target, at the comparison's delta.
       noise_multiplier: noise multiplier of the whole run.

@@ -437,7 +437,7 @@ class PlanConfig:
         return PlanConfig(**values)
 
     def flat(self) -> dict[str, Any]:
-        """Returns the values of the config by the names of its command-line options.
+        """Returns all values of the config in one dict, by the names that config files use.
 
         Options of the mechanism stand beside the fields, under their own names. Options of a
         training task have names of the form task_option.NAME.
@@ -446,12 +446,12 @@ class PlanConfig:
         return with_flat_options(values)
 
     def flags(self, *, leave_out: tuple[str, ...] = (), always: tuple[str, ...] = ()) -> list[str]:
-        """Returns the command-line arguments that make this config, such as ["--rounds", "8"].
-        Fields at their default are left out.
+        """Returns the command-line options that make this config, such as ["--rounds 8"]. Fields at
+        their default are left out.
 
         Args:
-          leave_out: fields that get no argument.
-          always: fields that get an argument even at their default.
+          leave_out: fields that get no option.
+          always: fields that get an option even at their default.
         """
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return flags_of(self.flat(), defaults, leave_out=leave_out, always=always)

@@ -61,7 +61,7 @@ def fixed_size_epsilon(
     Gaussian releases, each on a new uniform subset of fixed size.
 
     Args:
-      noise_multiplier: of each release, stddev over the largest distance of two clients'
+      noise_multiplier: stddev of each release, divided by the largest distance of two clients'
         contributions; 0 gives infinity.
       delta: in [1e-15, 1).
       probability: q in (0, 1], the size of a sample over the population.

@@ -123,13 +123,14 @@ def flags_of(
     leave_out: tuple[str, ...],
     always: tuple[str, ...],
 ) -> list[str]:
-    """Returns the command-line arguments for flat values. Values at their default are left out.
+    """Returns the command-line options for flat values, such as ["--rounds 8"]. Values at their
+    default are left out.
 
     Args:
       values: the values by name.
       defaults: the defaults by name.
-      leave_out: names that get no argument.
-      always: names that get an argument even at their default.
+      leave_out: names that get no option.
+      always: names that get an option even at their default.
     """
     flags = []
     hint = "give names of fields"

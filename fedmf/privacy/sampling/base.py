@@ -122,7 +122,7 @@ class Sampling(fields.Checked, abc.ABC):
     the noise of all rounds, where N is the mechanism's noise matrix.
 
     Attributes:
-      name: on the command line and in configs; a class without a name is abstract.
+      name: name on the command line and in configs; a class without a name is abstract.
       population: clients that can be sampled.
       cohort_size: average number of clients of a round, by which sums of updates are divided.
       independent: whether clients are sampled independently of each other, so that cohorts vary in

@@ -117,7 +117,7 @@ class MinSepDraws(Draws):
     clients still wait after an imagined participation before round 0.
 
     Attributes:
-      population, min_sep, probability: of the scheme.
+      population, min_sep, probability: fields of the scheme `MinSepPoisson`.
       seed: of the samples.
     """
 
