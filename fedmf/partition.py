@@ -20,7 +20,7 @@ from fedmf.files import checked_path, write_atomically
 from fedmf.identifiers import is_missing
 from fedmf.numpy_errors import with_numpy_defaults
 
-__all__ = ["assign_clients", "dirichlet", "plot_label_counts", "quantity_skew", "shards"]
+__all__ = ["assign_clients", "dirichlet", "picture", "quantity_skew", "shards"]
 
 _MAX_LABELS = 10_000
 
@@ -198,7 +198,7 @@ def check_text(name: str, value: Any) -> str:
 
 
 @with_numpy_defaults
-def plot_label_counts(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathlib.Path:
+def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathlib.Path:
     """Plots for each client a bar with its number of examples of each label, and writes the figure
     to a file.
 

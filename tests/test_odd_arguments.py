@@ -411,8 +411,8 @@ CALLS = {
         partition.dirichlet, {"labels": "bools texts", "alpha": REAL, "seed": SEED},
         labels=LABELS, clients=2, alpha=1.0, seed=0,
     ),
-    "partition.plot_label_counts": call(
-        partition.plot_label_counts, {"labels": "bools texts", "client_ids": "bools texts"},
+    "partition.picture": call(
+        partition.picture, {"labels": "bools texts", "client_ids": "bools texts"},
         labels=LABELS, client_ids=LABELS, path="picture.png",
     ),
     "partition.quantity_skew": call(

@@ -206,9 +206,9 @@ assign_text = functools.partial(partition.assign_clients, labels=LABELS, clients
         (lambda: dirichlet(labels=np.ma.array([1], mask=[1])), ValueError, r"labels\[0\]="),
         (lambda: dirichlet(labels=["a", 1, 2]), TypeError, "labels mixes kinds"),
         (lambda: dirichlet(labels=range(10_001)), ValueError, "labels has 10001 different values"),
-        (lambda: partition.plot_label_counts(LABELS, LABELS, "x.pdf"), ValueError, "path='x.pdf'"),
+        (lambda: partition.picture(LABELS, LABELS, "x.pdf"), ValueError, "path='x.pdf'"),
         (
-            lambda: partition.plot_label_counts(LABELS, [1], "x.png"),
+            lambda: partition.picture(LABELS, [1], "x.png"),
             ValueError,
             "client_ids has 1 entries",
         ),
@@ -220,7 +220,7 @@ def test_wrong_arguments_are_refused(refused):
 
 def test_bars_are_as_long_as_the_label_counts(tmp_path):
     """Tests a client with three examples of one label and one of another."""
-    path = partition.plot_label_counts(["cat", "cat", "dog", "cat"], [7] * 4, tmp_path / "who.png")
+    path = partition.picture(["cat", "cat", "dog", "cat"], [7] * 4, tmp_path / "who.png")
     pixels = np.round(255 * image.imread(path)[..., :3]).astype(int)
     first, second = ((pixels == color).all(axis=2) for color in ([31, 119, 180], [255, 127, 14]))
     row = first.sum(axis=1).argmax()
@@ -231,12 +231,10 @@ def test_bars_are_as_long_as_the_label_counts(tmp_path):
 def test_a_plot_of_many_clients_is_no_taller_than_one_of_100(tmp_path, clients):
     y = np.arange(10_000) % 3
     ids = partition.dirichlet(y, clients, 0.3, 0)
-    height, width, _ = image.imread(partition.plot_label_counts(y, ids, tmp_path / "who.png")).shape
+    height, width, _ = image.imread(partition.picture(y, ids, tmp_path / "who.png")).shape
     assert (height > width) == (clients == 100)
 
 
 def test_labels_with_dollar_signs_are_not_parsed_as_formulas(tmp_path):
-    path = partition.plot_label_counts(
-        ["$x$", "$\\frac", "_a"], ["$$", "b\nc", "d" * 99], tmp_path / "a.png"
-    )
+    path = partition.picture(["$x$", "$\\frac", "_a"], ["$$", "b\nc", "d" * 99], tmp_path / "a.png")
     assert path.read_bytes()[:4] == b"\x89PNG"

@@ -86,8 +86,8 @@ CALLS = {
         lambda: fedmf.ParticipationLedger(cohort_size=1).save("~/saved.npz"), "saved.npz"
     ),
     "ParticipationLedger.load path": (lambda: fedmf.ParticipationLedger.load("~/ledger.npz"), ""),
-    "partition.plot_label_counts path": (
-        lambda: fedmf.partition.plot_label_counts(np.arange(4) % 2, np.arange(4) % 2, "~/who.png"),
+    "partition.picture path": (
+        lambda: fedmf.partition.picture(np.arange(4) % 2, np.arange(4) % 2, "~/who.png"),
         "who.png"
     ),
     "HostNoise.__init__ folder": (noise_in_a_map, "map"),
@@ -116,7 +116,7 @@ def test_data_files_take_a_tilde(home):
 
 def test_every_public_function_with_a_path_is_called():
     """A new argument that is a path belongs into CALLS."""
-    public = [getattr(fedmf, name) for name in fedmf.__all__] + [fedmf.partition.plot_label_counts]
+    public = [getattr(fedmf, name) for name in fedmf.__all__] + [fedmf.partition.picture]
     functions = {function for function in public if inspect.isfunction(function)}
     for kind in filter(inspect.isclass, public):
         functions |= {f for _, f in inspect.getmembers(kind) if inspect.isroutine(f)}
@@ -129,7 +129,7 @@ def test_every_public_function_with_a_path_is_called():
     }
     assert len(taken) > 8
     taken -= {"Run.__init__ path"}  # of a dataclass that `Run.load` fills
-    named = {name.replace("plot_label", "partition.plot_label") for name in taken}
+    named = {name.replace("picture", "partition.picture") for name in taken}
     assert named <= CALLS.keys()
 
 

@@ -209,5 +209,5 @@ def picture(out: pathlib.Path, config_options: dict[str, Any], quiet: bool, as_j
                 )
             labels.append(client_labels)
             owners += [client] * len(client_labels)
-        partition.plot_label_counts(np.concatenate(labels), owners, out)
+        partition.picture(np.concatenate(labels), owners, out)
     show({"clients": len(task.client_ids), "examples": len(owners), "picture": str(out)}, as_json)
