@@ -62,8 +62,9 @@ def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
 # For these operations tf.vectorized_map concatenates the arrays of all clients, so that an index or
 # axis of one client can reach rows of the next. In segment sums this happens with a negative index,
 # which is dropped if there is one client only, and which newer releases always drop. In tf.roll it
-# happens with a negative axis. This was seen in TensorFlow 2.14 and 2.21.
-_MIXES_CLIENTS = re.compile(r"Roll|.*Segment")
+# happens with a negative axis. This was seen in TensorFlow 2.14 and 2.21. A branch is computed for
+# as many clients as take it, so that its shape depends on the data of other clients.
+_MIXES_CLIENTS = re.compile(r"Roll|.*Segment|(Stateless)?(If|Case)$")
 # A random constant in a layer is drawn once when the model is built. In a stateless model, each
 # call of the graph would draw it again.
 _DRAWS = re.compile(r"Random|ParameterizedTruncatedNormal|TruncatedNormal|Multinomial|Stateful")

@@ -121,10 +121,14 @@ class VectorisedClients(ClientWork):
         params = tf.nest.map_structure(
             lambda spec: tf.ones(spec.shape, spec.dtype), sent_spec.params
         )
-        # This check also runs every operation once. An operation without a kernel on this machine
-        # fails only when it runs, such as the gradient of a grouped convolution on processors
-        # for which TensorFlow does not use oneDNN.
-        self._check_independent(TensorBroadcast(weights, params))
+        sent = TensorBroadcast(weights, params)
+        self._check_independent(sent)
+        # An operation without a kernel on this machine fails only when it runs, such as the
+        # gradient of a grouped convolution on processors for which TensorFlow does not use oneDNN.
+        epochs = [tf.nest.map_structure(np.asarray, (x, y))]
+        if not self._is_small:
+            epochs = [tf.nest.map_structure(lambda leaf: leaf[:1], epochs[0])]
+        self._train_chunk(sent, self._records.zero(), [epochs, epochs])
 
     def _traced_training(self, sent_spec: TensorBroadcast) -> Any:
         """Returns a tf.function that trains up to one client per slot and adds up their updates."""
@@ -145,35 +149,113 @@ class VectorisedClients(ClientWork):
         return tf.function(self._train_one_step, input_signature=[*signature, num_clients])
 
     def _check_independent(self, sent: TensorBroadcast) -> None:
-        """Checks that a client's update does not depend on its slot or on other clients.
+        """Checks that a client's gradients do not depend on its slot or on other clients.
 
-        Updates are compared bit by bit.
+        Losses and gradients are compared bit by bit, on random clients with weights of their own.
+        All other operations of a step compute each entry by itself.
 
         Raises:
-          ValueError: an update depends on them.
+          ValueError: they depend on them, or are not finite on any of the random examples.
         """
+        gradients_of_slots = self._traced_gradients(sent)
         rng = np.random.default_rng(2)
         for size in self._batch_sizes():
-            clients = [self._random_client(rng, size) for _ in range(self._num_slots)]
-            _, _, stacked = self._train_chunk(sent, self._records.zero(), clients)
-            for shift in (1, self._num_slots // 2 + 1):
-                rotated = clients[shift:] + clients[:shift]
-                _, _, rotated_stacked = self._train_chunk(sent, self._records.zero(), rotated)
-                expected = [np.roll(leaf, -shift, axis=0) for leaf in stacked]
-                _check_equal_bits(rotated_stacked, expected)
-            _, _, stacked_alone = self._train_chunk(sent, self._records.zero(), clients[:1])
-            _check_equal_bits([leaf[:1] for leaf in stacked_alone], [leaf[:1] for leaf in stacked])
+            is_checked = False
+            for transform in _TRANSFORMS:
+                arguments = self._random_slots(rng, sent, size, transform)
+                stacked = gradients_of_slots(*arguments)
+                if not all(np.isfinite(leaf).all() for leaf in tf.nest.flatten(stacked)):
+                    continue
+                is_checked = True
+                for shift in (1, self._num_slots // 2 + 1):
+                    rotated = tf.nest.map_structure(
+                        functools.partial(np.roll, shift=-shift, axis=0), arguments
+                    )
+                    expected = tf.nest.map_structure(
+                        functools.partial(np.roll, shift=-shift, axis=0), stacked
+                    )
+                    _check_equal_bits(gradients_of_slots(*rotated), expected)
+                # The first client beside copies of the second one.
+                others = np.minimum(np.arange(self._num_slots), 1)
+                beside_copies = tf.nest.map_structure(
+                    functools.partial(np.take, indices=others, axis=0), arguments
+                )
+                _check_equal_bits(
+                    [leaf[:1] for leaf in tf.nest.flatten(gradients_of_slots(*beside_copies))],
+                    [leaf[:1] for leaf in tf.nest.flatten(stacked)],
+                )
+            if not is_checked:
+                raise ValueError("losses or gradients are not finite on any random examples")
+
+    def _traced_gradients(self, sent: TensorBroadcast) -> Any:
+        """Returns the tf.function of the losses and gradients of all slots, as steps compute them.
+
+        It takes a stack of weights, inputs and labels, one entry for each slot.
+        """
+        batch_size = None if self._is_small else 1
+
+        def stacked_spec(leaf: Any) -> tf.TensorSpec:
+            return tf.TensorSpec([self._num_slots, *leaf.shape], leaf.dtype)
+
+        def batch_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
+            return tf.TensorSpec([self._num_slots, batch_size, *spec.shape[1:]], spec.dtype)
+
+        x_specs, y_specs = tf.nest.map_structure(batch_spec, self._batch_specs)
+
+        def gradients_of_slots(weights: Any, xs: Any, ys: Any) -> Any:
+            if self._is_small:
+                return tf.vectorized_map(self._gradients_of_client, (weights, xs, ys))
+            # Clients of one step all have the weights of the server.
+            return tf.vectorized_map(
+                lambda batch: self._gradients_of_client(
+                    ([weight[0] for weight in weights], *batch)
+                ),
+                (xs, ys),
+            )
+
+        return tf.function(
+            gradients_of_slots,
+            input_signature=[[stacked_spec(weight) for weight in sent.weights], x_specs, y_specs],
+        )
+
+    def _gradients_of_client(self, arguments: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Computes the loss and the gradients of one slot's weights, inputs and labels."""
+        weights, x, y = arguments
+        loss, gradient_list = self._loss_and_gradients(weights, x, y)
+        # TensorFlow does not vectorise a result that is an unchanged argument.
+        return loss, [tf.identity(dense_rows(gradient)) for gradient in gradient_list]
+
+    def _random_slots(
+        self,
+        rng: np.random.Generator,
+        sent: TensorBroadcast,
+        size: int,
+        transform: Callable[[np.ndarray], np.ndarray],
+    ) -> tuple[list[np.ndarray], Any, Any]:
+        """Returns random weights and batches for all slots; `transform` changes the floats."""
+        weights = []
+        for weight in sent.weights:
+            values = np.asarray(weight)
+            shape = (self._num_slots, *values.shape)
+            noise = 0.1 * rng.normal(size=shape)
+            if not self._is_small:
+                noise[:] = noise[0]
+            weights.append((values + noise).astype(values.dtype))
+        batches = [self._random_batch(rng, size) for _ in range(self._num_slots)]
+
+        def stack(*leaves: Any) -> np.ndarray:
+            stacked = np.stack([np.asarray(leaf) for leaf in leaves])
+            is_float = stacked.dtype.kind == "f"
+            return transform(stacked).astype(stacked.dtype) if is_float else stacked
+
+        x, y = tf.nest.map_structure(stack, *batches)
+        return weights, x, y
 
     def _batch_sizes(self) -> list[int]:
         """Returns the batch sizes to check: all sizes up to 32, and the run's batch size."""
         if not self._is_small:
             return [1]
         return [*range(1, min(self._batch_size, 32) + 1), self._batch_size]
-
-    def _random_client(self, rng: np.random.Generator, size: int) -> Epochs:
-        """Returns random data for a client with two steps, or one if the model is not small."""
-        batch = tf.nest.map_structure(np.asarray, self._random_batch(rng, size))
-        return [batch, batch] if self._is_small else [batch]
 
     def _random_batch(self, rng: np.random.Generator, size: int) -> Examples:
         """Returns a batch of random examples with the shapes and dtypes of the task."""
@@ -237,18 +319,28 @@ class VectorisedClients(ClientWork):
         """Yields the sum of the clipped updates of each group of clients."""
         tensors = TensorBroadcast.of(sent)
         for group in groups:
-            clients = with_finite_examples(group)
-            if self._is_small or all(map(_has_one_example, clients)):
-                total, loss_sum = self._sum_updates(tensors, clients)
-                yield group_sum(
-                    group,
-                    [np.asarray(leaf) for leaf in total.record],
-                    clipped=int(total.clipped),
-                    zeroed=int(total.zeroed),
-                    loss_sum=loss_sum,
-                )
-            else:
-                yield from self._fallback().sums(sent, [group])
+            # A client is vectorised or not by its own data alone.
+            vectorised = [client for client in group if self._is_vectorised(client)]
+            others = [client for client in group if not self._is_vectorised(client)]
+            total, loss_sum = self._sum_updates(tensors, with_finite_examples(vectorised))
+            clipped_sum = group_sum(
+                vectorised,
+                [np.asarray(leaf) for leaf in total.record],
+                clipped=int(total.clipped),
+                zeroed=int(total.zeroed),
+                loss_sum=loss_sum,
+            )
+            if others:
+                for other_sum in self._fallback().sums(sent, [others]):
+                    clipped_sum = _merge(clipped_sum, other_sum)
+            yield clipped_sum
+
+    def _is_vectorised(self, client: ClientData) -> bool:
+        """Returns whether a client trains in the vectorised call.
+
+        Clients whose examples are not finite do not train, and are counted here.
+        """
+        return self._is_small or not client.epochs or _has_one_example(client.epochs)
 
     def _sum_updates(
         self, sent: TensorBroadcast, clients: Sequence[Epochs]
@@ -261,17 +353,17 @@ class VectorisedClients(ClientWork):
         for start in range(0, len(clients), self._num_slots):
             interrupts.check()
             chunk = clients[start : start + self._num_slots]
-            total, chunk_loss, _ = self._train_chunk(sent, total, chunk)
+            total, chunk_loss = self._train_chunk(sent, total, chunk)
             loss_sum += float(chunk_loss)
         return total, loss_sum
 
     def _train_chunk(
         self, sent: TensorBroadcast, total: QuerySample, chunk: Sequence[Epochs]
-    ) -> tuple[QuerySample, tf.Tensor, list[tf.Tensor]]:
+    ) -> tuple[QuerySample, tf.Tensor]:
         """Trains the clients of one call, which has a slot for each of them.
 
         Returns:
-          The sum with their updates, their loss, and a stack of what each slot has computed.
+          The sum with their updates, and their loss.
         """
         leaves = concatenated_epochs(chunk)
         arguments: list[Any] = [np.int32(len(chunk))]
@@ -283,9 +375,7 @@ class VectorisedClients(ClientWork):
             slot_rows[len(chunk) :] = 0
             leaves = [leaf[slot_rows, np.newaxis] for leaf in leaves]
         examples = tf.nest.pack_sequence_as(self._batch_specs, leaves)
-        result: tuple[QuerySample, tf.Tensor, list[tf.Tensor]] = self._train(
-            sent, total, *examples, *arguments
-        )
+        result: tuple[QuerySample, tf.Tensor] = self._train(sent, total, *examples, *arguments)
         return result
 
     def _loss_and_gradients(
@@ -304,7 +394,7 @@ class VectorisedClients(ClientWork):
 
     def _train_one_step(
         self, sent: TensorBroadcast, total: QuerySample, xs: Any, ys: Any, num_clients: tf.Tensor
-    ) -> tuple[QuerySample, tf.Tensor, list[tf.Tensor]]:
+    ) -> tuple[QuerySample, tf.Tensor]:
         """Adds the updates of clients that take one step each to a sum.
 
         Client c has the batch xs[c], ys[c].
@@ -315,15 +405,13 @@ class VectorisedClients(ClientWork):
           num_clients: number of clients, which are in the first slots.
 
         Returns:
-          The sum, the loss before each step summed over examples, and the gradients of all slots.
+          The sum, and the loss before each step summed over examples.
         """
         weights, params = sent
 
-        def client_gradients(batch: Examples) -> tuple[tf.Tensor, list[tf.Tensor]]:
-            loss, gradient_list = self._loss_and_gradients(list(weights), *batch)
-            return loss, [dense_rows(gradient) for gradient in gradient_list]
-
-        losses, stacked_gradients = tf.vectorized_map(client_gradients, (xs, ys))
+        losses, stacked_gradients = tf.vectorized_map(
+            lambda batch: self._gradients_of_client((list(weights), *batch)), (xs, ys)
+        )
         state = self._optimizer.initial(list(weights))
         for c in tf.range(num_clients):
             gradient_list = [gradient[c] for gradient in stacked_gradients]
@@ -332,7 +420,7 @@ class VectorisedClients(ClientWork):
             )
             update = [old - new for new, old in zip(new_weights, weights, strict=True)]
             total = self._records.added(params, total, update)
-        return total, tf.reduce_sum(losses[:num_clients]), stacked_gradients
+        return total, tf.reduce_sum(losses[:num_clients])
 
     def _train_in_steps(
         self,
@@ -342,21 +430,13 @@ class VectorisedClients(ClientWork):
         ys: Any,
         num_clients: tf.Tensor,
         steps: Steps,
-    ) -> tuple[QuerySample, tf.Tensor, list[tf.Tensor]]:
+    ) -> tuple[QuerySample, tf.Tensor]:
         """Adds the updates of clients that take several steps to a sum.
 
         The arguments are those of `_train_one_step` and the steps. The last result holds the
         weights of each slot in place of gradients.
         """
         global_weights, params = sent
-
-        def client_gradients(
-            weights: Sequence[tf.Tensor], x: Any, y: Any
-        ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-            loss, gradient_list = self._loss_and_gradients(weights, x, y)
-            # tf.identity is needed because TensorFlow does not vectorise a result that is one of
-            # the arguments, unchanged.
-            return loss, [tf.identity(dense_rows(gradient)) for gradient in gradient_list]
 
         initial = tf.nest.map_structure(
             tf.convert_to_tensor,
@@ -370,7 +450,7 @@ class VectorisedClients(ClientWork):
             rows = steps.start[s][:, tf.newaxis] + tf.range(steps.size[s])
             batch = tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), (xs, ys))
             losses, gradient_list = tf.vectorized_map(
-                lambda client: client_gradients(client[0], *client[1]), (state.weights, batch)
+                self._gradients_of_client, (state.weights, *batch)
             )
             state = self._take_step(state, steps.has_batch[s], gradient_list)
             loss_sum += _loss_of_step(losses, steps.has_batch[s], steps.size[s])
@@ -378,7 +458,7 @@ class VectorisedClients(ClientWork):
             pairs = zip(global_weights, state.weights, strict=True)
             update = [old - client_weights[c] for old, client_weights in pairs]
             total = self._records.added(params, total, update)
-        return total, loss_sum, state.weights
+        return total, loss_sum
 
     def _take_step(
         self, state: _ClientsState, has_batch: tf.Tensor, gradient_list: list[tf.Tensor]
@@ -397,9 +477,18 @@ class VectorisedClients(ClientWork):
         return new_state
 
 
+# Random examples of the check: of either sign, positive as for logarithms and roots, and large.
+_TRANSFORMS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
+    np.asarray,
+    np.abs,
+    functools.partial(np.multiply, 1e3),
+)
+
+
 def _check_equal_bits(stacked: Sequence[Any], expected: Sequence[Any]) -> None:
     """Raises ValueError unless two lists of arrays are bitwise identical."""
-    for actual, leaf in zip(stacked, expected, strict=True):
+    pairs = zip(tf.nest.flatten(stacked), tf.nest.flatten(expected), strict=True)
+    for actual, leaf in pairs:
         if np.asarray(actual).tobytes() != np.asarray(leaf).tobytes():
             raise ValueError(
                 "a client's update is rounded by its place in the call, and so by other clients"
@@ -410,6 +499,20 @@ def _loss_of_step(losses: tf.Tensor, has_batch: tf.Tensor, batch_size: tf.Tensor
     """Returns the sum of the losses of all examples in a step, for clients that have a batch."""
     losses = tf.where(has_batch, losses, tf.zeros_like(losses))
     return tf.reduce_sum(losses) * tf.cast(batch_size, tf.float32)
+
+
+def _merge(first: ClippedSum, second: ClippedSum) -> ClippedSum:
+    """Returns the sum of two sums of clients of the same group."""
+    values = [a + b for a, b in zip(first.values, second.values, strict=True)]
+    return ClippedSum(
+        values=values,
+        clients=first.clients + second.clients,
+        clipped=first.clipped + second.clipped,
+        zeroed=first.zeroed + second.zeroed,
+        not_finite=first.not_finite + second.not_finite,
+        loss_sum=first.loss_sum + second.loss_sum,
+        examples=first.examples + second.examples,
+    )
 
 
 def _has_one_example(epochs: Epochs) -> bool:

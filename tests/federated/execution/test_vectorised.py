@@ -201,16 +201,20 @@ def test_a_client_moves_no_update_of_others(num_examples, sums_of, vectorized_ma
 def test_a_model_that_rounds_by_the_place_in_a_call_trains_one_by_one(
     monkeypatch,
 ):
-    train_chunk = vectorised.VectorisedClients._train_chunk
+    traced_gradients = vectorised.VectorisedClients._traced_gradients
 
-    def train_with_other_last_slot(self, sent, total, chunk):
-        total, loss_sum, stacked = train_chunk(self, sent, total, chunk)
-        last_slot = [np.nextafter(leaf[-1], np.float32(9)) for leaf in stacked]
-        stacked = [
-            np.concatenate([leaf[:-1], last[None]])
-            for leaf, last in zip(stacked, last_slot, strict=True)
-        ]
-        return total, loss_sum, stacked
+    def with_other_last_slot(self, sent):
+        """Returns gradients of which the last slot's differ in the last bit."""
+        gradients_of_slots = traced_gradients(self, sent)
 
-    monkeypatch.setattr(vectorised.VectorisedClients, "_train_chunk", train_with_other_last_slot)
+        def gradients(*arguments):
+            losses, stacked = gradients_of_slots(*arguments)
+            return losses, [with_other_last_entry(leaf.numpy()) for leaf in stacked]
+
+        return gradients
+
+    def with_other_last_entry(leaf):
+        return np.concatenate([leaf[:-1], np.nextafter(leaf[-1:], np.float32(9))])
+
+    monkeypatch.setattr(vectorised.VectorisedClients, "_traced_gradients", with_other_last_slot)
     assert "rounded by its place" in work_of(chaotic_task(), config()).explain()
