@@ -70,5 +70,5 @@ def test_a_repeated_step_and_the_rounds_after_it_are_identical(changes):
 
 def test_arrays_of_another_model_or_optimizer_are_refused():
     adam, sgd = (execution_of(config(server_optimizer=name)) for name in ("adam", "sgd"))
-    with refusal("the saved state does not fit"):
+    with refusal("weights and optimizer state of this task have nothing"):
         sgd.from_before(adam.before(adam.init()))

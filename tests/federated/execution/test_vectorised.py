@@ -61,6 +61,17 @@ class OwnGradient(layers.Layer):
         return product(x, tf.convert_to_tensor(self.w), tf.convert_to_tensor(self.v))
 
 
+class Branching(layers.Layer):
+    """A layer with a branch that depends on a client's data."""
+
+    def build(self, shape):
+        self.w = self.add_weight("w", shape=(4, 3))
+
+    def call(self, x):
+        scaled = tf.cond(tf.reduce_max(x) > 6.0, lambda: x / 7.0, lambda: tf.exp(-x))
+        return scaled @ self.w
+
+
 def rolled():
     return layers.Lambda(lambda x: tf.roll(x, 1, axis=-1))
 
@@ -91,7 +102,10 @@ def together_and_alone(sums_of):
     ("layer", "is_vectorised"),
     [
         (Embedded, True),
-        *(pytest.param(kind, False, marks=pytest.mark.slow) for kind in (Segments, rolled)),
+        *(
+            pytest.param(kind, False, marks=pytest.mark.slow)
+            for kind in (Segments, Branching, rolled)
+        ),
     ],
 )
 def test_the_sum_of_a_cohort_is_the_sum_of_single_clients(
@@ -157,16 +171,18 @@ def test_rows_with_an_index_out_of_range_are_dropped():
     np.testing.assert_array_equal(tf.vectorized_map(dense, index), [[1, 2], [1, 0], [3, 0]])
 
 
-def chaotic_task():
+def chaotic_task(first_layer=None, batch_size=4):
     """A task whose local training amplifies a difference in the last bit."""
 
     def model():
         hidden = [layers.Dense(60, "relu"), layers.Dense(30, "relu")]
+        if first_layer is not None:
+            hidden.insert(0, layers.Lambda(first_layer))
         return tf.keras.Sequential([tf.keras.Input((5,)), *hidden, layers.Dense(5)])
 
     rng = np.random.default_rng(1)
     x = rng.normal(size=(8, 5)).astype(np.float32)
-    return task_of_arrays(x, rng.integers(0, 5, 8), model, batch_size=4)
+    return task_of_arrays(x, rng.integers(0, 5, 8), model, batch_size=batch_size)
 
 
 def random_client(seed, num_examples, num_epochs):
@@ -198,9 +214,9 @@ def test_a_client_moves_no_update_of_others(num_examples, sums_of, vectorized_ma
     assert vectorized_map_calls
 
 
-def test_a_model_that_rounds_by_the_place_in_a_call_trains_one_by_one(
-    monkeypatch,
-):
+@pytest.mark.parametrize("first_layer", [None, tf.math.log1p])
+def test_a_model_that_rounds_by_the_place_in_a_call_trains_one_by_one(monkeypatch, first_layer):
+    """Also if its loss is finite for positive examples alone."""
     traced_gradients = vectorised.VectorisedClients._traced_gradients
 
     def with_other_last_slot(self, sent):
@@ -217,4 +233,16 @@ def test_a_model_that_rounds_by_the_place_in_a_call_trains_one_by_one(
         return np.concatenate([leaf[:-1], np.nextafter(leaf[-1:], np.float32(9))])
 
     monkeypatch.setattr(vectorised.VectorisedClients, "_traced_gradients", with_other_last_slot)
-    assert "rounded by its place" in work_of(chaotic_task(), config()).explain()
+    assert "rounded by its place" in work_of(chaotic_task(first_layer), config()).explain()
+
+
+def test_a_client_of_several_examples_moves_no_update_of_clients_of_one(
+    sums_of, vectorized_map_calls
+):
+    """Of a model that is not small, only clients of one example are vectorised."""
+    sums = sums_of(chaotic_task(batch_size=1), config(cohort_size=8), 0)
+    others = [random_client(100 + i, 1, 1) for i in range(7)]
+    client = random_client(7, 2, 1)
+    difference = flat(sums([*others[:3], client, *others[3:]])) - flat(sums(others))
+    np.testing.assert_allclose(difference, flat(sums([client])), rtol=0, atol=1e-14)
+    assert vectorized_map_calls
