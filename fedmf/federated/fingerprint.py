@@ -32,11 +32,22 @@ def fingerprint(functions: ModelFunctions, model: Any) -> dict[str, str]:
     if isinstance(model, tf.keras.Model):
         for i, layer in enumerate(_nested_layers(model)):
             texts |= _component_texts(f"layer {i}", layer)
-    frozen = [np.asarray(weight) for weight in getattr(model, "non_trainable_variables", ())]
+    frozen: list[np.ndarray] = []
+    for variable in getattr(model, "non_trainable_variables", ()):
+        frozen += _arrays_of(variable)
     trained = [np.asarray(weight) for weight in model.trainable_variables]
     texts["frozen weights"] = digest(frozen)
     texts["initial weights"] = digest(trained)
     return texts
+
+
+def _arrays_of(variable: Any) -> list[np.ndarray]:
+    """Returns the values of a variable of a model.
+
+    The words of an adapted layer, such as StringLookup, are several tensors behind one handler.
+    """
+    tensors = variable.get_tensors() if hasattr(variable, "get_tensors") else [variable]
+    return [np.asarray(tensor) for tensor in tensors]
 
 
 def _nested_layers(model: Any) -> list[Any]:
