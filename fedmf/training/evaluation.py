@@ -76,7 +76,10 @@ class Evaluator:
                 )
             values[name] = number
         names = set(values)
-        self._metric_names = self._metric_names or {*names, "loss", self._task.headline}
+        if not self._metric_names:
+            self._metric_names = {*names, "loss"}
+            if self._task.learner.metric_names(self._task):
+                self._metric_names.add(self._task.headline)
         if names != self._metric_names:
             raise ValueError(
                 f"evaluation of task {task_name!r} returned the metrics {sorted(names)} where "

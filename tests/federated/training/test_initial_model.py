@@ -25,7 +25,7 @@ def keras_file(whole_run, tmp_path_factory):
 def test_the_first_round_starts_from_the_weights(whole_run, keras_file, tmp_path, kind, execution):
     """Without noise, zeroed updates do not change the model."""
     path, sentence = {
-        "file": (keras_file, "is pretrained.keras, which was trained before"),
+        "file": (keras_file, "the initial model is pretrained.keras (SHA-256 digest "),
         "run": (whole_run.path, "that of the run first"),
     }[kind]
     settings = config(
