@@ -186,7 +186,7 @@ def test_controller_refuses_timer_jitter_without_a_timer():
 
 
 def test_the_first_rounds_alone_have_no_guarantee(plan, participation):
-    with refusal("schema=once_an_epoch does not say which of the first 6 rounds .* state that"):
+    with refusal("schema=once_an_epoch does not limit .* in the first 6 rounds.* state that"):
         stopped_after(plan, 6)
     with refusal("schema=once_an_epoch has no form for"):
         participation.shortened(6)

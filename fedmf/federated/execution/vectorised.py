@@ -28,6 +28,7 @@ from fedmf.federated.execution.client_work import (
     client_optimizer,
     gradients,
 )
+from fedmf.federated.execution.independence import Slots, check_independent, random_batch
 from fedmf.federated.execution.records import QuerySample, Records, specs_of
 from fedmf.federated.execution.stateless_model import (
     check_clients_stay_separate,
@@ -41,7 +42,7 @@ from fedmf.server.update_rules import OptimizerState
 from fedmf.terminal import interrupts
 from fedmf.training.batching import Steps, concatenated_epochs, list_batches, order_steps
 from fedmf.training.client_work import Broadcast, ClientWork, group_sum, with_finite_examples
-from fedmf.training.examples import ClientData, Epochs, Examples, count
+from fedmf.training.examples import ClientData, Epochs, count
 from fedmf.training.execution.groups import group_size
 from fedmf.training.learner import ClientSettings
 
@@ -113,7 +114,7 @@ class VectorisedClients(ClientWork):
             self._loss_and_gradients, input_signature=[sent_spec.weights, *self._batch_specs]
         )
         check_clients_stay_separate(loss_and_gradients)
-        x, y = self._random_batch(np.random.default_rng(0), min(2, self._batch_size))
+        x, y = random_batch(np.random.default_rng(0), self._batch_specs, min(2, self._batch_size))
         model = functions.build_model(settings.seed)
         weights = [variable.read_value() for variable in model.trainable_variables]
         self._check_same(model, loss_and_gradients, x, y)
@@ -122,7 +123,13 @@ class VectorisedClients(ClientWork):
             lambda spec: tf.ones(spec.shape, spec.dtype), sent_spec.params
         )
         sent = TensorBroadcast(weights, params)
-        self._check_independent(sent)
+        slots = Slots(
+            number=self._num_slots,
+            weights=weights,
+            batch_specs=self._batch_specs,
+            share_weights=not self._is_small,
+        )
+        check_independent(self._traced_gradients(sent), slots, self._batch_sizes())
         # An operation without a kernel on this machine fails only when it runs, such as the
         # gradient of a grouped convolution on processors for which TensorFlow does not use oneDNN.
         epochs = [tf.nest.map_structure(np.asarray, (x, y))]
@@ -147,45 +154,6 @@ class VectorisedClients(ClientWork):
             self._batch_specs,
         )
         return tf.function(self._train_one_step, input_signature=[*signature, num_clients])
-
-    def _check_independent(self, sent: TensorBroadcast) -> None:
-        """Checks that a client's gradients do not depend on its slot or on other clients.
-
-        Losses and gradients are compared bit by bit, on random clients with weights of their own.
-        All other operations of a step compute each entry by itself.
-
-        Raises:
-          ValueError: they depend on them, or are not finite on any of the random examples.
-        """
-        gradients_of_slots = self._traced_gradients(sent)
-        rng = np.random.default_rng(2)
-        for size in self._batch_sizes():
-            is_checked = False
-            for transform in _TRANSFORMS:
-                arguments = self._random_slots(rng, sent, size, transform)
-                stacked = gradients_of_slots(*arguments)
-                if not all(np.isfinite(leaf).all() for leaf in tf.nest.flatten(stacked)):
-                    continue
-                is_checked = True
-                for shift in (1, self._num_slots // 2 + 1):
-                    rotated = tf.nest.map_structure(
-                        functools.partial(np.roll, shift=-shift, axis=0), arguments
-                    )
-                    expected = tf.nest.map_structure(
-                        functools.partial(np.roll, shift=-shift, axis=0), stacked
-                    )
-                    _check_equal_bits(gradients_of_slots(*rotated), expected)
-                # The first client beside copies of the second one.
-                others = np.minimum(np.arange(self._num_slots), 1)
-                beside_copies = tf.nest.map_structure(
-                    functools.partial(np.take, indices=others, axis=0), arguments
-                )
-                _check_equal_bits(
-                    [leaf[:1] for leaf in tf.nest.flatten(gradients_of_slots(*beside_copies))],
-                    [leaf[:1] for leaf in tf.nest.flatten(stacked)],
-                )
-            if not is_checked:
-                raise ValueError("losses or gradients are not finite on any random examples")
 
     def _traced_gradients(self, sent: TensorBroadcast) -> Any:
         """Returns the tf.function of the losses and gradients of all slots, as steps compute them.
@@ -225,53 +193,11 @@ class VectorisedClients(ClientWork):
         # TensorFlow does not vectorise a result that is an unchanged argument.
         return loss, [tf.identity(dense_rows(gradient)) for gradient in gradient_list]
 
-    def _random_slots(
-        self,
-        rng: np.random.Generator,
-        sent: TensorBroadcast,
-        size: int,
-        transform: Callable[[np.ndarray], np.ndarray],
-    ) -> tuple[list[np.ndarray], Any, Any]:
-        """Returns random weights and batches for all slots; `transform` changes the floats."""
-        weights = []
-        for weight in sent.weights:
-            values = np.asarray(weight)
-            shape = (self._num_slots, *values.shape)
-            noise = 0.1 * rng.normal(size=shape)
-            if not self._is_small:
-                noise[:] = noise[0]
-            weights.append((values + noise).astype(values.dtype))
-        batches = [self._random_batch(rng, size) for _ in range(self._num_slots)]
-
-        def stack(*leaves: Any) -> np.ndarray:
-            stacked = np.stack([np.asarray(leaf) for leaf in leaves])
-            is_float = stacked.dtype.kind == "f"
-            return transform(stacked).astype(stacked.dtype) if is_float else stacked
-
-        x, y = tf.nest.map_structure(stack, *batches)
-        return weights, x, y
-
     def _batch_sizes(self) -> list[int]:
         """Returns the batch sizes to check: all sizes up to 32, and the run's batch size."""
         if not self._is_small:
             return [1]
         return [*range(1, min(self._batch_size, 32) + 1), self._batch_size]
-
-    def _random_batch(self, rng: np.random.Generator, size: int) -> Examples:
-        """Returns a batch of random examples with the shapes and dtypes of the task."""
-
-        def random_leaf(integer: int, spec: tf.TensorSpec) -> tf.Tensor:
-            values = rng.normal(size=(size, *spec.shape[1:]))
-            if not spec.dtype.is_floating:
-                values = np.full_like(values, integer)
-            return tf.cast(values, spec.dtype)
-
-        x_specs, y_specs = self._batch_specs
-        # Integer inputs are 1, because a model may mask 0 as padding. Integer labels are 0, which
-        # is a valid label in every task.
-        x = tf.nest.map_structure(functools.partial(random_leaf, 1), x_specs)
-        y = tf.nest.map_structure(functools.partial(random_leaf, 0), y_specs)
-        return x, y
 
     def _check_same(
         self, model: tf.keras.Model, loss_and_gradients: Callable[..., Any], x: Any, y: Any
@@ -475,24 +401,6 @@ class VectorisedClients(ClientWork):
 
         new_state: _ClientsState = tf.nest.map_structure(select, state, _ClientsState(*after))
         return new_state
-
-
-# Random examples of the check: of either sign, positive as for logarithms and roots, and large.
-_TRANSFORMS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
-    np.asarray,
-    np.abs,
-    functools.partial(np.multiply, 1e3),
-)
-
-
-def _check_equal_bits(stacked: Sequence[Any], expected: Sequence[Any]) -> None:
-    """Raises ValueError unless two lists of arrays are bitwise identical."""
-    pairs = zip(tf.nest.flatten(stacked), tf.nest.flatten(expected), strict=True)
-    for actual, leaf in pairs:
-        if np.asarray(actual).tobytes() != np.asarray(leaf).tobytes():
-            raise ValueError(
-                "a client's update is rounded by its place in the call, and so by other clients"
-            )
 
 
 def _loss_of_step(losses: tf.Tensor, has_batch: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,146 @@
+"""Check that vectorised clients do not influence each other's gradients by rounding.
+
+Kernels round by the shapes of their arguments and, at the end of an array, by the position in it.
+The check moves random clients to other slots of a call, and beside other clients, and compares
+their losses and gradients bit by bit.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from fedmf.training.examples import Examples
+
+# Random examples of the check: of either sign, positive as for logarithms and roots, and large.
+_TRANSFORMS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
+    np.asarray,
+    np.abs,
+    functools.partial(np.multiply, 1e3),
+)
+
+
+class Slots(NamedTuple):
+    """Slots of a vectorised call.
+
+    Attributes:
+      number: number of slots.
+      weights: weights of the model, around which the weights of slots are drawn.
+      batch_specs: specs of a batch of inputs and labels.
+      share_weights: whether all slots have the same weights, as clients of one step.
+    """
+
+    number: int
+    weights: Sequence[Any]
+    batch_specs: tuple[Any, Any]
+    share_weights: bool
+
+
+def check_independent(
+    gradients_of_slots: Callable[..., Any], slots: Slots, batch_sizes: Iterable[int]
+) -> None:
+    """Checks that a client's gradients do not depend on its slot or on other clients.
+
+    Losses and gradients are compared bit by bit, on random clients with weights of their own. All
+    other operations of a step compute each entry by itself.
+
+    Args:
+      gradients_of_slots: function of stacked weights, inputs and labels, one entry for each slot,
+        that returns losses and gradients of all slots.
+      slots: the slots of a call.
+      batch_sizes: batch sizes to check.
+
+    Raises:
+      ValueError: they depend on them, or are not finite on any of the random examples.
+    """
+    rng = np.random.default_rng(2)
+    for size in batch_sizes:
+        is_checked = False
+        for transform in _TRANSFORMS:
+            arguments = _random_arguments(rng, slots, size, transform)
+            stacked = gradients_of_slots(*arguments)
+            if all(np.isfinite(leaf).all() for leaf in tf.nest.flatten(stacked)):
+                _check_arguments(gradients_of_slots, slots.number, arguments, stacked)
+                is_checked = True
+        if not is_checked:
+            raise ValueError("losses or gradients are not finite on any random examples")
+
+
+def _check_arguments(
+    gradients_of_slots: Callable[..., Any], num_slots: int, arguments: Any, stacked: Any
+) -> None:
+    """Checks that the gradients of some clients are the same in other slots and beside others.
+
+    Raises:
+      ValueError: they are not.
+    """
+    for shift in (1, num_slots // 2 + 1):
+        rotate = functools.partial(np.roll, shift=-shift, axis=0)
+        rotated = tf.nest.map_structure(rotate, arguments)
+        expected = tf.nest.map_structure(rotate, stacked)
+        _check_equal_bits(gradients_of_slots(*rotated), expected)
+    # The first client beside copies of the second one.
+    clients = np.minimum(np.arange(num_slots), 1)
+    beside_copies = tf.nest.map_structure(
+        functools.partial(np.take, indices=clients, axis=0), arguments
+    )
+    _check_equal_bits(
+        [leaf[:1] for leaf in tf.nest.flatten(gradients_of_slots(*beside_copies))],
+        [leaf[:1] for leaf in tf.nest.flatten(stacked)],
+    )
+
+
+def _random_arguments(
+    rng: np.random.Generator,
+    slots: Slots,
+    size: int,
+    transform: Callable[[np.ndarray], np.ndarray],
+) -> tuple[list[np.ndarray], Any, Any]:
+    """Returns random weights and batches for all slots; `transform` changes the floats."""
+    weights = []
+    for weight in slots.weights:
+        values = np.asarray(weight)
+        noise = 0.1 * rng.normal(size=(slots.number, *values.shape))
+        if slots.share_weights:
+            noise[:] = noise[0]
+        weights.append((values + noise).astype(values.dtype))
+    batches = [random_batch(rng, slots.batch_specs, size) for _ in range(slots.number)]
+
+    def stack(*leaves: Any) -> np.ndarray:
+        """Stacks the leaves of the slots' batches."""
+        stacked = np.stack([np.asarray(leaf) for leaf in leaves])
+        is_float = stacked.dtype.kind == "f"
+        return transform(stacked).astype(stacked.dtype) if is_float else stacked
+
+    x, y = tf.nest.map_structure(stack, *batches)
+    return weights, x, y
+
+
+def random_batch(rng: np.random.Generator, batch_specs: tuple[Any, Any], size: int) -> Examples:
+    """Returns a batch of random examples with the shapes and dtypes of the specs."""
+
+    def random_leaf(integer: int, spec: tf.TensorSpec) -> tf.Tensor:
+        """Returns random normal floats, or else this whole number."""
+        values = rng.normal(size=(size, *spec.shape[1:]))
+        if not spec.dtype.is_floating:
+            values = np.full_like(values, integer)
+        return tf.cast(values, spec.dtype)
+
+    x_specs, y_specs = batch_specs
+    # Integer inputs are 1, because a model may mask 0 as padding. Integer labels are 0, which is a
+    # valid label in every task.
+    x = tf.nest.map_structure(functools.partial(random_leaf, 1), x_specs)
+    y = tf.nest.map_structure(functools.partial(random_leaf, 0), y_specs)
+    return x, y
+
+
+def _check_equal_bits(stacked: Sequence[Any], expected: Sequence[Any]) -> None:
+    """Raises ValueError unless two lists of arrays are bitwise identical."""
+    pairs = zip(tf.nest.flatten(stacked), tf.nest.flatten(expected), strict=True)
+    for actual, leaf in pairs:
+        if np.asarray(actual).tobytes() != np.asarray(leaf).tobytes():
+            raise ValueError(
+                "a client's update is rounded by its place in the call, and so by other clients"
+            )
