@@ -95,7 +95,7 @@ def answer(family: str, scheme: str) -> tuple[str, str]:
         return "refused", str(refusal)
     chosen = plan.sampling
     assert chosen is not None
-    if "Simulated" in chosen.statement(plan.mechanism, unit_noise(plan))["accounting"]:
+    if chosen.simulated:
         return "bounded", "by simulation"
     amplified = chosen.epsilon(plan.mechanism, unit_noise(plan), plan.delta)
     if amplified >= unamplified_epsilon(plan):
