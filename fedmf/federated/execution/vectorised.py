@@ -77,18 +77,18 @@ class _ClientsState(NamedTuple):
 class VectorisedClients(ClientWork):
     """Client work that trains many clients in each call.
 
-    The model is small, or clients have one gradient each. If the model is larger, groups that
-    contain a client with several steps go to the fallback.
+    The model is small, or clients have one gradient each. If the model is larger, clients with
+    several steps go to the fallback.
 
     Args:
       functions: the task's functions.
       settings: the run's settings.
       records: clipped sums of the updates.
-      make_fallback: () -> the client work of groups that are not vectorised.
+      make_fallback: () -> the client work of clients that are not vectorised.
 
     Raises:
-      Exception: the model cannot be built in a graph, or an operation has no vectorised form that
-        is safe and runs here.
+      Exception: the model cannot be built in a graph, an operation has no vectorised form that is
+        safe and runs here, or a client's gradients depend on other clients by rounding.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class VectorisedClients(ClientWork):
         """Returns the batch sizes to check: all sizes up to 32, and the run's batch size."""
         if not self._is_small:
             return [1]
-        return [*range(1, min(self._batch_size, 32) + 1), self._batch_size]
+        return sorted({*range(1, min(self._batch_size, 32) + 1), self._batch_size})
 
     def _check_same(
         self, model: tf.keras.Model, loss_and_gradients: Callable[..., Any], x: Any, y: Any
@@ -359,8 +359,8 @@ class VectorisedClients(ClientWork):
     ) -> tuple[QuerySample, tf.Tensor]:
         """Adds the updates of clients that take several steps to a sum.
 
-        The arguments are those of `_train_one_step` and the steps. The last result holds the
-        weights of each slot in place of gradients.
+        Arguments and results are those of `_train_one_step`; `steps` has the batches of the clients
+        step by step.
         """
         global_weights, params = sent
 
