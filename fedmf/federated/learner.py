@@ -66,9 +66,9 @@ class KerasLearner(ModelFunctions, Learner):
         """Returns "compiled" if the task's compiled epoch runs on this machine, else "autodiff"."""
         return client_setup.work_kind(self, settings)
 
-    def slow(self, settings: ClientSettings) -> str:
+    def slowness_warning(self, settings: ClientSettings) -> str:
         """Returns a sentence on why clients train slowly on this machine; empty if they do not."""
-        return client_setup.slow(self, settings)
+        return client_setup.slowness_warning(self, settings)
 
     def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
         """Returns the object that trains clients and sums their clipped updates."""

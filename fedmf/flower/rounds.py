@@ -150,9 +150,9 @@ def add_updates(server: Server, under_way: Round, replies: Replies) -> None:
     num_mismatches = replies.dropped["with other arrays"]
     # A hostile client that sends other arrays must not stop the run. But if all clients have sent
     # other arrays since the first round, the program is wrong.
-    is_everybody = num_mismatches > 1 or len(under_way.asked or {}) == 1
+    must_be_program = num_mismatches > 1 or len(under_way.asked or {}) == 1
     has_worked = bool(under_way.added) or server.ledger.observed().participations > 0
-    if num_mismatches and is_everybody and not has_worked:
+    if num_mismatches and must_be_program and not has_worked:
         raise ValueError(
             f"no reply of round {under_way.t + 1} has the arrays that were sent "
             f"({replies.mismatch}): let clients send back all of them, of the same names and "

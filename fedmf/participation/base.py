@@ -29,15 +29,15 @@ Method = TypeVar("Method")
 
 if TYPE_CHECKING:
 
-    def abstract(method: Method) -> Method:
-        """Returns the method without marking it abstract, so that type checkers accept
-        `Participation(...)`.
+    def must_override(method: Method) -> Method:
+        """Leaves a method as it is for type checkers, which would refuse `Participation(...)` if
+        it were abstract.
 
         The call returns an object of a subclass, which no type checker knows.
         """
         return method
 else:
-    from abc import abstractmethod as abstract
+    from abc import abstractmethod as must_override
 
 # The registered schema classes, by the names that configs and the command line use for them.
 SCHEMAS: "SchemaRegistry[Participation]" = SchemaRegistry()
@@ -306,7 +306,7 @@ class Participation(fields.Checked, abc.ABC):
         is_within_limits = are_within_limits(sorted_rounds, self.rounds, limits)
         return is_within_limits and self.allows_sorted(sorted_rounds)
 
-    @abstract
+    @must_override
     def allows_sorted(self, sorted_rounds: list[int]) -> bool:
         """Returns whether the schema's own rule allows these rounds of one client, apart from the
         two limits.

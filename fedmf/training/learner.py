@@ -207,7 +207,7 @@ class Learner(abc.ABC):
         """
         return ""
 
-    def slow(self, settings: ClientSettings) -> str:
+    def slowness_warning(self, settings: ClientSettings) -> str:
         """Returns a sentence that says why clients train slowly on this machine; empty if they do
         not.
 

@@ -258,5 +258,5 @@ def _print_noise_and_clients(training: Training) -> None:
         folder = training.folder.path / "private"
         gigabytes = strategy.disk / 1e9
         print(f"noise: {strategy.reason}, {gigabytes:.1f} GB in {folder}", file=sys.stderr)
-    if execution.slow:
-        print(f"clients: {execution.slow}", file=sys.stderr)
+    if execution.slowness_warning:
+        print(f"clients: {execution.slowness_warning}", file=sys.stderr)

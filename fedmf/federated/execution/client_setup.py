@@ -45,11 +45,8 @@ def work_kind(functions: ModelFunctions, settings: ClientSettings) -> str:
     return "autodiff" if compiled_epoch(functions, settings) is None else "compiled"
 
 
-def slow(functions: ModelFunctions, settings: ClientSettings) -> str:
-    """Returns a sentence if clients train slowly because the compiled epoch does not run here.
-
-    Otherwise the text is empty.
-    """
+def slowness_warning(functions: ModelFunctions, settings: ClientSettings) -> str:
+    """Returns a warning if this machine cannot run the compiled epoch of the task, else ""."""
     could_be_compiled = functions.compiled_epoch is not None and _is_plain_sgd(settings)
     if could_be_compiled and settings.work_kind == "autodiff":
         return _SLOW.format(functions.name)

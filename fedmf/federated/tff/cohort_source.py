@@ -62,8 +62,8 @@ class CohortDataSource(tff.program.FederatedDataSource):
                 f"client_data gave {example!r} for client 0: return a tf.data.Dataset for each "
                 "client"
             )
-        elements = tff.types.tensorflow_to_type(example.element_spec)
-        self._federated_type = tff.FederatedType(tff.SequenceType(elements), tff.CLIENTS)
+        element_type = tff.types.tensorflow_to_type(example.element_spec)
+        self._federated_type = tff.FederatedType(tff.SequenceType(element_type), tff.CLIENTS)
         # TFF restores an iterator by a class method, to which no source is passed. So the source is
         # an attribute of a class that is made for it.
         self._iterator_class = type("CohortIterator", (CohortIterator,), {"source": self})

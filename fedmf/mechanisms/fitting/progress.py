@@ -109,11 +109,11 @@ class Stopping(fields.Checked):
             interrupted_fit.set(True)
             stop_event = "was interrupted"
             hint = "the answer is the best so far, and another fit starts anew"
-        stop_state = "before it converged to"
+        stop_phrase = "before it converged to"
         if gap is not None:
-            stop_state = f"at a gap of {gap:.2g}, above"
+            stop_phrase = f"at a gap of {gap:.2g}, above"
         warnings.warn(
-            f"the {family} fit {stop_event} after {iterations} steps {stop_state} "
+            f"the {family} fit {stop_event} after {iterations} steps {stop_phrase} "
             f"tolerance={self.tolerance:g}: {hint}",
             RuntimeWarning,
             stacklevel=_caller_stacklevel(),

@@ -116,11 +116,11 @@ class Execution(abc.ABC):
       options: options of this machine.
       noise_folder: private folder for a memory map of noise; None for a temporary one.
       errors: exceptions, beside the learner's, that examples can cause.
-      slow: a sentence for the terminal on why rounds are slow on this machine; empty if not.
+      slowness_warning: a sentence on why rounds are slow on this machine; empty if they are not.
     """
 
     errors: ClassVar[tuple[type[Exception], ...]] = ()
-    slow = ""
+    slowness_warning = ""
 
     task: Task
     config: TrainConfig

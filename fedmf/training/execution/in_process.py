@@ -52,7 +52,7 @@ class FastExecution(Execution):
         settings = task.client_settings(config)
         self.work_kind = task.learner.work_kind(settings)
         self._settings = dataclasses.replace(settings, work_kind=self.work_kind)
-        self.slow = task.learner.slow(self._settings)
+        self.slowness_warning = task.learner.slowness_warning(self._settings)
         self._client_work: ClientWork
         if self.options.cluster is None:
             machine = Machine(threads=self.options.threads)

@@ -109,8 +109,8 @@ def test_without_a_compiler_the_keras_model_trains():
     learner = task.learner
     assert learner.work_kind(settings) == "autodiff"
     here = dataclasses.replace(settings, work_kind="autodiff")
-    assert "install a C compiler, or name one in FEDMF_CC" in learner.slow(here)
-    assert not small_task().learner.slow(here)
+    assert "install a C compiler, or name one in FEDMF_CC" in learner.slowness_warning(here)
+    assert not small_task().learner.slowness_warning(here)
     with refusal("install a C compiler here too"):  # as on a worker that has none
         learner.client_work(dataclasses.replace(settings, work_kind="compiled"), Machine(threads=1))
 
