@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -27,15 +28,19 @@ SECONDS = 400
 
 @pytest.fixture
 def programs(tmp_path):
-    environment = os.environ | {
-        "FLWR_HOME": str(tmp_path / "flower"),
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-    }
-    started = Programs(tmp_path, environment)
-    yield started
-    started.end()
+    # Ray connects to the cluster that its folder names: other tests may start one at this time.
+    # The folder's name is short, since Ray puts sockets in it.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as ray:
+        environment = os.environ | {
+            "FLWR_HOME": str(tmp_path / "flower"),
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "RAY_TMPDIR": ray,
+        }
+        started = Programs(tmp_path, environment)
+        yield started
+        started.end()
 
 
 def on_made_up_grid(text, nodes, dies_in=None):
