@@ -23,6 +23,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "extensions.mathml",
     "extensions.public_names",
+    "extensions.papers",
     "extensions.places",
     "extensions.charts",
 ]

@@ -59,7 +59,7 @@ class Cell(NamedTuple):
         smaller = "smaller" if self.ours < self.theirs else "larger"
         key = (table, self.row, self.column)
         reason = printed.KNOWN_DIFFERENCES.get(key, "not explained")
-        return f"differs, {smaller}: see docs/fidelity ({reason})"
+        return f"differs, {smaller}: see docs/papers ({reason})"
 
 
 KINDS = (

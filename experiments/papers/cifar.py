@@ -350,7 +350,7 @@ def banded(size: Size) -> Study:
 
 # There are two epochs of 50 steps. Of the gap in error between independent noise and the optimum,
 # nu noise then closes as much as in 20 epochs of 100 steps. Independent noise is as large as in ten
-# short epochs at epsilon 16 (docs/fidelity.md).
+# short epochs at epsilon 16 (docs/papers/slides.md).
 @sized(
     SIZES,
     images=4000,

@@ -11,7 +11,7 @@ import os
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL.Image
@@ -101,13 +101,13 @@ def load(path: pathlib.Path) -> dict[str, Any] | None:
 
 _HEAD = """# The papers' tables and figures
 
-Made by `fedmf paper report`: do not edit it. `fedmf paper run NAME` makes one again, with its
-numbers as CSV and its picture in full size. "Exact" is computed, without training. What is trained
-at reduced scale trains small models on data made up for it; `--scale full` with the real file in
-`--data` has the paper's size. "Holds" is decided by the numbers, as the sentence beside it says.
-"Not shown": the intervals of small training runs leave it open, or contradict it.
+`fedmf paper run NAME` computes one again.
+It writes the numbers as CSV and the picture in full size.
 
 """
+# `report` replaces the lines between these two, and keeps the rest of a page.
+_BEGIN = "<!-- fedmf paper report writes from here -->\n"
+_END = "<!-- fedmf paper report writes to here -->\n"
 
 
 def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path) -> dict[str, int]:
@@ -116,7 +116,7 @@ def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path)
     Args:
       items: all items, by name.
       results: folder of the results of `fedmf paper run`, which replace older ones of the page.
-      page: a Markdown file.
+      page: a Markdown file. Text of an existing page around the two lines of `report` stays.
 
     Returns:
       The numbers of items, of results, and of results that hold.
@@ -133,7 +133,8 @@ def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path)
         result = load(page_folder / f"{name}.json")
         if result is not None:
             result_by_name[name] = result
-    write_atomically(page, page_text(items, result_by_name, page_folder.name))
+    before, after = _surroundings(page)
+    write_atomically(page, before + gallery(items, result_by_name, page_folder) + after)
     return {
         "items": len(items),
         "results": len(result_by_name),
@@ -141,55 +142,96 @@ def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path)
     }
 
 
-def page_text(
-    items: Mapping[str, Item], result_by_name: Mapping[str, dict[str, Any]], folder: str
+def _surroundings(page: pathlib.Path) -> tuple[str, str]:
+    """Returns the text of a page before and after its gallery."""
+    text = page.read_text() if page.is_file() else ""
+    if _BEGIN not in text or _END not in text:
+        return _HEAD + _BEGIN, _END
+    before = text.partition(_BEGIN)[0]
+    after = text.partition(_END)[2]
+    return before + _BEGIN, _END + after
+
+
+def gallery(
+    items: Mapping[str, Item], result_by_name: Mapping[str, dict[str, Any]], folder: pathlib.Path
 ) -> str:
-    """Returns the page of all items in Markdown.
+    """Returns a table of pictures, verdicts and claims for each paper, in Markdown.
+
+    A paper that has a page of its own in the folder gets links to it. The sentences of its verdicts
+    are on that page.
 
     Args:
-      items: items in the page's order.
+      items: items in the gallery's order.
       result_by_name: results of some of the items.
-      folder: folder of the thumbnails, as the page names it.
+      folder: folder of the thumbnails and of the papers' pages, beside the gallery's page.
     """
-    sections = [_HEAD]
+    sections = []
     for source, title in SOURCES.items():
         source_items = [item for item in items.values() if item.source == source]
-        rows = [_row(item, result_by_name.get(item.name), folder) for item in source_items]
+        page = f"{folder.name}/{source}.md" if (folder / f"{source}.md").is_file() else None
+        rows = [
+            _row(item, describe(item, result_by_name.get(item.name)), folder.name, page)
+            for item in source_items
+        ]
         if rows:
             sections.append(
-                f"## {title}\n\n| | the paper's claim, ours, and how it was made |\n|---|---|\n"
-                f"{''.join(rows)}\n"
+                f"\n## {title}\n\n|picture|item|verdict|the paper's claim|\n"
+                f"|---|---|---|---|\n{''.join(rows)}"
             )
-    return "".join(sections).rstrip() + "\n"
+    return "".join(sections) + "\n"
 
 
-def _row(item: Item, result: Mapping[str, Any] | None, folder: str) -> str:
-    """Returns the row of the page for one item."""
-    picture = ""
-    lines = [f"*{item.claim}*"]
-    state = item.state
+class Description(NamedTuple):
+    """Words about an item and its result.
+
+    Attributes:
+      verdict: one to three words.
+      sentence: reason of the verdict.
+      reduced: sizes that are smaller than in the paper; empty if none is.
+      origin: how the result was computed; empty if there is none.
+      has_picture: whether the result has a picture.
+    """
+
+    verdict: str
+    sentence: str
+    reduced: str
+    origin: str
+    has_picture: bool
+
+
+def describe(item: Item, result: Mapping[str, Any] | None) -> Description:
+    """Returns the words about an item and its result, if there is one."""
+    state = f"{item.state[0].upper()}{item.state[1:]}"
+    if result is None and item.why:
+        return Description(state, item.why, "", "", False)
     if result is None:
-        if item.why:
-            state += f". {item.why}"
+        return Description("No result here", "", "", f"`fedmf paper run {item.name}`", False)
+    is_trained = item.study is not None
+    origin = f"{state}; scale {result['scale']}"
+    # The time of an item that trains may be that of drawing alone. Its time of training is in
+    # `reduced`.
+    if not is_trained:
+        origin += f"; {duration(result['processor_seconds'])} of processor time"
+    verdict = _verdict(result, is_trained=is_trained)
+    return Description(verdict, result["verdict"], result["reduced"], origin, True)
+
+
+def _row(item: Item, description: Description, folder: str, page: str | None) -> str:
+    """Returns the row of one item, with a link to the paper's page if it has one."""
+    picture = f"![{item.name}]({folder}/{item.name}.png)" if description.has_picture else ""
+    title = f"**{item.number}**<br>`{item.name}`"
+    claim = item.claim
+    if page is not None:
+        title = f"[{item.number}]({page}#{item.name})"
     else:
-        picture = f"<br>![{item.number}]({folder}/{item.name}.png)"
-        is_trained = item.study is not None
-        verdict = f"**{_mark(result, is_trained=is_trained)}.** {result['verdict']}"
-        if result["reduced"]:
-            verdict += f" Reduced: {result['reduced']}."
-        lines.append(verdict)
-        state += f"; {result['scale']}"
-        # The time of an item that trains may be that of drawing alone. Its time of training is in
-        # `reduced`.
-        if not is_trained:
-            state += f", {duration(result['processor_seconds'])} of processor time"
-    lines.append(f"{state[0].upper()}{state[1:].rstrip('.')}.")
-    cells = (f"**{item.number}**<br>`{item.name}`{picture}", "<br>".join(lines))
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
+        details = [description.sentence, description.reduced, description.origin]
+        claim += "".join(f"<br>{detail.rstrip('.')}." for detail in details if detail)
+    cells = (picture, title, f"**{description.verdict}**", claim)
+    return f"|{'|'.join(cell.replace('|', '/') for cell in cells)}|\n"
 
 
-def _mark(result: Mapping[str, Any], *, is_trained: bool) -> str:
-    """Returns the verdict on a result in one or two words."""
+def _verdict(result: Mapping[str, Any], *, is_trained: bool) -> str:
+    """Returns the verdict on a result in one to three words."""
     if result["holds"]:
         return "Holds"
     return "Not shown" if is_trained else "Does not hold"

@@ -12,7 +12,7 @@ with a row for each round. A step is
     e <- e - eta * (gradient(e) + stddev * row of N Z),    stddev = sensitivity / sqrt(2 rho)
 
 for unit clip norm, although nothing is clipped. The error is the expectation of
-<e, H e>, in units of 1 / rho. docs/fidelity.md derives what the slides leave out.
+<e, H e>, in units of 1 / rho. docs/papers/slides.md derives what the slides leave out.
 """
 
 import dataclasses
@@ -367,7 +367,7 @@ def learning_rate(request: Request) -> Outcome:
     for panel, H in ((f"d = {d}, high", high(d)), (f"d = {d}, low", low(d))):
         for eta in etas:
             # With this drop, sqrt(2 eta d_eff / d), the two terms of anti-PGD's error are equal
-            # (docs/fidelity.md). Here d_eff is the effective dimension.
+            # (docs/papers/slides.md). Here d_eff is the effective dimension.
             drop = min(0.9, np.sqrt(2 * eta * H.sum() / d))
             found.add(
                 panel,

@@ -262,7 +262,7 @@ def divergence(size: Size) -> Study:
     """Returns the study of multi-epoch Table 2, where updates with an entry above 100 are zeroed.
 
     Runs without zeroing are left out. There the paper's clip turns huge updates into NaN, and
-    fedmf's does not (docs/fidelity.md).
+    fedmf's does not (docs/papers).
     """
     sgdm = {"family": "identity"} | _sampled(size)
     mf = _order(size) | _file(f"momentum-{size.momentum:g}-cooldown-epochs")
@@ -426,7 +426,7 @@ def _bands(rounds: int, population: int, cohort: int, epsilon: float) -> int:
 def best_bands(size: Size, epsilon: float) -> int:
     """Returns the number of bands with the least error.
 
-    At the paper's size it is the printed number, which has the least error too (docs/fidelity.md).
+    At the paper's size it is the printed number, which has the least error too (docs/papers).
     """
     if size.rates_banded is None:
         of = {(row.mechanism, row.epsilon): row.bands for row in reversed(printed.BANDED_TABLE_7)}

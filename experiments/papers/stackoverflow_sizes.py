@@ -166,11 +166,11 @@ _LONG: Fields = {
     "population": 12800,
 }
 # Noise that is optimised for the last model harms the models before it, if rounds are few or rates
-# large (docs/fidelity.md). So this study has many rounds and small rates.
+# large (docs/papers). So this study has many rounds and small rates.
 DENISOV = _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)}
 # Here noise and not the pace of learning should decide at the end, so the noise multiplier is twice
 # the largest of the paper's grid. Rates are so small that the sum of the noise of all steps counts
-# more than that of single steps (docs/fidelity.md).
+# more than that of single steps (docs/papers).
 SCHEDULES = _LONG | {
     "simulated": 6,
     "server_rate": 0.015625,
@@ -201,7 +201,7 @@ DIVERGENCE: Fields = {
 # long.
 CENTRE: Fields = {"cohort": 40, "epoch": 48, "population": 1920, "epsilons_banded": (2.0, 16.0)}
 # There are two epochs. Of the gap in error between independent noise and the optimum, nu noise then
-# closes as much as in six long epochs (docs/fidelity.md). With so few clients, epsilon 8 gives the
+# closes as much as in six long epochs (docs/papers). With so few clients, epsilon 8 gives the
 # noise of the sizes above.
 NU: Fields = CENTRE | {"repeats": 6, "epsilons_banded": (8.0,)}
 # There are more seeds, since BandMF and the dense optimum differ by half a point of accuracy.

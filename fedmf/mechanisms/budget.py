@@ -102,7 +102,7 @@ class Budget:
 
         Where the encoder is non-negative, Toeplitz and non-increasing, or has columns of equal norm
         and at most min_sep bands, a device takes part at least as often as under schema min_sep,
-        whenever it checks in (docs/budget.md).
+        whenever it checks in (docs/participation.md).
 
         Args:
           mechanism: the mechanism whose encoder prices rounds.

@@ -45,7 +45,7 @@ class TreeMechanism(Mechanism):
     nodes, as DP-FTRL of Kairouz et al. 2021 does. It takes half the memory of "full".
 
     `completion` determines the treatment of nodes that span both rounds and virtual rounds, where n
-    is no power of two. Each value is best somewhere (docs/fidelity.md):
+    is no power of two. Each value is best somewhere (docs/papers/multi-epoch.md):
 
     - "none": these nodes are dropped, which makes the encoder less sensitive (banded paper, Table
       2, "Optimal TreeAgg").

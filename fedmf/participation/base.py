@@ -58,7 +58,8 @@ class Participation(fields.Checked, abc.ABC):
       b-min-sep-participation of the banded paper, Def. 1 (Choquette-Choo et al. 2023, Sec. 3).
     - "every_round": any rounds at all.
     - "budget": any rounds s, t, ... with a sum of |X_st| of at most `budget`^2, where X = C^T C is
-      the Gram matrix of the encoder that the client's rounds are counted with (docs/budget.md).
+      the Gram matrix of the encoder that the client's rounds are counted with
+      (docs/participation.md).
       `fedmf.Budget` makes one, and says which rounds it pays for.
 
     `Participation(rounds=..., schema=...)` returns an object of the schema's own class. To add a

@@ -100,8 +100,8 @@ def test_agreement_is_that_of_printed_digits(value, figure, expected):
     [
         (16.0, "", False, 0, "ok"),
         (32.0, "the printed has 0.20% more rmse", False, 1, "nearly: the printed has 0.20%"),
-        (32.0, "", True, 2, "differs, larger: see docs/fidelity (a slip)"),
-        (8.0, "", False, 3, "differs, smaller: see docs/fidelity (not explained)"),
+        (32.0, "", True, 2, "differs, larger: see docs/papers (a slip)"),
+        (8.0, "", False, 3, "differs, smaller: see docs/papers (not explained)"),
         (16.0, "", True, 3, "ok"),  # a difference that is declared and does not exist
     ],
 )

@@ -6,6 +6,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 
 import pytest
 from matplotlib.figure import Figure
@@ -71,9 +72,8 @@ def test_the_page_keeps_older_results_and_takes_newer_ones(tmp_path):
     assert found == {"items": 2, "results": 1, "hold": 1}
     first = page.read_text()
     for words in (
-        "| **Figure 1**<br>",
-        "![Figure 1](page/banded-figure-1.png)",
-        "**Holds.** It is a third.",
+        "![banded-figure-1](page/banded-figure-1.png)|**Figure 1**<br>`banded-figure-1`|**Holds**|",
+        "It is a third.",
         "There is nothing.",
     ):
         assert words in first
@@ -82,19 +82,38 @@ def test_the_page_keeps_older_results_and_takes_newer_ones(tmp_path):
     kept = tmp_path / "page" / "banded-figure-1.json"
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"holds": False}))
     results.report(items, tmp_path / "nowhere", page)
-    assert "**Does not hold.**" in page.read_text()
+    assert "|**Does not hold**|" in page.read_text()
 
 
-def test_the_page_in_docs_is_that_of_its_results():
+def test_report_keeps_the_text_around_the_gallery_and_links_to_the_pages_of_papers(tmp_path):
+    page = tmp_path / "page.md"
+    results.report({"banded-figure-1": ITEM}, tmp_path, page)
+    around = page.read_text().replace("# The papers' tables", "# Our tables") + "\nThe end.\n"
+    page.write_text(around)
+    (tmp_path / "page" / "banded.md").write_text("# Banded\n")
+    results.report({"banded-figure-1": ITEM}, tmp_path, page)
+    assert page.read_text().startswith("# Our tables")
+    assert page.read_text().endswith("\nThe end.\n")
+    assert "[Figure 1](page/banded.md#banded-figure-1)" in page.read_text()
+
+
+def test_the_gallery_in_docs_is_that_of_its_results():
     """Where this fails, `fedmf paper report --out docs/papers.md` writes it again."""
     kept = PAGE.with_suffix("")
     found = {path.stem: json.loads(path.read_text()) for path in sorted(kept.glob("*.json"))}
     assert len(found) >= 20
-    assert PAGE.read_text() == results.page_text(ITEMS, found, kept.name)
+    assert results.gallery(ITEMS, found, kept) in PAGE.read_text()
     sizes = {path.stem: path.stat().st_size for path in kept.glob("*.png")}
     assert sizes.keys() == found.keys()
     assert max(sizes.values()) < 60_000
     assert sum(sizes.values()) < 3_000_000
+
+
+@pytest.mark.parametrize("source", results.SOURCES)
+def test_the_page_of_a_paper_has_every_item_once_and_in_order(source):
+    page = (PAGE.with_suffix("") / f"{source}.md").read_text()
+    marked = re.findall(r"^<!-- result: ([\w-]+) -->$", page, re.M)
+    assert marked == [item.name for item in ITEMS.values() if item.source == source]
 
 
 def test_commands(tmp_path):

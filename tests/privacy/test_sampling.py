@@ -26,7 +26,7 @@ SCHEMES = (CyclicPoisson, CyclicFixedSize, CyclicRandomAllocation)
 
 
 def test_example_f1_of_the_banded_paper_with_its_letters_corrected():
-    # q = B / (m / b) and ceil(n / b) events, m users and n rounds (docs/fidelity.md).
+    # q = B / (m / b) and ceil(n / b) events, m users and n rounds (docs/papers/banded.md).
     scheme = CyclicPoisson(population=342_000, cohort_size=1000, partitions=18)
     assert scheme.probability == 1000 / (342_000 / 18)
     assert scheme.compositions(2052) == 114
