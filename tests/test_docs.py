@@ -1,6 +1,6 @@
 """The Python snippets of the documents run as printed.
 
-Those that need TensorFlow, such as pipeline.md, have tests of their own; the build of the site
+Those that need TensorFlow, such as tff.md, have tests of their own; the build of the site
 executes its cells.
 """
 
@@ -14,7 +14,7 @@ from tests.cli.program import fedmf as program
 from tests.test_architecture import FLOORS
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-PAGES = ("audit", "budget", "index", "participation", "server", "statement")
+PAGES = ("budget", "index", "participation", "server", "statement", "test_aggregator")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -33,16 +33,16 @@ def test_no_page_with_snippets_is_forgotten():
         *PAGES,
         "adaptive",
         "flower",  # by tests/flower
-        "pipeline",
+        "tff",
         "run_folder",
-        "own_task",
+        "own_data",
         "tour",
     }
     assert {page.stem for page in DOCS.glob("*.md") if "```python" in page.read_text()} <= tested
 
 
 def test_there_are_few_pages():
-    assert len(list(DOCS.glob("*.md"))) <= 30
+    assert len(list(DOCS.glob("*.md"))) <= 40
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
@@ -75,7 +75,7 @@ def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch):
     """At full size they take weeks: sweeps are only laid out, and fits are of a few rounds."""
     monkeypatch.chdir(tmp_path)
     runs = []
-    for line in commands_of("replication.md"):
+    for line in commands_of("full_scale.md"):
         if line.startswith("fedmf sweep "):
             runs.append(len(printed_by(f"{line} --dry-run")))
         elif line.startswith("fedmf fit "):

@@ -256,8 +256,8 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
     They stand beside the claimed one.
 
     Each canary was in the run or out of it by a secret coin. The bounds follow from how many coins
-    the releases betray. docs/audit.md says how, and what so many canaries can show. Exit status 1
-    if a bound is above the claim.
+    the releases betray. docs/canaries.md says how, and what so many canaries can show.
+    Exit status 1 if a bound is above the claim.
 
     \b
     Example:
@@ -335,8 +335,8 @@ def mechanism(
     """Test that the noise that runs is what its plan claims. Exit status 1 if it is not.
 
     Two runs of all rounds without clients, one of them stopped and resumed, test the noise's
-    covariance; an attack with and without the worst client tests the guarantee. docs/audit.md says
-    what is tested and what can be seen.
+    covariance; an attack with and without the worst client tests the guarantee.
+    docs/test_aggregator.md says what is tested and what can be seen.
 
     \b
     Example:

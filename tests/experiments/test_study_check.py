@@ -227,7 +227,7 @@ def test_the_table_in_the_docs_is_that_of_the_grids(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "best_bands", lambda size, epsilon: (8, True))
     docs = pathlib.Path(__file__).parents[2] / "docs"
     stated = {}
-    for line in (docs / "replication.md").read_text().splitlines():
+    for line in (docs / "full_scale.md").read_text().splitlines():
         cells = [cell.strip("` ") for cell in line.strip("|").split("|")]
         if cells[0] in ITEMS and len(cells) == 7:
             stated[cells[0]] = cells[1:]

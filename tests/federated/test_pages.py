@@ -45,8 +45,8 @@ def run_page(tmp_path, monkeypatch):
     return run
 
 
-def test_the_page_own_task_runs(run_page, capfd):
-    run_page("own_task", "python|sh")
+def test_the_page_own_data_runs(run_page, capfd):
+    run_page("own_data", "python|sh")
     # Of ten, two, three and ten classes. The noise is drawn anew each time: at these epsilons
     # accuracies are 0.7, 0.9, 0.95 and 0.9.
     min_accuracy = {"digits": 0.4, "visits": 0.75, "topics": 0.7, "single": 0.5}
@@ -56,8 +56,8 @@ def test_the_page_own_task_runs(run_page, capfd):
     assert "Channels of the convolution." in capfd.readouterr().out
 
 
-def test_the_page_pipeline_runs(run_page, capfd):
-    names = run_page("pipeline")
+def test_the_page_tff_runs(run_page, capfd):
+    names = run_page("tff")
     assert names["mean"].shape == [3]
     assert len(names["data_of_round_3"]) == 2
     assert len(names["source"].controller.ledger) == 4

@@ -23,7 +23,7 @@ PUBLISHED = {
 }
 
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs/mechanisms.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs/choose_mechanism.md"
 
 
 def test_the_docs_have_these_check_ins():
