@@ -5,6 +5,7 @@ Its pictures show ten shapes and textures of any colour, position and size, on a
 noise.
 """
 
+import functools
 import gzip
 import io
 import os
@@ -20,6 +21,7 @@ from fedmf import checks
 from fedmf.files import expanded, write_atomically
 from fedmf.tasks import data_file
 from fedmf.tasks.cifar10.data import FOLDER, META, SIDE, TEST, TRAIN
+from fedmf.tasks.synthetic_images import Placement, Scene, draw_images, pixel_steps
 from fedmf.terminal import progress_bar
 
 _PICTURES_PER_DRAW = 500  # more would take more memory and no less time
@@ -182,31 +184,39 @@ def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Draws a uniform number for each picture, of shape (m, 1, 1)."""
         return rng.uniform(low, high, (m, 1, 1))
 
-    steps = np.arange(SIDE) - (SIDE - 1) / 2
     angle = uniform(-0.3, 0.3)
     size = uniform(7, 13)
-    right = uniform(-5, 5)
-    down = uniform(-5, 5)
-    column = (steps[None, None, :] - right) / size
-    row = (steps[None, :, None] - down) / size
-    x = np.cos(angle) * column + np.sin(angle) * row
-    y = np.cos(angle) * row - np.sin(angle) * column
-    is_shape = np.empty((m, SIDE, SIDE), bool)
-    for label in range(10):
-        has_label = labels == label
-        is_shape[has_label] = _shape_mask(label, x[has_label], y[has_label])
+    placement = Placement(
+        right=uniform(-5, 5), down=uniform(-5, 5), angle=angle, width=size, height=size
+    )
     tint = _TINT_WEIGHT * _TINTS[labels][:, None, None] + (1 - _TINT_WEIGHT) * rng.random(
         (m, 1, 1, 3)
     )
     # The background's colour differs from the shape's. Otherwise one picture in ten would show
     # nothing.
     ground = (tint + 0.5 + rng.uniform(-0.2, 0.2, (m, 1, 1, 3))) % 1
+    steps = pixel_steps(SIDE)
     waves = steps[None, None, :] * uniform(0, 0.2) + steps[None, :, None] * uniform(0, 0.2)
-    shade = 0.15 * np.sin(waves)
-    noise = 0.1 * rng.standard_normal((m, SIDE, SIDE, 3), np.float32)
-    picture = np.where(is_shape[..., None], tint, ground).astype(np.float32)
-    picture = picture + shade[..., None].astype(np.float32) + noise
-    return np.round(255 * np.clip(picture, 0, 1)).astype(np.uint8)
+    scene = Scene(
+        side=SIDE,
+        placement=placement,
+        coverage=functools.partial(_is_in_shape, labels),
+        figure_colour=tint,
+        ground_colour=ground,
+        shade=0.15 * np.sin(waves)[..., None],
+        noise=lambda _: 0.1 * rng.standard_normal((m, SIDE, SIDE, 3), np.float32),
+        dtype=np.float32,
+    )
+    return draw_images(scene)
+
+
+def _is_in_shape(labels: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns which points (m, side, side) lie in the shape of their image's label."""
+    is_shape = np.empty(x.shape, bool)
+    for label in range(10):
+        has_label = labels == label
+        is_shape[has_label] = _shape_mask(label, x[has_label], y[has_label])
+    return is_shape
 
 
 def _shape_mask(label: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:

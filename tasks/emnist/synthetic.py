@@ -20,6 +20,7 @@ from fedmf.files import expanded
 from fedmf.tasks.data_file import SYNTHETIC, create, write_client
 from fedmf.tasks.emnist.data import CLASSES, PIXELS
 from fedmf.tasks.example_proto import encode_example
+from fedmf.tasks.synthetic_images import Placement, Scene, Wobble, draw_images
 from fedmf.terminal import progress_bar
 
 _TEST_FRACTION = 0.11  # fraction of a writer's images, as in the real file
@@ -76,7 +77,7 @@ def write_synthetic(
         for writer in writers:
             rng = np.random.default_rng([seed, writer])
             labels = _draw_labels(examples_per_client, only_digits, rng)
-            images = draw_images(labels, rng)
+            images = draw_characters(labels, rng)
             examples = [
                 (label, encode_example({"label": label, "pixels": image}))
                 for label, image in zip(labels.tolist(), images, strict=True)
@@ -153,7 +154,7 @@ def _distances(font: int) -> np.ndarray:
     return fields
 
 
-def draw_images(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def draw_characters(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draws images of characters by one writer.
 
     Args:
@@ -174,29 +175,49 @@ def draw_images(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     rotation = rng.normal(0, 0.08)
     shake = rng.uniform(0.2, 0.8)
     noise = rng.uniform(0, 0.08)
-    m = len(labels)
 
     def each(spread: float) -> np.ndarray:
         """Draws a normal deviation for each character, of shape (m, 1, 1)."""
-        return rng.normal(0, spread, (m, 1, 1))
+        return rng.normal(0, spread, (len(labels), 1, 1))
 
-    centred = np.arange(PIXELS) - (PIXELS - 1) / 2
-    x = centred[None, None, :] - right - each(0.4)
-    y = centred[None, :, None] - down - each(0.4)
-    shaken_x = x + shake * np.sin(y * (0.35 + each(0.08)) + each(3))
-    shaken_y = y + shake * np.sin(x * (0.35 + each(0.08)) + each(3))
-    angle = rotation + each(0.06)
-    shear = slant + each(0.05)
-    x = np.cos(angle) * shaken_x + np.sin(angle) * shaken_y
-    y = np.cos(angle) * shaken_y - np.sin(angle) * shaken_x
-    x = x + shear * y
+    def wobble() -> Wobble:
+        """Draws the effect of the shaky hand on each character, along one axis."""
+        return Wobble(amplitude=shake, frequency=0.35 + each(0.08), phase=each(3))
+
+    placement = Placement(
+        right=right + each(0.4),
+        down=down + each(0.4),
+        wobbles=(wobble(), wobble()),
+        angle=rotation + each(0.06),
+        shear=slant + each(0.05),
+        width=width * np.exp(each(0.04)),
+        height=height * np.exp(each(0.04)),
+    )
+    scene = Scene(
+        side=PIXELS,
+        placement=placement,
+        coverage=functools.partial(_ink, _distances(font)[labels], 0.5 + pen + each(0.1)),
+        figure_colour=np.zeros(1),
+        ground_colour=np.ones(1),
+        noise=lambda ink: noise * rng.normal(size=ink.shape) * (ink > 0),
+        dtype=np.float64,
+    )
+    return (draw_images(scene)[..., 0] / 255).astype(np.float32)
+
+
+def _ink(distances: np.ndarray, pen_widths: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns the fraction of ink at points (m, h, w), for pens of different widths.
+
+    Args:
+      distances: signed distance fields of the characters, (m, side, side).
+      pen_widths: how far the ink extends beyond the outline, in pixels of the image, and half a
+        pixel for its soft edge, (m, 1, 1).
+      x, y: points, in pixels of the image from the middle of the character.
+    """
     zoom = _CAPITAL_HEIGHT / _IMAGE_CAPITAL_HEIGHT
-    columns = x / (width * np.exp(each(0.04))) * zoom + (_FIELD_SIDE - 1) / 2
-    rows = y / (height * np.exp(each(0.04))) * zoom + (_FIELD_SIDE - 1) / 2
-    distance = _interpolated(_distances(font)[labels], rows, columns) / zoom
-    ink = np.clip(0.5 + pen + each(0.1) - distance, 0, 1)
-    image = 1 - ink + noise * rng.normal(size=ink.shape) * (ink > 0)
-    return (np.round(255 * np.clip(image, 0, 1)) / 255).astype(np.float32)
+    middle = (_FIELD_SIDE - 1) / 2
+    distance = _interpolated(distances, y * zoom + middle, x * zoom + middle) / zoom
+    return np.clip(pen_widths - distance, 0, 1)
 
 
 def _interpolated(fields: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
