@@ -7,6 +7,7 @@ import functools
 import os
 import pathlib
 import sys
+import tomllib
 
 import nbclient
 from jupyter_cache.executors import utils as cells
@@ -15,17 +16,25 @@ HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 os.environ["PYTHONPATH"] = str(HERE.parent)  # of the kernels
 
+metadata = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
 project = "fedmf"
 author = copyright = "fedmf contributors"
+version = release = metadata["version"]
+# It is empty until the project has a public repository.
+repository = metadata.get("urls", {}).get("Repository", "")
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "extensions.mathml",
     "extensions.public_names",
     "extensions.papers",
     "extensions.places",
     "extensions.charts",
+    "extensions.notebooks",
+    "extensions.pictures",
+    "extensions.search_texts",
 ]
 # The page of examples shows what is in examples/.
 exclude_patterns = [
@@ -72,12 +81,21 @@ smartquotes = False  # of --options they would make dashes
 default_role = "py:obj"
 
 html_theme = "furo"
-html_title = "fedmf"
+html_title = f"fedmf {release}"
+html_theme_options = {}
+if repository:
+    repository_link = {
+        "name": "Source code",
+        "url": repository,
+        "html": "Source code",
+        "class": "",
+    }
+    html_theme_options["footer_icons"] = [repository_link]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_search_scorer = str(HERE / "static" / "scorer.js")
 html_show_sourcelink = False
 html_copy_source = False
-# Summaries of search results are fetched by script, which browsers refuse for pages that are opened
-# as files.
+# Sphinx fetches snippets of results by script, which browsers refuse for pages that are opened as
+# files. Those of extensions/search_texts.py need no request.
 html_show_search_summary = False

@@ -75,6 +75,13 @@ def program() -> str | None:
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
+def pages_of(site: pathlib.Path) -> list[pathlib.Path]:
+    """The pages of a site; of the source code of modules, which has one layout, one."""
+    pages = sorted(site.rglob("*.html"))
+    sources = [path for path in pages if "_modules" in path.parts]
+    return [path for path in pages if path not in sources[1:]]
+
+
 def look(page: "Page", url: str) -> list[str]:
     """What is wrong with one page."""
     wrong: list[str] = []
@@ -151,7 +158,7 @@ def main(site: pathlib.Path) -> None:
         browser = playwright.chromium.launch(executable_path=program(), args=["--no-sandbox"])
         context = browser.new_context(color_scheme="dark", offline=True)
         context.set_default_timeout(300_000)  # a busy machine is no failure
-        for path in sorted(site.rglob("*.html")):
+        for path in pages_of(site):
             page = context.new_page()
             found[str(path.relative_to(site))] = look(page, path.as_uri())
             page.close()

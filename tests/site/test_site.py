@@ -13,6 +13,7 @@ import subprocess
 import pytest
 
 import fedmf
+from tests.site.browser import pages_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-docs" / "bin" / "python"
@@ -61,7 +62,7 @@ def elsewhere(addresses):
 
 @pytest.fixture(scope="module")
 def pages(site):
-    return {path: Page(path.read_text()) for path in site.rglob("*.html")}
+    return {path: Page(path.read_text()) for path in pages_of(site)}
 
 
 def test_pages_load_nothing_from_elsewhere(site, pages):
