@@ -9,7 +9,8 @@ const snippet = (page, anchor, words) => {
       .map((word) => text.toLowerCase().indexOf(word))
       .find((position) => position >= 0);
     if (place === undefined) continue;
-    const sentence = Math.max(text.lastIndexOf(". ", place) + 2, 0);
+    const period = text.lastIndexOf(". ", place);
+    const sentence = period < 0 ? 0 : period + 2;
     const start = place - sentence < 120 ? sentence : text.indexOf(" ", place - 100) + 1;
     return `${start ? "… " : ""}${text.slice(start, start + 240).trim()} …`;
   }
