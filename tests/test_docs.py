@@ -14,7 +14,7 @@ from tests.cli.program import fedmf as program
 from tests.test_architecture import FLOORS
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-PAGES = ("budget", "index", "participation", "server", "statement", "test_aggregator")
+PAGES = ("index", "participation", "server", "statement", "test_aggregator")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -102,7 +102,18 @@ class Budget:
 
         Where the encoder is non-negative, Toeplitz and non-increasing, or has columns of equal norm
         and at most min_sep bands, a device takes part at least as often as under schema min_sep,
-        whenever it checks in (docs/participation.md).
+        whenever it checks in.
+
+        Proof, with b = min_sep and k the most participations. The reserve of a device that took
+        part in round t is for t + b, t + 2 b, and so on. It pays for any later rounds that are
+        at least b apart: with the first kind of encoder |X_st| falls with the distance and
+        towards the end, and with the second kind it is 0 from a distance of b on. So a device
+        with fewer than k participations can afford any round from t + b on. Suppose that its
+        j-th participation is no later than that under schema min_sep. The (j + 1)-th under
+        schema min_sep is at least b rounds after that, so that the device can afford that
+        round, if it has not taken part before. This is about a device that takes part whenever
+        it is eligible. A controller that samples a cohort from more devices than it needs
+        chooses among them.
 
         Args:
           mechanism: the mechanism whose encoder prices rounds.

@@ -102,7 +102,7 @@ def test_devices_follow_the_rule_and_never_overspend(budget_and_participation, s
 @given(budgets(monotone=True), st.integers(0, 2**32 - 1), st.floats(0.05, 1.0))
 @settings(max_examples=100)
 def test_each_participation_comes_no_later_than_under_min_sep(budget_and_participation, seed, rate):
-    # docs/participation.md proves it for all check-ins.
+    # The docstring of Budget.of proves it for all check-ins.
     budget, min_sep_schema = budget_and_participation
     checks_in = np.random.default_rng(seed).random((6, min_sep_schema.rounds)) < rate
     by_budget = rounds_of_greedy_devices(Spending(budget, 6), checks_in)
