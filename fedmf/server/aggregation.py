@@ -91,7 +91,7 @@ def clip_after(
         step = xp.exp(-clipping.learning_rate * (_cast(xp, mean, np.float64) - clipping.quantile))
         next_norm = _clip(xp, state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
     is_due = xp.equal((t + 1) % clipping.every, 0)
-    # The bits of a failed round may give a NaN, which must not become the clip norm.
+    # If a round's sum is not finite, its bits may be NaN, and a NaN must not become the clip norm.
     norm = xp.where(is_due & (next_norm < np.inf), next_norm, state.norm)
     return ClipState(norm, state.norm, bits, xp.where(is_due, np.float32(0), within))
 
@@ -126,7 +126,8 @@ def scaling_after(
     moment = [_next_moment(scaling, v, g, xp) for v, g in zip(state.moment, mean, strict=True)]
     scales = _cond(
         xp,
-        xp.equal((t + 1) % scaling.every, 0),  # In a TFF graph, `==` compares identities.
+        # In a TFF graph, `==` would compare the identities of two tensors and not their values.
+        xp.equal((t + 1) % scaling.every, 0),
         lambda: _scales_of(scaling, moment, xp),
         lambda: list(state.scales),
     )
@@ -159,7 +160,7 @@ def _scales_of(scaling: Scaling, moment: Sequence[Any], xp: Any) -> list[Any]:
 
 
 def _cast(xp: Any, value: Any, dtype: Any) -> Any:
-    """Casts a value to this dtype, by numpy or TensorFlow."""
+    """Casts a value to this dtype, with numpy or TensorFlow."""
     if xp is np:
         return np.asarray(value).astype(dtype)
     return xp.cast(value, dtype)

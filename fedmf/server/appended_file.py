@@ -29,7 +29,8 @@ class AppendedFile:
         self._end = 0
         self._digest = hashlib.sha256()
         self._pending = b""
-        # The file's stamp is compared with this one, to notice writes of other programs.
+        # The stamp that the file had after this process wrote to it last. If the file has another
+        # stamp later, another program wrote to it.
         self._stamp: Stamp | None = None
 
     def begin(self) -> None:
@@ -92,8 +93,8 @@ class AppendedFile:
             raise FileWasEdited(f"{self.path.name} was removed") from None
 
     def flush(self, *, sync: bool = False) -> None:
-        """Writes the rows that are not in the file yet. Bytes that an interrupted write left behind
-        the rows are removed first.
+        """Writes the rows that are not in the file yet. Bytes that follow the rows, left by an
+        interrupted write, are removed first.
 
         Args:
           sync: whether to wait until no power failure can lose them.

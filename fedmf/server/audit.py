@@ -36,12 +36,13 @@ _MIN_COORDINATES = 256
 _MAX_TRIALS = 10**9
 # The attack's update exceeds the clip norm by this factor, so that clipping has to shorten it.
 _OVERSHOOT = 3.0
-# The audit divides sums by this number, unless the plan simulates a cohort.
+# The audit divides each round's sum by this number, unless the plan simulates a larger cohort.
 _DIVISOR = 10
 
 Progress = Callable[[int, int], None]
-# A function of the round. It returns the coordinates along each of which one client sends an
-# update, and the size of these updates.
+# A function that takes a round t. It returns an array of coordinates and a number: for each of
+# these coordinates one client sends an update in round t, which has this number there and is 0
+# elsewhere.
 Clients = Callable[[int], tuple[np.ndarray, float]]
 
 
@@ -65,7 +66,7 @@ class AuditedCode(Protocol):
         """
 
 
-# A function of plan, number of coordinates and noise seed, which makes the code under audit.
+# A function that makes the code under audit from a plan, a number of coordinates and a noise seed.
 MakeAudited = Callable[[Plan, int, int], AuditedCode]
 
 
@@ -192,8 +193,8 @@ def _audited_plan(plan: Any) -> Plan:
             f"{update_noise_multiplier(plan):.6g}"
         )
     num_rounds = plan.mechanism.rounds
-    # The audit holds five matrices: the noise matrix N, its causal factor, the factor's inverse,
-    # and the squares of the last two.
+    # The audit holds five matrices of shape (rounds, rounds): the noise matrix N, its causal
+    # factor, the factor's inverse, and the entrywise squares of the last two.
     hint = "audit a plan of the same family with fewer rounds"
     checks.fits_in_memory("the audit of all rounds", (num_rounds, num_rounds), copies=5, hint=hint)
     return dataclasses.replace(plan, sampling=None)
@@ -249,8 +250,9 @@ def _attack(plan: Plan, runs: _AuditedRuns, trials: int, seed: int) -> Distingui
     """Runs the distinguishing attack with this number of trials. Each coordinate of one run is a
     trial.
     """
-    # The attack sees the releases of updates only. With quantile_clipping their noise is larger
-    # than the plan's, whose guarantee covers the clipping bits as well.
+    # The attack sees the releases of updates, but not those of clipping bits. With
+    # quantile_clipping, the noise multiplier of updates is larger than the plan's, which covers
+    # both kinds of releases.
     updates_plan = dataclasses.replace(
         plan, noise_multiplier=update_noise_multiplier(plan), quantile_clipping=None
     )
@@ -373,8 +375,8 @@ class ServerMeans:
         params = self._means.client_params(state)
         # The client of the attack knows the clip norm of the round, and scales its update by it.
         size *= params.clip_norm / plan.clip_norm
-        # The sum depends only on the updates and the clip norm. It is cached, because computing it
-        # takes most of a round's time.
+        # The sum of a round depends only on the updates and the clip norm. It is cached, because
+        # computing it takes most of a round's time.
         sum_key = (places.tobytes(), size, params.clip_norm)
         if sum_key not in self._sums:
             update_sum = self._means.empty_sum(len(places))

@@ -91,13 +91,15 @@ def exclusive(
                     return method(self, *args, **options)
             finally:
                 self._is_busy = False
-                if not self._is_open:  # A signal handler closed the object in the call.
+                # A signal handler may have closed the object during the call.
+                if not self._is_open:
                     self._close_folder()
 
     return call
 
 
-# Digest of a noise seed -> where the first server with this seed is; None once a warning was given.
+# Maps the digest of each noise seed to the place of the first server with this seed, in words. The
+# place becomes None once a warning about the seed was given.
 _PLACE_BY_SEED: dict[bytes, str | None] = {}
 
 

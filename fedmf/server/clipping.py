@@ -17,14 +17,14 @@ _BLOCK = 32_768
 _UNIT_ROUNDOFF = 2.0**-53
 _LARGEST_MARGIN = 1e-3
 
-# The next three constants are for kernels that compute in float32; the proof in `clip_margin` uses
-# them. Such a kernel adds up chunks of this many squares in float32, and the sums of chunks in
-# float64.
+# The next three constants are for kernels that clip in float32 (below: float32 kernels). The proof
+# in `clip_margin` uses them. A float32 kernel adds up the squares of this many entries in float32,
+# and adds up these sums in float64.
 FLOAT32_CHUNK = 32
-# Such a kernel may compare a norm only with norms of at least this times the root of the number of
-# entries.
+# A float32 kernel may compare a norm only with limits of at least this number times the square root
+# of the number of entries.
 FLOAT32_LEAST_NORM = 1e-15
-# Such a kernel clips to a norm that is below clip_norm by this fraction. The proof needs at least
+# A float32 kernel clips to (1 - FLOAT32_MARGIN) * clip_norm. The proof needs a margin of at least
 # 1.09e-6.
 FLOAT32_MARGIN = 1.5e-6
 
@@ -230,13 +230,15 @@ class _Clipping:
         unit = 1.0
         with np.errstate(over="ignore", invalid="ignore"):
             norm = _norm(_blocks(leaves, self._scales, copies=self._leaves))
-            # No entry exceeds the norm, so most updates need no search for their largest entry.
+            # The norm of an update is at least its largest entry. So only an update whose norm is
+            # near zeroing_norm or above it is searched for its largest entry.
             if not (norm < math.inf and norm <= zeroing_norm / 2):
                 largest = _largest(self._leaves, self._scales)
                 if not (largest <= zeroing_norm and math.isfinite(largest)):
                     self.is_zeroed = True
                     return
-                if not math.isfinite(norm):  # The squares of the entries overflow.
+                # The squares of the entries overflow, although the entries are finite.
+                if not math.isfinite(norm):
                     unit = largest
                     norm = _norm(_blocks(self._leaves, self._scales, unit=unit))
             self.is_clipped = bool(norm * unit > target)

@@ -195,7 +195,8 @@ class ServerFolder:
                 f"folder={str(self.path)!r} holds a server already: go on with fedmf.Server.open, "
                 "or name another folder"
             )
-        # A constructor that was killed leaves some of these files. The seed is written first.
+        # A process that is killed while it creates a server leaves some of these files, the seed
+        # first. So a folder with a seed and no other files than these may be overwritten.
         names = {name for name in os.listdir(self.path) if not name.endswith(".part")}
         is_unfinished = (self.path / _SEED).exists() and names <= set(_FILES)
         if (not is_unfinished or self._journal.has_rounds()) and names != {"private"}:
@@ -290,8 +291,8 @@ class ServerFolder:
         """
         log_rows = [_log_rows(row["round"], row["clients"]) for row in rows]
         extra_bytes = self._participations.restore(b"".join(log_rows))
-        # These bytes belong to no committed release, and are removed. If they hold whole rows of
-        # later rounds, the journal was put back from a backup.
+        # Bytes after the rows belong to no committed release, and are removed. If they hold whole
+        # rows of later rounds, the journal was put back from a backup.
         for line in extra_bytes.splitlines(keepends=True):
             later_round = round_of(line)
             if line.endswith(b"\n") and later_round is not None:
@@ -301,7 +302,7 @@ class ServerFolder:
                     "release rounds again with the same noise; begin a new server, with another "
                     "seed"
                 )
-        with contextlib.suppress(OSError):  # After an error the next commit tries again.
+        with contextlib.suppress(OSError):  # If this write fails, the next commit tries again.
             self._participations.flush()
         self._journal.end_round()
 
@@ -343,8 +344,8 @@ class ServerFolder:
         arrays |= with_numbers(_BEFORE, before)
         self._journal.commit(t, row, arrays)
         self._journal.end_round()
-        # The release is committed, and no error from here on may keep it from the caller. The next
-        # commit, or `read`, writes the rows that are missing.
+        # The release is committed, and no error from here on may keep it from the caller. If this
+        # write fails, the next commit or `read` writes the missing rows.
         with contextlib.suppress(OSError, FileWasEdited):
             self._log_committed()
 

@@ -62,7 +62,7 @@ _DAMAGED = (
     "be released safely, so begin a new {owner}, with another seed"
 )
 _RECORD_KEY = b', "record": '
-# Errors of the disk or the machine that may be gone at the next attempt.
+# Errors of the disk or the machine that may not occur again at the next attempt.
 _TRANSIENT_ERRORS = (
     *(errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
     *(errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EPERM),
@@ -307,7 +307,7 @@ class Journal:
     def _flush_rows(self) -> None:
         """Writes pending rows to rounds.jsonl, unless another process may be writing there too."""
         if self._lock.is_exclusive:
-            # After an error the next commit tries again.
+            # If this write fails, the next commit tries again.
             with contextlib.suppress(OSError, FileWasEdited):
                 self._rows.flush()
 
@@ -330,8 +330,8 @@ class Journal:
 
         It may be called again after an interrupt.
         """
-        # Otherwise a power failure could take back the file's name after somebody has seen its
-        # release, and the round would be released again.
+        # Without this sync, a power failure could undo the creation of the file after somebody has
+        # seen its release. The round would then be released a second time, with the same noise.
         sync_folder(self._folder)
         self._header = next_header
         self._record = None
@@ -414,7 +414,7 @@ class Journal:
         try:
             with np.load(self._file(rounds), allow_pickle=False) as entries:
                 return json.loads(entries["header"].item())
-        except OSError:  # This error may be gone at the next attempt.
+        except OSError:  # The error may not occur again at the next attempt.
             raise
         except READ_ERRORS:
             raise self.edited(f"{JOURNAL}/{self._file(rounds).name}") from None

@@ -29,8 +29,8 @@ def newest_number(path: pathlib.Path) -> int:
 
 
 def bound_digests(path: pathlib.Path) -> dict[str, str]:
-    """Returns the SHA-256 digests of the files that determine noise and sums, by their names, as a
-    folder's journal recorded them.
+    """Returns the SHA-256 digests that a folder's journal recorded of the files that determine
+    noise and sums, by the files' names.
 
     Raises:
       READ_ERRORS of fedmf.mechanisms.storage: the journal is missing or damaged.

@@ -180,7 +180,8 @@ class NoisyMeans:
                 t,
             )
             noise = noise[:-1]
-        # The mean overwrites its noise, in blocks that fit the processor's cache.
+        # The mean is written over the noise vector to save memory. This is done in blocks of
+        # entries that fit the processor's cache.
         mean = noise
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)

@@ -51,11 +51,11 @@ class MetricsStream:
         self._stddev = metric_stddev(plan)
         self._weight = 1 / math.sqrt(SIZE)
         self._mechanism = plan.mechanism
-        # Noise vectors have unit scale, so only the mechanism of this plan matters.
+        # The noise vectors have unit scale here, so they depend on the plan's mechanism alone.
         plain_plan = dataclasses.replace(
             plan, quantile_clipping=None, private_metrics=None, longer=None
         )
-        # A seed of its own makes this noise independent of the noise of updates.
+        # This noise has a seed of its own, so that it is independent of the noise of updates.
         seed = derived_seed(f"fedmf private metrics of noise seed {check_noise_seed(noise_seed)}")
         self._noise = HostNoise(plain_plan, SIZE, noise_seed=seed)
 

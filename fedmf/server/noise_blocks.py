@@ -88,7 +88,7 @@ class IndependentRows:
 
 
 class _Worker:
-    """The working memory of one thread that computes tiles."""
+    """The working memory of one thread that computes tiles (ranges of coordinates)."""
 
     def __init__(self, draws: NoiseDraws, work: "TileWork", tile_width: int) -> None:
         self.source = draws.source()
@@ -97,7 +97,7 @@ class _Worker:
 
 
 class _BlockMatrix(NamedTuple):
-    """The number of a block, and the matrix that `TileWork.matrix` returns for it."""
+    """The number b of a block of rounds, and its matrix, which `TileWork.matrix` returns."""
 
     block: int
     matrix: np.ndarray
@@ -182,7 +182,7 @@ class RecurrentWork:
             state_slots = [tile.row_slots[t] for t in past_rounds]
         else:
             state_slots = tile.state_slots
-        # Before round 0 the state is 0, and no slots store it.
+        # Before round 0 the state is 0, and no slots of the store hold it.
         num_inputs = num_rounds + len(state_slots)
         inputs = worker.inputs[:num_inputs, : tile.width]
         worker.source.fill(inputs[:num_rounds], start, tile.columns.start)
@@ -345,14 +345,14 @@ class BlockRows:
         self._num_tiles_done = 0
 
     def _drop_rows(self, tile: NoiseTile, first: int) -> None:
-        """Frees a tile's rows of rounds before `first`, except those from which the next block is
-        computed.
+        """Frees a tile's rows of rounds before `first`, but keeps the rows that the next block is
+        computed from.
         """
         self._store.drop_rows(tile, min(first, tile.end - self._work.num_past_rows))
 
     def _make_tiles(self, num_tiles: int, first: int) -> None:
-        """Computes the first `num_tiles` tiles of the current block from round `first` on, and
-        skips tiles that are done.
+        """Computes block `self._block` from round `first` on for the first `num_tiles` tiles. Tiles
+        that are done already are skipped.
         """
         b = self._block
         store = self._store
@@ -360,7 +360,8 @@ class BlockRows:
         if not pending:
             return
         if self._newest_matrix.block != b:
-            # A single assignment keeps block and matrix consistent if an interrupt comes.
+            # Block number and matrix are set in one assignment, so that they belong together even
+            # if an interrupt comes.
             self._newest_matrix = _BlockMatrix(b, self._work.matrix(b))
         matrix = self._newest_matrix.matrix
         stop = self._work.bounds[b + 1]

@@ -167,7 +167,7 @@ class HostNoise:
             "longer mechanism to train on"
         )
         t = checks.integer("t", t, low=0, high=self.rounds - 1, hint=hint)
-        with self._lock:  # The source and the blocks serve one round at a time.
+        with self._lock:  # The Gaussian source and the blocks can serve only one call at a time.
             if self._is_busy:
                 raise ValueError(
                     f"t={t}: the noise of another round is being made: do not ask for a row from "
@@ -201,17 +201,17 @@ class HostNoise:
                 "the state was made with another noise seed: use HostNoise.for_state(plan, state)"
             )
         if int(noise.mechanism) != self._fingerprint:
-            # An aggregator scales noise by its own plan, so noise of another plan would not give
-            # its guarantee. An aggregator that computes its own noise would take this row for one
-            # of an earlier round, and subtract it.
+            # This noise does not fit the state's aggregator. If the aggregator has another plan, it
+            # would scale the noise differently, and its guarantee would not hold. If it computes
+            # its own noise, it would take this row for the row of an earlier round and subtract it.
             raise ValueError(
                 "the state's aggregator was made with another plan, or without "
                 "noise_strategy='precomputed': make both from one plan, "
                 "and the aggregator with that strategy"
             )
         t = int(noise.next_round)
-        # The row is computed before the tree is traversed, because an error inside the traversal
-        # would show the state with its secret key.
+        # The row is computed before the tree is traversed. The traceback of an error inside the
+        # traversal would show the state, and with it the secret key.
         row = self.row(t)[None]
         return replace_noise(state, lambda noise: noise._replace(made_for=np.int32(t), rows=row))
 
@@ -253,7 +253,7 @@ def _the_noise(state: Any) -> NoiseState:
 
 def replace_noise(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any:
     """Returns the structure with `change` applied to every NoiseState in it."""
-    import tree  # The package comes with TensorFlow, which made the state.
+    import tree  # The package `tree` comes with TensorFlow, which made the state.
 
     def change_node(node: Any) -> NoiseState | None:
         return change(node) if isinstance(node, NoiseState) else None

@@ -160,7 +160,8 @@ class Server(ExclusiveCalls):
         self.plan = plan
         self._config = config
         self._folder = folder
-        self.system = "server"  # Statements look up this key in privacy.systems.SYSTEMS.
+        # Privacy statements look up their sentences by this key, in privacy.systems.SYSTEMS.
+        self.system = "server"
         if plan.simulation is not None:
             raise ValueError(
                 f"the plan simulates {plan.simulation.claimed} clients with "

@@ -15,18 +15,20 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from fedmf import checks
 
-# Coordinates are drawn in chunks. The first half of a chunk has the cosines of its Box-Muller
-# pairs, the second half the sines. Drawing may start at any chunk of a row.
+# Coordinates of a row are drawn in chunks of this size. The first half of a chunk has the cosines
+# of its Box-Muller pairs, the second half the sines. A draw may start at any chunk.
 CHUNK = 1024
 _PAIRS = CHUNK // 2
-_BLOCKS = 4 * CHUNK // 16  # A coordinate takes a word of 4 bytes, and an AES block has 16.
-# The number of words that are converted at a time, so that they and their normals fit the cache.
+_BLOCKS = 4 * CHUNK // 16  # A coordinate takes a word of 4 bytes, and an AES block has 16 bytes.
+# Random words are converted to normal numbers in batches of this size, so that the words and the
+# numbers fit the cache.
 _WORDS = 65_536
-# If the first 32 bits of a uniform number are this near to an end of their range, its radius is
-# computed in float64 from all 40 bits.
+# The Box-Muller radius of a pair follows from a uniform number, of which 32 random bits are usually
+# enough. If these bits are nearer than this to 0 or to 2^32, the radius is computed in float64 from
+# 40 bits.
 _NEAR_THE_END = 2**20
-# If the 40 bits are below this, 64 more are drawn, because such small numbers give the far tail of
-# the normal distribution.
+# If the 40 bits as a number are below this, 64 more bits are drawn. Such small numbers give the far
+# tail of the normal distribution.
 _FAR_OUT = 2**24
 _SECOND_STREAM = 2**63
 _SEED_LIMIT = 10**4000  # Python converts at most 4300 digits by default.
@@ -203,13 +205,14 @@ class GaussianSource:
         )
         np.copyto(radius, first, casting="unsafe")
         np.multiply(radius, np.float32(2**-32), out=radius)
-        # The log of 0 gives an infinite radius, which is replaced below.
+        # The logarithm of 0 gives an infinite radius, which is replaced below.
         with np.errstate(divide="ignore"):
             np.log(radius, out=radius)
         np.multiply(radius, np.float32(-2), out=radius)
         np.sqrt(radius, out=radius)
         number = self._number[:count].reshape(radius.shape)
-        # Modulo 2^32, the sums of numbers near either end are small.
+        # Sums are computed modulo 2^32, so numbers near 0 and numbers near 2^32 both give small
+        # sums.
         np.add(first, np.uint32(_NEAR_THE_END), out=number)
         np.less(number, np.uint32(2 * _NEAR_THE_END), out=is_near_end)
         chunk_index, pair_index = np.divmod(np.flatnonzero(is_near_end), _PAIRS)

@@ -82,8 +82,8 @@ def list_batches(clients: Sequence[Epochs], batch_size: int) -> Batches:
 
 
 def order_steps(batches: Batches, num_clients: int) -> Steps:
-    """Arranges batches in few steps. In each epoch the full batches come first, by their number,
-    and smaller batches follow by their size.
+    """Arranges the batches of all clients in few steps. In each epoch, step i takes each client's
+    full batch number i. After these steps, each further step takes the smaller batches of one size.
 
     >>> three_examples, one_example = ((np.zeros(n), np.zeros(n)) for n in (3, 1))
     >>> steps = order_steps(list_batches([[three_examples, three_examples], [one_example]], 2), 2)
@@ -94,7 +94,8 @@ def order_steps(batches: Batches, num_clients: int) -> Steps:
     """
     client, epoch, number, start, size = (column.astype(np.int64) for column in batches)
     is_full = size == size.max(initial=0)
-    # The stride exceeds any number or size, so that different kinds of batches have different keys.
+    # The stride exceeds every batch number and size. So each pair of an epoch and a number, or of
+    # an epoch and a smaller size, gets its own key.
     stride = 1 + max(number.max(initial=0), size.max(initial=0))
     full_key = 2 * epoch * stride + number
     small_key = (2 * epoch + 1) * stride + size

@@ -46,7 +46,8 @@ class CheckedTask:
         summary = {
             "name": task.name,
             "description": task.description,
-            "headline_metric": task.headline,  # This raises if the task cannot be evaluated.
+            # Reading `task.headline` raises an error if the task cannot be evaluated.
+            "headline_metric": task.headline,
             "metric_note": task.metric_note,
             "clients": len(task.client_ids),
             "data_version": task.data_version,
@@ -55,7 +56,8 @@ class CheckedTask:
             summary["synthetic_clients"] = task.synthetic_clients
         for split in splits:
             task.split(split)
-        # A run zeroes the update of such a client and continues.
+        # A run zeroes the update of a client whose examples are not finite, and continues. So this
+        # is no error.
         with contextlib.suppress(NotFinite):
             task.examples_of(task.client_ids[0])
         weights = task.initial_weights(config.seed)

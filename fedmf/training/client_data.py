@@ -8,14 +8,15 @@ from fedmf.runs.config import TrainConfig
 from fedmf.training.examples import ClientData, Epochs, Examples, NotFinite, count, take
 from fedmf.training.task import Task
 
-# Second entries of seeds, which make the random numbers for order and training independent.
+# The seeds of a client's order of examples and of its training have different second entries, so
+# that their random numbers are independent.
 _ORDER = 2
 _TRAINING = 6
 
 
 class ClientRound(NamedTuple):
-    """The index of a client and the round t. A cluster's worker reads the client's examples from
-    them.
+    """The index of a client and the round t. With these two numbers, a worker of a cluster can read
+    the client's examples itself.
     """
 
     t: int

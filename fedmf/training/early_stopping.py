@@ -70,5 +70,5 @@ class EarlyStopping(Callback):
                 mean_over(releases[end - interval : end], "loss", largest_loss=metrics.largest_loss)
                 for end in ends
             ]
-        # A model whose loss is minus infinity has diverged as well.
+        # Minus infinity counts as infinity too, because a model with this loss has diverged.
         return [loss if math.isfinite(loss) else math.inf for loss in losses]

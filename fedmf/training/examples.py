@@ -211,7 +211,8 @@ def _as_numpy_texts(array: np.ndarray) -> np.ndarray:
     for text_type in (str, bytes):
         if array.dtype == object and all(isinstance(text, text_type) for text in array.flat):
             texts = array.astype(text_type)
-            # numpy drops trailing zero bytes, and would so change a text.
+            # numpy's dtypes for texts drop zero characters at the end of a text. If any text would
+            # change, the array stays as it is.
             return texts if (texts == array).all() else array
     return array
 

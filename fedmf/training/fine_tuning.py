@@ -32,8 +32,9 @@ from fedmf.training.fine_tuning_data import (
 from fedmf.training.learner import Machine
 from fedmf.training.task import Task
 
-_GROUP_SIZE = 32  # Number of clients whose examples are in memory.
-# A learning rate of SEARCH means a choice among these multiples of the default.
+_GROUP_SIZE = 32  # Number of clients whose examples are in memory at a time.
+# The value "search" of a learning rate means that the best of these multiples of the default is
+# chosen.
 SEARCH = "search"
 _SEARCHED_FACTORS = (0.1, 0.3, 1.0, 3.0)
 

@@ -10,8 +10,8 @@ from fedmf.training.client_data import shuffled_epochs
 from fedmf.training.examples import ClientData, Examples, count, take
 from fedmf.training.task import Task
 
-# Second entries of seeds. They make the random numbers independent of each other, and of those of
-# training, whose entries are 2 and 6.
+# Second entries of the seeds for the random numbers of fine-tuning. They differ from each other and
+# from 2 and 6, the entries that training uses, so that all these numbers are independent.
 _HALVES = 3
 _SAMPLE = 4
 _QUARTERS = 5

@@ -42,8 +42,9 @@ Weights = list[np.ndarray]
 ClientUpdate = Callable[[Weights, Epochs, ClientSettings], tuple[Sequence[Any], float]]
 
 _DTYPES = ("float32", "float64")
-# Updates are clipped with the margin for a sum of at least this many clients, see `clip_margin`.
-# All workers of a cluster need the same margin, and a worker sees only some of the clients.
+# The margin by which updates are clipped (see `clip_margin`) is computed for a sum of at least this
+# many clients. A worker of a cluster sees only some of the clients, and all workers need the same
+# margin.
 _MIN_CLIENTS_OF_MARGIN = 2**16
 
 
@@ -282,7 +283,8 @@ class _SequentialClients(ClientWork):
             batch_client = ClientData([batch], (*client.seed, number))
             step, loss = _client_update(self._learner, settings, current_weights, batch_client)
             clipped = clip_update(step, clip_norm=settings.max_step_norm, zeroing_norm=math.inf)
-            # A step with NaN or infinity stays as it is, so that the weights are not finite either.
+            # A step with NaN or infinity is not shortened, so that the weights become not finite as
+            # well.
             if not clipped.is_zeroed:
                 step = clipped.values
             current_weights = [

@@ -28,7 +28,7 @@ def starting_task(task: Task, config: TrainConfig, resumed: RunFolder | None) ->
         return task
     if resumed is not None:
         weights = resumed.initial_weights()
-        # If the initial weights are missing, `reopen_run` refuses the run.
+        # If the run's initial weights are missing, `reopen_run` refuses to resume the run later.
         return task if weights is None else task.starting_from(weights)
     try:
         return task.starting_from(_model_weights(task, expanded(config.initial_model)))

@@ -73,8 +73,8 @@ def reopen_run(
         )
     identity = folder.identity()
     folder.read_rounds()
-    # The run keeps its recorded plan, whatever this machine would calibrate today. So the noise
-    # stays the same.
+    # The run keeps its recorded plan, even if this machine would calibrate slightly different noise
+    # today.
     stored_plan = recorded_plan(run)
     _check_plan(run, plan, stored_plan)
     return RunSetup(
@@ -92,7 +92,7 @@ def reopen_run(
 
 def _check_config(run: Run, config: TrainConfig) -> None:
     """Raises a ValueError if the config differs from that of the run."""
-    # The path of the data may change, and its contents are compared elsewhere.
+    # The path of the data may change, because its contents are compared elsewhere.
     changes = differences(config.flat(), run.config.flat(), leave_out=("data",), was="the run has")
     if not changes:
         return

@@ -196,7 +196,8 @@ class Task:
         """
         checks.one_of("name", name, SPLITS)
         examples = self._check_spec(self._split(name), name)
-        # This call only refuses a class without a weight. Evaluation counts each example once.
+        # This call serves only to refuse examples of a class that has no weight. Its result is not
+        # used, because evaluation counts each example once.
         self._with_class_weight(examples, self._origin(name))
         if not count(examples):
             raise ValueError(
@@ -394,7 +395,8 @@ class Task:
             evaluation_examples=evaluation_splits.__getitem__,
             **{**defaults, **attributes},
         )
-        # This call only refuses a class without a weight, before the first round.
+        # This call serves only to refuse examples of a class that has no weight, before the first
+        # round.
         task._with_class_weight(examples, "x and y", describe_example)
         return task
 

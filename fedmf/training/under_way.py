@@ -15,7 +15,8 @@ from fedmf.training.execution.base import Execution, Release, RunOptions
 from fedmf.training.private_metrics import PrivateRoundMetrics
 from fedmf.training.run_setup import RunSetup
 
-# Names of numbers in a row that are public, or that follow from releases with noise.
+# First words of the names of those numbers in a round's row that are public, or computed from noisy
+# releases alone.
 _COVERED = ("private", "clip_norm", "scale_drift", "noise_stddev")
 
 
@@ -44,7 +45,8 @@ class Training:
         self.controller = setup.controller()
         committed = self.folder.rounds.committed
         self.done = len(committed.rows)
-        # The run cannot end before the rounds already released, which the guarantee must cover.
+        # The run cannot end before the rounds that are released already, because its guarantee must
+        # cover them.
         self.last = max(setup.rounds(), self.done)
         self.recorded = Run.load(self.folder.path)
         if self.recorded.ended_after is not None:

@@ -24,7 +24,8 @@ from fedmf.training.client_data import ClientRound, client_data
 from fedmf.training.examples import ClientData
 from fedmf.training.task import Task
 
-# No machine has more threads, and with larger numbers libraries overflow or run out of memory.
+# Largest number of threads that may be set. No machine has more, and with larger numbers libraries
+# overflow or run out of memory.
 _MAX_THREADS = 4096
 
 

@@ -12,8 +12,8 @@ from fedmf.server.clipping import UpdateSum
 from fedmf.server.messages import ClientParams
 from fedmf.server.source import derived_seed
 
-# Number of nonzero entries of a canary's direction. The inner product of two such directions in d
-# dimensions has variance 1 / d, as for dense directions.
+# Number of nonzero entries of a canary's direction. The inner product of two directions has
+# variance 1 / d for a model of d parameters, as if all entries were nonzero.
 _NUM_ENTRIES = 4096
 # A canary's update exceeds the clip norm by this factor, so that clipping is part of the audit.
 _CLIP_NORM_FACTOR = 10.0

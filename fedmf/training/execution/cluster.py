@@ -96,7 +96,8 @@ def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
       ImportError: Ray is not installed.
       WorkersLost: nothing answers at the address, or the cluster has no processors.
     """
-    # After the first failed group, Ray must not print the errors of the groups behind it.
+    # If one group fails, Ray must not also print the errors of the groups that were submitted after
+    # it.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -145,7 +146,8 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
         ) from error
     finally:
         os.umask(previous_mask)
-        with contextlib.suppress(ValueError):  # Outside the main thread this raises.
+        # `signal.signal` raises ValueError outside the main thread.
+        with contextlib.suppress(ValueError):
             # Ray's handler would end this process before the run is saved.
             signal.signal(signal.SIGTERM, handler)
 
@@ -219,7 +221,9 @@ class Cluster:
             raise RuntimeError(str(error)) from None
 
     def cancel(self, reference: Any, *, force: bool) -> None:
-        """Cancels a call by a KeyboardInterrupt; with `force` by ending its worker."""
+        """Cancels a call by a KeyboardInterrupt in its worker. With `force`, it ends the worker
+        instead.
+        """
         # Ray aborts this process if it cancels a call while it receives the call's result.
         if not self.finished(reference):
             self._ray.cancel(reference, force=force)

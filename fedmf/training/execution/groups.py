@@ -18,12 +18,14 @@ from fedmf.server.clipping import largest_norm
 from fedmf.server.messages import ClippedSum
 
 T = TypeVar("T")
-# Minimal number of clients in a group, for rounds of 8 clients or more, and maximal number of
-# groups in a round. Each group costs a sum of the model's size, in memory and on the network.
+# A group of clients has at least MIN_CLIENTS clients in rounds of 8 clients or more, and a round
+# has at most MAX_GROUPS groups. Each group costs a sum of the model's size, in memory and on the
+# network.
 MIN_CLIENTS = 4
 MAX_GROUPS = 64
-# Minimal product of clients in a group, batch size and number of parameters. For a small model
-# groups are large, because a call costs more than the training of few clients.
+# Least product of a group's clients, the batch size and the number of parameters. For small models
+# the groups are therefore large, because the call for a group costs more than the training of a few
+# clients.
 MIN_PRODUCT = 2**25
 
 

@@ -61,7 +61,8 @@ class ClientsInThreads(ClientWork):
         self._make_lock = threading.Lock()
         self._thread_local = threading.local()
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, "client")
-        # There is one client more than threads, so that no thread waits.
+        # One more client than threads is in work, so that no thread has to wait for its next
+        # client.
         self._max_pending = threads + 1
 
     def _train(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
@@ -101,5 +102,6 @@ class ClientsInThreads(ClientWork):
                     interrupts.check()
                 yield group_sum(group, values, clipped=clipped, zeroed=zeroed, loss_sum=loss_sum)
         finally:
-            # After an error, no client of this round may delay clients of the next round.
+            # If an error ended the round early, its clients must not delay clients of the next
+            # round.
             concurrent.futures.wait([future for future in pending if not future.cancel()])
