@@ -22,13 +22,15 @@ from fedmf.training.examples import Examples, count, split_weights, take
 from fedmf.training.learner import ClientSettings, Evaluation
 
 MAX_BATCH_EXAMPLES = 256
-# For larger outputs the C library requests memory from the system each time, page by page. This
-# took a fifth of the time with batches of 256 examples, 20 words each, and a vocabulary of 10,000.
+# The outputs of one batch take at most this many bytes. For more, the C library requests the memory
+# from the system each time, page by page. With batches of 256 examples, 20 words each, and a
+# vocabulary of 10,000, this took a fifth of the time.
 MAX_OUTPUT_BYTES = 2**25
-# Keras's layers set these attributes on their outputs, and its losses and metrics read them.
+# Keras's layers set these attributes on their outputs, and Keras's losses and metrics read them.
 _OUTPUT_ATTRIBUTES = ("_keras_mask", "_keras_logits")
-# If outputs come from one of these operations, Keras's crossentropies compute with the input of the
-# operation, because a probability may be rounded to 0. Each operation has its function here.
+# If the outputs are those of a softmax or a sigmoid, Keras's crossentropies compute with the
+# logits, the operation's input, because a probability may be rounded to 0. This table has the
+# function of each such operation.
 _LOGIT_OPERATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
 
 
@@ -69,7 +71,8 @@ class KerasEvaluator:
         # A TFF model computes its own metrics, and the task has none.
         self._tff_model = self._model if isinstance(self._model, TffModel) else None
         self._metrics = [] if functions.metrics is None else list(functions.metrics())
-        # The count of words is float64, because a float32 count stops growing at 16 million.
+        # The mean is computed in float64, because its count of words would stop growing at 16
+        # million in float32.
         self._mean_loss = tf.keras.metrics.Mean("loss", tf.float64)
         if all(metric.name != "loss" for metric in self._metrics):
             self._metrics.append(self._mean_loss)
@@ -153,8 +156,8 @@ class KerasEvaluator:
         if self._tff_model is not None:
             self._tff_model.reset_metrics()
         self._batch_size = self._batch_size or self._affordable_batch_size(examples)
-        # Outputs of several batches are computed in parallel, because one operation may have a
-        # single thread. The metrics are updated in the order of the batches.
+        # The outputs of several batches are computed in parallel, because each operation of
+        # TensorFlow may be limited to one thread. The metrics are updated batch by batch in order.
         waiting = collections.deque[tuple[Any, concurrent.futures.Future[_BatchOutputs]]]()
         for start in range(0, count(examples), self._batch_size):
             batch = take(examples, slice(start, start + self._batch_size))
@@ -210,8 +213,8 @@ _CURVE_METRICS = (
     _keras.SensitivityAtSpecificity,
     _keras.SpecificityAtSensitivity,
 )
-# The labels count as all equal if their variance is below this fraction of their squares: then it
-# is a rounding error.
+# If the variance of the labels is below this fraction of their mean square, it counts as a rounding
+# error, and the labels as all equal.
 _ROUNDING = 1e-6
 
 

@@ -25,7 +25,8 @@ def check_metrics(
     """
     if functions.metrics is None:
         return
-    _ = task.headline  # Reading it raises an error for an object that is no metric.
+    # Reading `task.headline` raises an error if one of the metrics is no metric object.
+    _ = task.headline
     metrics = list(functions.metrics())
     x, y = tf.nest.map_structure(tf.constant, examples)
     names = [metric.name for metric in metrics]

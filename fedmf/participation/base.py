@@ -30,8 +30,9 @@ Method = TypeVar("Method")
 if TYPE_CHECKING:
 
     def must_override(method: Method) -> Method:
-        """Leaves a method as it is for type checkers, which would refuse `Participation(...)` if
-        it were abstract.
+        """Returns the method unchanged, for type checkers only; at run time `must_override` is
+        `abc.abstractmethod`. With abstract methods, type checkers would refuse
+        `Participation(...)`.
 
         The call returns an object of a subclass, which no type checker knows.
         """
@@ -91,8 +92,8 @@ class Participation(fields.Checked, abc.ABC):
     settings: ClassVar[tuple[str, ...]] = ()
     # Name of the argument that determines the separation.
     separation_argument: ClassVar[str] = "min_sep"
-    # Whether the allowed rounds depend on the encoder. If so, a `fedmf.Budget` decides which rounds
-    # are allowed.
+    # Whether the allowed rounds depend on the encoder. If they do, a `fedmf.Budget`, which has the
+    # encoder, decides which rounds are allowed.
     needs_encoder: ClassVar[bool] = False
     # Whether the server selects clients in a fixed order, so that devices cannot choose their
     # rounds.
@@ -109,7 +110,7 @@ class Participation(fields.Checked, abc.ABC):
         "and any two consecutive participations of a client are at least {{ min_sep }} rounds "
         "apart."
     )
-    # The words in front of min_sep in the table of observed rounds of a privacy statement.
+    # The words that a privacy statement puts in front of min_sep, in its table of observed rounds.
     separation_kind: ClassVar[str] = "at least"
 
     rounds: int = fields.validated(checks.rounds)
@@ -149,10 +150,12 @@ class Participation(fields.Checked, abc.ABC):
         max_participations: int | None = None,
         budget: float | None = None,
     ) -> Self:
-        """Creates an object of the schema's own class, whose fields `__init__` sets."""
+        """Creates an object of the class that `schema` names, a subclass of `cls`. `__init__` then
+        sets its fields.
+        """
         if rounds is None and schema is None:
-            # Copies, pickles and msgspec set the fields of the object later, and `_set_class` then
-            # sets its class.
+            # When an object is copied, unpickled or read by msgspec, its fields are set after this
+            # call. `_set_class` then sets its class.
             instance_class = SCHEMAS["single"] if cls is Participation else cls
             return object.__new__(instance_class)  # type: ignore[return-value]
         if schema is None:
@@ -162,8 +165,8 @@ class Participation(fields.Checked, abc.ABC):
         schema_class = SCHEMAS[SCHEMAS.check_name("schema", schema)]
         if issubclass(schema_class, cls):
             return object.__new__(schema_class)
-        # This class is not a base of the schema's class, as when `dataclasses.replace` changes the
-        # schema.
+        # `schema` names a class that is no subclass of this one. This happens if
+        # `dataclasses.replace` changes the schema.
         return schema_class(  # type: ignore[return-value]
             rounds=rounds,  # type: ignore[arg-type]
             schema=schema,
@@ -177,8 +180,8 @@ class Participation(fields.Checked, abc.ABC):
         self._set_class()
 
     def _set_class(self) -> None:
-        """Sets the class of this object to the class of its schema. Copies and pickles are created
-        with another class.
+        """Sets the class of this object to that of its schema, because a copied or unpickled object
+        may begin as another class.
         """
         schema_class = SCHEMAS[SCHEMAS.check_name("schema", self.schema)]
         if type(self) is not schema_class:
@@ -309,8 +312,8 @@ class Participation(fields.Checked, abc.ABC):
 
     @must_override
     def allows_sorted(self, sorted_rounds: list[int]) -> bool:
-        """Returns whether the schema's own rule allows these rounds of one client, apart from the
-        two limits.
+        """Returns whether the schema's own rule allows these rounds of one client. `min_sep` and
+        `max_participations` are checked elsewhere.
 
         Args:
           sorted_rounds: increasing rounds of the run, within min_sep and max_participations.
@@ -318,8 +321,8 @@ class Participation(fields.Checked, abc.ABC):
         raise NotImplementedError
 
     def affords(self, spent_squared: Any) -> Any:
-        """Returns whether the budget pays for a client's rounds, given the sum of |X_st| over them,
-        where X = C^T C for the encoder C.
+        """Returns whether the budget pays for a client's rounds, given the sum of |X_st| over all
+        pairs (s, t) of these rounds, where X = C^T C for the encoder C.
 
         Args:
           spent_squared: the sum, a number or an array of numbers.
@@ -406,8 +409,8 @@ class Participation(fields.Checked, abc.ABC):
         return sentences + self.rule_violations(observed, exceeds_limit=bool(sentences))
 
     def rule_violations(self, observed: ParticipationStats, *, exceeds_limit: bool) -> list[str]:
-        """Returns a sentence for each way in which a record violates the schema's own rule, apart
-        from the two limits.
+        """Returns a sentence for each way in which a record violates the schema's own rule.
+        Violations of `min_sep` and `max_participations` are reported elsewhere.
 
         There is at least one if the record exceeds neither limit.
 
@@ -426,8 +429,8 @@ class Participation(fields.Checked, abc.ABC):
         return f"min separation {self.min_sep:,}"
 
     def describe_planned_limits(self) -> tuple[str, str]:
-        """Returns the planned separation and the planned number of participations in words. They
-        stand beside the observed values in a table.
+        """Returns the planned separation and the planned number of participations in words, for a
+        table that also has the observed values.
 
         >>> Participation(rounds=8, schema="min_sep", min_sep=4).describe_planned_limits()
         ('planned 4', 'planned 2')
@@ -449,8 +452,8 @@ class Participation(fields.Checked, abc.ABC):
         yield from self._maximal_sets(())
 
     def sensitivity(self, strategy: Any) -> Sensitivity:
-        """Returns the L2 sensitivity of x -> C x to one client, where C is the encoder, or an upper
-        bound.
+        """Returns the L2 sensitivity of x -> C x to one client, or an upper bound on it. C is the
+        encoder.
 
         By default it is the bound for all sets of rounds within min_sep and max_participations.
         `fedmf.sensitivity` checks its arguments, calls this method and caches the result.

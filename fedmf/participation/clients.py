@@ -1,5 +1,5 @@
-"""The rounds of a participation record grouped by client. Grouping in blocks of clients lets long
-records be counted piece by piece.
+"""The rounds of a participation record, grouped by client. A long record is counted one block of
+clients at a time, which saves memory.
 """
 
 import dataclasses

@@ -59,8 +59,8 @@ class TimerHistory(History):
         """
         num_missing = num_clients - len(self.counts)
         if num_missing > 0:
-            # The length of the arrays at least doubles. Adding one client at a time would copy them
-            # each time.
+            # Each time, the arrays at least double in length. If they grew by one client at a time,
+            # each client would copy them.
             padding = (0, max(num_missing, len(self.counts)))
             self.round_after = np.pad(self.round_after, padding)
             self.counts = np.pad(self.counts, padding)

@@ -69,8 +69,8 @@ def parse_pairs(text: str, rounds: int) -> np.ndarray:
     reason = "a row is not round,client"
     try:
         with warnings.catch_warnings():
-            # For numbers that are too large or not whole, numpy only warns. The warning is made an
-            # error.
+            # numpy only warns of a number that is too large or not whole. Here the warning raises
+            # an error.
             warnings.simplefilter("error")
             rows = io.StringIO(text.removeprefix(HEADER))
             pairs = np.loadtxt(rows, np.int64, delimiter=",", comments=None, ndmin=2)

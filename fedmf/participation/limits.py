@@ -49,8 +49,8 @@ def check_implied_limits(
 
 
 def chosen_limits(schema: str, rounds: int, *, min_sep: Any, max_participations: Any) -> Limits:
-    """Returns the limits that the user set. Without max_participations, it is the largest number of
-    rounds that fits.
+    """Returns the limits that the user set. If max_participations was not set, it becomes the
+    largest number of rounds of one client that min_sep leaves room for.
 
     Args:
       schema: name of the schema.
@@ -80,8 +80,8 @@ def chosen_limits(schema: str, rounds: int, *, min_sep: Any, max_participations:
 
 
 def are_within_limits(sorted_rounds: list[int], rounds: int, limits: Limits) -> bool:
-    """Returns whether the increasing rounds of one client lie within the run and keep to both
-    limits.
+    """Returns whether the increasing rounds of one client lie in 0 .. rounds - 1 and satisfy
+    min_sep and max_participations.
     """
     if not sorted_rounds:
         return True

@@ -41,8 +41,8 @@ class SchemaRegistry(dict[str, type[Schema]]):
                 "fedmf.Participation"
             )
         registered = self.get(name, schema_class)
-        # A notebook cell that runs again defines its class again. The new class replaces the
-        # earlier one.
+        # If a notebook cell runs again, it defines its class a second time. The new class then
+        # replaces the earlier one of the same name and module.
         is_same_module = registered.__module__ == schema_class.__module__
         if not is_same_module or registered.__qualname__ != class_name:
             raise ValueError(

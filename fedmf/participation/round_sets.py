@@ -94,7 +94,7 @@ def _are_separated_columns_disjoint(C: np.ndarray, b: int) -> bool:
     first_rows_from = np.minimum.accumulate(first_rows[::-1])[::-1]
     if (last_rows[:-b] < first_rows_from[b:]).all():
         return True
-    # The counts are below 2^24, so that float32 holds them exactly.
+    # The numbers of common rows are below 2^24, so float32 holds them exactly.
     indicators = is_nonzero.astype(np.float32)
     common_rows = indicators.T @ indicators
     return not np.triu(common_rows, b).any()
@@ -129,8 +129,8 @@ def _separated_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
     magnitudes = np.abs(X)
     diagonal = np.diagonal(X)
     if k == 2:
-        # For two rounds, the sum of |X_st| is attained by contributions of the right signs. The
-        # largest sum of all pairs is therefore exact.
+        # A client with rounds s and t attains the sum of |X_st| over its pairs of rounds if its two
+        # contributions have suitable signs. The largest of these sums is therefore exact.
         pair_sums = diagonal[:, None] + diagonal[None, :] + 2.0 * magnitudes
         is_separated = np.triu(np.ones((n, n), dtype=bool), b)
         value = max(diagonal.max(), pair_sums[is_separated].max())
@@ -140,8 +140,8 @@ def _separated_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
             "all pairs of rounds (multi-epoch paper, Eq. 3; banded paper, Prop. E.1): exact",
         )
     # Banded paper, Alg. 4 (Thm. 3), in which the loop runs over the rows i of X (printed: j). No
-    # client has two rounds less than b apart, so that the entries of X for such pairs may count as
-    # 0.
+    # client takes part in two rounds less than b apart. So the entries of X for two different
+    # rounds less than b apart count as 0.
     lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     magnitudes[(lags > 0) & (lags < b)] = 0.0
     sums_by_block = []
@@ -150,10 +150,11 @@ def _separated_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
         sums_by_block.append(_largest_separated_sums(block, b, k))
     row_sums = np.concatenate(sums_by_block)
     bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
-    # Multi-epoch paper, Thm. 2.1. The largest eigenvalue of X bounds that of every submatrix. The
-    # bound holds for vectors as well: sum_ij X_ij <u_i, u_j> <= lambda_max * sum_i |u_i|^2 <=
-    # lambda_max * k. The mean row sum of X is at most lambda_max. If k times the mean row sum is
-    # not below the bound, the eigenvalue need not be computed.
+    # Multi-epoch paper, Thm. 2.1: k * lambda_max bounds the squared sensitivity, where lambda_max
+    # is the largest eigenvalue of X. It also holds if contributions u_i are vectors: sum_ij X_ij
+    # <u_i, u_j> <= lambda_max * sum_i |u_i|^2 <= lambda_max * k. The eigenvalue takes long to
+    # compute, and is at least the mean row sum of X. So it is computed only if k times that mean is
+    # below the bound by Alg. 4.
     if k * X.sum() / n < bound:
         spectral_bound = k * largest_eigenvalue(X)
         if spectral_bound < bound:
@@ -170,8 +171,8 @@ def _window_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
 
     See the multi-epoch paper, Sec. 2, Eq. 3 and Thm. 2.1.
     """
-    # A window is identified by its first round modulo b, and by its position among the rounds with
-    # the same remainder.
+    # `start` is a remainder modulo b. A window of a client's rounds is identified by its remainder,
+    # and by the position of its first round among all rounds with this remainder.
     bounds: list[tuple[float, bool, tuple[int, int]]] = []
     gram_by_start: dict[int, np.ndarray] = {}
     # The transposed copy has each column in contiguous memory. In C itself, every pass would read
@@ -202,7 +203,7 @@ def _window_sums(X: np.ndarray, width: int) -> np.ndarray:
     """Returns for every p the sum of the diagonal block X[p : p + width, p : p + width]."""
     if width == X.shape[0]:
         return np.array([X.sum()])
-    # The sums are not differences of running totals, which would lose digits: a sensitivity must
-    # not be too small.
+    # Each sum is computed from the entries themselves. Differences of running totals would lose
+    # digits, and the sensitivity could come out too small.
     windows = np.lib.stride_tricks.sliding_window_view(X, (width, width))
     return np.array([windows[p, p].sum() for p in range(X.shape[0] - width + 1)])

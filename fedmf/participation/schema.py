@@ -30,8 +30,9 @@ __all__ = [
     "Single",
 ]
 
-# The sum of |X_st| that a client spends, where X = C^T C, has rounding errors. A budget therefore
-# allows this relative margin, and the sensitivity that it states is larger by as much.
+# Relative margin of budgets. A client's spent sum of |X_st|, where X = C^T C, has rounding errors,
+# so that it may exceed the budget by this margin. The sensitivity of the schema includes the
+# margin.
 BUDGET_ROUNDING = 1e-12
 _MAX_BUDGET = 1e150  # Its square must not overflow float64.
 
@@ -46,11 +47,13 @@ class _Separated(Participation):
     has_shorter_form: ClassVar[bool] = True
 
     def rule_violations(self, observed: ParticipationStats, *, exceeds_limit: bool) -> list[str]:
-        """Returns an empty list, since the schema has no rule apart from the two limits."""
+        """Returns an empty list, since this schema has no rule besides `min_sep` and
+        `max_participations`.
+        """
         return []
 
     def allows_sorted(self, sorted_rounds: list[int]) -> bool:
-        """Returns True, since the schema has no rule apart from the two limits."""
+        """Returns True, since the schema has no rule besides `min_sep` and `max_participations`."""
         return True
 
     def allows_each(
@@ -87,7 +90,8 @@ class _Separated(Participation):
         # Python ints.
         is_within_limit = counts < counts.dtype.type(self.max_participations)
         if isinstance(rounds_early, int):
-            # A client that never took part has round_after 0, and passes this comparison too.
+            # `round_after` is the round after a client's last one. It is 0 for a client that never
+            # took part, so this comparison lets such a client pass.
             last_allowed = min(max(t + 1 - self.min_sep + rounds_early, 0), self.rounds)
             has_timer_fired = round_after <= round_after.dtype.type(last_allowed)
             return has_timer_fired & is_within_limit
@@ -110,13 +114,13 @@ class _Separated(Participation):
         return sensitivity_to_sets(strategy, sets)
 
     def _patterns_from(self, first_rounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Yields the maximal sets of allowed rounds that begin with `first_rounds`."""
+        """Yields the maximal sets of allowed rounds whose first rounds are `first_rounds`."""
         min_sep = self.min_sep
         is_full = len(first_rounds) == self.max_participations
         next_round = first_rounds[-1] + min_sep if first_rounds else 0
         if is_full or next_round >= self.rounds:
-            # A set is maximal if it is full, or if no gap before one of its rounds has room for
-            # another round.
+            # A set is maximal if it has max_participations rounds, or if no gap before one of its
+            # rounds has room for another round.
             gaps = itertools.pairwise((-min_sep, *first_rounds))
             if is_full or all(later - earlier < 2 * min_sep for earlier, later in gaps):
                 yield first_rounds
@@ -168,8 +172,8 @@ class FixedEpoch(Participation):
     schema: str = "fixed_epoch"
 
     def rule_violations(self, observed: ParticipationStats, *, exceeds_limit: bool) -> list[str]:
-        """Returns a sentence if rounds of a client are not whole epochs apart, or if they span too
-        many epochs.
+        """Returns a sentence for records in which the rounds of a client are not whole epochs
+        apart, and one for records in which they span too many epochs.
         """
         sentences = off_multiples(observed, self.min_sep)
         if sentences or exceeds_limit:
@@ -225,8 +229,9 @@ class FixedEpoch(Participation):
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Returns for each of the clients whether round t is whole epochs after its last round and
-        within its window, bool (clients,).
+        """Returns for each of the clients whether it may take part in round t: the round is whole
+        epochs after its last one, and at most max_participations epochs are spanned from its first
+        round on. The result is bool (clients,).
         """
         assert isinstance(history, TimerHistory)
         round_after = history.round_after[clients]
@@ -349,15 +354,15 @@ class Budgeted(Participation):
         return f"participation budget {self.budget:.4g}"
 
     def describe_planned_limits(self) -> tuple[str, str]:
-        """Returns the budget in words, twice: it takes the place of both the planned separation and
-        the planned participations.
+        """Returns the budget in words, once for the planned separation and once for the planned
+        participations, neither of which this schema has.
         """
         description = f"budget {self.budget:.4g}"
         return description, description
 
     def affords(self, spent_squared: Any) -> Any:
-        """Returns whether the budget pays for a client's rounds, given the sum of |X_st|
-        over them.
+        """Returns whether the budget pays for a client's rounds, given the sum of |X_st| over all
+        pairs (s, t) of these rounds.
         """
         assert self.budget is not None
         is_number = isinstance(spent_squared, int | float | np.number | np.ndarray)
@@ -442,8 +447,8 @@ class Budgeted(Participation):
 
 
 def _are_within_limits(participation: Participation, clients: ClientRounds) -> np.ndarray:
-    """Returns for each client whether its rounds lie within the run and keep to both limits, bool
-    (clients,).
+    """Returns for each client whether its rounds lie in the run and satisfy min_sep and
+    max_participations.
     """
     if not len(clients):
         return np.zeros(0, bool)

@@ -31,11 +31,11 @@ from fedmf.participation.sharpening import (
 # The largest entry of an encoder must be within this factor of 1, so that its square is a normal
 # float64.
 _MAX_MAGNITUDE = 1e100
-# Up to this number of rounds, a Toeplitz encoder is also formed as a matrix, whose bounds may be
-# smaller.
+# For runs of at most this many rounds, a Toeplitz encoder is also treated as a general matrix. The
+# bounds of a general matrix are sometimes smaller than those for Toeplitz encoders.
 _MAX_ROUNDS_TRIED_DENSE = 1024
-# If X = C^T C is Toeplitz and a client has at most this number of rounds, the bound is sharpened.
-# Sharpening forms the matrix of the client's rounds.
+# Sharpening is done for a Toeplitz X = C^T C if a client has at most this many rounds, because it
+# forms a square matrix with a row for each of them.
 _MAX_WINDOW_SHARPENED = 4096
 
 
@@ -139,13 +139,15 @@ def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
     b = sets.min_sep
     k = sets.max_participations
     if k == 1:
-        # All other columns are shifted and truncated copies of the first one.
+        # The other columns of a Toeplitz encoder are copies of the first one, shifted down and cut
+        # off at the end.
         return from_squared(
             float(c @ c), True, "norm of the first column, the largest of a Toeplitz encoder: exact"
         )
     if len(c) <= b:
-        # No row is non-zero in two columns of the same client (banded paper, Thm. 2). The norm of
-        # the client's m-th column is at most that of column m b of the encoder.
+        # No row is non-zero in two columns of the same client (banded paper, Thm. 2), so the
+        # squared norms of a client's columns add up. The sum is largest for rounds 0, b, 2b, ...,
+        # whose columns are cut off least.
         num_whole = min(k, (n - len(c)) // b + 1)
         squared_norms = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(num_whole, k)])
         squared = num_whole * float(c @ c) + float(squared_norms.sum())
@@ -156,8 +158,8 @@ def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
             "(banded paper, Thm. 2): exact",
         )
     decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
-    # If the sequence exceeds c only by rounding, its sensitivity counts as exact. Rounding then
-    # makes it too large, never too small.
+    # `decreasing` is at least |c|, so its sensitivity bounds that of c. If the two sequences differ
+    # only by rounding, the bound counts as exact.
     is_exact = bool(np.abs(decreasing - c).max() <= ROUNDING * c[0])
     kind = "(McMahan et al. 2024): exact" if is_exact else "above |C|: upper bound"
     method = f"rounds 0, b, 2b, ... of a decreasing Toeplitz encoder {kind}"
@@ -173,16 +175,16 @@ def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
       n: number of rounds.
       b, k: spacing and number of the columns.
     """
-    # Cut both c and the sum of columns into rows of b entries. Each row of the sum is then the sum
-    # of the last k rows of c.
+    # Both c and the sum of columns are cut into rows of b entries. Each row of the sum is then the
+    # sum of the last k rows of c.
     rows = np.zeros((-(-n // b), b))
     rows.ravel()[: len(c)] = c
     if k >= len(rows):
         sums = np.cumsum(rows, axis=0)
     else:
-        # A sum of k consecutive rows is the end of one block of k rows plus the beginning of the
-        # next one. Differences of running totals would lose digits, and a sensitivity must not be
-        # too small.
+        # Each sum of k consecutive rows is split at a multiple of k: it is the end of one block of
+        # k rows plus the beginning of the next block. Differences of running totals would lose
+        # digits, and the sensitivity could come out too small.
         blocks = np.zeros((-(-len(rows) // k), k, b))
         blocks.reshape(-1, b)[: len(rows)] = rows
         sums = np.cumsum(blocks, axis=1)
@@ -215,16 +217,16 @@ def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
     if k <= 2:
         squared = x[0]
         if k == 2:
-            # For two rounds, the sum of |X| is attained by contributions of the right signs. In
-            # windows, the two rounds are exactly b apart.
+            # A client attains the sum of |X_st| over its two rounds if its contributions have
+            # suitable signs. If `sets.are_windows`, the two rounds are exactly b apart.
             pair_entries = x[b : b + 1] if sets.are_windows else x[b:]
             squared = 2.0 * (x[0] + np.abs(pair_entries).max())
         return from_squared(
             squared, True, "pairs of rounds of a Toeplitz X (multi-epoch paper, Eq. 3): exact"
         )
     window_row = x[::b][:k]
-    # Entry 0 of the row occurs k times in the X of the window, and every other entry j 2 (k - j)
-    # times.
+    # The matrix X of a client's k rounds has entry 0 of `window_row` k times, and every other entry
+    # j 2 (k - j) times.
     num_entries = 2.0 * np.arange(k, 0, -1.0)
     num_entries[0] = k
     total = float(num_entries @ np.abs(window_row))

@@ -1,5 +1,5 @@
-"""The largest sensitivity to one client over several sets of rounds. The largest upper bounds are
-sharpened as far as a limit on the work allows.
+"""The largest sensitivity to one client over several sets of rounds. Upper bounds are sharpened,
+the largest first, until the work reaches a limit.
 
 Contributions of norm at most 1 to the rounds of a set S move C x by at most the root of the sum of
 |X_ij| over i, j in S, X = C^T C; `fedmf.participation.sensitivity` cites the papers.
@@ -18,15 +18,16 @@ from fedmf.participation.vector_bound import vector_sensitivity_bounds
 
 Name = TypeVar("Name")
 
-# If the sums of |X| and of X = C^T C over a set of rounds differ by at most this relative amount,
-# they count as equal: the difference is rounding.
+# The sum of |X_st| over a set of rounds is attained if it equals the sum of X_st, where X = C^T C.
+# The sums count as equal if they differ by at most this relative amount, which is rounding.
 ROUNDING = 1e-12
-# Largest number of multiplications that may be spent on sharpening bounds. After that, the
-# remaining sets of rounds are bounded by their sums of |X|, where X = C^T C.
+# Largest number of multiplications that may be spent on sharpening. Sets of rounds that are not
+# sharpened keep their sum of |X_st| as the bound, where X = C^T C.
 SHARPENING_BUDGET = 2e10
-# Cost of one call of `vector_sensitivity_bounds`, in eigenvalue computations.
+# Cost of one call of `vector_sensitivity_bounds`, as a multiple of the cost of an eigenvalue.
 _ALIGNMENT_COST = 300
-# An upper bound is called exact if it exceeds an attained value by at most this relative amount.
+# A bound counts as exact if it exceeds the value that some client attains by at most this relative
+# amount.
 _ATTAINED = 1e-8
 _SPECTRAL_AND_SUMS = (
     "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm "
@@ -80,13 +81,14 @@ def largest_sharpened(
     ... ).exact
     True
     """
-    # The bounds are negated, since heapq pops the smallest entry first.
+    # The bounds are negated because heapq pops the smallest entry first.
     heap = [(-bound, is_tight, name) for bound, is_tight, name in bounds]
     heapq.heapify(heap)
     has_spectral_bound: set[Any] = set()
     attained_by_name: dict[Any, float] = {}
-    # If the largest bound is attained, it is the result. Otherwise it is sharpened, first by the
-    # spectral norm and then by the semidefinite program, and compared with the other bounds again.
+    # The largest bound is the result once some client attains it. Until then it is sharpened, first
+    # by the spectral norm and then by the semidefinite program, and put back among the other
+    # bounds.
     while True:
         negated_bound, is_tight, name = heap[0]
         largest_bound = -negated_bound

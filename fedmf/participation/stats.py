@@ -53,8 +53,8 @@ class ParticipationStats(fields.ShortRepr):
     def of_clients(
         blocks: Iterable[ClientRounds], *, cohort_sizes: np.ndarray, short_rounds: int = 0
     ) -> "ParticipationStats":
-        """Computes the statistics of a run from the rounds of its clients, which come in blocks of
-        clients.
+        """Computes the statistics of a run from the rounds of its clients, which are passed as an
+        iterable of blocks of clients.
 
         Args:
           blocks: all rounds of some clients each, and of all clients together.

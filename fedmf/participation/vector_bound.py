@@ -1,5 +1,5 @@
-"""Bounds on the squared sensitivity to the rounds of one client, which is the maximum of a
-quadratic form over unit vectors.
+"""Bounds on the squared sensitivity to one client. It is the maximum of sum_ij X_ij <g_i, g_j> over
+unit vectors g_i, one for each round i of the client.
 """
 
 import numpy as np
@@ -34,8 +34,9 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
     [3.0, 3.0]
     """
     k = X.shape[0]
-    # By Barvinok and Pataki there is an optimal R = G G^T of a rank r with r (r + 1) / 2 <= k. One
-    # more dimension than that avoids bad local maxima.
+    # The vectors g_i are the rows of G. By Barvinok and Pataki the maximum is attained by some G of
+    # rank r with r (r + 1) / 2 <= k. The rows have one more dimension than this r, which avoids bad
+    # local maxima.
     G = np.random.default_rng(0).standard_normal((k, int(np.sqrt(2 * k)) + 2))
     G /= np.linalg.norm(G, axis=1, keepdims=True)
     diagonal = np.diagonal(X)
@@ -53,8 +54,9 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
             break
     y = np.einsum("ij,ij->i", G, XG)
     smallest_eigenvalue = float(scipy.linalg.eigvalsh(np.diag(y) - X, subset_by_index=(0, 0))[0])
-    # The computed eigenvalue has an error of about k units of rounding, relative to the norm of the
-    # matrix. The bound is raised by this error.
+    # The computed eigenvalue has a rounding error of about k * eps times the norm of the matrix,
+    # where eps is the machine precision. The bound is raised by that much, so that it stays an
+    # upper bound.
     norm_bound = float(np.abs(y).max() + np.linalg.norm(X))
     rounding = 4.0 * k * float(np.finfo(np.float64).eps) * norm_bound
     return attained, float(y.sum()) + k * max(0.0, rounding - smallest_eigenvalue)

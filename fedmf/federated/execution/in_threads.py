@@ -57,7 +57,8 @@ class KerasClient:
         client_batches = list_batches([epochs], self._batch_size)
         batch_ends = client_batches.start + client_batches.size
         if sent is not self._sent:
-            # This is the first client of a new round in this thread.
+            # A new broadcast means a new round: this client is the first of the round in this
+            # thread.
             self._sent = sent
             self._tensors = TensorBroadcast.of(sent)
         sample, loss_sum = self._traced_training(self._tensors, x, y, batch_ends)

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from fedmf.training.examples import Examples
 
-# Random examples of the check: of either sign, positive as for logarithms and roots, and large.
+# Each function turns normal random numbers into one kind of random examples: numbers of either
+# sign, positive numbers (for models with logarithms or roots), and large numbers.
 _TRANSFORMS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
     np.asarray,
     np.abs,
@@ -71,7 +72,8 @@ def check_independent(
 def _check_arguments(
     gradients_of_slots: Callable[..., Any], num_slots: int, arguments: Any, stacked: Any
 ) -> None:
-    """Checks that the gradients of some clients are the same in other slots and beside others.
+    """Checks that a client's gradients stay bitwise the same if it moves to another slot, or if
+    other clients fill the other slots.
 
     Raises:
       ValueError: they are not.
@@ -81,7 +83,7 @@ def _check_arguments(
         rotated = tf.nest.map_structure(rotate, arguments)
         expected = tf.nest.map_structure(rotate, stacked)
         _check_equal_bits(gradients_of_slots(*rotated), expected)
-    # The first client beside copies of the second one.
+    # Slot 0 has the first client, and all other slots have copies of the second client.
     clients = np.minimum(np.arange(num_slots), 1)
     beside_copies = tf.nest.map_structure(
         functools.partial(np.take, indices=clients, axis=0), arguments
@@ -129,8 +131,8 @@ def random_batch(rng: np.random.Generator, batch_specs: tuple[Any, Any], size: i
         return tf.cast(values, spec.dtype)
 
     x_specs, y_specs = batch_specs
-    # Integer inputs are 1, because a model may mask 0 as padding. Integer labels are 0, which is a
-    # valid label in every task.
+    # Integer inputs are 1, because a model may mask 0 as padding. Integer labels are 0, because 0
+    # is a valid label in every task.
     x = tf.nest.map_structure(functools.partial(random_leaf, 1), x_specs)
     y = tf.nest.map_structure(functools.partial(random_leaf, 0), y_specs)
     return x, y

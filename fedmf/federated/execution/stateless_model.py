@@ -59,14 +59,14 @@ def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
     return apply
 
 
-# For these operations tf.vectorized_map concatenates the arrays of all clients, so that an index or
-# axis of one client can reach rows of the next. In segment sums this happens with a negative index,
-# which is dropped if there is one client only, and which newer releases always drop. In tf.roll it
-# happens with a negative axis. This was seen in TensorFlow 2.14 and 2.21. A branch is computed for
-# as many clients as take it, so that its shape depends on the data of other clients.
+# Types of operations with which tf.vectorized_map may mix clients. It concatenates the arrays of
+# all clients for a roll or a segment sum, so that a negative axis or index of one client reaches
+# rows of the next one (seen in TensorFlow 2.14 and 2.21). A branch is computed for as many clients
+# as take it, so that its shape depends on the data of other clients.
 _MIXES_CLIENTS = re.compile(r"Roll|.*Segment|(Stateless)?(If|Case)$")
-# A random constant in a layer is drawn once when the model is built. In a stateless model, each
-# call of the graph would draw it again.
+# Types of operations that draw random numbers. A layer with a random constant draws it once, when
+# the model is built. In a stateless model each call would draw it again, so these operations are
+# refused.
 _DRAWS = re.compile(r"Random|ParameterizedTruncatedNormal|TruncatedNormal|Multinomial|Stateful")
 
 
@@ -130,8 +130,8 @@ def _convolution(layer: tf.keras.layers.Conv2D, x: tf.Tensor, kernel: tf.Tensor)
         outputs = type(layer).convolution_op(layer, x, kernel)
         strides = np.array(layer.strides)
         kernel_size = np.array(kernel.shape[:2])
-        # To compute all outputs, each entry of the kernel is multiplied with rows and columns of x
-        # in a window of this size.
+        # The size of the window of x, rows and columns, that one entry of the kernel is multiplied
+        # with while all outputs are computed.
         spans = (np.array(outputs.shape[1:3]) - 1) * strides + 1
         paddings = np.maximum(spans + kernel_size - 1 - x.shape[1:3], 0)
 

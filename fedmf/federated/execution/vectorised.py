@@ -130,8 +130,9 @@ class VectorisedClients(ClientWork):
             share_weights=not self._is_small,
         )
         check_independent(self._traced_gradients(sent), slots, self._batch_sizes())
-        # An operation without a kernel on this machine fails only when it runs, such as the
-        # gradient of a grouped convolution on processors for which TensorFlow does not use oneDNN.
+        # One call is run here, because an operation that lacks a kernel on this machine fails only
+        # when it runs. An example is the gradient of a grouped convolution on processors for which
+        # TensorFlow does not use oneDNN.
         epochs = [tf.nest.map_structure(np.asarray, (x, y))]
         if not self._is_small:
             epochs = [tf.nest.map_structure(lambda leaf: leaf[:1], epochs[0])]
@@ -173,7 +174,7 @@ class VectorisedClients(ClientWork):
         def gradients_of_slots(weights: Any, xs: Any, ys: Any) -> Any:
             if self._is_small:
                 return tf.vectorized_map(self._gradients_of_client, (weights, xs, ys))
-            # Clients of one step all have the weights of the server.
+            # In a call of one step, all clients start from the weights of the server.
             return tf.vectorized_map(
                 lambda batch: self._gradients_of_client(
                     ([weight[0] for weight in weights], *batch)
@@ -190,7 +191,8 @@ class VectorisedClients(ClientWork):
         """Computes the loss and the gradients of one slot's weights, inputs and labels."""
         weights, x, y = arguments
         loss, gradient_list = self._loss_and_gradients(weights, x, y)
-        # TensorFlow does not vectorise a result that is an unchanged argument.
+        # tf.vectorized_map does not vectorise a result that is one of the function's arguments, so
+        # tf.identity copies it.
         return loss, [tf.identity(dense_rows(gradient)) for gradient in gradient_list]
 
     def _batch_sizes(self) -> list[int]:
@@ -245,7 +247,8 @@ class VectorisedClients(ClientWork):
         """Yields the sum of the clipped updates of each group of clients."""
         tensors = TensorBroadcast.of(sent)
         for group in groups:
-            # A client is vectorised or not by its own data alone.
+            # Whether a client is vectorised depends only on the client's own data. So one client's
+            # data cannot change how another client is computed.
             vectorised = [client for client in group if self._is_vectorised(client)]
             others = [client for client in group if not self._is_vectorised(client)]
             total, loss_sum = self._sum_updates(tensors, with_finite_examples(vectorised))
@@ -296,7 +299,8 @@ class VectorisedClients(ClientWork):
         if self._is_small:
             arguments.append(order_steps(list_batches(chunk, self._batch_size), self._num_slots))
         else:
-            # Empty slots compute on the first example; their results are not used.
+            # An empty slot computes with the first example of all clients, and its result is not
+            # used.
             slot_rows = np.arange(self._num_slots)
             slot_rows[len(chunk) :] = 0
             leaves = [leaf[slot_rows, np.newaxis] for leaf in leaves]
@@ -410,7 +414,7 @@ def _loss_of_step(losses: tf.Tensor, has_batch: tf.Tensor, batch_size: tf.Tensor
 
 
 def _merge(first: ClippedSum, second: ClippedSum) -> ClippedSum:
-    """Returns the sum of two sums of clients of the same group."""
+    """Adds the sums of two sets of clients, and returns the sum over both sets."""
     values = [a + b for a, b in zip(first.values, second.values, strict=True)]
     return ClippedSum(
         values=values,
@@ -478,14 +482,14 @@ def vectorised_work(
             f"the model has {records.size} parameters, and {SLOT_MULTIPLE} clients of it in one "
             "call would need too much memory"
         )
-    # A cohort may have clients with one example beside clients with several, which need the
-    # fallback.
+    # In a cohort, some clients may have one example and others several. The clients with several
+    # need the fallback.
     fallback_for_many = functools.partial(make_fallback, "they have several examples each")
     try:
         with _quiet_tensorflow():
             return VectorisedClients(functions, settings, records, fallback_for_many)
     except Exception as error:
-        # Tracing a user's model may raise an error of any type.
+        # Any type of error is caught, because tracing a user's model may raise any.
         first_line = next(iter(str(error).splitlines()), "")
         reason = f"the model cannot be vectorised ({type(error).__name__}: {first_line})"
         _log_once(f"task {functions.name!r}: clients train one by one, for {reason}")

@@ -104,8 +104,9 @@ class GraphNoise:
                 "longer mechanism to train on",
             ),
             (
-                # To learn the type of a result, TFF computes one from the initial state, before any
-                # row is handed in. So in round 0 a missing row gives NaN and no error.
+                # With precomputed noise, the caller puts each round's noise vector ("row") into the
+                # state. TFF first computes one result from the initial state to learn its type,
+                # when there is no row yet. So in round 0 a missing row gives NaN and no error.
                 is_handed_in | tf.equal(state.next_round, 0),
                 "no noise was handed in for this round: call "
                 "process.next(noise.hand_in(state), ...) with a HostNoise",
@@ -181,8 +182,8 @@ class GraphNoise:
         row = M[0, 0] * z
         if form.width == 0:
             return row, state.rows
-        # The next state has the new row, and all old rows but the oldest. They are copied, which is
-        # faster than a product with M_t.
+        # The next state has the new row and all old rows except the oldest one. Copying the old
+        # rows is faster than computing the next state as a product with M_t.
         row += tf.linalg.matvec(state.rows, M[0, 1:], transpose_a=True)
         return row, tf.concat([row[None], state.rows[:-1]], axis=0)
 

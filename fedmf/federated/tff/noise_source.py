@@ -58,8 +58,8 @@ def box_muller(words: tf.Tensor) -> tf.Tensor:
     """Converts random words, uint64 (pairs, 2), to standard normals, float32 (pairs, 2)."""
     radius_words = words[:, 0]
     angle_words = words[:, 1]
-    # A word determines a uniform number in (0, 1). Its distance to the nearer end is computed,
-    # because float32 has few numbers near 1.
+    # The first word of a pair determines a uniform number in (0, 1). If the number is near 1, its
+    # distance from 1 is computed instead, because float32 has few numbers near 1.
     is_low = radius_words < tf.constant(2**63, tf.uint64)
     nearer_words = tf.where(is_low, radius_words, tf.bitwise.invert(radius_words))
     distance = (tf.cast(nearer_words, tf.float32) + 0.5) * 2.0**-64
@@ -162,8 +162,9 @@ def _key_once(key: tf.Tensor) -> tf.Tensor:
     call_name = tf.strings.join([tf.strings.as_string(_system_draw()), timestamp], "-")
     call_file = tf.strings.join([folder.name, "/", call_name])
     with tf.control_dependencies([tf.io.write_file(call_file, "")]):
-        # The patterns are computed from the call's name, although they do not contain it.
-        # TensorFlow could match constant patterns before the file is written.
+        # `prefix` is the folder's path and does not contain the name. It is nevertheless computed
+        # from `call_name`, because TensorFlow could match a constant pattern before the file is
+        # written.
         prefix = tf.strings.join([folder.name, "/", tf.strings.substr(call_name, 0, 0)])
         num_files = tf.size(tf.io.matching_files(prefix + "*"))
         num_first = tf.size(tf.io.matching_files(prefix + "first"))
