@@ -55,3 +55,19 @@ def test_a_seed_of_the_system_has_as_many_bits_as_the_documents_say():
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/built.md"])
 def test_a_file_is_as_long_as_the_documents_say(name):
     assert f"in at most {MAX_LINES} lines" in page(name)
+
+
+def test_the_glossary_defines_each_term_once():
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    defined = [
+        term
+        for block in re.findall(r"```\{glossary\}\n(.*?)```", text, re.DOTALL)
+        for term in re.findall(r"^\w.*$", block, re.MULTILINE)
+    ]
+    needed = (
+        "round, cohort, client, update, clipped sum, release, noise vector, plan, "
+        "participation schema, sampling scheme, mechanism, strategy matrix, certificate, ledger, "
+        "statement"
+    )
+    assert set(needed.split(", ")) <= set(defined)
+    assert len(defined) == len(set(defined))
