@@ -82,8 +82,8 @@ class Budget:
                 f"participation={self.participation!r} must be a fedmf.Participation of "
                 'schema="budget"'
             )
-        # This call raises an error for another number of rounds, and for entries whose squares lose
-        # digits.
+        # This call raises an error if mechanism and participation differ in their number of rounds,
+        # or if squares of the encoder's entries would lose digits.
         sensitivity(self.mechanism, self.participation)
         hint = (
             "pass the rounds between two participations that a device keeps its budget for; the "
@@ -189,8 +189,9 @@ class Budget:
 
 
 class _ReserveCosts(NamedTuple):
-    """The costs of round t together with the first 0, 1, ... reserved rounds. `joint` is their cost
-    among themselves, and `with_earlier` twice their costs with each earlier round.
+    """The costs of sets of rounds. Set i has round t and the next i rounds of the reserve. joint[i]
+    is the cost of set i alone. with_earlier[s, i] is what it costs in addition if the client took
+    part in an earlier round s, that is, twice the costs of the pairs of s and a round of set i.
     """
 
     t: int
@@ -214,7 +215,8 @@ class Spending(History):
     def __init__(self, budget: Budget, num_clients: int) -> None:
         n = budget.participation.rounds
         self._budget = budget
-        # Entries of the array without a round hold n, which stands for a round that costs nothing.
+        # `_rounds` has a row for each client. Its unused entries hold n, the number of an
+        # artificial round that costs nothing.
         self._empty_entry = n
         self._costs = np.concatenate([budget.costs, np.zeros((1, n))])
         self._rounds = np.full((num_clients, 1), n, np.min_scalar_type(n))
@@ -223,7 +225,9 @@ class Spending(History):
         self._cached_reserve: _ReserveCosts | None = None
 
     def _reserve_costs(self, t: int) -> _ReserveCosts:
-        """Returns the costs of round t and its reserve. They are computed once for each round."""
+        """Returns the costs of round t and the later rounds in reserve. They are computed once for
+        each t.
+        """
         if self._cached_reserve is None or self._cached_reserve.t != t:
             budget = self._budget
             paced_rounds = np.arange(t, self._empty_entry, budget.pace)
@@ -236,8 +240,8 @@ class Spending(History):
         return self._cached_reserve
 
     def allows(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
-        """Returns for each of the clients whether the budget lets it take part in round t, bool
-        (clients,).
+        """Returns for each of the clients whether the budget affords round t and the client's
+        reserve, bool (clients,).
         """
         reserve = self._reserve_costs(t)
         num_unused = self._budget.num_reserved_rounds - 1 - self._count[clients]
@@ -261,8 +265,8 @@ class Spending(History):
         """Adds clients that have spent nothing, until there are at least `num_clients` clients."""
         num_new = num_clients - len(self._count)
         if num_new > 0:
-            # The length of the arrays at least doubles. Adding one client at a time would copy them
-            # each time.
+            # Each time, the array at least doubles in length. If it grew by one client at a time,
+            # each client would copy it.
             padding = (0, max(num_new, len(self._count)))
             self._rounds = np.pad(
                 self._rounds, (padding, (0, 0)), constant_values=self._empty_entry
@@ -304,8 +308,8 @@ def participation_rule(
 
 
 def block_sums(costs: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-    """Returns the joint costs of the first round, of the first two rounds, and so on, float64
-    (len(rounds),). They never decrease.
+    """Returns for each i the joint cost of the first i + 1 of these rounds, float64 (len(rounds),).
+    The costs never decrease.
     """
     block = costs[np.ix_(rounds, rounds)]
     return np.cumsum(np.diagonal(block) + 2.0 * np.tril(block, -1).sum(axis=1))

@@ -1,4 +1,5 @@
-"""The sensitivity of an encoder to single clients whose rounds are known, whatever they contribute.
+"""The sensitivity of an encoder to single clients whose rounds are known, for any contributions to
+these rounds of norm at most 1.
 
 Rounds S of one client move C x by at most the root of the sum over s, t in S of |X_st|, X = C^T C
 (banded paper, Prop. E.1). That bound is exact where X >= 0 on S; elsewhere it is sharpened
@@ -23,13 +24,13 @@ from fedmf.participation.sharpening import (
     largest_sharpened,
 )
 
-# Largest number of entries of X = C^T C that are stored for a Toeplitz encoder, which is 1 GB.
-# Other encoders with as many rounds take more memory than X.
+# Largest number of entries of X = C^T C that are stored for a Toeplitz encoder, which take 1 GB.
+# Encoders of other types take more memory themselves than X does.
 _MAX_TOEPLITZ_ENTRIES = 2**27
 # Up to this number of rounds, banded encoders are multiplied as dense matrices.
 _MAX_DENSE_ROUNDS = 4096
-# If each client of a group has more than this fraction of all pairs of rounds, the costs of the
-# group are added up by products of matrices, in blocks of this many clients.
+# The costs of a group of clients are added up by products of matrices if each client has more than
+# this fraction of all pairs of rounds. The products are for blocks of _BLOCK_CLIENTS clients.
 _DENSE_PAIRS_FRACTION = 1 / 36
 _BLOCK_CLIENTS = 256
 # Number of sets of rounds whose bounds may be sharpened.
@@ -109,7 +110,7 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
     distinct_counts, first_clients = np.unique(clients.counts[by_count], return_index=True)
     equal_counts = np.split(by_count, first_clients[1:])
     for k, client_indices in zip(distinct_counts.tolist(), equal_counts, strict=True):
-        # The array t holds the rounds of these clients, (k, clients).
+        # Column i of t has the rounds of client i of this group. The shape of t is (k, clients).
         entry_indices = clients.starts[client_indices] + np.arange(k)[:, None]
         t = clients.rounds[entry_indices].astype(np.intp)
         if n <= _MAX_DENSE_ROUNDS and k * min(k, bands) > _DENSE_PAIRS_FRACTION * n * n:
@@ -120,8 +121,8 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
 
 
 def _sum_by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Returns the sum of |X_st| for each client, one pair of rounds after another. The increasing
-    rounds of the clients are t, ints (k, clients).
+    """Returns the sum of |X_st| over each client's pairs of rounds, computed pair by pair. Column i
+    of t, ints (k, clients), has the increasing rounds of client i.
     """
     bands, n = diagonals.shape
     spent = diagonals[0][t].sum(axis=0)
@@ -191,7 +192,7 @@ class ClientSensitivity:
         self._magnitudes = self._diagonals
         if self._has_negative_entries:
             self._magnitudes = np.abs(self._diagonals)
-        # These are the costs of each round together with the extra rounds.
+        # The cost of each round's pairs with the extra rounds.
         self._extra_costs = np.zeros(n)
         for later in self._extra_rounds:
             earlier = np.arange(max(0, later - len(self._magnitudes) + 1), later)
@@ -217,8 +218,8 @@ class ClientSensitivity:
         return spent_squared(self._magnitudes, clients)
 
     def squared_with_extra_rounds(self, clients: ClientRounds, squared: np.ndarray) -> np.ndarray:
-        """Returns upper bounds on the squared sensitivity to clients that are counted in the extra
-        rounds too. `squared` holds the bounds without these rounds.
+        """Returns upper bounds on the squared sensitivity to clients that take part in the extra
+        rounds as well. `squared` has the bounds without the extra rounds.
         """
         if not len(self._extra_rounds) or not len(clients):
             return squared
@@ -291,10 +292,10 @@ class LargestSensitivity:
 
     def __init__(self, client_sensitivity: ClientSensitivity) -> None:
         self._client_sensitivity = client_sensitivity
-        # The sets of rounds with the largest bounds, each under the bytes of its rounds.
+        # The sets of rounds with the largest bounds. The key of a set is the bytes of its rounds.
         self._round_sets: dict[bytes, _RoundSet] = {}
-        # The largest bound among the clients whose rounds are not in `_round_sets`, from which sets
-        # with small bounds were dropped.
+        # At most _MAX_SETS sets are kept in `_round_sets`. This is the largest bound of any set
+        # that was dropped from it.
         self._dropped_squared = -np.inf
         # The largest bound among all clients.
         self.squared = -np.inf

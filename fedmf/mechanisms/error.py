@@ -146,8 +146,8 @@ def squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
         if squared_norms is None:
             squared_norms = _streamed_rows(stream, workload.inverse_diagonals)
         return squared_norms
-    # N is taken from the stream, if it is there: computing it again would take as long as the
-    # stream did.
+    # The stream may have formed N already. Computing N again would take as long as forming the
+    # stream.
     N = stream.contraction
     if N is None:
         N = mechanism.noising()

@@ -21,8 +21,8 @@ from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload
 
 DECODERS = ("plain", "optimal")
-# Largest relative difference between the spectrum that the optimal decoder uses and that of the
-# paper. It is about the rounding of float32.
+# The optimal decoder approximates the paper's spectrum by a rational function. This is its largest
+# relative error, about as large as a rounding error of float32.
 PRECISION = 1e-7
 
 
@@ -144,8 +144,8 @@ def _spectrum(n: int) -> np.ndarray:
 
 def _root_of_circulant(n: int) -> np.ndarray:
     """Returns the first column of the circulant's square root F* sqrt(Sigma) F, float64 (2n,)."""
-    # At odd frequencies the real part of Sigma is 1, so that the principal branch of the root is
-    # never in doubt.
+    # At odd frequencies the real part of Sigma is 1. So Sigma is far from the negative real axis,
+    # where the principal square root jumps.
     return np.fft.irfft(np.sqrt(_spectrum(n)), 2 * n)
 
 
@@ -167,7 +167,8 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
     each term; it is measured here, at all frequencies that there are.
     """
     squared_sines = _squared_sines(n)
-    # This is the parameter of sc. Computing k from it, after rounding, keeps both consistent.
+    # `parameter` is that of the elliptic function sc = sn / cn, and k its complementary modulus. k
+    # is computed from the rounded parameter, so that they belong to the same function.
     parameter = 1.0 - squared_sines[0]
     k = np.sqrt(1.0 - parameter)
     period = scipy.special.ellipkm1(1.0 - parameter)
@@ -175,7 +176,7 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
         u = (np.arange(-(-q // 2)) + 0.5) / q * period
         sn, cn, _, _ = scipy.special.ellipj(u, parameter)
         low_t = k * sn / cn
-        # This uses the identity sc(period - u) = 1 / (k sc(u)).
+        # The identity is sc(period - u) = 1 / (k sc(u)).
         high_t = (k / low_t[: q // 2])[::-1]
         t = np.concatenate([low_t, high_t])
         derivative = np.sqrt((k**2 + t**2) * (1.0 + t**2))  # This is the derivative dt / du.

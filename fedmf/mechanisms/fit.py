@@ -97,8 +97,9 @@ def fit(
     assert fit_family is not None
     with numpy_defaults():
         cache_folder = fit_cache.resolve_folder(cache)
-        # The hash covers the code of fedmf only. The code of a family from another package could
-        # change under the same hash, so that its fits are not cached.
+        # The name of a cached fit is a hash that covers the code of fedmf. The code of a family
+        # from another package could change under the same hash, so fits of such a family are not
+        # cached.
         if cache_folder is None or not fit_family.__module__.startswith("fedmf."):
             return fit_family(workload, participation, stopping, **options)
         hashed_options = {

@@ -31,7 +31,8 @@ _DECODER_NAMES = ("decoder", "B", "b", "W", "w", "w_matrix")
 # of doubles.
 _ENCODER_FILE = "h_matrix_tensor_pb"
 _DECODER_FILE = "w_matrix_tensor_pb"
-# Entries below this fraction of the largest one count as rounding errors of the other program.
+# Entries below this fraction of the largest one count as rounding errors of the program that wrote
+# the file.
 _ROUNDING = 1e-8
 # The supported number types, by their numbers in TensorFlow's types.proto.
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8")}
@@ -225,7 +226,7 @@ def _square_mechanism(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
     L = L * np.sign(np.diagonal(L))[:, None]
     if (np.diagonal(L) <= 0.0).any():
         return None
-    # Entries that are rounding errors are dropped only if L leads to the same noise as N, that is,
+    # Entries below _ROUNDING may be set to 0 only if L still leads to the same noise as N, that is,
     # if N N^T = (C^T C)^-1.
     inverse = scipy.linalg.solve_triangular(L, np.eye(n), lower=True)
     covariance = N @ N.T
@@ -279,7 +280,7 @@ def tensor_message() -> Any:
     # imported here.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    # This pool is separate, since TensorFlow fills the default one.
+    # TensorFlow registers messages in the default pool, so these messages get a separate pool.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(text_format.Parse(_TENSOR_PROTO, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("fedmf.Tensor"))

@@ -134,9 +134,10 @@ class LowRankMechanism(Mechanism):
         w = min(h + P.shape[1] - 1, n)
         if w + self.rank >= n:
             return NoiseStream(rounds=n, sources=n, contraction=self.noising())
-        # The first w diagonals of N = P B, where P = A^-1, depend on the first w diagonals of B
-        # only. Below them, row t of N combines rows of L R^T with the weights in row t of P, for
-        # which the running sums of R[s] z_s over s <= t - w suffice.
+        # Let P = A^-1, so that N = P B. The first w diagonals of N depend on the first w diagonals
+        # of B only. Below them, row t of N is a sum of rows of L R^T, weighted by row t of P. Its
+        # product with the draws z needs only the sum of R[s] z_s over s <= t - w, which is a
+        # running sum.
         B_rows = np.zeros((n, w))
         B_rows[:, :h] = self.diagonals
         for i in range(h, w):
@@ -150,15 +151,17 @@ class LowRankMechanism(Mechanism):
         return NoiseStream(rounds=n, sources=n, buffers=buffers)
 
 
-# Stopping rule of the dense optimum. Its gap is far below the loss that the approximation costs.
+# Stopping rule of the dense fit, whose optimum the low-rank mechanism approximates. The tolerated
+# gap is far below the loss that the approximation adds.
 _OPTIMUM = Stopping(tolerance=1e-4, max_iterations=1000)
 # Penalty on the squares of L and R
 # (Denisov et al. 2022, App. H, where the diagonal of B is near 1).
 _PENALTY = 1e-6
-# Computing the loss of an iterate costs as much as several sweeps. It is computed after sweep 1,
-# and then at intervals that grow by this factor.
+# Computing the loss of the current L and R takes as long as several sweeps. It is computed after
+# sweep 1, and then whenever the number of sweeps has grown by this factor.
 _CHECK_GROWTH = 1.3
-# With more rounds than this, an iterative method computes the few singular vectors of the start.
+# L and R start from the largest singular vectors of the part of B below its diagonals. For more
+# rounds than this, an iterative method computes only the vectors that are needed.
 _MAX_ROUNDS_DECOMPOSED = 512
 
 
@@ -200,11 +203,11 @@ def fit_low_rank(
     h = checks.integer("bands", bands, low=1, high=n, hint=hint)
     r = checks.integer("rank", rank, low=1, high=n, hint=hint)
     start_time = time.perf_counter()
-    # This is the memory of the dense fit, from which the approximation starts.
+    # The dense fit, from which the approximation starts, takes this memory.
     checks.fits_in_memory("the fit of family='low_rank'", (n, n), copies=11)
     A = workload.matrix
-    # The ascent is used directly instead of `fit_dense`, which does not report a Ctrl-C if its gap
-    # is within the tolerance.
+    # `fit_dense` does not report whether Ctrl-C interrupted it if its gap is within the tolerance.
+    # So the ascent is called directly.
     dual = PairsDual(workload, Classes(n, n))
     optimum = Ascent(dual, A, dataclasses.replace(_OPTIMUM, progress=stopping.progress))
     optimum.run()
@@ -252,15 +255,15 @@ class _Approximation:
         self.lower_part = np.tril(B, -h)
         self.diagonal_part = B - self.lower_part
         self.diagonals = diagonals_of(B, h)
-        # L R^T is of the order of B. The squared error of the fit therefore grows with the square
-        # of the scale of B, and |L|^2 + |R|^2 linearly. Since the penalty scales with B too, the
-        # unit of A does not matter.
+        # The penalty is proportional to the scale of B, because the squared error of the fit grows
+        # with the square of this scale, and |L|^2 + |R|^2 only linearly: L R^T is about as large as
+        # B. So the fit does not depend on the unit of A.
         self.penalty = _PENALTY * np.abs(self.diagonals[:, 0]).mean() * np.eye(r)
         self.left, self.right = self._truncated_svd(r)
 
     def _truncated_svd(self, r: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns L and R of the best rank-r approximation of `lower_part`, which is fitted to the
-        zeros of `lower_part` as well.
+        """Returns L and R of the best rank-r approximation of all entries of `lower_part`,
+        including the zeros on and above the diagonals, which `sweep` leaves out.
         """
         n = len(self.lower_part)
         if n <= _MAX_ROUNDS_DECOMPOSED or 2 * r >= n:
@@ -268,7 +271,7 @@ class _Approximation:
         else:
             from scipy.sparse.linalg import svds
 
-            # A fixed start vector makes the fit deterministic.
+            # The iterative method starts from a fixed vector, so that the fit is deterministic.
             U, s, Vt = svds(self.lower_part, r, v0=np.ones(n))
         return U[:, :r] * np.sqrt(s[:r]), Vt[:r].T * np.sqrt(s[:r])
 

@@ -23,7 +23,8 @@ from fedmf.noise.blocks import block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 from fedmf.workloads import Workload, prefix_sum
 
-# Number of sources, which are columns of N, in a block of columns.
+# Columns of N are computed in blocks of this many. A column of N is called a source here, because
+# it belongs to one independent draw.
 _BLOCK_SOURCES = 256
 
 
@@ -121,8 +122,8 @@ def _toeplitz_blocks(
         if is_single:
             yield first_source, np.where(lags >= 0, column[np.maximum(lags, 0)], 0.0)
         else:
-            # A source after the round has a negative lag. It reads the 0 at the beginning of the
-            # sums.
+            # If a source comes after the first round of a window, its lag is negative. It then
+            # reads entry 0 of the cumulative sums, which is 0.
             sums_to_start = cumulative[np.maximum(lags, 0)]
             yield first_source, cumulative[np.maximum(ends[:, None] - sources, 0)] - sums_to_start
 
@@ -186,7 +187,7 @@ def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
     banded_rows = mechanism.banded_rows()
     lags = np.abs(rounds[:, None] - rounds)
     if first_column is not None:
-        # X[s, t] is the sum of those products c_i c_(i + |s - t|) that end before row n.
+        # X[s, t] is the sum of c_i c_(i + |s - t|) over i from 0 to n - 1 - max(s, t).
         padded = np.pad(first_column, (0, n - len(first_column)))
         num_terms = n - np.maximum(rounds[:, None], rounds)
         X = np.zeros((num_rounds, num_rounds))

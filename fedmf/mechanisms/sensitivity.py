@@ -51,8 +51,8 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
     )
     argument_class = type(encoder_or_mechanism)
     computed: dict[Any, Any] = {}
-    # Only mechanisms that compare by identity are cached, so that an entry cannot be that of
-    # another mechanism.
+    # Only mechanisms that compare by identity are cached. Otherwise the cache could return the
+    # entry of another mechanism that compares as equal.
     if issubclass(argument_class, Mechanism) and argument_class.__hash__ is object.__hash__:
         computed = _COMPUTED.setdefault(encoder_or_mechanism, {})
     if participation not in computed:

@@ -55,8 +55,8 @@ def _check_part(name: str, value: Any) -> Mechanism:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StampedMechanism(Mechanism):
-    """A mechanism that repeats one part for each part of the run. Its encoder is block-diagonal:
-    the Kronecker product I (x) C, with a copy of the part's encoder C in each block
+    """A mechanism that repeats a shorter mechanism, its part, until the run ends. Its encoder is
+    block-diagonal: the Kronecker product I (x) C, with a copy of the part's encoder C in each block
     (multi-epoch paper, Choquette-Choo et al. 2022, App. D.4).
 
         | C        |                 | N        |

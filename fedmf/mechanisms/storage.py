@@ -25,7 +25,7 @@ from fedmf.mechanisms.family import FAMILIES
 from fedmf.memory import available_memory
 from fedmf.numpy_errors import with_numpy_defaults
 
-# Toeplitz mechanisms of more rounds than this are checked in their first rounds only.
+# A Toeplitz mechanism of more rounds than this is checked in its first rounds only.
 _MAX_PROBED_ROUNDS = 4096
 # Archives up to this size are read without comparing them with the available memory.
 _SMALL_BYTES = 2**22
@@ -169,8 +169,8 @@ def _check_inverse(mechanism: Mechanism) -> None:
     gram = mechanism.toeplitz_gram()
     stream = mechanism.stream()
     if gram is not None and stream.contraction is None:
-        # This check needs no matrices: the noise vectors x of N z have x^T X x = z^T C^-T X C^-1 z
-        # = z^T z.
+        # This check needs no matrices. Let x be the noise vectors N z for a random vector z, where
+        # N = C^-1 and X = C^T C. Then x^T X x = z^T z.
         x = np.stack(list(stream.rows(lambda i: probes[i])))
         products = x.T @ scipy.linalg.matmul_toeplitz(gram, x)
         if not np.allclose(products, probes.T @ probes, rtol=0.0, atol=1e-6 * len(probes)):

@@ -17,8 +17,8 @@ from fedmf.workloads import Workload
 
 DECODERS = ("full", "online")
 COMPLETIONS = ("none", "virtual", "optimal")
-# Comparing the completions of a tree takes a few dense products. Up to this many rounds they take
-# seconds.
+# For at most this many rounds, a fit compares the completions of a tree. The comparison takes a few
+# products of dense matrices, which is seconds.
 _MAX_ROUNDS_COMPARED = 4096
 
 
@@ -257,7 +257,7 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
     nodes = _nodes(rounds, completion)
     subtree_estimates = _subtree_estimates(nodes, completion)
     B = np.zeros((rounds, len(nodes)))
-    # The index of the largest finished subtree, by the first round of the subtree.
+    # Maps the first round of each finished subtree to the index of the largest such subtree.
     largest_subtrees: dict[int, int] = {}
     num_finished = 0
     for t in range(rounds):
@@ -286,9 +286,10 @@ def _subtree_estimates(nodes: list[_Node], completion: str) -> list[np.ndarray]:
     for index, node in enumerate(nodes):
         children = list(node.children)
         if children:
-            # A node of 2 m leaves has two children of m leaves each, virtual or not. The variance v
-            # of its best estimate follows from 1 / v(2 m) = 1 + 1 / (2 v(m)), v(1) = 1. If virtual
-            # rounds are known to be 0, a virtual child adds no variance.
+            # The best estimate of a node's sum combines the node's own noisy sum with the estimates
+            # of its children. With completion "virtual" the children have m leaves each, virtual or
+            # not, and the variance v follows from 1 / v(2 m) = 1 + 1 / (2 v(m)), v(1) = 1.
+            # Otherwise virtual rounds are known to be 0, and a virtual child adds no variance.
             if completion == "virtual":
                 children_variance = node.leaves / (node.leaves - 1.0)
             else:

@@ -38,16 +38,16 @@ def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
     return T * T / np.trace(U)
 
 
-# Largest number of corrections of the dual point, and largest number of conjugate-gradient steps
-# for each correction.
+# The bound is raised by corrections D of the dual matrix. At most _MAX_CORRECTIONS are computed,
+# each with at most _MAX_STEPS steps of conjugate gradients.
 _MAX_CORRECTIONS = 5
 _MAX_STEPS = 60
-# Conjugate gradients may leave a residual of this fraction of the tolerated gap: the first fraction
-# in the first correction, and the second one in later corrections.
+# Conjugate gradients stop at a residual of this fraction of the tolerated gap: _FIRST_RESIDUAL for
+# the first correction, _LATER_RESIDUAL for the others.
 _FIRST_RESIDUAL = 0.3
 _LATER_RESIDUAL = 0.1
-# If the gap is more than this many times the tolerated one, another correction is not worth its
-# cost.
+# No further correction is computed if the gap is more than this many times the tolerated one,
+# because it would not be worth its cost.
 _MAX_GAP_RATIO = 30.0
 
 
@@ -197,8 +197,8 @@ def _negative_gradient(
     C: BandBlocks, P: BandBlocks, R_gradient: list[np.ndarray]
 ) -> list[np.ndarray]:
     """Returns the blocks of M, the negative gradient of the loss along X = C^T C, up to three below
-    the diagonal. They solve C M = T, where T is -1/2 of the gradient along C, which is the gradient
-    along R = C P times P^T.
+    the diagonal. They solve C M = T, where T is -1/2 times the gradient along C. That gradient is G
+    P^T, where P is the inverse of the workload and G the gradient along R = C P.
     """
     block_inverses = np.stack([invert_block(block) for block in C.diagonal])
     T = []
@@ -230,8 +230,8 @@ def _solve(
     classes: np.ndarray,
     max_residual: float,
 ) -> BandBlocks:
-    """Solves D M + M D = right_side for D by preconditioned conjugate gradients. D is one of the
-    matrices that `_unwanted` projects to.
+    """Solves D M + M D = right_side for a correction D by preconditioned conjugate gradients. D is
+    banded, and its main diagonal has mean 0 over each class, as in the results of `_unwanted`.
 
     The operator is self-adjoint and positive definite there: tr(D (D M + M D)) = 2 tr(D M D).
     Conjugate gradients stop when the magnitudes of the residual sum to `max_residual`.
@@ -302,8 +302,8 @@ def _sandwich(D: BandBlocks, MD: dict[int, np.ndarray]) -> BandBlocks:
 
 
 def _unwanted(band: SymmetricBand, target: BandBlocks, classes: np.ndarray) -> BandBlocks:
-    """Returns `target`, a matrix inside the band, without the mean of each class on the main
-    diagonal. This is the part that the correction D is to remove.
+    """Returns `target`, a matrix inside the band, after subtracting from its main diagonal the mean
+    over each class. The correction D is to remove this part of the gradient.
     """
     class_means = np.bincount(classes, band.main_diagonal(target)) / np.bincount(classes)
     diagonal_blocks = target.diagonal.copy()

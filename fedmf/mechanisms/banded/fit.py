@@ -170,8 +170,9 @@ def fit_banded(
     if not equal_norms:
         epochs = _epochs(participation, bands)
     if workload.inverse_diagonals is not None:
-        # For some workloads the recursion loses too many digits, for example if learning rates fall
-        # far and rise again. The dense loss then takes its place.
+        # For some workloads the structured loss loses too many digits, for example if learning
+        # rates fall far and rise again. It then raises ArithmeticError, and the fit is done with
+        # the dense loss instead.
         with contextlib.suppress(ArithmeticError):
             loss = StructuredLoss(workload.inverse_diagonals, bands)
             return _BandedFit(loss, workload, bands, epochs, stopping, start_time).run()
@@ -283,8 +284,8 @@ class _BandedFit:
         return certify(loss, lower_bound, self.iterations, duration, participation=self.epochs)
 
     def _final_certificate(self, x: np.ndarray, interrupted: bool) -> Certificate:
-        """Returns the certificate of the last step. After Ctrl-C, a bound that takes little time is
-        used.
+        """Returns the certificate of the last step. After Ctrl-C it has the latest lower bound, or
+        one that takes little time to compute.
         """
         if interrupted and self.certificate is not None:
             return self._new_certificate(self.values[-1] * self.unit, self.certificate.lower_bound)

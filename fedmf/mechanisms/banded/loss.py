@@ -15,7 +15,7 @@ from fedmf.mechanisms.banded.recursion import (
     rows_of_columns,
 )
 
-# Smaller blocks cost more in calls than they save in arithmetic.
+# Least number of rounds in a block. Smaller blocks cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 64
 
 
@@ -69,9 +69,10 @@ class StructuredLoss:
             raise ImpreciseRecursion
         loss = squares.sum()
         bound = banded_bound(columns, self.inverse_columns, recursion, loss, classes, tolerance)
-        # Far from the optimum the bound can be useless. Another bound uses the main diagonal of A
-        # C^-1 alone: its entries are A_ii / C_ii, and C_ii is at most the norm of column i, so that
-        # the loss is at least the sum over classes of the squared sum of |A_ii|.
+        # Far from the optimum `bound` can be useless, so a second bound is computed, from the main
+        # diagonal of A C^-1 alone. Its entries are A_ii / C_ii, where C_ii is at most the norm of
+        # column i, and the squared norms of a class sum to at most 1. So the loss is at least the
+        # sum, over classes, of the square of the class's sum of |A_ii|.
         diagonal_sums = np.bincount(classes, 1.0 / np.abs(self.inverse[:, 0]))
         return loss, max(bound, float(diagonal_sums @ diagonal_sums))
 
@@ -106,9 +107,9 @@ class DenseLoss:
         C, band = self._with_band_view()
         band[:] = columns
         B = self._decoder(C)
-        # With B = A C^-1 and d||B||^2 = -2 <B, B dC C^-1>, the gradient with respect to C is -2 B^T
-        # W^T with W = C^-1 B^T. Its entries inside the band need only the blocks of W on the
-        # diagonal and right of it, which are solved from the first block of rows on.
+        # Let B = A C^-1. Then d ||B||^2 = -2 <B, B dC C^-1>, so the gradient with respect to C is
+        # -2 B^T W^T, where W = C^-1 B^T. Its entries inside the band need only the blocks of W on
+        # the diagonal and to the right of it. These are computed from the first block of rows on.
         G, G_band = self._with_band_view()
         previous = self.blocks[0]
         previous_W = np.empty((0, 0))
@@ -146,8 +147,8 @@ class DenseLoss:
         diagonal = np.diag(means[classes])
         is_in_band = np.tri(self.n, k=self.bands - 1, dtype=bool)
         M[is_in_band & is_in_band.T] = 0.0
-        # Far from the optimum U = diagonal + M can be indefinite. M, its part outside the band, is
-        # then scaled down until U is positive definite.
+        # Far from the optimum U = diagonal + M can be indefinite, where M has the entries of U
+        # outside the band. M is then scaled down until U is positive definite.
         for fraction in (1.0, 0.9, 0.5, 0.0):
             bound = dual_bound(self.A, diagonal + fraction * M)
             if bound is not None:

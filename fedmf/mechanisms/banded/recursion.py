@@ -18,10 +18,10 @@ import scipy.linalg
 
 from fedmf import checks
 
-# Smaller blocks cost more in calls than they save in arithmetic.
+# Least number of rounds in a block. Smaller blocks cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 32
-# Number of rounds in which the recursion is compared with triangular solves, and the largest
-# relative error that is accepted.
+# The recursion is checked in this number of rounds, by solving triangular systems.
+# _MAX_RELATIVE_ERROR is the largest relative error that is accepted.
 _NUM_SAMPLED_ROUNDS = 33
 _MAX_RELATIVE_ERROR = 1e-6
 
@@ -127,7 +127,7 @@ def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bo
     sampled_rounds = np.unique(sampled_rounds)
     solved_squares = squared_rows_by_solving(rows, inverse, sampled_rounds)
     errors = np.abs(squares[sampled_rounds] - solved_squares)
-    # With this comparison a NaN counts as imprecise.
+    # The comparison is written so that a NaN counts as imprecise.
     return bool((errors <= _MAX_RELATIVE_ERROR * solved_squares).all())
 
 
@@ -185,7 +185,7 @@ class NoiseRecursion:
         covariance = self.covariances
         for q in range(1, max_offset + 1):
             # The covariances of blocks of the noise y follow from Cov(y_(t+q), y_t) = -F_(t+q)
-            # Cov(y_(t+q-1), y_t).
+            # Cov(y_(t+q-1), y_t), where F_t is transfers[t - 1].
             covariance = -self.transfers[q - 1 :] @ covariance[:-1]
             gradient_blocks.append(Y[q:] @ covariance)
         return gradient_blocks

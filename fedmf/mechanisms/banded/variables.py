@@ -72,8 +72,8 @@ class EncoderVariables:
         """
         unit_columns, lengths = self._unit_columns(x)
         norms = self._norms(x)
-        # The columns are divided by their lengths, so that the gradient along each column drops
-        # out.
+        # Each column is divided by its length, so the loss depends on its direction only. The part
+        # of the gradient along the column is therefore removed.
         parallel = np.einsum("ij,ij->i", gradient, unit_columns)
         ratio_gradient = gradient[:, 1:] - unit_columns[:, 1:] * parallel[:, None]
         if norms is not None:
@@ -85,7 +85,8 @@ class EncoderVariables:
         if norms is None:
             return x_gradient
         parallel *= norms
-        # The squared norms are a softmax of the variables within each class.
+        # The squared norms of a class are a softmax of its variables. This is the derivative of the
+        # softmax.
         class_sums = np.bincount(self.classes, parallel)[self.classes]
         norm_gradient = parallel - norms**2 * class_sums
         return np.append(x_gradient, _NORM_UNIT * norm_gradient)

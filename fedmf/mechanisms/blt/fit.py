@@ -42,7 +42,8 @@ def fit_blt(
     )
     checks.one_of("objective", objective, OBJECTIVES)
     n = workload.rounds
-    # The n - 1 free coefficients of an encoder determine at most n / 2 poles and as many zeros.
+    # An encoder has n - 1 free coefficients, which determine at most n / 2 poles and as many zeros.
+    # So more buffers cannot lower the loss.
     num_buffers = min(buffers, max(1, n // 2))
     problem = BLTProblem(toeplitz_inverse(workload), participation, num_buffers, objective)
     first_start, *other_starts = problem.starts()

@@ -12,14 +12,16 @@ from fedmf.participation.schema import Participation
 # Step h of the complex-step derivative f(x + i h) = f(x) + i h f'(x). It is exact to all digits,
 # since h^2 is lost in rounding.
 _STEP = 1e-30
-# Poles and zeros are 1 / (1 + exp(u)) for increasing u. These two numbers bound the logarithms of
-# the steps between neighbouring u.
+# Poles and zeros are 1 / (1 + exp(u)) for increasing numbers u. The step from each u to the next
+# one has a logarithm between these two bounds.
 _MIN_LOG_GAP = -7.0
 _MAX_LOG_GAP = 4.0
-# Poles of a workload that are closer than this are not separated by partial fractions.
+# If two poles of a workload are closer to each other than this, its generating function is not
+# split into partial fractions.
 _MIN_POLE_GAP = 1e-4
-# Sums over time are exact in this many first rounds. Later rounds are cut into panels, each twice
-# as long as the previous one, and each panel is approximated by this many nodes.
+# A sum over rounds is exact for this many first rounds. Later rounds are split into panels, each
+# twice as long as the previous one. Each panel's sum is approximated from _NUM_NODES points in
+# time.
 _NUM_EXACT_ROUNDS = 64
 _NUM_NODES = 24
 
@@ -62,9 +64,9 @@ class BLTProblem:
             weights = np.ones(self.n)
         else:
             self.rounds, weights = time_grid(self.n)
-        # Entry t of the error response occurs in n - t rounds, and counts as often in the total
-        # squared error. In the error of the last round, which is the largest, each entry counts
-        # once.
+        # The squared error of round t is the sum of the squares of entries 0..t of the error
+        # response. So entry t counts n - t times in the total over all rounds, and once in the
+        # error of the last round, which is the largest.
         if objective == "mean":
             weights = weights * (self.n - self.rounds)
         self.weights = weights
@@ -201,8 +203,8 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
         panel_center = begin + (length - 1) / 2
         half_length = (length - 1) / 2
         times.append(panel_center + half_length * np.cos(node_angles))
-        # The sums of the Chebyshev polynomials over the rounds of the panel are distributed over
-        # the nodes by their discrete orthogonality.
+        # The weights of the panel's nodes follow from the sums of the Chebyshev polynomials over
+        # its rounds, because the polynomials are orthogonal over the nodes.
         round_angles = np.arccos((np.arange(length) - half_length) / half_length)
         sums = np.array([np.cos(degree * round_angles).sum() for degree in range(_NUM_NODES)])
         sums[1:] *= 2.0
@@ -219,7 +221,7 @@ def _workload_poles(inverse: np.ndarray) -> list[_WorkloadPole] | None:
     """
     inverse_polynomial = np.trim_zeros(inverse, "b")
     roots = np.roots(inverse_polynomial)
-    if not len(roots) or np.imag(roots).any():  # The identity has no poles.
+    if not len(roots) or np.imag(roots).any():  # The identity workload has no poles.
         return None
     poles = np.sort(np.real(roots))[::-1]
     poles = np.where(np.abs(poles - 1.0) < 1e-12, 1.0, poles)

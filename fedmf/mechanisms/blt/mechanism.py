@@ -13,8 +13,8 @@ from fedmf.mechanisms.toeplitz.mechanism import lower_toeplitz
 from fedmf.noise.buffers import Buffers
 from fedmf.noise.stream import NoiseStream
 
-# Scales with a sum of magnitudes above this cancel so much that float32 keeps fewer than four
-# digits of the noise.
+# Largest sum of the magnitudes of the scales. With a larger sum the terms cancel so much that
+# float32 keeps fewer than four digits of the noise.
 MAX_SUM_OF_SCALES = 1e3
 
 
@@ -74,7 +74,8 @@ class BLTMechanism(Mechanism):
         with np.errstate(all="ignore"):  # A quotient of values close to 0 may overflow.
             sums = [np.abs(self.scales).sum(), np.abs(self.inverse_scales).sum()]
             largest_sum = float(np.max(sums))
-        if not largest_sum <= MAX_SUM_OF_SCALES:  # With this comparison a NaN is refused as well.
+        # The comparison is written so that a NaN is refused as well.
+        if not largest_sum <= MAX_SUM_OF_SCALES:
             raise ValueError(
                 f"decays={self.decays} and inverse_decays={self.inverse_decays} give scales that "
                 f"sum to {largest_sum:.3g} and cancel, which float32 does not hold: pass values "

@@ -172,9 +172,10 @@ def _inverse_of(block: np.ndarray) -> np.ndarray:
 # Relative accuracy of the rational function. It is far below any tolerance, so that line searches
 # see a smooth function.
 _ACCURACY = 1e-11
-# Smaller blocks cost more in calls than they save in arithmetic.
+# Least number of rounds in a block. Smaller blocks cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 8
-# If a block has more than this fraction of all rounds, the eigendecomposition is no slower.
+# If a block has more than this fraction of all rounds, an eigendecomposition takes no more time
+# than the rational function.
 _MAX_BLOCK_FRACTION = 1.0 / 20.0
 
 
@@ -309,8 +310,9 @@ def inverse_root(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     from scipy import special
 
     ratio = min(low / high, 0.5)
-    # Half of the poles have s below sqrt(low high). There the elliptic functions are accurate for a
-    # parameter near 1. The other half follow from them by the reflection u -> K - u.
+    # Half of the shifts s are below sqrt(low high). They follow from elliptic functions, which are
+    # accurate for them even if their parameter is near 1. The other half follow by the reflection u
+    # -> K - u.
     num_half = int(np.ceil(-np.log(_ACCURACY) * (3.0 - np.log(ratio)) / (4.0 * np.pi**2)))
     K = special.ellipkm1(ratio)
     u = (np.arange(num_half) + 0.5) * K / (2 * num_half)

@@ -95,7 +95,8 @@ class PairsDual:
             try:
                 blocks.append(np.linalg.cholesky(class_correlations))
             except np.linalg.LinAlgError:
-                # The columns of A are parallel up to rounding. A diagonal U is the start instead.
+                # The columns of A are parallel up to rounding, so the factorization has failed. The
+                # ascent then starts from the identity in place of these correlations.
                 blocks.append(np.broadcast_to(np.eye(gram.shape[1]), gram.shape).copy())
         root_v = self.classes.sums(np.sqrt(np.diagonal(self.gram)))
         return self._scale_blocks(blocks, root_v)
@@ -130,8 +131,8 @@ class PairsDual:
         return T_gradient, budget_gradient
 
     def alternate(self, variables: Blocks, G: Blocks) -> Blocks:
-        """Returns the variables after one alternation. They are best for the orthogonal Q that is
-        best for `variables`, so that their bound is no lower.
+        """Returns the variables after one alternation: it takes the orthogonal Q that is best for
+        `variables`, and then the variables that are best for this Q. The bound never decreases.
         """
         row_norms = [np.linalg.norm(g, axis=2) for g in G]
         unit_blocks = [g / norms[:, :, None] for g, norms in zip(G, row_norms, strict=True)]
@@ -139,8 +140,8 @@ class PairsDual:
         return self._scale_blocks(unit_blocks, root_v)
 
     def scale_to_feasible(self, X: np.ndarray) -> np.ndarray:
-        """Returns X with its rows and columns scaled so that each class has trace 1. An X that was
-        feasible but for its scale then has sensitivity 1.
+        """Returns X with its rows and columns scaled so that each class has trace 1. If X satisfies
+        all other constraints, the result has sensitivity 1.
         """
         scale = 1.0 / np.sqrt(self.classes.spread(self.classes.sums(np.diagonal(X))))
         return X * scale[:, None] * scale
@@ -200,7 +201,7 @@ class PairsDual:
         J^T X J with J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1, D^2 the diagonal of X_c, the closest to 1
         of those that make the class's columns of C D^-1 orthonormal; it is never indefinite.
         """
-        # Rounding has lost the diagonal, so that there is no candidate.
+        # If rounding has made a diagonal entry zero or negative, there is no candidate.
         if not np.diagonal(X).min() > 0.0:
             return
         class_blocks = self.classes.blocks(X)
@@ -221,7 +222,8 @@ class PairsDual:
         eigenvalues, V = np.linalg.eigh(self.classes.congruence(transposed_factor, self.gram))
         if eigenvalues[0] > _MIN_EIGENVALUE * eigenvalues[-1]:
             return np.sqrt(eigenvalues), V
-        # For a badly scaled workload, singular values keep twice as many digits, at a higher cost.
+        # The eigenvalues of a badly scaled workload have lost too many digits. Singular values keep
+        # twice as many, but take longer.
         _, roots, Vt = np.linalg.svd(self.classes.apply(transposed_factor, self.A.T).T)
         return roots, Vt.T
 
@@ -236,7 +238,9 @@ class PairsDual:
 
 
 def _solve_transposed(h: np.ndarray, S: np.ndarray) -> np.ndarray:
-    """Returns h^-T S for each pair of matrices in the arrays `h` and `S`."""
+    """Returns h^-T S for each pair of matrices in `h` and `S`, which are stacked along the first
+    axis.
+    """
     if h.shape[1] == 1:
         return S / h
     return np.linalg.solve(h.transpose(0, 2, 1), S)
@@ -287,12 +291,12 @@ class EqualNormsDual(PairsDual):
         return X * scale[:, None] * scale
 
 
-# Computing a feasible encoder costs as much as one to thirty steps. It is done when the bound has
-# nearly stopped rising, and in any case when the number of steps has grown by this factor since the
-# last time.
+# Computing a feasible encoder takes as long as 1 to 30 steps. It is done when the bound rises
+# slowly, and at the latest when the number of steps has reached _FIRST_CHECK and has grown by the
+# factor _CHECK_GROWTH since the last time.
 _FIRST_CHECK = 10
 _CHECK_GROWTH = 1.5
-# Number of alternations that precede L-BFGS, which is best near the optimum.
+# Number of alternations before L-BFGS, which works best near the optimum.
 _NUM_ALTERNATIONS = 3
 
 
@@ -340,7 +344,7 @@ class Ascent:
             self.interrupted = True
             if self.bound > 0.0:
                 return
-        # The last point that a line search evaluated may be another one.
+        # The line search may have evaluated the dual last at another point than the current one.
         self.dual.evaluate(self._current)
         self._update_encoder()
 
@@ -353,15 +357,15 @@ class Ascent:
             yield
             self._current = self.dual.alternate(self._current, G)
         yield from self._quasi_newton_steps()
-        # The line search has found no better point. If rounding in the resolvents was the cause,
-        # eigendecompositions can make further progress.
+        # The line search has found no better point. The reason may be rounding in the resolvents,
+        # so the ascent continues with eigendecompositions.
         if self.dual.resolvents is not None:
             self.dual.resolvents = None
             yield from self._quasi_newton_steps()
 
     def _quasi_newton_steps(self) -> Iterator[None]:
-        """Takes L-BFGS steps. In the units of its variables, one alternation H -> (budget / T) X H
-        is a step of about unit length down the gradient of -log(bound).
+        """Takes L-BFGS steps. The unit of its variables is such that one alternation, H -> (budget
+        / T) X H, would be a step of about length 1 down the gradient of -log(bound).
         """
         gradient = self.dual.evaluate(self._current)[1]
         gradient_norm = np.sqrt(sum(np.vdot(g, g) for g in gradient))
@@ -394,7 +398,9 @@ class Ascent:
         gap = None
         if bound_rise <= self._small_rise or self.iterations >= next_check or is_last:
             gap = self._update_encoder()
-            # The bound and the loss approach each other at about the same rate.
+            # The gap and the rise of the bound in one step are assumed to shrink by the same
+            # factor. So the next encoder is computed when the rise has shrunk as much as the gap
+            # must shrink to reach the tolerance.
             gap_ratio = min(1.0, self.stopping.tolerance / max(gap, 1e-300))
             self._small_rise = min(self._small_rise, bound_rise) * gap_ratio
         if self.stopping.progress is not None:

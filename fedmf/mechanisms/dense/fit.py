@@ -110,7 +110,7 @@ def fit_dense(
     (6.461, True)
     """
     n = workload.rounds
-    # The measured peak is 1.34 GiB at 4096 rounds.
+    # The largest memory use that was measured is 1.34 GiB, at 4096 rounds.
     checks.fits_in_memory("the fit of family='dense'", (n, n), copies=11)
     epochs = _epochs(participation)
     classes = Classes(n, epochs.min_sep)
@@ -122,7 +122,7 @@ def fit_dense(
     dual = dual_class(workload, classes)
     ascent = Ascent(dual, A, stopping)
     ascent.run()
-    # The encoder of the ascent has sensitivity 1 up to rounding, which this scaling removes.
+    # Up to rounding, the encoder of the ascent has sensitivity 1. The division makes it exactly 1.
     if epochs.max_participations == 1:
         certified_participation = None
         C = ascent.encoder / np.linalg.norm(ascent.encoder, axis=0)

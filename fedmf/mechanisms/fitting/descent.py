@@ -141,7 +141,8 @@ def descend(
                     "gtol": 0.0,
                 },
             )
-        # If the optimiser ends before max_iterations, its line search has found no lower point.
+        # If the optimiser has ended before max_iterations, its line search has found no lower
+        # point, so it has converged.
         converged = objective.iterations < stopping.max_iterations
     except _Finished:
         pass
@@ -223,7 +224,8 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
         if length < _MIN_STEP:
             if not corrections:
                 return
-            # Before it gives up, the method tries the direction of the gradient itself.
+            # The direction of L-BFGS has led to no lower value. Without the stored corrections, the
+            # next direction is that of the gradient.
             corrections.clear()
             continue
         s = next_x - x

@@ -154,8 +154,8 @@ def certified(
     """Returns an optimised Toeplitz mechanism. It has a certificate that compares it with all
     encoders, or the reason why there is none.
     """
-    # The certificate states the gap to the best of all encoders, which says nothing about whether
-    # this fit has converged.
+    # The certificate compares the mechanism with the best of all encoders. Its gap does not show
+    # whether this fit has converged, so the warning does not depend on the gap.
     if not descent.converged:
         stopping.warn(
             mechanism.family,

@@ -73,9 +73,9 @@ class ToeplitzProblem:
         # only.
         self.overlapping = self.k > 1 and bands > self.b
         self.decreasing = decreasing
-        # Entry t of the error response occurs in n - t rounds, and counts as often in the total
-        # squared error. In the error of the last round, which is the largest, each entry counts
-        # once.
+        # The squared error of round t is the sum of the squares of entries 0..t of the error
+        # response. So entry t counts n - t times in the total over all rounds, and once in the
+        # error of the last round, which is the largest.
         self.weights = np.ones(n)
         if objective == "mean":
             self.weights = np.arange(n, 0, -1.0)
@@ -125,8 +125,8 @@ class ToeplitzProblem:
         b = self.b
         k = self.k
         if not self.overlapping:
-            # Coefficient t occurs in each of the client's k columns that has a row t rows below its
-            # first one.
+            # A client's columns begin in rows 0, b, 2b, ..., and end in row n - 1. Coefficient t
+            # occurs in those of the k columns that have more than t entries.
             num_columns = np.ones(self.bands)
             if k > 1:
                 num_columns = np.minimum(k, -(-(n - np.arange(self.bands)) // b))
@@ -171,7 +171,8 @@ class ToeplitzProblem:
         weights = self.weights[:T].copy()
         weights[-1] += self.weights[T:].sum()
         weighted_e = weights * e
-        # This uses the derivative d e(x) = -(e(x) / c(x)) d c(x).
+        # The gradient follows from the derivative of e(x) = a(x) / c(x), d e(x) = -(e(x) / c(x)) d
+        # c(x).
         response = scipy.signal.lfilter([1.0], c, e)
         gradient = np.array([weighted_e[j:] @ response[: T - j] for j in range(min(self.bands, T))])
         return weighted_e @ e, -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))
@@ -222,8 +223,8 @@ class InverseProblem:
         self.n = participation.rounds
         self.inverse = inverse
         self.repeats = participation.max_participations > 1
-        # This problem provides the sensitivity of an encoder with all bands, and the weights of the
-        # rounds' errors.
+        # This problem is used for two purposes: it computes the sensitivity of an encoder with all
+        # bands, and has the weights of the rounds' errors.
         self.encoder_problem = ToeplitzProblem(
             inverse, participation, self.n, objective, decreasing=True
         )
@@ -238,7 +239,8 @@ class InverseProblem:
             c = inverse_series(r, self.n)
             squared_sensitivity, c_gradient = self._squared_sensitivity(c)
             squared_error, error_gradient = self._squared_error(r)
-            # This uses the derivative d c(x) = -d r(x) / r(x)^2.
+            # The gradient follows from the derivative of c(x) = 1 / r(x), d c(x) = -d r(x) /
+            # r(x)^2.
             r_gradient = _divide_adjoint(r, _divide_adjoint(r, c_gradient))[: len(r)]
             gradient = error_gradient / squared_error - r_gradient / squared_sensitivity
             value = np.log(squared_sensitivity) + np.log(squared_error)
@@ -255,8 +257,8 @@ class InverseProblem:
         magnitudes = np.abs(c)
         envelope = np.maximum.accumulate(magnitudes[::-1])[::-1]
         squared, envelope_gradient = self.encoder_problem.squared_sensitivity(envelope)
-        # Each entry of the envelope equals |c_s| for the next index s at which |c_s| reaches the
-        # envelope.
+        # Entry t of the envelope is the largest |c_s| over all s >= t. Its gradient belongs to the
+        # first s from t on for which |c_s| equals the envelope.
         peaks = np.flatnonzero(magnitudes == envelope)
         peak_of_entry = peaks[np.searchsorted(peaks, np.arange(self.n))]
         gradient = np.bincount(peak_of_entry, envelope_gradient, minlength=self.n) * np.sign(c)
