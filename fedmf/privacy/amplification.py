@@ -31,31 +31,31 @@ if TYPE_CHECKING:
 
 # dp_accounting composes losses by a Fourier transform in float64. Rounding errors change its deltas
 # by up to 1e-13 for 2052 releases (docs/accounting.md). Ten times that error is subtracted from the
-# target delta, which must be well above it.
+# target delta. A target below MIN_COMPOSED_DELTA is too small for that.
 _COMPOSITION_ERROR = 1e-12
 _ERROR_PER_COMPOSITION = 5e-16
 MIN_COMPOSED_DELTA = 1e-10
 
-# Largest noise multiplier that is passed to dp_accounting. With more noise the loss of one release
-# is negligible beside 1, and dp_accounting understates epsilon or fails. Accounting for less noise
-# than there is only overstates epsilon.
+# Largest noise multiplier that is passed to dp_accounting. With more noise the privacy loss of one
+# release is so small beside 1 that dp_accounting understates epsilon or fails. Accounting for less
+# noise than there is can only overstate epsilon.
 _MAX_NOISE_MULTIPLIER = 1e6
 
-# Finest steps of the grid on which the accountant rounds losses, in units of the loss of one
-# release. The coarser step is for clients that are hardly ever sampled, for whom a finer grid would
-# cost time and change little.
+# The accountant rounds losses to a grid. These are the steps of the finest grids, in units of the
+# loss of one release. The coarser one is for clients that are hardly ever sampled, for whom a finer
+# grid would take time and change little.
 _FINEST_STEP = 3e-6
 _FINEST_STEP_OF_RARE_SAMPLES = 3e-5
-# On grids with a step below this times the noise multiplier, the deltas of neighbouring points are
-# equal up to rounding.
+# Grids are not refined below this step times the noise multiplier, because the deltas of
+# neighbouring grid points are then equal up to rounding.
 _ROUNDING_STEP = 1e-11
 # Largest number of grids that are tried for a privacy curve.
 _MAX_REFINEMENTS = 6
 
-# Largest noise multiplier of the search for the least sufficient one.
+# Largest noise multiplier that is tried in the search for the least sufficient one.
 _MAX_SEARCHED_MULTIPLIER = 1e6
-# If a target is reached with a smaller noise multiplier, the reason is that clients are rarely
-# sampled and not that noise protects them.
+# A target that is reached with a smaller noise multiplier than this is reached because clients are
+# rarely sampled, and not because the noise protects them.
 _NEGLIGIBLE_NOISE = 0.1
 
 # Orders of Renyi divergences. They are dense where the best order for an epsilon from 0.1 to 20
@@ -100,12 +100,13 @@ def sampled_gaussian_epsilon(
     error = _composition_error(k)
     if delta < 10 * error:
         # With this many compositions, the rounding error of dp_accounting could exceed delta. The
-        # bound for samples of fixed size has no such error and holds for Poisson samples too.
+        # bound for samples of fixed size has no error of this kind, and holds for Poisson samples
+        # too.
         return fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
     if noise_multiplier > _MAX_NOISE_MULTIPLIER:
-        # `fixed_size_epsilon` sums terms with the factor T_j. The Renyi moments of a Poisson sample
-        # are the same sums with E (R - 1)^j in place of T_j, and T_j is at least as large. So the
-        # bound of `fixed_size_epsilon` holds for Poisson samples too.
+        # `fixed_size_epsilon` bounds a sum of terms with factors T_j. The Renyi divergence for a
+        # Poisson sample is the same sum with E (R - 1)^j <= T_j in place of T_j, where R is the
+        # ratio of two Gaussian densities. So the bound holds for Poisson samples too.
         renyi_epsilon = fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
         epsilon_with_less_noise = sampled_gaussian_epsilon(
             _MAX_NOISE_MULTIPLIER, delta, probability=q, compositions=k
@@ -195,7 +196,7 @@ def sampled_gaussian_curve(
             deltas = [float(delta) + error for delta in accountant.get_delta(epsilons)]
         except ValueError:
             # For losses in the hundreds dp_accounting raises "deltas are not in non-increasing
-            # order". The bounds of coarser grids remain.
+            # order". The deltas of the coarser grids are then the result.
             break
         best_deltas = [min(pair) for pair in zip(best_deltas, deltas, strict=True)]
         if best_deltas[0] > 0.998 * previous_delta or interval < _ROUNDING_STEP * sigma:

@@ -29,8 +29,8 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.plan import Plan, check_plan, unit_noise
 from fedmf.privacy.rounding import finite_or_none
 
-# Relative amount by which a true-positive rate is rounded up. Its rounding error is at most 7e-11,
-# for false-positive rates near 1e-308.
+# True-positive rates are rounded up by this relative amount. The rounding error of their
+# computation is at most 7e-11, for false-positive rates near 1e-308.
 _ROUNDING = 1e-9
 # False-positive rates for which summaries and statements list a true-positive rate.
 RATES = (0.001, 0.01, 0.1)
@@ -132,8 +132,9 @@ class AttackRisk:
             return 1.0
         if not self.pairs:
             return self._gaussian_success(rare, common)
-        # The pairs hold in both directions, so false positives and false negatives may be swapped.
-        # So it does not matter which of the two cases is the rare one.
+        # Each pair (epsilon, delta) holds in both directions, with and without the client
+        # exchanged, so false positives and false negatives may be swapped. So it does not matter
+        # which of the two cases is the rare one.
         difference = self._largest_difference(common / rare)
         pair_success = (common + rare * difference) * (1 + 1e-15)
         return min(self._gaussian_success(rare, common), pair_success)
@@ -196,14 +197,14 @@ class AttackRisk:
             rate = math.exp(log_rate)
             return self.true_positive_rate(rate) - weight * rate
 
-        # The interval always contains the maximum, up to rounding errors, for which the bounds on
-        # the rates leave room.
+        # The interval from `low` to `high` always contains the maximum, up to rounding errors. The
+        # bounds on the rates leave room for these errors.
         for _ in range(_MAX_STEPS):
             third = (high - low) / 3
             if third < 1e-11:
                 break
             # If both values are equal, either both points are in the flat part at small rates, or
-            # the maximum lies between them. Both cases allow to move the left end.
+            # the maximum lies between them. In both cases the left end may be moved.
             if difference(low + third) <= difference(high - third):
                 low += third
             else:

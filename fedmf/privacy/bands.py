@@ -33,8 +33,8 @@ from fedmf.workloads import Workload, check_workload
 
 # A row is called close if its rmse is at most this many times the best one.
 CLOSE = 1.01
-# The search ends when the next smaller and larger candidates are within this ratio of the best one,
-# where the error hardly changes.
+# The search ends when the candidates next to the best number of bands differ from it by at most
+# this ratio. Within it the error hardly changes.
 _FINEST_RATIO = 1.06
 
 

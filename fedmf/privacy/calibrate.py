@@ -22,9 +22,9 @@ from fedmf.privacy.source_tail import HOST_END, check_tail
 # Least risk that can be a target, because privacy curves do not resolve smaller ones.
 _MIN_RISK = 1e-8
 _RATES_HINT = "use (0.01, 0.05): a true-positive rate of 5% at a false-positive rate of 1%"
-# Relative tolerance of the search for the noise. If the result misses the target, the noise is
-# raised in steps, whose first one is given relatively. Simulated schemes have larger numbers, since
-# their epsilons are random.
+# The search for the noise has a relative tolerance. If its result misses the target, the noise is
+# raised in steps, of which the first has this relative size. Simulated schemes have larger
+# tolerances and steps, since their epsilons are random.
 _SIMULATED_TOLERANCE = 1e-4
 _SIMULATED_STEP = 2e-3
 _TOLERANCE = 1e-5
@@ -284,8 +284,9 @@ def _with_amplification(unamplified_plan: Plan, limit: _Limit) -> Plan:
             return limit.limit / 2
         return limit.estimate(with_noise(unit * sigma))
 
-    # The search is over noise multipliers of one sampled query, whose sensitivity is the largest
-    # column norm, because it knows which of these are negligible.
+    # The search is over the noise multiplier of one sampled query, whose sensitivity is the largest
+    # column norm, because `least_noise_multiplier` refuses multipliers of one query that are
+    # negligible.
     unit = column_norm(unamplified_plan.mechanism)
     tolerance = _SIMULATED_TOLERANCE if scheme.simulated else _TOLERANCE
     step = _SIMULATED_STEP if scheme.simulated else _STEP

@@ -9,11 +9,11 @@ from fedmf.privacy.loss_samples import PROOF, SEARCH, add_sample, remove_sample
 from fedmf.privacy.losses import Losses
 from fedmf.privacy.monte_carlo import FAILURE
 
-# First word of the seed of a curve's sample. It differs from the ones of searches and proofs, so
-# that the sample is independent of theirs.
+# First word of the seed of a curve's sample. Searches and proofs have other first words, so that
+# their samples are independent of it.
 _CURVE = PROOF + 1
-# Limits of the simulation of a curve. A curve may draw or compute this many numbers, which takes
-# ten seconds; during a search, fewer. A sample has this many losses at most.
+# Limits of the simulation of a curve: it may draw or compute _WORK numbers, which takes ten
+# seconds, or _SEARCH_WORK numbers during a search. A sample has at most _MAX_SIZE losses.
 _WORK = 2e8
 _SEARCH_WORK = 1e8
 _MAX_SIZE = 2**18
@@ -58,7 +58,8 @@ def simulated_curve(
         added = add_sample(losses, size, purpose)
     except FloatingPointError:
         return ()
-    # `removed.bound` and `added.bound` may each fail with this probability, at each epsilon.
+    # For each epsilon, `removed.bound` and `added.bound` are called once. Each call may fail with
+    # this probability.
     failure = FAILURE / (2 * len(epsilons))
     points = (0.0, -1.0)
     curve = []

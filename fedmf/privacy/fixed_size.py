@@ -33,14 +33,15 @@ import numpy as np
 from fedmf import checks
 from fedmf.privacy.gaussian import check_delta, gaussian_epsilon
 
-# Terms up to this one are summed one by one, and all orders below it are tried.
+# The terms j <= 64 of the theorem's sum are computed one by one, and later ones together. All
+# orders up to 64 are tried.
 _TERMS = 64
-# Ratio of consecutive orders that are tried beyond `_TERMS`. An order half a step away from the
-# best one makes epsilon 0.02% too large.
+# Beyond `_TERMS`, orders with this ratio are tried. An order half a step away from the best one
+# makes epsilon 0.02% too large.
 _ORDER_RATIO = 2.0**0.0625
-# Grid of cells for a standard normal variable. Up to `_NEAR_END` the cells have the same width,
-# with `_CELLS_PER_DEVIATION` cells per unit. Beyond, up to `_FAR_END`, consecutive ends have the
-# ratio `_FAR_RATIO`.
+# Expectations over a standard normal variable are computed on a grid of cells. Up to `_NEAR_END`
+# the cells have the same width, with `_CELLS_PER_DEVIATION` cells per unit. From there to
+# `_FAR_END`, each end of a cell is the one before times `_FAR_RATIO`.
 _CELLS_PER_DEVIATION = 256
 _NEAR_END = 20.0
 _FAR_RATIO = 1.005
@@ -83,9 +84,9 @@ def fixed_size_epsilon(
     if noise_multiplier * noise_multiplier * _MAX_EXPONENT <= 1:
         return math.inf
     s = max(1 / noise_multiplier, _MIN_INVERSE)
-    # Delta at epsilon 0 is the total variation distance. By the inequality of Bretagnolle and Huber
-    # it is at most sqrt(1 - exp(-D_1)), where the Renyi divergence D_1 is at most the one of order
-    # 2.
+    # Epsilon is 0 if delta is at least the total variation distance. By the inequality of
+    # Bretagnolle and Huber this distance is at most sqrt(1 - exp(-D_1)), where D_1 is the Renyi
+    # divergence of order 1, which is at most the one of order 2.
     if k * _log_sum(s, q, 2) <= -math.log1p(-delta * delta):
         return 0.0
 
@@ -104,8 +105,8 @@ def fixed_size_epsilon(
     def decreases_at(i: int) -> bool:
         return epsilon_of_large_order(i + 1) < epsilon_of_large_order(i)
 
-    # As a function of the order, epsilon first decreases and then increases. So a bisection finds
-    # the least one.
+    # As a function of the order, epsilon first decreases and then increases. So the order with the
+    # least epsilon can be found by bisection.
     low = 0
     high = 1
     while decreases_at(high):
@@ -222,9 +223,9 @@ def _log_rest(s: float, q: float, a: float) -> float:
     """Computes the log of E h(q |R - 1|), which bounds the terms of the sum A beyond j = 64."""
     J = _TERMS + 1
     log_x = math.log(q) + _log_distance(s)
-    # Two bounds on the sum of the terms: each term is at most `ratio` times the previous one, and
-    # all terms together are at most (1 + x)^a. Clipping log_x at 30 avoids an overflow; the ratio
-    # is above 1 beyond in any case, so that the geometric series is not used.
+    # The sum of the terms has two upper bounds: a geometric series, because each term is at most
+    # `ratio` times the previous one, and (1 + x)^a. The series is used only if the ratio is below
+    # 1. log_x is clipped at 30 to avoid an overflow, where the ratio is above 1 anyway.
     ratio = (a - J) / (J + 1) * np.exp(np.minimum(log_x, 30.0))
     with np.errstate(divide="ignore"):
         log_series = _log_binomial(a, J)[-1] + J * log_x - np.log(np.maximum(1 - ratio, 0))

@@ -15,15 +15,15 @@ from fedmf import checks
 _MAX_SENSITIVITY = 1e30
 _MIN_FLOAT32 = 2.0**-126
 _MAX_FLOAT32 = 2.0**127
-# Range of numbers that must fit into float32, in standard deviations of the noise of a round: the
-# small one is the rounding error of 1 in float32. The large one is 40 deviations, times 1000
-# because a row of the noise matrix may have 1000 times the least possible norm. The sum of a round
-# must fit for more clients than there are people.
+# Sizes of the numbers that float32 must be able to hold, in standard deviations of a round's noise:
+# from _SMALL_DRAW, the rounding error of 1 in float32, to _LARGE_DRAW, which is 40 deviations times
+# 1000, because a row of the noise matrix may have 1000 times the least possible norm. A round's sum
+# must fit for _MAX_CLIENTS, more clients than there are people.
 _SMALL_DRAW = 2.0**-24
 _LARGE_DRAW = 40_000.0
 _MAX_CLIENTS = 2.0**34
 # Largest noise multiplier that is passed to dp_accounting, which squares it: squares overflow
-# beyond 1e154. Accounting for less noise than there is only overstates epsilon.
+# beyond 1e154. Accounting for less noise than there is can only overstate epsilon.
 _LARGEST_ACCOUNTED_MULTIPLIER = 1e100
 
 MAX_EPSILON = 10_000.0
@@ -113,7 +113,8 @@ def loss_scale(noise_multiplier: float) -> float:
     standard deviations above the mean loss.
     """
     inverse = 1 / noise_multiplier
-    # inverse**2 would raise OverflowError for a tiny noise multiplier. The product is infinite.
+    # The inverse is multiplied by itself, because inverse**2 would raise OverflowError for a tiny
+    # noise multiplier. The product is infinite instead.
     return inverse * inverse / 2 + 5 * inverse
 
 
@@ -139,9 +140,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     scale = loss_scale(noise_multiplier)
     if scale > MAX_EPSILON:
         return math.inf
-    # This interval gives a grid of some 20,000 losses. dp_accounting rounds losses up to the grid,
-    # so that it only overstates epsilon: relatively by 3e-7, for noise from .1 to 1e4 and delta
-    # from 1e-10 to .1.
+    # With this interval the accountant rounds losses up to a grid of some 20,000 points. So epsilon
+    # is only overstated: by a relative 3e-7, for noise from .1 to 1e4 and delta from 1e-10 to .1.
     interval = max(1e-9, 1e-4 * scale)
     # REPLACE_SPECIAL is the zero-out relation (Denisov et al. 2022, Def. J.1; banded paper, K.1): a
     # client's updates become zeros, and the number of records stays.

@@ -18,8 +18,9 @@ from fedmf.workloads import Workload
 # are natural: with decimal ones the learning rates of Table 4 would come out as 0.0005.
 SLOPE = -0.95
 OFFSET = -4.64
-# Settings of the runs behind the rule. ERRORS is the range of their L_e for 1000 clients: from 342
-# bands at epsilon 16 (0.00316) to DP-SGD at epsilon 1 (0.3315).
+# Settings of the runs from which the paper found the rule. ERRORS is the range of their effective
+# errors L_e for 1000 clients: from 0.00316 (342 bands at epsilon 16) to 0.3315 (DP-SGD at epsilon
+# 1).
 ROUNDS = 2052
 CLIP_NORM = 1.0
 ERRORS = (0.0031, 0.332)

@@ -38,19 +38,22 @@ import numpy as np
 from fedmf.privacy.losses import Losses
 from fedmf.terminal import interrupts, progress_bar
 
-# First words of the seeds of two independent samples. The sample of a search serves to choose the
-# noise, the order, the points of the line and the size of the sample of the proof.
+# First words of the seeds of two independent samples: one for the search, one for the proof of
+# epsilon. The search chooses the noise, the order, the two points of the line and the size of the
+# proof's sample.
 SEARCH = 0
 PROOF = 1
-# Losses are clipped to this absolute value, beyond which exponentials overflow. Clipping lowers no
-# bound, since epsilon is smaller than MAX_LOSS: the weight W decreases with L beyond epsilon + 1
-# (for K = 1 it is 1 there), and a loss below -MAX_LOSS counts in full for adding a client.
+# Losses are clipped to this absolute value, because exponentials of larger numbers overflow.
+# Clipping lowers no bound. For removing a client, the weight W decreases with L beyond epsilon + 1
+# (or is 1 there, for K = 1), and epsilon is below MAX_LOSS. For adding a client, a loss below
+# -MAX_LOSS counts in full.
 MAX_LOSS = 700.0
-# If fewer losses than this are below -epsilon, the line estimates delta_add better than a mean over
-# so few losses.
+# If fewer losses of the sample than this are below -epsilon, the line through two points estimates
+# the delta of adding a client better than the mean over so few losses.
 _FEW_LOSSES = 100
-# A sample is drawn in shards, each with a generator of its own. A shard draws or computes about
-# this many numbers, and its size is a power of two between these limits.
+# A sample is drawn in shards, each of which has its own random generator. A shard draws or computes
+# about _SHARD_WORK numbers, and its number of losses is a power of two between the two limits
+# below.
 _SHARD_WORK = 1.2e7
 _MIN_LOG2_SHARD = 8
 _MAX_LOG2_SHARD = 13
@@ -152,8 +155,8 @@ class AddSample:
         upper, lower = points
         counts_below = np.searchsorted(self.loss, points, side="right")
         upper_share, lower_share = counts_below / len(self.loss)
-        # Exact binomial bounds (Clopper and Pearson) on the probabilities of smaller losses: a
-        # lower bound at the upper point, and an upper bound at the lower point.
+        # Exact binomial bounds (Clopper and Pearson) on the probability of a loss below a point: a
+        # lower bound for the upper point, and an upper bound for the lower point.
         upper_probability = 0.0
         if upper_share:
             upper_probability = special.betaincinv(

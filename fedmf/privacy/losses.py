@@ -13,7 +13,7 @@ import hashlib
 
 import numpy as np
 
-# Larger exponents may overflow in float64. Bounds that would need them are infinite.
+# Larger exponents may overflow in float64. A bound that would need one is set to infinity.
 MAX_EXPONENT = 600.0
 
 

@@ -4,13 +4,13 @@ character, and must not be read as Markdown.
 
 import re
 
-# Marks a blank at which lines are not broken. `plain_markdown` and `code_span` first replace it in
-# the texts of callers, so that it has no other origin.
+# Stands for a blank at which lines are not broken. `plain_markdown` and `code_span` first replace
+# this character in the texts of callers, so that only fedmf can put it into a text.
 GLUED_BLANK = "\0"
-# Line ends, other control characters, and characters that change the direction of the text after
-# them.
+# Line ends, other control characters, and characters that change the writing direction of the text
+# after them.
 _CONTROLS = re.compile("[\x01-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# Surrogates, by which Python represents bytes of a file name that are not UTF-8.
+# Surrogates are the characters by which Python represents bytes of a file name that are not UTF-8.
 _NO_UNICODE = re.compile("[\ud800-\udfff]")
 # Characters that begin code, HTML, an entity, a table, a formula, emphasis or a link in Markdown.
 _SPECIAL = re.compile(

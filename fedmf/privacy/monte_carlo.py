@@ -30,25 +30,26 @@ from fedmf.privacy.loss_samples import (
 )
 from fedmf.privacy.losses import Losses
 
-# Probability, over the random numbers of the simulation, that one epsilon is too small. A
-# calibration may simulate MAX_ATTEMPTS times, so its failure probability is as many times larger.
+# Probability that one simulated epsilon is too small, over the simulation's random numbers. A
+# calibration simulates up to MAX_ATTEMPTS times, so its failure probability is MAX_ATTEMPTS times
+# larger.
 FAILURE = 1e-10
 MAX_ATTEMPTS = 10
 FAILURE_OF_CALIBRATION = MAX_ATTEMPTS * FAILURE
-# Limits on how many numbers a search and a proof may draw or compute. They correspond to seconds
-# for a search and some minutes for a proof.
+# A search may draw or compute _SEARCH_WORK numbers, which takes seconds, and a proof _PROOF_WORK
+# numbers, which takes some minutes. Sizes of samples and orders are limited too.
 _SEARCH_WORK = 1e8
 _PROOF_WORK = 4e10
 _MIN_SIZE = 2**16
 _MAX_SIZE = 2**22
 _MAX_ORDER = 64
-# Largest epsilon that a simulation looks for. A guarantee with a larger one would be worthless.
+# Largest epsilon that a simulation considers. A guarantee with a larger one would be worthless.
 _MAX_EPSILON = 300.0
-# The sample is made so large that each error term of Bernstein's inequality is at most this share
-# of delta, unless that would exceed the limit on work.
+# The sample is so large that each error term of Bernstein's inequality is at most this share of
+# delta. It is smaller if that would exceed the limit on work.
 _SHARE = 0.03
-# The two points of the line are chosen among the quantiles of the sample at these probabilities. A
-# quantile is reliable enough only with this many losses below it.
+# The two points of the line for adding a client are quantiles of the sample, chosen among these. A
+# quantile is only used if at least _MIN_LOSSES_BELOW losses are below it.
 _QUANTILES = (0.5, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4)
 _MIN_LOSSES_BELOW = 30
 
@@ -225,8 +226,8 @@ def _search(losses: Losses, delta: float, largest: float) -> _Search:
         size = max(work / (losses.work * (order + 2)), 2**10)
         return int(min(size, _MAX_SIZE))
 
-    # The bound on the weights alone, without a sample, gives a first epsilon: the one at which the
-    # bound is some ten times delta.
+    # A first epsilon follows from the bound on the weights W alone, without a sample. It is the one
+    # at which this bound is some ten times delta.
     epsilon = _least_epsilon(
         lambda e: math.exp(min(_best_order(factor_bounds, e)[0], 0.0)),
         min(30 * delta, 0.5),

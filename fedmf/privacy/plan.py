@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 # dp_accounting is imported inside the functions that use it. Its import takes most of a second, for
 # which `fedmf --help` should not wait.
 
-# The largest noise multiplier that Renyi accounting is asked for, because dp_accounting squares it
-# and the square of a larger one may overflow.
+# Largest noise multiplier that is passed to Renyi accounting. dp_accounting squares it, and the
+# square of a larger one may overflow.
 _LARGEST_RDP_MULTIPLIER = 1e100
 
 
@@ -277,7 +277,7 @@ class Plan(fields.ShortRepr):
             for factor in (1 / MOST_CHANGE, MOST_CHANGE):
                 clip_norm = self.clip_norm * factor
                 check_float32_holds(multiplier, sensitivity_value, clip_norm, scale)
-            # The sum of the clipping bits has separate noise, in units of clients.
+            # The sum of the clipping bits has noise of its own, whose scale is in units of clients.
             bit_multiplier = bit_stddev(self) / sensitivity_value
             check_float32_holds(bit_multiplier, sensitivity_value, 1.0, 1.0)
         if self.private_metrics is not None:
@@ -311,8 +311,8 @@ class Plan(fields.ShortRepr):
         hint = "count the clients of one user"
         g = checks.integer("devices", devices, low=1, high=10**9, hint=hint)
         unamplified = gaussian_epsilon(self.noise_multiplier / g, self.delta)
-        # `group_epsilon` evaluates epsilon at many deltas, and a simulation for each of them would
-        # take hours. So simulated schemes have the unamplified bound only.
+        # `group_epsilon` needs epsilon at many deltas. A simulation for each of them would take
+        # hours, so schemes with a simulated epsilon have only the bound without amplification here.
         if self.sampling is None or self.sampling.simulated or self.noise_multiplier == 0:
             return unamplified
         epsilon_at = functools.partial(self.sampling.epsilon, self.mechanism, unit_noise(self))

@@ -46,20 +46,20 @@ from fedmf.privacy.gaussian import (
     loss_scale,
 )
 
-# Probability beyond each end of a grid. Ratios beyond the ends become 0 and infinity. The
-# probability is negligible beside the least delta, 1e-15.
+# Probability of the ratios beyond each end of a grid. Ratios below the grid are rounded to 0 and
+# ratios above it to infinity. This probability is negligible beside the least delta, 1e-15.
 _TAIL = 1e-25
 # Number of grid points per standard deviation of the log of a ratio.
 _POINTS_PER_DEVIATION = 64
-# Bound on the relative rounding error of delta, for each release that the distribution covers. The
-# measured error is 1e-15.
+# Bound on the relative rounding error of delta for each release in the distribution; the error is
+# this times the number of releases. The measured error is 1e-15 for each.
 _ROUNDING = 1e-14
-# Largest number of positions that is computed, because the cost increases with it. A larger number
-# has no larger epsilon: an adversary that is told a random subset of this size, which contains the
-# client's release, has the case of this number.
+# For more positions than this, epsilon is computed for this number, which limits the cost and gives
+# an upper bound: an adversary that is told a random subset of this many positions, among them the
+# client's, knows more than the real one, and is in the case of this number.
 _MAX_POSITIONS = 2**16
-# Ratios beyond exp(700) leave float64. Epsilon is then in the hundreds with or without
-# amplification, so that the bound without amplification is used.
+# float64 cannot hold ratios beyond exp(700). Where these occur, epsilon is in the hundreds with or
+# without amplification, so the bound without amplification is used.
 _LARGEST_LOSS = 700.0
 
 
@@ -141,8 +141,8 @@ def gaussian_law(noise_multiplier: float, step: float) -> RatioLaw:
     # These are the probabilities, under Q and P, of the intervals between grid points.
     mass_under_q = _interval_probabilities(special.ndtr, x / s + s / 2)
     mass_under_p = _interval_probabilities(special.ndtr, x / s - s / 2)
-    # An interval is replaced by its two ends. The share of the upper end is such that the mean
-    # ratio of the interval stays the same.
+    # The probability of each interval is divided among its two ends. The share of the upper end is
+    # such that the mean ratio of the interval stays the same.
     upper_mass = (mass_under_p * np.exp(-x[:-1]) - mass_under_q) / math.expm1(step)
     upper_mass = np.clip(upper_mass, 0, mass_under_q)
     mass = np.append(mass_under_q - upper_mass, 0.0)
@@ -169,9 +169,8 @@ def _mean(first: RatioLaw, second: RatioLaw, share: float, step: float) -> Ratio
     a = first.mass
     b = second.mass
     # Points i and j of the two grids give the mean exp(first.step * (first.low + i)) * (1 + share *
-    # (exp(...) - 1)), whose second factor depends on j - i only. So all pairs with the same
-    # difference j - i lie at the same position between two points of the new grid, and are rounded
-    # together.
+    # (exp(...) - 1)), where the second factor depends on j - i only. So all pairs (i, j) with the
+    # same j - i lie at the same place between two points of the new grid, and are rounded together.
     differences = np.arange(1 - len(a), len(b))
     log_factors = np.log1p(share * np.expm1(first.step * (second.low - first.low + differences)))
     positions = log_factors / step
@@ -188,7 +187,8 @@ def _mean(first: RatioLaw, second: RatioLaw, share: float, step: float) -> Ratio
         stop = start + stride * (end - begin - 1) + 1
         mass[start:stop:stride] += (1 - upper_share) * pair_mass
         mass[start + 1 : stop + 1 : stride] += upper_share * pair_mass
-    # If either of the ratios is 0, their mean is rounded to 0 or to infinity.
+    # If one of the two ratios is 0, their mean is not on the grid, and is rounded to 0 or to
+    # infinity.
     return RatioLaw(
         step=step,
         low=stride * first.low + low,
@@ -247,8 +247,9 @@ def allocation_law(noise_multiplier: float, positions: int, epochs: int) -> Rati
     """
     s = 1 / noise_multiplier
 
-    # The more ratios a mean has, the smaller is the standard deviation of its logarithm, which is
-    # computed as for a lognormal variable of the same variance. So the grid becomes finer.
+    # The grid of a mean becomes finer as the mean has more ratios, because the standard deviation
+    # of its logarithm decreases. The deviation is computed as for a lognormal variable with the
+    # mean's variance.
     def mean(first: RatioLaw, second: RatioLaw, share: float, count: float) -> RatioLaw:
         deviation = math.sqrt(math.log1p(math.expm1(s * s) / count))
         step = first.step
@@ -256,8 +257,8 @@ def allocation_law(noise_multiplier: float, positions: int, epochs: int) -> Rati
             step = step / 2
         return _mean(first, second, share, step)
 
-    # The standard deviation of a product's logarithm increases by sqrt(2) each time the number of
-    # ratios doubles. So the grid becomes coarser.
+    # The grid of a product becomes coarser: each time the number of ratios doubles, the standard
+    # deviation of the product's logarithm increases by sqrt(2).
     def product(first: RatioLaw, second: RatioLaw, share: float, count: float) -> RatioLaw:
         law = _product(first, second)
         log2_growth = math.log2(law.step / epoch_law.step)
@@ -302,8 +303,8 @@ def random_allocation_epsilon(
     epsilon = _least_epsilon(law, delta * (1 - _ROUNDING * t * E))
     if gaussian_delta(composed_multiplier, epsilon) >= delta:
         return epsilon
-    # The error of the grid is larger than the amplification here, which is negligible. So the bound
-    # without amplification may be the smaller one.
+    # Amplification is negligible here, and smaller than the error of the grid. So the bound without
+    # amplification may be the smaller one.
     return min(epsilon, gaussian_epsilon(composed_multiplier, delta))
 
 
@@ -337,7 +338,8 @@ def _fits_float64(noise_multiplier: float, composed_multiplier: float) -> bool:
     if noise_multiplier == 0:
         return False
     s = 1 / noise_multiplier
-    # The grid of one release spans about 22 standard deviations of its privacy loss.
+    # The grid of one release spans about 22 standard deviations of its privacy loss. Its end must
+    # stay below _LARGEST_LOSS.
     if s * s + 22 * s > _LARGEST_LOSS:
         return False
     return loss_scale(composed_multiplier) + 10 / composed_multiplier <= _LARGEST_LOSS

@@ -2,8 +2,8 @@
 
 import re
 
-# Each entry is a pattern that finds citations in the text of a statement, and the reference that
-# the statement then lists.
+# Each entry has two parts: a regular expression that finds citations of a publication in a
+# statement, and the reference that the statement then lists.
 REFERENCES = (
     (
         r"banded paper|Choquette-Choo et al\. 2023",

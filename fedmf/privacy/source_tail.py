@@ -21,8 +21,9 @@ class NoisyPlan(Protocol):
     def delta(self) -> float: ...  # noqa: D102
 
 
-# Draws come in pairs. These are the largest radii of a pair in standard deviations, on the host and
-# in TensorFlow graphs. The smallest uniform number, of 104 or of 64 bits, gives the largest radius.
+# Normal numbers are drawn in pairs, from a uniform number and an angle. The smallest possible
+# uniform number gives the largest radius of a pair, in standard deviations: HOST_END on the host,
+# where the uniform number has 104 bits, and GRAPH_END in TensorFlow graphs, where it has 64 bits.
 HOST_END = (2 * 105 * math.log(2)) ** 0.5
 GRAPH_END = (2 * 65 * math.log(2)) ** 0.5
 
@@ -59,7 +60,8 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
     a = 1 / z
     is_far_away = a < end and math.exp(-((end - a) ** 2) / 2) <= plan.delta / 10
     if entries is None and is_far_away:
-        # Q_1(a, end) is at most exp(-(end - a)^2 / 2), so it is small enough without integration.
+        # Q_1(a, end) is Marcum's function, the probability to be bounded. It is at most exp(-(end -
+        # a)^2 / 2), which is small enough here, so it need not be integrated.
         return
     probability = _marcum(a, end)
     if entries is not None:

@@ -53,7 +53,7 @@ _COVERED_METRICS = " The private metrics are covered."
 _PACKAGES = (
     "fedmf numpy scipy dp-accounting tensorflow tensorflow-federated tensorflow-privacy"
 ).split()
-# Names of values that only some statements have.
+# Names of values that only some statements have. All other values are required.
 _OPTIONAL = (
     "subject canaries synthetic_clients longer contradictions unrecorded achieved "
     "marked_noncompliant noncompliant_clients noise_source programs server_optimizer "

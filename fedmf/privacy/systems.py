@@ -150,7 +150,8 @@ SYSTEMS = {
     ),
 }
 
-# Kinds of audited systems whose records may also come from a pipeline of TensorFlow Federated.
+# Kinds of audited systems whose participation may also have been recorded in a pipeline of
+# TensorFlow Federated.
 _IN_PIPELINES = ("controller", "ledger", "log")
 
 

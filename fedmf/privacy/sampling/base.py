@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
-# Largest probability that an audit finds contradictions in a run that was sampled as planned.
+# The largest probability with which an audit may report contradictions for a run that was sampled
+# as planned.
 FALSE_POSITIVE_RATE = 1e-6
 
 # The classes of all schemes by their names on the command line and in configs.

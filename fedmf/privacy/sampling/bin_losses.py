@@ -11,7 +11,7 @@ from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
 from fedmf.privacy.losses import MAX_EXPONENT, Losses, digest_of
 
-# Largest relative difference between a Gram matrix and the square of its computed root.
+# Largest accepted relative difference between a Gram matrix and the square of its computed root.
 _ROOT_TOLERANCE = 1e-8
 
 

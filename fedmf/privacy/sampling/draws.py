@@ -138,8 +138,8 @@ class MinSepDraws(Draws):
         return sample[self.can_draw(t, sample)]
 
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
-        """Returns whether each client has become eligible by round t, after it began the run as
-        ineligible, as a bool array of the shape of `clients`.
+        """Returns for each client whether its ineligible rounds at the start of the run are over by
+        round t, as a bool array of the shape of `clients`.
         """
         if t >= self.min_sep:
             return np.ones(len(clients), bool)

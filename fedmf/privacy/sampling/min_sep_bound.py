@@ -21,16 +21,16 @@ import numpy as np
 
 from fedmf.privacy.losses import MAX_EXPONENT
 
-# The bound by ages is computed only for at most this many patterns, and only if it takes at most
-# this many computed numbers, including the choice of the advance.
+# The bound by ages is computed for at most _MAX_ORDER patterns, and only if its computation,
+# including the search for its advance, takes at most _MAX_WORK numbers.
 _MAX_ORDER = 8
 _MAX_WORK = 1e9
-# Numbers of blocks of rounds in the bound by ages and in the search for its advance. The factor z
-# is computed once for each block.
+# Numbers of blocks of rounds: _BLOCKS in the bound by ages, and _SEARCH_BLOCKS in the search for
+# its advance. The factor z is computed once for each block.
 _BLOCKS = 64
 _SEARCH_BLOCKS = 8
-# Largest number of steps of the fixed-point iteration that chooses the advance of a bound by
-# credits.
+# The advance of a bound by credits is chosen by a fixed-point iteration, with at most this many
+# steps.
 _CREDIT_STEPS = 8
 
 
@@ -56,8 +56,8 @@ def is_affordable(rounds: int, min_sep: int, order: int) -> bool:
     """Returns whether `bound_by_ages` takes seconds at most, including its search for the
     advance.
     """
-    # The search has about eight trials on some of the rounds. Computing z for a block takes as long
-    # as ten rounds or more.
+    # The search for the advance computes about eight bounds, each on a part of the rounds.
+    # Computing the factor z for a block takes as long as ten rounds or more.
     steps = rounds + 8 * max(_BLOCKS, 2 * min_sep) + 20 * _BLOCKS
     return order <= _MAX_ORDER and (order + 1) * steps * float(min_sep) ** order <= _MAX_WORK
 
@@ -118,14 +118,14 @@ def largest_log_factor(
     K = order
     b = min_sep
     n = products.shape[1]
-    # The largest log T so far for each combination of ages: axis i stands for pattern i, and index
-    # j for its age j + 1 before the round.
+    # The largest log T so far, for each combination of the patterns' ages. Axis i is for pattern i,
+    # and index j on it means that the pattern's age is j + 1 before the round.
     largest = np.zeros((b,) * K)
     updated = np.empty_like(largest)
     block_size = -(-n // blocks)
     for start in range(0, n, block_size):
-        # z increases with every inner product. So the products of all rounds of a block are
-        # replaced by the largest ones, which only raises the bound.
+        # The factor z increases with every inner product. So replacing the products of all rounds
+        # of a block by the largest ones can only raise the bound.
         block_products = products[:, start : start + block_size].max(axis=1)
         log_z = _log_z(block_products, b, probability, K, advance)
         for _ in range(start, min(start + block_size, n)):
@@ -144,7 +144,7 @@ def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np
     """Computes log z for all combinations of the ages of K patterns, float64 of shape (b,
     .., b).
     """
-    # A pattern multiplies exp(h) by this factor, which depends on its age.
+    # An ineligible pattern multiplies exp(h) by this factor, which depends on its age.
     growth_by_age = np.ones(b)
     growth_by_age[: len(products) - 1] = np.exp(products[1:])
     num_eligible = np.zeros((b,) * K, np.int8)
@@ -222,17 +222,18 @@ def _credit_bound(
     level = float(special.logsumexp(log_weights[:, K]))
     if b == 1:
         return n * level, 0.0
-    # Entry j is X_j, which is 0 beyond the bands.
+    # Entry j is X_j, the largest inner product of two columns j rounds apart. It is 0 for distances
+    # beyond the bands.
     product_by_age = np.zeros(b)
     product_by_age[1 : len(largest_products)] = largest_products[1:]
     exponents = m[:, None, None] * s[None, :, None] * product_by_age[None, None, 1:]
-    # Entry [s, j - 1] is log z(K - s, s X_j).
+    # Entry [s, j - 1] is log z(K - s, s X_j), as in the docstring.
     log_z = special.logsumexp(log_weights[:, K - s][:, :, None] + exponents, axis=0)
     credits = ((log_z[1:] - level) / s[1:, None]).max(axis=0)
     credit = float(credits.sum())
     most_participations = -(-n // b)
-    # A participation near the last round uses only its first credits. If the remaining ones have a
-    # negative sum, leaving them out raises the bound.
+    # A participation near the last round uses only its first credits. If the credits that it does
+    # not use have a negative sum, leaving them out raises the bound.
     remaining_credits = np.cumsum(credits[::-1])[::-1]
     excess = max(0.0, credit - advance) * K * most_participations
     log_factor = n * level + excess + K * max(0.0, float((-remaining_credits).max()))

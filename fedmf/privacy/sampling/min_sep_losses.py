@@ -31,10 +31,10 @@ from fedmf.privacy.sampling.min_sep_bound import (
 
 # Least number of columns of C in a block. Smaller blocks would make the products of matrices slow.
 _MIN_BLOCK_WIDTH = 32
-# Number of rounds whose factors z are multiplied before a logarithm is taken. That saves
-# logarithms, and so few factors do not overflow.
+# Logarithms are taken of products of the factors z of this many rounds, and not of each factor.
+# That saves time, and so few factors do not overflow when they are multiplied.
 _ROUNDS_PER_LOG = 16
-# Amount that is added to a bound on log T, for the rounding errors of its computation.
+# This amount is added to each bound on log T, to allow for rounding errors in its computation.
 _BOUND_ROUNDING = 1e-6
 
 
@@ -114,8 +114,8 @@ class MinSepLosses(Losses):
         advance = self._bound(K).advance
         mean = np.zeros((n, size))
         num_participations = np.zeros(size)
-        # Row t + b has the number of patterns that took part in round t. The first b rows are for
-        # participations before the first round, which make patterns ineligible at the start.
+        # Row t + b has the number of patterns that take part in round t. The first b rows are for
+        # rounds before the run, in which a participation makes a pattern ineligible at the start.
         taking_part = np.zeros((n + b, size), np.int8)
         if b > 1:
             self._draw_earlier_participations(K, taking_part, rng)

@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 
-# The second word of a generator's seed tells generators apart: _RUN_WORD for draws of a whole run
-# or epoch, _ROUND_WORD for draws of a round. The word 2 is used for the order of a client's
-# examples (fedmf/training).
+# The second word of a generator's seed says what the generator is for: _RUN_WORD for draws of a
+# whole run or epoch, _ROUND_WORD for draws of one round. The word 2 belongs to the order of a
+# client's examples (fedmf/training).
 _RUN_WORD = 0
 _ROUND_WORD = 1
 

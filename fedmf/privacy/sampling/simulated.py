@@ -28,8 +28,8 @@ from fedmf.privacy.rounding import down, up
 from fedmf.privacy.sampling.base import Sampling
 from fedmf.privacy.sampling.description import Description
 
-# The privacy statement mentions the number of samples that a tight bound would need if it is more
-# than this many times the number of drawn samples.
+# The privacy statement says how many samples a tight bound would need, if that is more than this
+# many times the number that was drawn.
 _NOTABLE_SHORTAGE = 1.5
 
 
