@@ -231,16 +231,15 @@ class Tally:
         if not self.num_noncompliant and self.unrecorded:
             return planned
         if self._largest_compliant.squared < 0:
-            # No recorded client followed the plan. Other clients may have taken part in the
-            # unrecorded rounds alone. The run is at most as sensitive to such a client as to a
-            # non-compliant client, who counts in all unrecorded rounds.
+            # No recorded client followed the plan. If some rounds have no record, other clients may
+            # have followed the plan in those rounds alone. Non-compliant clients count in all of
+            # these rounds, so the run is at most as sensitive to such other clients as to them.
             if not self.unrecorded:
                 return None
             return self._largest_noncompliant.sensitivity()
         observed = self._largest_compliant.sensitivity()
-        # The observed value may exceed the planned sensitivity slightly, because it is rounded and
-        # may be an upper bound. The planned sensitivity covers every client that followed the
-        # plan.
+        # The planned sensitivity covers every client that followed the plan. The observed value may
+        # be slightly larger, because it is rounded and may be an upper bound.
         if self.unrecorded or observed.value < planned.value * (1 - _ROUNDING_ERROR):
             return observed
         return planned

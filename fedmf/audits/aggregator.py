@@ -33,10 +33,11 @@ from fedmf.numpy_errors import with_numpy_defaults
 
 __all__ = ["AggregatorClaim", "Maker", "audit_aggregator"]
 
-# The bound on the noise multiplier is infinite if no update moves a release. This finite number
-# takes its place, because JSON has no infinity.
+# If no update moves a release, the bound on the noise multiplier is infinite. This finite number is
+# reported instead, because JSON has no infinity.
 _MAX_NOISE_MULTIPLIER = 1e12
-# If all tests pass, the bound on the noise multiplier is at least this fraction of the claim.
+# If all tests pass, the reported bound on the noise multiplier is at least this fraction of the
+# claimed noise multiplier.
 _MIN_FRACTION_IF_PASSED = 0.9
 
 
@@ -80,8 +81,8 @@ def audit_aggregator(make: Maker, claim: AggregatorClaim) -> AggregatorAudit:
     if sample.is_finite:
         multiplier_bound = _bound_noise_multiplier(runs, sample, claim, outcomes)
     if all(outcome.passed is not False for outcome in outcomes.by_name.values()):
-        # If no test fails, nothing contradicts the claim, so that the bound is not reported far
-        # below it.
+        # If no test fails, nothing contradicts the claimed noise multiplier. So the reported bound
+        # is not far below it.
         multiplier_bound = max(multiplier_bound, _MIN_FRACTION_IF_PASSED * claim.multiplier())
     for test_name in NOISE_TESTS + MOVEMENT_TESTS:
         if test_name not in outcomes.by_name:

@@ -18,13 +18,14 @@ from fedmf.privacy.rounding import finite_or_none
 
 # These tests examine the noise, by calls in which all updates are zero.
 NOISE_TESTS = ("zeros", "noise", "rounds", "tails", "dependence", "start")
-# These tests examine movements: how far the updates of clients move a release.
+# These tests examine movements, which are the distances by which clients' updates move a release.
 MOVEMENT_TESTS = tuple(
     "norms patterns types one order cohort weights sums not-finite dropout releases "
     "noise-with-data".split()
 )
 TEST_NAMES = NOISE_TESTS + MOVEMENT_TESTS
-# A test misses a deviation from the claim of the size `Outcome.sees` with at most this chance.
+# A test misses a deviation of the size `Outcome.sees` from the claimed value with at most this
+# chance.
 MISS_RATE = 1e-6
 _MIN_ENTRIES = 256
 _MAX_CLIENTS = 1_000_000
@@ -258,7 +259,7 @@ class Outcomes:
         sees: float | None = None,
     ) -> None:
         """Adds the outcome of a test, with the mistake if it failed or the remark if it passed."""
-        # A p-value of NaN contradicts the claim, since the comparison is then false.
+        # If the p-value is NaN, this comparison is false, so that NaN counts as a failed test.
         passed = bool(p_value >= self.threshold)
         comment = remark if passed else mistake
         reported_p_value = 0.0
@@ -281,7 +282,8 @@ class Outcomes:
         return name in self.by_name and self.by_name[name].passed is False
 
     def deviations(self, num_tests: int = 1) -> float:
-        """Computes the number of standard deviations from the claim that fails a measurement.
+        """Computes how many standard deviations a measurement must be away from the claimed value
+        to fail a test.
 
         Args:
           num_tests: number of measurements over which the test's error rate is divided.
@@ -289,7 +291,8 @@ class Outcomes:
         return _upper_quantile(self.threshold / num_tests / 2)
 
     def reach(self, num_tests: int = 1) -> float:
-        """Computes the deviation that a measurement misses with chance `MISS_RATE`.
+        """Computes the smallest deviation from the claim that a test detects except with chance
+        `MISS_RATE`.
 
         It is in standard deviations of the measurement.
 

@@ -16,10 +16,10 @@ from fedmf.audits.aggregator_movement import (
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 
-# A slowly adapting clip norm is tested in at most this many rounds of a run.
+# A clip norm that adapts slowly over rounds is looked for in at most this many rounds of a run.
 _MAX_SLOW_ROUNDS = 24
-# The test of a slowly adapting clip norm detects this relative excess of a movement, with at most
-# this many calls.
+# This test detects a movement that exceeds the claim by this relative amount, with at most
+# _MAX_SLOW_CALLS calls of the function.
 _SLOW_EXCESS = 0.4
 _MAX_SLOW_CALLS = 240
 

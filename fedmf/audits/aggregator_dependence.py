@@ -16,7 +16,7 @@ from fedmf.audits.noise import audit_noise
 _MIN_SAMPLES = 2_000
 # Pairwise correlations are computed for at most this many rounds.
 _MAX_CORRELATED_ROWS = 3_000
-# `audit_noise` is applied to at most this many rounds and columns.
+# `audit_noise` examines at most this many rounds and columns of a run.
 _MAX_AUDITED_ROUNDS = 64
 _MAX_AUDITED_COLUMNS = 4_096
 # The correlation of entries is tested for at least this many pairs.
@@ -119,7 +119,8 @@ def _audit_two_runs(
     with np.errstate(invalid="ignore"):
         findings = audit_noise(audited_rows, leaves=leaves.tolist()).findings
     for finding in findings:
-        # `check_tails` tests the tails, with more entries.
+        # The findings about tails are left out, because `check_tails` tests the tails with more
+        # entries.
         if not finding.name.startswith("tails"):
             yield finding
 
@@ -315,8 +316,8 @@ def _equal_entries(runs: list[np.ndarray]) -> Finding:
     indices = np.arange(len(values))
     starts_group = np.concatenate([[True], ~is_equal])
     rank = indices - np.maximum.accumulate(np.where(starts_group, indices, 0))
-    # Pairs are disjoint: of entries with equal size, the first and second are a pair, the third
-    # and fourth, and so on.
+    # Of the entries with equal absolute values, the first two are a pair, the next two are a pair,
+    # and so on. So no entry is in two pairs.
     second = np.flatnonzero(rank % 2 == 1)
     num_equal_signs = int((np.sign(values[second]) == np.sign(values[second - 1])).sum())
     num_pairs = len(second)

@@ -37,8 +37,8 @@ def check_dropout(tests: MovementTests) -> None:
         except NotFiniteReleaseError:
             if len(scenario.updates()) < tests.inputs.num_clients:
                 raise
-            # The release is not finite because clients sent NaN. The test `not-finite` reports
-            # this mistake.
+            # A release is not finite because a client sent NaN. The test `not-finite` reports this
+            # mistake, so it is no failure of this test.
             tests.measurements.runs.start()
             continue
         except Exception as error:

@@ -87,7 +87,8 @@ class BaselineEstimates:
     """Cache of the estimates of baseline scenarios, so that each is measured once."""
 
     def __init__(self) -> None:
-        # Scenarios are compared by identity, because they contain arrays and are not hashable.
+        # A list and not a dict, because scenarios contain arrays and are not hashable. Scenarios
+        # are compared by identity.
         self._measured: list[tuple[Scenario, Estimate]] = []
 
     def get(self, scenario: Scenario, measure: Callable[[Scenario], Estimate]) -> Estimate:
@@ -190,8 +191,8 @@ class Measurements:
             num_free_entries = len(self.array_of) - self._num_arrays
             residual_degrees = num_blocks * len(round_weights) * num_free_entries
         movement = rounds.by_block.mean(axis=0)
-        # If noise is correlated, it is whitened over blocks of rounds, so that single periods of a
-        # run have no estimates.
+        # Correlated noise is whitened over blocks of several rounds. Then a single period of a run
+        # has no estimate of its own.
         is_measured = (rounds.period_counts > 0) & (self.noise_model.block == 1)
         period_counts = rounds.period_counts[is_measured]
         return Estimate(
@@ -209,7 +210,8 @@ class Measurements:
         )
 
     def _round_weights(self, scenario: Scenario) -> tuple[np.ndarray, float]:
-        """Returns a weight for each round of a block, and the variance of the weighted sum.
+        """Returns a weight for each round of a block, and the variance of the sum of the block's
+        rounds with these weights.
 
         The weighted sum of the rounds' movements is the best linear unbiased estimate of the
         movement in the measured rounds of each cycle of earlier and measured rounds.
@@ -269,7 +271,7 @@ class Measurements:
             period_sums=np.zeros((len(periods), projection.num_owners)),
             period_counts=np.zeros(len(periods)),
         )
-        # A new run begins, because a function that averages over rounds would otherwise include
+        # A new run is started here. A function that averages over rounds would otherwise mix in
         # rounds of an earlier scenario.
         self.runs.start()
         for block_index in range(num_blocks):
@@ -389,7 +391,7 @@ class Measurements:
         if relative_error > 0:
             degrees = 1 / (2 * relative_error**2)
         excess = (size - 1 - _FLOAT32_ERROR) / std_at_claim
-        # The p-value is doubled, since a client may move a release in either direction.
+        # The p-value is doubled, because a movement in either direction is tested.
         tail = float(scipy.special.stdtr(max(degrees, 1.0), -excess))
         return Movement(
             scenario=scenario,

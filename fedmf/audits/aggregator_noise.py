@@ -19,13 +19,15 @@ from fedmf.participation.schema import Participation
 
 # The tests must detect noise that is cut off at this many standard deviations.
 DETECTED_CUT = 4.0
-# The error rate of the tail tests is divided by this number.
+# The error rate of the tail tests is divided by this number, an upper bound on how many tail tests
+# there are.
 _NUM_TAIL_TESTS = 16
-# The number of entries is multiplied by this factor. The estimated scale of a small array is wrong
-# by up to 1%, and a cut that is 1% farther away needs a fifth more entries.
+# The number of sampled entries is multiplied by this factor. The estimated scale of a small array
+# may be wrong by 1%, so that a cut seems 1% farther out, and detecting it takes a fifth more
+# entries.
 _SCALE_MARGIN = 1.2
-# If noise is correlated, it is whitened over at most this many rounds at the start of a run, and
-# movements are measured there.
+# Correlated noise is whitened over this many rounds at most, at the start of a run. Movements are
+# measured in these rounds.
 MAX_BLOCK_ROUNDS = 8
 # To sample the noise, all clients together send at most this many entries.
 _MAX_SENT_ENTRIES = 1e9
@@ -33,16 +35,16 @@ _MAX_SENT_ENTRIES = 1e9
 _MAX_SAMPLED_ROUNDS = 4096
 # Some rounds are stored whole. Over all runs they have at most this many entries.
 _MAX_WHOLE_ENTRIES = 2**21
-# Some columns (entries of a release) are stored for every round. These are the largest numbers of
-# stored entries and of columns.
+# Some columns (entries of a release) are stored for every round: at most _MAX_COLUMNS columns, and
+# at most _MAX_COLUMN_ENTRIES entries in all.
 _MAX_COLUMN_ENTRIES = 2**23
 _MAX_COLUMNS = 4096
-# The covariance of a whole run is estimated from at least this many samples beyond twice the number
-# of rounds.
+# The covariance of all rounds of a run is estimated from at least twice as many samples as rounds,
+# plus this number.
 _EXTRA_COVARIANCE_SAMPLES = 8192
 _MIN_STD = 1e-9
-# If a test that all rounds have the same noise scale gives a smaller p-value, each round gets its
-# own scale.
+# A test checks whether all rounds have the same noise scale. If its p-value is below this, each
+# round gets a scale of its own.
 _SAME_SCALE_P_VALUE = 1e-3
 
 
@@ -328,17 +330,17 @@ def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
     column_std = entry_std[sample.columns]
     rows = np.concatenate(whole_runs, axis=1) / np.tile(column_std, len(whole_runs))
     half = rows.shape[1] // 2
-    # The participation with the least protection is selected from one half of the samples. The
-    # noise multiplier is measured on the other half.
+    # The client participation with the least protection is selected by one half of the samples, and
+    # the noise multiplier for it is measured on the other half.
     participation = Participation(
         rounds=num_rounds, schema="min_sep", min_sep=min(claim.min_sep or num_rounds, num_rounds)
     )
     worst = worst_contributions(_precision(rows[:, :half]), participation)
     num_measured = rows.shape[1] - half
     degrees = num_measured - num_rounds + 1
-    # u is the contribution of a client, Sigma the covariance of the rounds, and G the sum of
-    # squares and products of samples. 1 / u' G^-1 u is chi-squared about 1 / u' Sigma^-1 u
-    # (Muirhead 1982, Theorem 3.2.12).
+    # Let u be the contributions of a client to the rounds, Sigma the covariance of the rounds, and
+    # G the sum of squares and products of the samples. Then (1 / u' G^-1 u) / (1 / u' Sigma^-1 u)
+    # has a chi-squared distribution (Muirhead 1982, Theorem 3.2.12).
     unexplained = num_measured / float(worst @ _precision(rows[:, half:]) @ worst)
     multiplier = math.sqrt(unexplained / degrees)
     claimed_variance = claim.multiplier() ** 2 / float((entry_std**2).mean())

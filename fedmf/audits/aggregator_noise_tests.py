@@ -167,8 +167,8 @@ def _relative_squares(
     """
     scale = model.round_scale[sample.round_of]
     yield (sample.squares / model.array_std**2).sum(axis=1) / scale**2, sum(claim.sizes)
-    # If rounds have different scales, the sum of an entry over rounds is not chi-squared, and is
-    # left out.
+    # The sum of an entry's squares over rounds is chi-squared only if all rounds have the same
+    # scale. It is left out otherwise.
     if (model.round_scale == 1).all():
         yield sample.entry_squares / model.entry_std**2, len(sample.squares)
 
@@ -183,7 +183,8 @@ def _size_p_values(
     num_rows = len(sample.squares)
     if model.block > 1:
         degrees = sizes * len(sample.whole)
-        # The factor is a margin for the error of the run's estimated noise multiplier.
+        # The last factor is a margin for the error of the noise multiplier that was estimated for
+        # the run.
         std_ratio = model.array_std / required_std * (1 + 6 * model.multiplier_error)
         chances = stats.chi2.cdf(degrees * std_ratio**2, degrees)
         yield "an array", len(sizes) * float(chances.min())

@@ -12,14 +12,14 @@ from fedmf.audits.aggregator_movement import NotFiniteReleaseError
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 
-# If an update has at most this many arrays, three entries of each are replaced by a value that is
-# not finite.
+# If an update has at most this many arrays, three entries of each array are replaced one after the
+# other by a value that is not finite.
 _MAX_ARRAYS_WITH_THREE_ENTRIES = 8
-# If there are more arrays, the middle entry of this many is replaced.
+# If an update has more arrays, only their middle entries are replaced, in at most this many arrays.
 _MAX_ARRAYS_WITH_ONE_ENTRY = 64
 # In this many arrays, an entry that is not finite is sent beside a huge entry.
 _MAX_ARRAYS_BESIDE_HUGE = 4
-# The error rate is divided by this upper bound on the number of inputs.
+# The error rate of the test is divided by this upper bound on the number of its inputs.
 _MAX_INPUTS = 200
 # After each group of this many inputs, updates within the clip norm show whether the function
 # remembers the inputs.
@@ -61,7 +61,7 @@ def check_not_finite(tests: MovementTests) -> None:
         except NotFiniteReleaseError:
             p_value = 0.0
         except Exception:
-            # A function that refuses the update protects as well as one that zeroes it.
+            # A function that refuses the update protects clients as well as one that zeroes it.
             measurements.runs.start()
             continue
         smallest_p_value = min(smallest_p_value, p_value)
@@ -196,12 +196,13 @@ def _outlier_p_value(tests: MovementTests, row: np.ndarray) -> float:
     array_of = tests.inputs.array_of
     signs = tests.inputs.signs
     sizes = np.array(tests.claim.sizes)
-    # The movement cannot be estimated in an array of one entry. The largest movement that the claim
-    # allows is subtracted there.
+    # In an array of a single entry, a movement cannot be told from noise. There, the largest
+    # movement that the claim allows is subtracted instead.
     array_sums = np.add.reduceat(white_row * signs, tests.inputs.starts)
     array_means = array_sums / sizes * (sizes > 1)
     deviations = np.abs(white_row - signs * array_means[array_of])
     deviations -= measurements.allowed_deviation(tests.claim.clients) * (sizes == 1)[array_of]
-    # The claim allows one client to move an entry by twice the sensitivity.
+    # The claim allows the update of one client to move an entry by twice the sensitivity, from one
+    # extreme to the other.
     largest_excess = float(deviations.max()) * (1 - 1e-3) - 2 * measurements.allowed_deviation(1)
     return min(1.0, 2 * len(white_row) * float(stats.norm.sf(largest_excess)))

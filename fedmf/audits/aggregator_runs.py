@@ -8,9 +8,9 @@ import numpy as np
 
 from fedmf.audits.aggregator_claim import AggregatorClaim
 
-# A maker returns the aggregation function for one run. The function maps the clients' updates, each
-# a list of arrays, to a list of arrays. If it has a parameter `examples`, it is also passed the
-# number of examples of each client.
+# A function without arguments that returns a new aggregation function for one run. The aggregation
+# function maps the clients' updates, each a list of arrays, to a list of arrays. If it has a
+# parameter `examples`, it also gets the number of examples of each client.
 Maker = Callable[[], Callable[..., Any]]
 
 # Each client has this many examples, unless a test passes other numbers.

@@ -14,10 +14,11 @@ import numpy as np
 from fedmf.audits.aggregator_inputs import HUGE_NORM, INSIDE_NORM, Direction, Inputs, Scenario
 from fedmf.audits.aggregator_runs import NUM_EXAMPLES
 
-# An update of this norm, in clip norms, reveals a clip that begins only at 1.05 clip norms.
+# Norm of an update, in clip norms, that is slightly above the clip norm. It reveals a function that
+# clips only from 1.05 clip norms on.
 _BARELY_ABOVE = 1.045
-# These norms, in clip norms, are tested. They reveal a clip that leaves updates unclipped in any
-# interval [x, sqrt(10) x] of norms.
+# Norms of the tested updates, in clip norms. They reveal a function that leaves updates unclipped
+# in any interval [x, sqrt(10) x] of norms.
 _NORMS = (
     1.1,
     1.2,
@@ -120,8 +121,8 @@ def _pattern_scenarios(inputs: Inputs) -> Iterator[Scenario]:
         for norm in (1.5, HUGE_NORM):
             excess = 0.25
             max_calls = 60
-            # If the function scales one array by a factor near 1, only a test of this array alone
-            # detects it.
+            # If the function multiplies one array by a factor near 1, only a test of this array
+            # alone detects it.
             if norm == HUGE_NORM and pattern.is_single_array:
                 excess = (1 - INSIDE_NORM) + 0.05
                 max_calls = 500

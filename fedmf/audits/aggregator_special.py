@@ -14,9 +14,11 @@ from fedmf.audits.aggregator_movement_tests import MovementTests, SpecialTest
 from fedmf.audits.aggregator_not_finite import check_not_finite
 from fedmf.audits.aggregator_runs import WrongResult
 
-# The measured factor between a sum and a mean may differ from the true one by this fraction.
+# Relative error that is allowed in the measured factor between releases, which tells a sum from a
+# mean.
 _RELEASE_ERROR = 0.05
-# At least this many entries of noise for large updates are compared with the noise for zeros.
+# The noise for large updates is compared with the noise for updates of zeros in at least this many
+# entries.
 _NUM_NOISE_ENTRIES = 30_000
 
 
@@ -99,7 +101,8 @@ def check_noise_with_data(tests: MovementTests) -> None:
             estimate = measurements.measure(scenario, with_residual=True)
         except (WrongResult, NotFiniteReleaseError):
             raise
-        except Exception:  # The function refuses the updates, which protects as well as a clip.
+        # A function that refuses these updates protects clients as well as one that clips them.
+        except Exception:
             measurements.runs.start()
             continue
         comparisons += _compare_noise(scenario, estimate, base_degrees, len(scenarios))
@@ -110,8 +113,8 @@ def check_noise_with_data(tests: MovementTests) -> None:
     max_degrees = max(comparison.degrees for comparison in comparisons)
     error = math.sqrt(1 / (2 * max_degrees) + 1 / (2 * base_degrees))
     if worst.std_ratio < 1 and worst.p_value < tests.outcomes.threshold:
-        # The estimated variance ratio is F-distributed about the true one. Its quantile gives an
-        # upper bound on the true ratio.
+        # The ratio of the estimated variances has an F distribution around the true ratio. A
+        # quantile of it gives an upper bound on the true ratio.
         chance = tests.outcomes.error / len(scenarios) / 2
         quantile = float(stats.f.ppf(chance, worst.degrees, base_degrees))
         ratio_bound = worst.std_ratio / math.sqrt(quantile)
@@ -165,8 +168,8 @@ def _compare_noise(
         degrees=estimate.residual_degrees,
     )
     if estimate.along_degrees:
-        # Only smaller noise is tested here: a movement that differs between rounds makes the noise
-        # along it larger, and is no mistake.
+        # Only noise that is too small counts as a mistake here. If the movement differs between
+        # rounds, it makes the noise along it larger, which is no mistake.
         variance_ratio = estimate.along_squares / estimate.along_degrees
         smaller = stats.f.cdf(variance_ratio, estimate.along_degrees, base_degrees)
         yield _NoiseComparison(
@@ -204,12 +207,12 @@ def find_smaller_arrays(tests: MovementTests) -> None:
             [movement] = tests.measurements.movements(
                 scenario, 2 * inputs.num_arrays, BaselineEstimates()
             )
-            # After this factor, the movement relative to the claim does not depend on the array's
-            # noise.
+            # After this factor, `size` is the array's movement relative to the claim, whatever the
+            # noise of the array is.
             size = movement.size * movement_scale
             std = movement.std_at_claim * movement_scale
-            # If an array has less noise by some factor, it allows a movement that is smaller by the
-            # same factor.
+            # If an array's noise is smaller by some factor, clients may move it less by the same
+            # factor.
             excess = size / noise_ratio - 1
             is_contradicted = excess > tests.outcomes.deviations(2) * std / noise_ratio
             may_be_as_claimed = size + tests.outcomes.reach(2) * std >= 1

@@ -144,7 +144,8 @@ def normal_epsilon_bound(
     return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
 
 
-# Each assumption on the mechanism has a function that computes the bound under it.
+# Functions that compute a lower bound on epsilon, by the assumption on the mechanism that each
+# makes.
 BOUNDS = {
     "nothing": epsilon_bound,
     "Gaussian mechanism": gaussian_epsilon_bound,
@@ -259,7 +260,8 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
         return filtered
     if rows is not None:
         return lambda columns: checks.banded_times(rows, columns)
-    # The memory is for N with twice as many sources as rounds, its QR factors, and L.
+    # Memory is needed for N, which may have twice as many columns as rounds, for its QR factors,
+    # and for L.
     hint = "audit the canaries of a run with fewer rounds"
     checks.fits_in_memory("the audit of these canaries", (n, n), copies=6, hint=hint)
     L = causal_factor(mechanism.noising())

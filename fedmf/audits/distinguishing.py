@@ -28,11 +28,11 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Budgeted, Participation
 from fedmf.privacy.plan import Plan, cohort_scale
 
-# All patterns of rounds are tried if there are at most this many.
+# If a client has at most this many possible sets of rounds ("patterns"), all of them are tried.
 MAX_PATTERNS = 5_000
-# All signs of the contributions are tried if the pattern has at most this many rounds.
+# If a pattern has at most this many rounds, all signs of the contributions to them are tried.
 _MAX_ROUNDS_FOR_ALL_SIGNS = 8
-# Rounds of a pattern are moved one at a time if it has at most this many rounds.
+# If a pattern has at most this many rounds, the search also moves them one at a time.
 MAX_MOVED_ROUNDS = 64
 _MAX_SWEEPS = 20
 # Relative difference below which two values count as equal.
@@ -78,7 +78,7 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
             "without noise, or that simulates a larger cohort, guarantees nothing of what runs"
         )
     n = plan.mechanism.rounds
-    # The memory is for L, its inverse E, X = E^T E, and one matrix of intermediate results.
+    # Memory is needed for L, its inverse E, X = E^T E, and one matrix of intermediate results.
     hint = "take a plan of the same family with fewer rounds"
     checks.fits_in_memory("the search of all rounds", (n, n), copies=4, hint=hint)
     L = causal_factor(plan.mechanism.noising())
@@ -490,7 +490,7 @@ def _epsilon_p_value(counts: _DecisionCounts, delta: float, epsilon: float) -> f
     """
     if not _epsilon_bound(counts, delta, 1.0) > epsilon:
         return 1.0
-    # The search bisects log10 of the error.
+    # The search bisects the logarithm (base 10) of the allowed error probability.
     low = -300.0
     high = 0.0
     for _ in range(60):

@@ -25,10 +25,11 @@ from fedmf.audits.finding import Finding
 from fedmf.numpy_errors import with_numpy_defaults
 
 FALSE_POSITIVE_RATE = 1e-6
-# The correlation of rounds is tested at these distances. They include the block lengths in which
-# noise vectors are precomputed.
+# Distances in rounds at which the correlation of two rounds is tested. They include the block
+# lengths in which noise vectors are precomputed.
 _LAGS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256)
-# These limits bound the number of coordinates whose pairwise correlations are tested.
+# Pairwise correlations are tested for at most MAX_COMPARED_COORDINATES coordinates, or fewer if
+# that takes more than MAX_PAIR_MULTIPLICATIONS multiplications.
 MAX_COMPARED_COORDINATES = 2048
 MAX_PAIR_MULTIPLICATIONS = 4e9
 # Number of rows whose correlations with all others are computed at once.
@@ -126,7 +127,7 @@ def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
         )
     checks.positive("scale", scale, "noise of a plan without noise cannot be audited")
     inverse = scipy.linalg.solve_triangular(factor, np.eye(n), lower=True, check_finite=False)
-    # Rounding an entry of Y to float32 causes a relative error of at most 2^-24.
+    # Rounding an entry of Y to float32 changes it by at most a relative 2^-24.
     rounding = 2.0**-24 * math.sqrt(float(((inverse**2) @ (factor**2).sum(axis=1)).max()))
     if not rounding < MAX_ROUNDING_STDDEVS:
         raise ValueError(
@@ -211,9 +212,9 @@ def _test_one_run(W: np.ndarray, leaves: tuple[int, ...], columns: np.ndarray) -
         "normality: distance of the distribution of all entries", W.ravel(), "norm"
     )
     yield from _test_leaves(W, leaves)
-    # The cosine transform is orthogonal, so that it preserves the claimed distribution of W. If
-    # entries depend on each other in the same way in all rounds, their frequencies have unequal
-    # variances.
+    # The cosine transform is orthogonal, so that independent standard normal entries stay
+    # independent and standard normal. If entries depend on each other in the same way in all
+    # rounds, some frequencies have a larger variance than others.
     coordinates = np.ascontiguousarray(W[:, columns].T)
     for axis, rows, compared_rows in (("round", W, W), ("coordinate", W.T, coordinates)):
         if len(rows) > 1:

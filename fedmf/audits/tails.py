@@ -29,18 +29,18 @@ from fedmf.numpy_errors import with_numpy_defaults
 
 # The tests count the entries beyond each of these distances from 0, in standard deviations.
 DISTANCES = (2.0, 2.5, 3.0, 3.5, 4.0, 4.5)
-# Entries within these distances of 0 are counted as well. The count within `_AT_ZERO` is skipped
-# for noise on a grid whose steps are too coarse for it.
+# Numbers of entries within _NEAR_ZERO and within _AT_ZERO of 0 are tested too, in standard
+# deviations. The second test is skipped for noise on a grid that is too coarse for it.
 _NEAR_ZERO = 0.03
 _AT_ZERO = 0.001
 # `tail_findings` yields this number of findings.
 NUM_TESTS = len(DISTANCES) + 4
-# The test of the fourth moment replaces larger absolute values by this one.
+# The test of the fourth moment clips absolute values to this number.
 _MOMENT_LIMIT = 4.0
 _NUM_NODES = 200
 _MAX_TILT = 1.0
-# Cuts are searched in this range. A normal that is cut near 0 is almost uniform, and its largest
-# value is then sqrt(3) at variance 1.
+# Range in which cuts of the tails are searched. At the lower end the cut normal is almost uniform:
+# scaled to variance 1, its largest value is sqrt(3).
 _MIN_CUT = 1e-2
 _MAX_CUT = 37.0
 
@@ -107,8 +107,8 @@ def _test_entries_at_zero(sizes: np.ndarray) -> Finding:
     count = int((sizes <= _AT_ZERO).sum())
     p_value = _count_p_value(count, len(sizes), chance)
     near_sizes = np.sort(sizes[(sizes > 0) & (sizes <= _NEAR_ZERO)])
-    # On a coarse grid most sizes occur several times. The count then depends on the grid, so that
-    # the test is skipped.
+    # On a coarse grid most sizes occur several times, and the count depends on the grid. The test
+    # is then skipped.
     num_repeated = int((near_sizes[1:] == near_sizes[:-1]).sum())
     if 2 * num_repeated > len(near_sizes):
         p_value = 1.0
@@ -137,7 +137,7 @@ def moment_p_value(mean: float, entries: int) -> float:
     _, lowest_mean = _cumulant(-_MAX_TILT)
     _, highest_mean = _cumulant(_MAX_TILT)
     if lowest_mean < mean < highest_mean:
-        # Any theta (the tilt) gives a valid bound, and this one gives the sharpest.
+        # Any value of theta, the tilt, gives a valid bound. This value gives the best one.
         tilt = scipy.optimize.brentq(
             lambda theta: _cumulant(theta)[1] - mean, -_MAX_TILT, _MAX_TILT, xtol=1e-15
         )
@@ -173,7 +173,7 @@ def power(cut: float, entries: int, *, threshold: float) -> float:
         """Returns the chance that an entry of the cut noise is at most this size."""
         return min(1.0, math.erf(min(cut, scale * size) / math.sqrt(2)) / chance_before_cut)
 
-    # The test of the largest entry fails if that entry is too small for the claim.
+    # If the largest entry is too small for the claim, the test of the largest entry fails.
     best_power = chance_within(largest_seen_end(entries, threshold=threshold)) ** entries
     for distance in DISTANCES:
         claimed_chance = 2 * float(scipy.special.ndtr(-distance))

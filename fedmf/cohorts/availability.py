@@ -12,8 +12,8 @@ import numpy as np
 from fedmf import checks, fields
 from fedmf.cohorts import keyed_random
 
-# Each kind of random number has its own constant, which is a part of its key (`keyed_random.key`).
-# So different kinds are independent of each other.
+# Each kind of random number has its own constant in its key (see `keyed_random.key`), so that
+# different kinds are independent of each other.
 _INDEPENDENT, _PLACE, _NIGHT, _AWAKE = 201, 202, 203, 204
 # Clients are processed in blocks of this size, whose arrays fit into the processor's cache.
 _BLOCK_CLIENTS = 1 << 15

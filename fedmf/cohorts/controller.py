@@ -28,7 +28,8 @@ from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.sampling.draws import Draws, EpochOrder
 from fedmf.privacy.sampling.randomness import SamplingRandomness
 
-# The controller holds a few bytes per client. For this population they are tens of gigabytes.
+# Largest population. The controller holds a few bytes per client, which is tens of gigabytes for
+# this many.
 _MAX_POPULATION = 10**10
 _ROUND_HINT = "ask for a round of the run, from 0 on"
 
@@ -266,8 +267,8 @@ class ParticipationController:
                 f"the controller has drawn {len(self.ledger)} rounds of its own: resume with a new "
                 "controller"
             )
-        # A copy replays the ledger first, so that a ledger that raises an error leaves this
-        # controller unchanged.
+        # A copy of the controller replays the ledger first. If the ledger raises an error, this
+        # controller is unchanged.
         trial = copy.copy(self)
         trial._reset()
         trial._replay(ledger)
@@ -301,8 +302,8 @@ class ParticipationController:
                 )
             selected = ledger.selected(t)
             if self.sampling is not None:
-                # Clients that were sampled and did not take part are ineligible afterwards too, but
-                # a ledger may omit them. So the sample is drawn again from the seed.
+                # Clients that were sampled but did not take part are ineligible afterwards too, and
+                # a ledger need not list them. So the sample is drawn again from the seed.
                 selected = np.sort(self._sample(t))
             self._record(ledger.cohort(t), selected)
             self._update_history()
@@ -454,8 +455,8 @@ class ParticipationController:
         """
         assert self._draws is not None
         sample = self._draws.clients(t)
-        # Samples of b-min-sep Poisson contain ineligible clients. The partitions of other schemes
-        # separate their own rounds, but not from rounds of a ledger that was recorded elsewhere.
+        # Samples of b-min-sep Poisson may contain ineligible clients. The samples of other schemes
+        # contain none, except after a ledger that was recorded elsewhere.
         return sample[self._is_eligible(t, sample)]
 
     def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 
 # In populations up to this size every client is tested, because that is fast enough.
 SMALL = 1 << 14
-# Testing one client that was picked at random costs as much as testing this many clients in a scan
-# of all. The number affects the speed of sampling, and not the distribution of cohorts.
+# Cost of testing one client that was picked at random, in units of the cost of one client in a scan
+# of all. It affects the speed of sampling, and not the distribution of cohorts.
 _SCANS_PER_PICK = 20
-# Largest numbers of clients that are picked at random, and scanned, in one step. They limit the
-# memory.
+# Largest numbers of clients that are picked at random in one step, and that are scanned in one
+# step. They limit the memory.
 _BATCH_CLIENTS = 1 << 16
 _SCAN_CLIENTS = 1 << 20
 
@@ -56,8 +56,8 @@ class Pool:
             candidates = rng.integers(0, self.population, batch_size)
             eligible = candidates[self.eligible(candidates)]
             accepted = np.concatenate([sample, eligible[self.available(eligible)]])
-            # Repeated clients are dropped. The others stay in the order in which they were picked,
-            # because the sample is the first `size` of them.
+            # A client that was picked twice is dropped the second time. The order of picking is
+            # kept, because the sample is the first `size` accepted clients.
             first_positions = np.unique(accepted, return_index=True)[1]
             first_positions.sort()
             num_new = len(first_positions) - len(sample)

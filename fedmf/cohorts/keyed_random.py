@@ -12,9 +12,9 @@ import numpy as np
 # which follow murmur3).
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-# Multipliers by which `bits` adds its columns. They are odd and have no simple ratio, so that
-# columns do not cancel: 2^64 divided by the golden ratio (as in splitmix64), and by the square root
-# of 2.
+# `bits` multiplies each column by one of these numbers before it adds them up. They are odd and
+# have no simple ratio, so that columns do not cancel: 2^64 divided by the golden ratio (as in
+# splitmix64), and by the square root of 2.
 _COLUMNS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xB504F333F9DE6485))
 
 

@@ -317,10 +317,11 @@ class ExplicitMechanism(Mechanism):
                 f"encoder_matrix of shape {C.shape} and noising_matrix of shape {N.shape} do not "
                 "fit: pass (m, rounds) and (rounds, m) with m at least rounds"
             )
-        # With E = N C - I, the noise has the privacy of the encoder C (I + E)^-1, as
-        # check_left_inverse explains. Column j of C E is at most the sum of |c_i| |E_ij| over i, so
-        # that the sums over i must be small. In a file that was made to mislead, many small entries
-        # may add up.
+        # Let E = N C - I. The noise then has the privacy of the encoder C (I + E)^-1, as
+        # `check_left_inverse` in fedmf/noise/stream.py explains, so C E must be small. The norm of
+        # its column j is at most the sum over i of |c_i| |E_ij|, where c_i is column i of C. The
+        # whole sum is checked, because many small entries may add up in a file that was made to
+        # mislead.
         scales = np.abs(C).max(axis=0)
         with np.errstate(all="ignore"):
             errors = np.abs(N @ C - np.eye(C.shape[1])) * scales[:, None] / scales

@@ -11,17 +11,18 @@ import scipy.linalg
 
 from fedmf.noise.stream import NoiseStream
 
-# A compressed noise matrix N + E is the inverse of the encoder (I + C E)^-1 C, whose sensitivity is
-# that of C within a factor 1 / (1 - ||C E||). The norm ||C E|| must not exceed this, which is less
-# than a rounding error of float32.
+# A compressed noise matrix N + E has an error E. It is the inverse of the encoder (I + C E)^-1 C,
+# whose sensitivity is at most that of C times 1 / (1 - ||C E||). The norm ||C E|| may be at most
+# this, less than a rounding error of float32.
 MAX_DEVIATION = 1e-7
-# Thresholds, relative to the largest entry of the noise matrix N, below which singular values are
-# dropped. They are tried in this order.
+# Singular values below a threshold are dropped. These are the thresholds that are tried, in this
+# order, relative to the largest entry of the noise matrix N.
 _CUTS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
 # Two singular values count as equal if their relative difference is below this.
 _EQUAL = 1e-6
-# A projection is accepted if its length is at least this fraction of the longest one. Since the
-# fraction is not a simple one, rounding does not decide.
+# The first projection whose length is at least this fraction of the longest one is accepted. The
+# fraction is an odd number, so that two lengths hardly ever have this ratio, and rounding does not
+# decide.
 _ACCEPTED_LENGTH = 0.6137
 
 
@@ -168,7 +169,7 @@ class _StreamMatrices:
         stop = self._bounds[b + 1]
         coefficients = self._stream.coefficients(start, stop)
         if coefficients != self._cached_coefficients:
-            # A matrix that overflows is refused later, by `check_float32`.
+            # Overflow is ignored here, because `check_float32` refuses the matrix later.
             with np.errstate(all="ignore"):
                 matrix = self._stream.block(start, stop)
             matrix.setflags(write=False)
@@ -187,7 +188,7 @@ def with_small_first_states(form: BlockForm) -> BlockForm:
     if form.is_rolling:
         return form
     first_matrices = []
-    # The state is a linear function of the draws so far: S_b = state_of_draws @ draws.
+    # The state S_b is a linear function of the draws so far: S_b = state_of_draws @ draws.
     state_of_draws = np.zeros((form.first_width, 0))
     for b, (start, stop) in enumerate(itertools.pairwise(form.bounds)):
         M = form.matrix(b)
@@ -212,7 +213,7 @@ def _compress(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> BlockFo
     counts = np.diff(bounds).tolist()
     for cut in _CUTS:
         matrices = _truncated_matrices(N, bounds, max_width, cut * float(np.abs(N).max()))
-        if matrices is None:  # A smaller threshold would give a wider state.
+        if matrices is None:  # The next threshold is smaller and would need an even wider state.
             return None
         width = max(len(M) - count for M, count in zip(matrices, counts, strict=True))
         form = BlockForm(bounds=bounds, width=width, matrix=matrices.__getitem__)
@@ -239,7 +240,9 @@ def _truncated_matrices(
     the number of rows of the state S_b.
     """
     n = len(N)
-    needed = np.zeros((n, 0))  # This is N[s:, :s] in the coordinates of the state S_b.
+    # This is N[s:, :s], the effect of earlier draws on later rounds, in the coordinates of the
+    # state S_b.
+    needed = np.zeros((n, 0))
     matrices = []
     for s, e in itertools.pairwise(bounds):
         block = np.hstack([N[s:e, s:e], needed[: e - s]])
@@ -275,8 +278,8 @@ def _canonical_rotation(values: np.ndarray, right: np.ndarray) -> np.ndarray:
     rotation = np.zeros((r, r))
     group_starts = np.flatnonzero(values[1:] < (1 - _EQUAL) * values[:-1]) + 1
     for start, end in zip([0, *group_starts], [*group_starts, r], strict=True):
-        # These are the projections of the unit vectors onto the part of the space that no basis
-        # vector spans yet.
+        # Each column is the projection of a unit vector onto the part of the space that the new
+        # basis does not span yet.
         projections = right[start:end].copy()
         for i in range(start, end):
             lengths = np.linalg.norm(projections, axis=0)

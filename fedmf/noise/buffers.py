@@ -102,12 +102,12 @@ class Buffers:
         q = len(self.decay)
         w = self.window.shape[1]
         sums = state[:q]
-        # The draws are in the order z_t, z_(t-1), ...
+        # The draws are z_t, z_(t-1), ..., the newest first.
         recent_draws = np.concatenate([z[None], state[q:]])
         x = _weighted_sum(self.window[t], recent_draws) + _weighted_sum(self.read[t], sums)
         if t + 1 >= w:
-            # In this round the draw z_(t+1-w) leaves the window and enters the sums. With feedback,
-            # row t enters them instead.
+            # In this round the draw z_(t+1-w) leaves the window and enters the sums. With
+            # `feedback`, the noise vector of round t enters the sums instead.
             entering = x if self.feedback else recent_draws[-1]
             sums = (self.decay * sums.T).T + np.multiply.outer(self.write[t + 1 - w], entering)
         return x, np.concatenate([sums, recent_draws[:-1]])
@@ -182,8 +182,8 @@ class Buffers:
             column[t] = from_window + self.read[t] @ sums
             sums = self.decay * sums
             if t + 1 >= w:
-                # Draw t + 1 - w enters the sums. Column 0 of N is the response to a draw of 1 in
-                # round 0, after which all draws are 0.
+                # Column 0 of N is the response to a draw of 1 in round 0, after which all draws are
+                # 0. The draw of round t + 1 - w enters the sums in round t.
                 entering = column[t] if self.feedback else float(t + 1 == w)
                 sums += self.write[t + 1 - w] * entering
         return column

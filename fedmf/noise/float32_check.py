@@ -14,9 +14,9 @@ import scipy.linalg
 from fedmf.noise.blocks import BlockForm, block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 
-# Largest allowed error of a recovered draw of standard deviation 1. Most mechanisms of the library
-# have errors near 1e-6, and low_rank 3e-5. The error of fft grows with the rounds, to 3e-4 at
-# 100,000.
+# Recovered draws, whose standard deviation is 1, may have an error of at most this. Most mechanisms
+# of fedmf have errors near 1e-6, and low_rank 3e-5. The error of fft grows with the number of
+# rounds, to 3e-4 at 100,000.
 _TOLERANCE = 1e-3
 _NUM_PROBES = 4
 # Number of rounds whose draws are recovered together.

@@ -30,24 +30,24 @@ from fedmf.noise.strategy import (
 from fedmf.noise.stream import NoiseStream
 
 HOST_STRATEGIES = ("recurrent", "regenerated")
-# Number of rows that one product computes from all draws. Longer blocks are whole multiples of it,
-# so that the rows are bitwise identical for every block length.
+# Number of noise vectors that one matrix product computes from all draws. The lengths of longer
+# blocks are multiples of it, so that a noise vector is bitwise identical for every block length.
 ROWS_TOGETHER = 128
-# Compressing a noise matrix of 2052 rounds takes about this many seconds, and the time grows as
-# rounds^3. The matrix is compressed if that saves more time than it takes.
+# Compressing the noise matrix of 2052 rounds takes about this many seconds, and the time grows as
+# rounds^3. A matrix is compressed if that saves more time over the run than it takes.
 _COMPRESS_SECONDS = 5.0
-# The noise matrix is also compressed if that takes less than this many seconds, and the rows of the
-# strategy "regenerated" would take much memory.
+# A matrix whose compression takes less than this many seconds is also compressed if the strategy
+# "regenerated" would need much memory.
 _SHORT_SECONDS = 0.1
-# If the other strategy has fewer rows, it is preferred unless its price is higher by more than this
-# factor.
+# If the second of the two strategies needs fewer rows in memory, it is preferred, unless its price
+# is higher by more than this factor.
 _PRICE_RATIO = 1.1
-# Largest number of rows in the state of a compressed matrix, and largest number of rounds for which
-# the noise matrix N is formed.
+# Largest number of rows that the state of a compressed matrix may have, and largest number of
+# rounds for which the noise matrix N is formed.
 _MAX_COMPRESSED_ROWS = 64
 _MAX_CONTRACTED_ROUNDS = 4096
-# Block lengths among which the cheapest is chosen, and the one block length for a compressed
-# matrix.
+# Block lengths of which the cheapest is chosen. For a compressed matrix it is always
+# _COMPRESSED_LENGTH.
 _BLOCK_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _COMPRESSED_LENGTH = 16
 
@@ -183,7 +183,7 @@ def _recurrent_blocks(form: BlockForm, length: int, storage: Storage) -> NoiseSt
     L = form.length
     r = form.width
     if form.is_rolling:
-        # In this case the state consists of earlier rows of N Z, which are in memory already.
+        # The state of a rolling form consists of earlier rows of N Z, which are in memory anyway.
         num_outputs = L
         past_rows = r
         state_rows = 0
@@ -221,8 +221,8 @@ def _regenerated(stream: NoiseStream, storage: Storage) -> NoiseStrategy:
     if stream.contraction is None and n > _MAX_CONTRACTED_ROUNDS:
         reason = f"{n} rounds: the rows of N are not written out beyond {_MAX_CONTRACTED_ROUNDS}"
         return NoiseStrategy(name="regenerated", reason=reason)
-    # These two numbers do not depend on the memory, so that the rows are bitwise identical on every
-    # machine.
+    # These two numbers do not depend on the memory of the machine, so that the noise is bitwise
+    # identical on every machine.
     product_rows = min(ROWS_TOGETHER, 2 ** (longest_block(storage.size).bit_length() - 1))
     width = tile_width(storage.size, min(product_rows, -(-n // 2)))
     scratch = 4 * THREADS * (n + product_rows) * min(storage.size, width)
@@ -255,7 +255,7 @@ def _partitions(n: int, product_rows: int, max_rows: int) -> Iterator[tuple[tupl
     while True:
         bounds = growing_blocks(n, length)
         free_rows = max_rows - waiting_rows(bounds, 0)
-        # The draws of the last block are not needed again, so that they are not stored.
+        # The draws of the last block are never needed again, so they are not stored.
         stored_draws = max(0, min(free_rows, bounds[-2]))
         yield bounds, stored_draws
         if length >= max_length:
@@ -275,7 +275,7 @@ def _regenerated_blocks(
     num_stored = np.minimum(starts, stored_draws)
     num_draws = int((stops - num_stored).sum())
     num_products = int(((stops - starts) * stops).sum())
-    # A block that needs stored draws as well as others copies the stored ones.
+    # A block that needs both stored draws and new ones copies the stored ones into one array.
     num_copies = 2 * n + stored_draws + int(num_stored[stops > stored_draws].sum())
     layout = TileLayout(
         tile_width=width,

@@ -15,9 +15,11 @@ TILE = 65_536
 # The noise source draws this number of coordinates together, so that the width of a tile is a
 # multiple of it.
 CHUNK = 1024
-# Smaller tiles cost more in calls than in arithmetic.
+# Tiles have at least this many coordinates, because smaller ones cost more in calls than in
+# arithmetic.
 _SMALL_TILE = 16_384
-# Longest block of a model with few chunks. For such a model a whole tile is computed at a time.
+# Longest block for a model with few chunks. For such a small model a whole tile is computed at
+# once.
 _SHORT_BLOCK = 16
 
 
@@ -85,7 +87,7 @@ def waiting_rows(bounds: tuple[int, ...], past_rows: int) -> int:
     next_past = np.minimum(past_rows, next_stops)
     figures = np.stack((stops - starts, next_stops - starts, past, next_past), axis=1)
     max_rows = 1
-    # Most blocks have the same figures, so that each distinct set of figures is evaluated once.
+    # Most blocks have the same four numbers, so each different set of numbers is evaluated once.
     for num_rounds, num_ahead, num_past, num_next_past in set(map(tuple, figures.tolist())):
         num_used = np.arange(num_rounds)
         rows_in_old_tiles = np.maximum(num_rounds - num_used, num_past)

@@ -12,15 +12,16 @@ from fedmf.noise.layout import TileLayout
 DRAW_SECONDS = 4e-9
 # Number of multiply-adds of vectors of model size that cost as much as one draw.
 PRODUCTS_PER_DRAW = 200.0
-# Estimated costs of copying one vector, and of reading it from a file or writing it to one.
+# Estimated cost of copying one vector of model size, and of reading it from a file or writing it to
+# one.
 COPY_COST = 0.1
 FILE_COST = 1.0
-# Memory is preferred to a memory map unless it costs more by at least this factor.
+# Memory is preferred to a memory map on disk, unless it costs more by at least this factor.
 _DISK_PENALTY = 1.25
-# If the noise vectors take more bytes than this, a strategy with fewer of them is preferred at
-# about equal cost.
+# If the noise vectors take more bytes than this, and two strategies cost about the same, the one
+# with fewer vectors in memory is preferred.
 LARGE_MEMORY = 2**28
-# Costs whose ratio is at most this count as about equal in that choice.
+# Two strategies cost about the same if the ratio of their costs is at most this.
 _EQUAL_COST_RATIO = 1.03
 
 

@@ -10,8 +10,8 @@ import scipy.linalg
 from fedmf import checks, fields
 from fedmf.noise.buffers import Buffers
 
-# Largest allowed entry of (N C - I) s for random vectors s of signs, where N is the noise matrix
-# and C the encoder.
+# Rounding test of a noise matrix N for an encoder C: (N C - I) s should be 0 for random vectors s
+# of signs. This is its largest allowed entry.
 _INVERSE_TOLERANCE = 1e-6
 _NUM_PROBES = 4
 
@@ -128,7 +128,7 @@ class NoiseStream(fields.Checked):
         L = L * np.where(np.diag(L) < 0, -1.0, 1.0)
         signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _NUM_PROBES))
         solve = functools.partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
-        # This is Q Q^T signs, which equals `signs` if L is accurate.
+        # If L is accurate, L L^T equals N N^T, and this result equals `signs`.
         recovered = solve(N @ (N.T @ solve(signs, trans="T")))
         error = float(np.abs(recovered - signs).max())
         if not error <= _INVERSE_TOLERANCE:
