@@ -28,7 +28,7 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Budgeted, Participation
 from fedmf.privacy.plan import Plan, cohort_scale
 
-# If a client has at most this many possible sets of rounds ("patterns"), all of them are tried.
+# All sets of a client's rounds ("patterns") are tried if there are at most this many.
 MAX_PATTERNS = 5_000
 # If a pattern has at most this many rounds, all signs of the contributions to them are tried.
 _MAX_ROUNDS_FOR_ALL_SIGNS = 8
@@ -78,7 +78,7 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
             "without noise, or that simulates a larger cohort, guarantees nothing of what runs"
         )
     n = plan.mechanism.rounds
-    # Memory is needed for L, its inverse E, X = E^T E, and one matrix of intermediate results.
+    # Memory for L, its inverse E, X = E^T E, and one matrix of intermediate results.
     hint = "take a plan of the same family with fewer rounds"
     checks.fits_in_memory("the search of all rounds", (n, n), copies=4, hint=hint)
     L = causal_factor(plan.mechanism.noising())

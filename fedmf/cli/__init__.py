@@ -54,7 +54,7 @@ def cli(debug: bool) -> None:
       fedmf demo                      a private simulation in minutes, with a report
       fedmf train --help              one run
     """
-    # `main` reads --debug itself, because it also handles the errors of the parser.
+    # `main` reads --debug itself, because it also handles errors that the parser raises.
     del debug
 
 
@@ -78,7 +78,7 @@ def _flushed_status(arguments: list[str] | None) -> int:
         status = _status(arguments)
         write_error = output.flush()
     except OSError as error:
-        # Standard error cannot take the message with which the command ended.
+        # The message with which the command ended could not be written to standard error.
         status = 1
         write_error = error
         output.flush()
@@ -96,13 +96,12 @@ def _status(arguments: list[str] | None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
     debug = "--debug" in arguments
-    # Users type --debug anywhere on the line, so all places are accepted.
+    # --debug is accepted anywhere on the line, because users type it anywhere.
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         cli.main(args=arguments, prog_name="fedmf", standalone_mode=False, color=colors())
     except SystemExit as stop:
-        # If the reader of the output is gone, click exits with status 1 in place of raising an
-        # error.
+        # click exits with status 1, and raises no error, if nobody reads the output any more.
         if stop.code == 1 and output.has_lost_reader():
             return output.LOST_READER
         if isinstance(stop.code, int):

@@ -28,8 +28,8 @@ class _RunByDefault(Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Passes the arguments to the subcommand `run` if they name no other subcommand."""
         names_command = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        # While a shell completes the first word there are no arguments, which must not become
-        # `run`.
+        # While a shell completes the first word, there are no arguments. They must then not become
+        # the command `run`.
         if not names_command and not ctx.resilient_parsing:
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -352,7 +352,8 @@ def mechanism(
     if query:
         from fedmf.federated.tff.audit import Query as subject
 
-    # An argument may be refused at once. The delay keeps a bar from being drawn above that error.
+    # An argument may be refused at once. The bar appears with a delay, so that it is not drawn
+    # above that error.
     bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)
     with arguments_checked(), bar, progress_bar.refreshed(bar):
 
@@ -375,7 +376,7 @@ def _values(result: "MechanismAudit") -> dict[str, Any]:
     attack = None
     if result.attack is not None:
         attack = dataclasses.asdict(result.attack)
-        del attack["findings"]  # these are among the audit's findings too
+        del attack["findings"]  # The findings of the whole audit contain these findings already.
         if not math.isfinite(attack["epsilon_claimed"]):
             attack["epsilon_claimed"] = None
     return {

@@ -24,8 +24,8 @@ def completion(ctx: click.Context, shell: str) -> None:
     completion_class = get_completion_class(shell)
     assert completion_class is not None
     script = completion_class(ctx.find_root().command, {}, "fedmf", "_FEDMF_COMPLETE").source()
-    # A value follows directly after words such as lstm-size= and dirichlet:, so the shell must not
-    # add a blank.
+    # After words such as `lstm-size=` and `dirichlet:` the value follows at once, so the shell must
+    # not add a blank.
     reply_line = "COMPREPLY+=($value)"
     click.echo(
         script.replace(reply_line, f"{reply_line}; [[ $value == *[=:] ]] && compopt -o nospace")

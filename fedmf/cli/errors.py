@@ -14,8 +14,8 @@ from fedmf.terminal import interrupts, output
 
 QUOTES = "'\""
 _VALUE = r"""'[^']*'|"[^"]*"|[^\s,;:)]*[^\s,;:).]"""
-# Text such as name=value inside a path, or inside a run's name such as epsilon=8,seed=1, is not
-# taken for an argument.
+# Matches the name of an argument in an error message: `name` in backquotes, or name=value. A text
+# such as name=value inside a path, or inside a run's name such as epsilon=8,seed=1, does not match.
 _ARGUMENT = re.compile(
     rf"""`(?P<alone>\w+)`|(?<![\w./'",-])(?P<argument>\w+)=(?P<value>(?>{_VALUE}))(?!,\w+=)"""
 )

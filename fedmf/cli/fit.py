@@ -111,7 +111,8 @@ def fit(
     with elapsed("computing errors", disable=as_json):
         sensitivity = fedmf.sensitivity(mechanism, participation)
         errors = fedmf.per_round_error(mechanism, A, participation)
-    mechanism.save(out)  # saved first, since the picture and the summary can still fail
+    # The mechanism is saved before the picture and the summary, because these can still fail.
+    mechanism.save(out)
     values = _mechanism_values(mechanism, sensitivity, errors) | {"file": str(out)}
     if picture:
         with elapsed("drawing", disable=as_json):

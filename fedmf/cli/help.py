@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-# Maps the first field of TrainConfig in each section to the section's heading. The following fields
-# belong to the same section.
+# Maps the first field of TrainConfig in each section of the help to the section's heading. The
+# fields that follow belong to the same section, up to the next key.
 CONFIG_SECTIONS = {
     "rounds": "Who takes part",
     "workload": "Mechanism",

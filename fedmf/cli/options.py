@@ -116,13 +116,15 @@ def options_of(
         if (names and field.name not in names) or field.name in leave_out:
             continue
         settings: dict[str, Any] = {"cls": SectionOption, "section": section}
-        # For click even None is a default, and a missing required option would not be noticed.
+        # A required option gets no default. For click even None is a default, so that it would not
+        # notice that the option is missing.
         if field.name not in required:
             settings["default"] = None
             if defaults:
                 settings["default"] = field.default
         help_text = field.metadata["help"]
-        # `FamilyCommand` adds an option for each option of the mechanism families.
+        # This field gets no option here, because `FamilyCommand` adds an option for each option of
+        # the mechanism families.
         if field.name == "mechanism_options":
             continue
         if field.name == "task_options":
@@ -137,7 +139,8 @@ def options_of(
             settings["required"] = field.name in required
             # The help lists the options of the chosen task, so --task must be parsed first.
             settings["is_eager"] = field.name == "task"
-            # Click already shows the defaults that it passes to the command.
+            # The default is written into the help text only if the command does not pass it to
+            # click, because click shows the defaults that it knows.
             if not (field.default is None or defaults or field.name in required):
                 help_text += f"  [default: {field.default}]"
         declared.append(click.option(*flags, field.name, help=help_text, **settings))
@@ -172,7 +175,9 @@ class FamilyCommand(Command):
     """Command that has the options of every mechanism family that is registered when it runs."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Returns the command's parameters, with the options of the families before --help."""
+        """Returns the command's parameters: its own ones, those of the mechanism families, and
+        --help at the end.
+        """
         *own_options, help_option = super().get_params(ctx)
         names = {parameter.name for parameter in own_options}
         family_options = ctx.meta.setdefault("fedmf.family_options", _family_options())
@@ -217,7 +222,9 @@ def _family_options() -> list[click.Parameter]:
 
 
 class TaskCommand(Command):
-    """Command whose help lists the options of the task given by --task, before --help."""
+    """Command whose help also lists the options of a task, if --task comes before --help and names
+    the task.
+    """
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the options of the command, and the options of the task below them."""

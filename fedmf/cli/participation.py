@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 12
 _BY_ROUND = ("dry", "pool", "pool_rounds", "cohorts", "tried", "histogram", "spent")
-# Names of values that begin with these words are extremes. An extreme can be larger in the whole
-# population than in a simulated sample of it.
+# Values whose names begin with these words depend on the extremes of a sample. In the whole
+# population they can be more extreme than in the simulated sample.
 _EXTREMES = ("dry_rounds", "mean_", "smallest_", "min_separation_", "max_participations_")
 
 
@@ -169,8 +169,8 @@ def _forecast_values(
     comparison: dict[str, Any] = {}
     if search and has_timers:
         if not needs_min_sep:
-            # The plan is checked first, since an impossible plan should be refused before the long
-            # search.
+            # The plan is checked before the search, because the search takes long and an impossible
+            # plan should be refused at once.
             refuse_impossible(planned, size, behavior=behavior, availability=availability)
         comparison = _search_min_sep(options, size, availability)
     if needs_min_sep:
@@ -245,7 +245,8 @@ def _plan_config(options: dict[str, Any], min_sep: int | None) -> "PlanConfig":
 
     names = ("rounds", "cohort_size", "schema", "max_participations", "partitions")
     values: dict[str, Any] = {name: options[name] for name in ("sampling", *names)}
-    # A plan without sampling takes no population, since training reads it from the data.
+    # Only a plan with sampling takes a population as an option. Without sampling, training reads
+    # the population from the data.
     if options["sampling"] is not None:
         values["population"] = options["population"]
     return PlanConfig(family="none", min_sep=min_sep, **values)

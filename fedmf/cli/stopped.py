@@ -26,7 +26,8 @@ def training(out: pathlib.Path, *, resume: bool) -> Iterator[Callable[[], None]]
     """
     from fedmf.terminal.interrupts import Interrupted
 
-    # Training refuses to begin a new run in the folder of another run, and changes nothing in it.
+    # In the folder of another run, training refuses to begin and changes nothing. So no message
+    # about saved rounds is due there.
     has_another_run = not resume and (out / "config.json").exists()
     has_begun = False
 

@@ -188,7 +188,8 @@ class OutputFile(Parsed):
             raise ValueError(
                 f"{text!r} does not end in {suffixes}: the suffix says what is written"
             )
-        # The test file has the name that `write_atomically` gives its temporary file.
+        # The path is tested by writing a temporary file, with a name like that of the temporary
+        # file in `write_atomically`.
         trial_path = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         try:
             if path.is_dir():

@@ -47,7 +47,8 @@ def evaluate(
         return EvaluationResult(
             strategy.aggregate_evaluate(server_round, weighted_replies), dropped
         )
-    except Exception as error:  # Flower's strategies raise if replies differ.
+    # Flower's strategies raise an error if replies have different metrics.
+    except Exception as error:
         reason = text_of(error)
     undo()
     matching_replies, num_mismatches = _matching(weighted_replies, weight_key)
@@ -96,7 +97,7 @@ def _matching(replies: Sequence[Message], weight_key: str) -> tuple[list[Message
     dropped: Counter[str] = Counter()
     replies_by_names: dict[frozenset[tuple[str, int | None]], list[Message]] = {}
     for reply in replies:
-        if reply.has_error():  # The strategy has logged the error.
+        if reply.has_error():  # The wrapped strategy has logged this error already.
             continue
         try:
             [record] = reply.content.metric_records.values()

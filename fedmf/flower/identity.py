@@ -64,7 +64,7 @@ def epsilons(plan: Plan, t: int) -> str:
         return total_text
     try:
         epsilon_so_far = stopped_after(plan, t).epsilon
-    except ValueError:  # Some plans have no guarantee for their first rounds alone.
+    except ValueError:  # Some plans have no guarantee for their first rounds alone, and raise.
         return f"{total_text}, stated for all rounds together"
     return (
         f"epsilon {epsilon_so_far:.4g} after {t} rounds, if no output decides to end here; "

@@ -88,7 +88,8 @@ class PatientGrid:
         while True:
             nodes = list(self._grid.get_node_ids())
             is_late = time.monotonic() >= self._deadline
-            # Flower's strategies call this twice: to count the nodes, and to draw some of them.
+            # Flower's strategies call this method twice in a round: to count the nodes, and to draw
+            # some of them. From the third call on they are waiting for more nodes.
             if is_late and (not nodes or self._num_calls > 2):
                 raise TimeoutError(
                     f"{len(nodes)} nodes were connected after {self._seconds:g} s, fewer than the "
@@ -117,9 +118,10 @@ class Nodes:
         self._server = server
         self._population = population
         self._clients_per_round = clients_per_round
-        # With node ids, a resumed run waits for one of the nodes that took part before, if any did.
+        # If clients are node ids, a resumed run waits for one of the nodes that took part before,
+        # if any did.
         self._needs_past_node = bool(server.clients)
-        # Only connected nodes that answered are in it.
+        # Maps each connected node that has answered to its partition id.
         self._partition_by_node: dict[int, int | None] = {}
         self._num_unanswered: Counter[int] = Counter()  # Number of queries without an answer.
         self._next_query: dict[int, int] = {}  # The round of a silent node's next query.
@@ -184,7 +186,8 @@ class Nodes:
             )
         drawn_nodes = [int(node) for node in self._server.cohort(available=nodes)]
         missing_nodes = [node for node in drawn_nodes if node not in added]
-        # The connected nodes may have changed since the round's first clients were added.
+        # Since the first clients of the round were added, other nodes may have connected, or some
+        # may have left.
         num_missing = max(0, self._clients_per_round - len(added))
         client_by_node = {node: node for node in missing_nodes[:num_missing]}
         return client_by_node, "none of them may take part again yet"

@@ -28,15 +28,15 @@ from flwr.serverapp.strategy import Strategy
 
 from fedmf.flower.values import is_immutable, is_mutable, items_of
 
-# Types of objects that a program creates anew when it needs them.
+# Types of objects that a program creates anew when it needs them, such as locks and loggers.
 _TOOLS = (
     types.ModuleType,
     logging.Logger,
     type(threading.Lock()),
     type(threading.RLock()),
 )
-# Types of values without state. A file cannot hold them, but it can hold references to those that
-# the program creates.
+# Types of values without state. A file cannot hold the values themselves, but it can refer to
+# values that the program creates.
 _CONSTANTS = (
     type,
     enum.Enum,

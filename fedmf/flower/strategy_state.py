@@ -128,7 +128,8 @@ class StrategyState:
         opaque_objects = self._opaque_objects()
         links = {path: value for path, value in self._objects.items() if is_link(value)}
         originals = opaque_objects | links
-        # Objects whose state can be read are not copied, even if a copy refers to them.
+        # Objects whose state can be read are not copied, even if a copy refers to them. Their state
+        # is restored at the end of the block.
         readable_paths = self._objects.keys() - originals.keys()
         copy_by_id = {id(self._objects[path]): self._objects[path] for path in readable_paths}
         try:

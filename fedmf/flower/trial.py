@@ -110,7 +110,8 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath
     state = StrategyState(strategy)
     iterators = iterators_of(state)
     lost_types: dict[AttributePath, str] = {}
-    # The reply differs from the model in every float type, and does not overflow.
+    # The reply must differ from the model after rounding to every float type, and must not
+    # overflow.
     reply = {name: (x + np.abs(x) / 4 + 1).astype(x.dtype) for name, x in model.items()}
     with state.restored() as watch:
         if watch is None or iterators:

@@ -36,7 +36,8 @@ class WrappedStrategy:
         self.state = StrategyState(strategy)
         self.is_tried = False
         self._watch: Watch | None = None  # Watches objects whose state a folder cannot hold.
-        self._state_before_evaluation: State | None = None  # It is None outside of an evaluation.
+        # This attribute is None outside of an evaluation.
+        self._state_before_evaluation: State | None = None
 
     def begin(self, *, has_folder: bool) -> None:
         """Takes the present state of the strategy as its initial state."""

@@ -181,7 +181,7 @@ def marker(values: Sized) -> str:
 def legend_above(figure: Figure, lines: Sequence[Artist], labels: Sequence[str]) -> None:
     """Draws a legend above the axes, and makes the figure taller to give it room."""
     longest_label = max(map(len, labels))
-    # As many columns as fit the width of the figure are used.
+    # The legend has as many columns as fit the width of the figure.
     num_columns = 1
     if longest_label < 22:
         num_columns = 3

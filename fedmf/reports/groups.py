@@ -132,7 +132,8 @@ def distinct_mechanisms(groups: Sequence[RunGroup]) -> list[tuple[str, list[RunG
         num_others = len(same_noise) - 1
         is_simulation = not num_others and first_group.config.claimed_cohort is not None
         if mechanisms.count(first_group.mechanism) == 1 and not is_simulation:
-            # The name of the mechanism suffices, since the matrices do not depend on epsilon.
+            # The name of the mechanism suffices as a label, because its matrices do not depend on
+            # epsilon.
             label = first_group.mechanism
         elif num_others:
             label = f"{first_group.label} and {num_others} more"
@@ -261,7 +262,9 @@ def private_curve(run: Run, name: str) -> PrivateCurve:
 def _window_factors(
     run: Run, rows: list[dict[str, Any]], starts: Sequence[int], ends: Sequence[int]
 ) -> np.ndarray:
-    """Returns the noise of the sum over each window relative to its first round, (windows,)."""
+    """Returns for each window of rounds the standard deviation of the noise in its sum, divided by
+    that in its first round, as an array (windows,).
+    """
     if not any(rows[start]["stddev"]["clients"] is not None for start in starts):
         return np.full(len(starts), np.nan)
     noise_rows = NoisingRows(run.mechanism)

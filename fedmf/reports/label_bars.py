@@ -126,7 +126,8 @@ def _add_legend(figure: Figure, names: list[str], colors: list[Any], num_columns
         handlelength=1.0,
     )
     for text in legend.get_texts():
-        text.set_parse_math(False)  # A $ in a label is no formula.
+        # matplotlib would take a $ in a label for the beginning of a formula.
+        text.set_parse_math(False)
 
 
 def _truncate(value: Any) -> str:

@@ -19,8 +19,8 @@ from fedmf.runs.folder import Run
 
 LineStyle = str | tuple[int, tuple[float, ...]]
 
-# These are colours of runs without a family of mechanisms. All colours are easy to distinguish,
-# also for colour-blind readers. Grey lines are dashed.
+# Colours of runs that have no mechanism family: runs without noise, and mechanisms from files. All
+# colours of families are easy to distinguish, also for colour-blind readers. Grey lines are dashed.
 _COLORS = {"none": "#4a4a4a", "file": "#3c0f4b"}
 # The last of several shades of a colour has this fraction of white or black. It is still legible as
 # text.
@@ -119,8 +119,9 @@ def _is_compared(name: str, configs: Sequence[TrainConfig]) -> bool:
     return len({config.flat().get(name) for config in configs if _applies(name, config)}) > 1
 
 
-# These fields have a meaning only for some values of other fields, as each function says. Otherwise
-# a label does not show the field, because its default value would look like a choice.
+# The named fields have a meaning only for some values of other fields; the functions say for which.
+# Where a field has no meaning, a label does not show it, because its default value would look like
+# a choice.
 _HAS_MEANING: dict[str, Callable[[TrainConfig], Any]] = {
     "population": lambda config: config.sampling,
     "partitions": lambda config: config.sampling,

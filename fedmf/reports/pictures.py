@@ -30,12 +30,12 @@ from fedmf.reports.drawn_noise import drawn_encoder, drawn_gram, drawn_noise, is
 from fedmf.reports.labels import family_color
 from fedmf.reports.text import plural
 
-# Bars have gaps between them if there are fewer than this.
+# The bars of a histogram have gaps between them if there are fewer bars than this.
 _MAX_SEPARATE_BARS = 24
 _MAX_LABELLED_BARS = 10
 # A line of a title fits this many characters.
 _TITLE_WIDTH = 74
-# Mechanisms that are compared with a sampling scheme have these colours.
+# Colours of mechanisms that are combined with a sampling scheme.
 _SAMPLING_COLORS = ("#7a3e9d", "#b8860b", "#2f7d32", "#b0305c", "#555555")
 
 

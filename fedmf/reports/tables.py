@@ -376,7 +376,7 @@ def common_config(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Returns the names and values of the config fields that are equal in all runs."""
     excluded_names = set(differing_fields([config_as_run(run) for run in runs]))
     if "family" in excluded_names:
-        # Mechanisms of different families have no decoder in common.
+        # If the runs have mechanisms of different families, they have no decoder in common.
         excluded_names.add("decoder")
     names = [name for name in runs[0].config.flat() if name not in excluded_names]
     return [(name, _config_value(runs[0], name)) for name in names]

@@ -104,7 +104,8 @@ def _audit(run: Run) -> Audit:
     measured_rounds = {row["round"] for row in run.metrics if row.get("clients") != 0}
     later_rounds = {t for t in measured_rounds if t >= len(ledger)}
     unrecorded = sorted(later_rounds.union(range(len(ledger), committed_rounds)))
-    # A run that was stopped because of its results does not count as a run of a shorter plan.
+    # The number of rounds of a run that was stopped because of its results depends on data. So the
+    # run does not count as a run of a shorter plan.
     if run.result is None and files.was_stopped_by_data():
         return audit_ledger(
             ledger,
@@ -113,7 +114,7 @@ def _audit(run: Run) -> Audit:
             hint="the run was stopped before them because of its results",
         )
     if is_partial and not unrecorded and len(ledger) < plan.participation.rounds:
-        # With sampling, and for some mechanisms, there is a guarantee only for all rounds together.
+        # Plans with sampling, and some mechanisms, have a guarantee for all rounds together only.
         with contextlib.suppress(ValueError):
             plan = stopped_after(plan, len(ledger))
     return audit_ledger(

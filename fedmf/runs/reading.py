@@ -10,7 +10,8 @@ import numpy as np
 from fedmf.files import check_archive
 from fedmf.mechanisms.storage import READ_ERRORS
 
-# Names of measured numbers. JSON has no NaN, so a file has null for a number that is not finite.
+# Names of measured numbers, which may be NaN or infinite. JSON has neither, so a file has null for
+# them.
 _MEASURED = ("train_loss", "clip_fraction", "validation", "test", "metrics", "mean", "deciles")
 
 

@@ -144,8 +144,8 @@ def journal_cohorts(path: pathlib.Path) -> list[np.ndarray]:
       ValueError: the journal is damaged, or participation.csv does not agree with it.
     """
     try:
-        # participation.csv is read before the journal, because a process that trains here commits a
-        # round before it writes the round's rows.
+        # participation.csv is read before the journal, because a process that trains this run
+        # meanwhile commits a round before it writes the round's rows.
         content = b""
         if (path / "participation.csv").exists():
             content = (path / "participation.csv").read_bytes()
@@ -155,8 +155,8 @@ def journal_cohorts(path: pathlib.Path) -> list[np.ndarray]:
             f"{path / JOURNAL} is damaged ({error}): put back the run's own"
         ) from error
     csv_texts = [_csv_rows(row["round"], row["clients"]) for row in journal_rows]
-    # After a power failure participation.csv may lack rows. If it has more rows than the journal,
-    # the journal is an older copy.
+    # participation.csv may lack rows after a power failure. If it has more rows than the journal,
+    # the journal is an older copy of itself.
     if not _csv(csv_texts).startswith(content):
         raise ValueError(
             f"{path / 'participation.csv'} does not agree with the run's journal: put back the "
@@ -259,8 +259,8 @@ class RunRounds:
         )
 
     def _restore_readable_files(self, committed: Committed) -> bytes:
-        """Makes the readable files have the rows of all committed rounds. Returns the lines that
-        follow them in metrics.jsonl.
+        """Completes the readable files with the rows of all committed rounds. Returns the lines
+        that follow these rows in metrics.jsonl.
 
         Raises:
           FileWasEdited: a file has other rows.
@@ -366,7 +366,8 @@ def bound_content(path: pathlib.Path) -> bytes:
     try:
         plan = json.loads(content)
         plan.pop("programs", None)
-    except (ValueError, AttributeError):  # The file is damaged, and its digest will differ.
+    # A damaged file is digested as a whole, and its digest will differ from the recorded one.
+    except (ValueError, AttributeError):
         return content
     return (strict_json.dumps(plan, indent=2) + "\n").encode()
 

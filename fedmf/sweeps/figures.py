@@ -88,7 +88,9 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
             if min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_FROM:
                 ax.set_xscale("log")
                 ax.xaxis.set_major_formatter(lambda x, _: plain(float(x)))
-                if max(values) / min(values) < 10:  # no power of ten may lie on the axis
+                # An axis that spans less than a factor of 10 may contain no power of ten. Then the
+                # other ticks get labels too.
+                if max(values) / min(values) < 10:
                     ax.xaxis.set_minor_formatter(lambda x, _: plain(float(x)))
                 else:
                     ax.xaxis.set_minor_formatter("")
@@ -142,7 +144,8 @@ def best_figure(
     first_runs = []
     for group in lines.values():
         run = next(run for run in runs if _has_values(run, group[0].compared))
-        # The tuned fields differ along a line, so its label leaves them out, except for the bands.
+        # The tuned fields, except the number of bands, vary along a line, so the line's label
+        # leaves them out.
         tuned = {name: getattr(runs[0].config, name) for name in fields if name != "bands"}
         first_runs.append(_off_axis(runs, run, axis, tuned))
     groups = [
@@ -203,7 +206,7 @@ def _draw_lines(
                 "linestyle": line.line,
                 "label": line.label,
             }
-            if None in values:  # a run without noise has no epsilon
+            if None in values:  # A run without noise has no epsilon.
                 ax.axhline(float(np.mean(values[None])), linewidth=1.4, **style)
                 continue
             positions = sorted(x for x in values if x is not None)

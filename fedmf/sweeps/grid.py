@@ -24,7 +24,7 @@ _FIELDS = {
 }
 _OPTION = "task_option."
 _OF_THE_TASK = {field.name for field in dataclasses.fields(PartitionOptions)}
-MAX_NAME_CHARACTERS = 200  # file systems allow 255 in a file name
+MAX_NAME_CHARACTERS = 200  # Most file systems allow 255 characters in a file name.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,8 +78,8 @@ def expected_rounds(configs: Mapping[str, TrainConfig], after: int = 0) -> int:
         for end in (*(rung for rung in rungs(config) if rung > after), config.rounds):
             total += sum(runs_of_settings) * (end - previous)
             previous = end
-            # The settings that go on are not known yet. Most have equally many seeds, so the first
-            # half stands in for the better half.
+            # Which settings go on is not known yet. Most settings have the same number of seeds, so
+            # the first half of the settings costs about as much as the better half.
             runs_of_settings = runs_of_settings[: _half(runs_of_settings)]
     return total
 

@@ -113,8 +113,8 @@ def validation_of(run: Run, smoothed_over: int = 0) -> float:
     rounds, values = validation_curve(run)
     last_values = list(values[rounds > run.config.rounds - smoothed_over])
     if not len(rounds) or rounds[-1] < run.config.rounds:
-        # A run is always validated at its end. That validation is in the metrics file only if it
-        # was due in that round.
+        # A run is always validated at its end, but metrics.jsonl has this validation only if it was
+        # due in the last round.
         last_values.append(last_value)
     return float(np.mean(last_values)) if smoothed_over else last_value
 

@@ -97,8 +97,9 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
         for present_name, present_config in present.items():
             if name not in same_runs or present_name == name:
                 _check_beside(name, config, run_folder(out, present_name), present_config)
-        # An earlier command may have given the same run another name, as for seed 0 before seeds
-        # varied. Such a run is not trained twice.
+        # An earlier command may have trained the same run under another name: the name of seed 0
+        # changes when seeds are varied. The run keeps the earlier name, so that it is not trained
+        # twice.
         folder_name = name
         if same_runs and name not in same_runs:
             folder_name = same_runs[0]
@@ -139,7 +140,8 @@ def _check_beside(
 @functools.lru_cache(maxsize=1024)
 def _digest_of(path: pathlib.Path, modified: int) -> str:
     """Returns the digest of the mechanism in a file. `modified` is the file's modification time."""
-    # The time is part of the cache key, so that a rewritten file is read again.
+    # The time is an argument only because it is part of the cache's key: a rewritten file is then
+    # read again.
     del modified
     return mechanism_digest(load_mechanism(path))
 
@@ -363,9 +365,8 @@ def train_all(
                 names = halving.runs_going_on(out, remaining, rung)
                 for name in remaining.keys() - set(names):
                     if rounds_done(name) and state(out, name) != "finished":
-                        # The run ends here because of its validation metrics. A plan of that many
-                        # rounds would not have depended on data, so the folder records the
-                        # difference.
+                        # The run ends here because of its validation metrics, so the number of its
+                        # rounds depends on data, unlike that of a plan. The folder records this.
                         RunFolder(run_folder(out, name)).mark_stopped_by_data(rounds_done(name))
                 remaining = {name: configs[name] for name in names}
                 stopped_names = [name for name in configs if name not in remaining]

@@ -193,7 +193,7 @@ def train_there(out: str, name: str, options: list[str]) -> int:
         while (status := run_job.status()) is None:
             time.sleep(_POLL_SECONDS)
         return status
-    except KeyboardInterrupt:  # Ray raises this when the sweep stops the run
+    except KeyboardInterrupt:  # Ray raises KeyboardInterrupt here when the sweep stops the run.
         run_job.process.send_signal(signal.SIGINT)
         return run_job.process.wait()
     finally:

@@ -79,7 +79,8 @@ class Space:
             texts = {grid.run_name({name: value}), f"{name}={named_values.get(name)}"}
             if isinstance(values, list):
                 chosen.update((name, v) for v in values if grid.run_name({name: v}) in texts)
-            elif value is None and name in named_values:  # left at the family's default
+            # The option was left at the family's default.
+            elif value is None and name in named_values:
                 value = grid.typed_value(name, named_values[name])
             if isinstance(values, Range) and value in values:
                 chosen[name] = value
@@ -91,7 +92,7 @@ class Space:
             return None
         try:
             _, chosen_config = grid.sweep_config(self.fixed, chosen)
-        except ValueError:  # these values and the fixed fields are no configuration
+        except ValueError:  # These values and the fixed fields make no valid configuration.
             return None
         is_same = dataclasses.replace(chosen_config, data=config.data) == config
         return chosen if is_same else None
@@ -155,7 +156,7 @@ def next_trial(space: Space, trials: Mapping[str, Trial]) -> tuple[str, Trial] |
         chosen = _suggested(space, suggested)
         try:
             name, config = grid.sweep_config(space.fixed, chosen)
-        except ValueError:  # the suggested fields are no configuration
+        except ValueError:  # The suggested fields make no valid configuration.
             study.tell(suggested, state=pruned)
             continue
         if all(config != trial.config for trial in trials.values()):
@@ -173,12 +174,12 @@ def _study(space: Space, trials: Mapping[str, Trial]) -> tuple[Any, Any]:
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     states = optuna.trial.TrialState
-    # A new sampler is made for each trial, so each needs a different seed.
+    # The sampler is made anew for each trial, so each trial needs a different seed.
     sampler = optuna.samplers.TPESampler(seed=len(trials), constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     distributions = {name: _distribution(name, values) for name, values in space.varied.items()}
-    # TPE gives older trials less weight if there are many. The order by digest stays the same when
-    # a search restarts.
+    # If there are many trials, TPE gives less weight to older ones. The trials are therefore
+    # ordered by a digest, which does not change when a search restarts.
     for name in sorted(trials, key=lambda name: hashlib.sha256(name.encode()).digest()):
         trial = trials[name]
         if trial.failed:
@@ -346,7 +347,7 @@ def train_trials(
             statuses = [failure.status for failure in failures.values()]
             states = [driver.state(out, name) for name in trial_by_name]
             if driver.BAD_ARGUMENTS in statuses and set(states) == {"not begun"}:
-                return  # if no run could begin, most likely no other can
+                return  # If one run could not begin, most likely no other run can.
             new_trial = next_trial(space, trial_by_name)
             if new_trial is None:
                 return
