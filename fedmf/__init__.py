@@ -40,7 +40,7 @@ from fedmf.privacy.sampling import (
     MinSepPoisson,
 )
 from fedmf.privacy.sampling import (
-    CyclicShuffle as CyclicShuffle,  # The former name of CyclicRandomAllocation.
+    CyclicShuffle as CyclicShuffle,  # This is the former name of CyclicRandomAllocation.
 )
 from fedmf.runs.audit import audit_run
 from fedmf.runs.config import TrainConfig

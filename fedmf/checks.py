@@ -21,10 +21,10 @@ class TooLargeForMemory(ValueError):
     """
 
 
-# Largest size of a single dense array in bytes, that of a square matrix for 20,000 rounds.
+# Largest size in bytes of a single dense array. It is that of a square matrix for 20,000 rounds.
 MAX_BYTES = 8 * 20_000**2
-# Arrays up to this size in bytes are not checked, since reading the free memory would take longer
-# than making them.
+# Arrays of at most this many bytes are not checked, because reading the free memory would take
+# longer than making them.
 _SMALL_BYTES = 2**22
 _OTHER_FAMILY = (
     "for so many rounds use a family that never makes them (toeplitz or blt with any number of "
@@ -202,7 +202,7 @@ def finite_array(name: str, value: Any, *, ndim: int) -> np.ndarray:
     """
     try:
         array = np.asarray(value)
-    except ValueError as error:  # numpy raises it for nested lists of unequal lengths.
+    except ValueError as error:  # numpy raises ValueError for nested lists of unequal lengths.
         raise TypeError(
             f"{name} is not a rectangular array of numbers: pass a {ndim}-D numpy array"
         ) from error

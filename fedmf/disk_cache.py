@@ -30,8 +30,8 @@ def code_digest(*patterns: str) -> str:
 
 
 def store(path: pathlib.Path, write: Callable[[pathlib.Path], None], what: str) -> None:
-    """Writes a result to the cache. If the file cannot be written, a warning says that `what` could
-    not be stored.
+    """Writes a result to the cache. If the file cannot be written, it warns that the result, which
+    `what` names, could not be stored.
 
     `write` must replace the file in one step. If two processes compute the same result, the file of
     the later one remains, and it is as good as the other.

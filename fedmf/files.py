@@ -35,8 +35,8 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
             f"write the whole path, or './{text}' for a name that begins with ~"
         )
     expanded_path = pathlib.Path(expanded_text)
-    # pathlib removes a leading "./". For "./~name" the absolute path is returned, so that another
-    # call of this function does not take it for a home folder.
+    # pathlib drops a leading "./", so that "./~name" would become "~name". The absolute path is
+    # returned instead, because a second call of this function would take "~name" for a home folder.
     if str(expanded_path).startswith("~"):
         return expanded_path.absolute()
     return expanded_path
@@ -143,7 +143,8 @@ def _temporary_file(
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         if isinstance(error, OSError):
-            # The new error names `path`, because the caller does not know the temporary file.
+            # The error of the temporary file would mislead the caller, who does not know that file.
+            # So the new error names `path`.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 

@@ -39,8 +39,8 @@ BLANK_CONTROLS = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
 # by another one. The last entries are digits and letters for which Arabic and Persian keyboards
 # have different code points.
 _LOOK_ALIKES = {
-    # The look-alikes of a letter are in the order Greek and Cyrillic, then Armenian, Coptic,
-    # Cherokee, Lisu and rare Latin ones.
+    # The look-alikes of each letter are in this order: Greek, Cyrillic, Armenian, Coptic, Cherokee,
+    # Lisu, and rare Latin letters.
     "A": "\u0391\u0410\u13aa\ua4ee",
     "B": "\u0392\u0412\u13f4\ua4d0",
     "C": "\u03f9\u0421\u2ca4\u13df\ua4da",
@@ -116,7 +116,7 @@ _STYLED = (
 )
 # Kinds of Unicode's compatibility decompositions whose result looks like the decomposed character.
 _STYLES = ("<compat>", "<font>", "<narrow>", "<noBreak>", "<small>", "<wide>")
-# A long s is not replaced: it looks like an f, and not like the s of its compatibility form.
+# The long s is not replaced by s, its compatibility form, because it looks like an f.
 _LONG_S = "\u017f\ufb05"
 # Numbers of rounds with more digits than this are not parsed, since they are beyond every run.
 _MAX_ROUND_DIGITS = 9
@@ -159,7 +159,8 @@ def _ascii_by_look_alike() -> dict[int, str]:
             table[code] = accented.translate(table)
     for code in itertools.chain(*_STYLED):
         plain = unicodedata.normalize("NFKC", chr(code))
-        # An accent without a letter decomposes to a blank and an accent, but does not look like it.
+        # An accent without a letter has a compatibility form, a blank and an accent, which it does
+        # not look like.
         if unicodedata.decomposition(chr(code)).startswith(_STYLES) and " " not in plain:
             table[code] = plain.translate(table)
     return {code: plain for code, plain in table.items() if chr(code) not in _LONG_S}

@@ -68,13 +68,14 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
     scale = min(alpha, 1.0)
     assignments = []
     for client, num_missing in enumerate(sizes.tolist()):
-        # A Dirichlet draw is a normalised vector of Gamma(a) draws. Gamma(a) has the distribution
-        # of Gamma(a + 1) U^(1 / a) with U uniform, whose logarithm times `scale` is finite for
-        # every alpha.
+        # The shares q of the labels have a Dirichlet distribution: they are independent Gamma(a)
+        # draws divided by their sum. Gamma(a) has the distribution of Gamma(a + 1) U^(1 / a), where
+        # U is uniform. The logarithm of this product, times `scale`, is finite for every alpha.
         log_q = scale * np.log(rng.standard_gamma(alpha * prior + 1))
         log_q -= scale / alpha * rng.standard_exponential(unique_labels.size) / prior
-        # The loop is equivalent to single draws of labels from q that skip labels without remaining
-        # examples. After each pass, either the client is complete or a label has no more examples.
+        # The loop has the same result as drawing one label at a time from q, and skipping labels
+        # that have no more examples. After each pass, either the client is complete or another
+        # label has no more examples.
         while num_missing:
             remaining = np.flatnonzero(remaining_counts)
             with np.errstate(over="ignore", under="ignore"):

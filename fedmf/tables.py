@@ -52,8 +52,8 @@ def database(scratch: str | os.PathLike[str], memory: int) -> "Iterator[duckdb.D
     settings: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": f"{memory}B",
         "temp_directory": os.path.join(scratch, "sort"),
-        # Every thread has its own buffers, and the buffers of many threads may exceed the memory
-        # limit.
+        # The number of threads is limited, because every thread has its own buffers, and many
+        # buffers may exceed the memory limit.
         "threads": min(4, os.cpu_count() or 1),
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
@@ -83,8 +83,8 @@ def visible_text_sql(column: str) -> str:
     """Returns a SQL expression that normalises the texts of a column to what people see, as
     `identifiers.visible_text` does in Python.
     """
-    # The three passes below would take half the time of an audit. Most ids consist of visible ASCII
-    # characters and do not need them.
+    # Most ids consist of visible ASCII characters, which stay as they are. They skip the three
+    # passes below, which would take half the time of an audit.
     is_visible_ascii = f"regexp_full_match({column}, '[!-~]*')"
     # Invisible characters are removed first, because two blanks with an invisible character between
     # them look like one blank.
@@ -291,7 +291,7 @@ def describe_damage(file: str, error: "duckdb.Error") -> str:
         return f"line {csv_line[1]} of {file} {fault}"
     json_line = re.search(r"in line (\d+): (.*?)\.?\s*$", message)
     if json_line:
-        number = int(json_line[1]) - 1  # The number of the first line in DuckDB's message is 2.
+        number = int(json_line[1]) - 1  # DuckDB's message counts from 2 for the first line.
         return f"line {number} of {file} is not a JSON object in UTF-8: {json_line[2]}"
     return f"{file} cannot be read: {message.splitlines()[0]}"
 

@@ -18,8 +18,8 @@ NAMES = ("prefix_sum", "momentum_sgd", "identity")
 # Default momentum of `momentum_sgd`.
 MOMENTUM = 0.95
 
-# Largest magnitude of an entry. The loss squares entries, and the steps of a fit square the result
-# again.
+# Largest magnitude of an entry of A. The loss squares the entries, and the steps of a fit square
+# the loss again, so larger entries would overflow.
 _MAX_MAGNITUDE = 1e75
 
 

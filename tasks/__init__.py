@@ -65,7 +65,8 @@ def task_function(name: str) -> Callable[..., "Task"]:
             "as package.module:function"
         )
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # at the end, so that it shadows no installed module
+        # The folder comes last in the path, so that it shadows no installed module.
+        sys.path.append(os.getcwd())
     try:
         if ":" in name and importlib.util.find_spec(name.partition(":")[0].partition(".")[0]):
             _import_tensorflow_quietly()
@@ -99,7 +100,7 @@ def options_class(name: str) -> type[Any] | None:
     function = task_function(name)
     parameters = list(inspect.signature(function).parameters.values())
     annotation = parameters[0].annotation if parameters else None
-    # Under `from __future__ import annotations` an annotation is the text of its expression.
+    # Under `from __future__ import annotations` an annotation is a text, here the name of a class.
     if isinstance(annotation, str):
         annotation = getattr(function, "__globals__", {}).get(annotation)
     is_class = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
@@ -140,7 +141,7 @@ def check_separation_is_given(values: Mapping[str, Any]) -> None:
     try:
         config = completed(TrainConfig.from_mapping({**values, "min_sep": 1}, "the run"))
         num_clients = len(task_from_config(config, progress=False).client_ids)
-    except Exception:  # training raises the same error, after errors that matter more
+    except Exception:  # Training raises the same error later, after errors that matter more.
         return
     check_separation(
         None,

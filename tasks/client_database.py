@@ -18,7 +18,7 @@ import numpy as np
 
 from fedmf.tasks.data_file import SYNTHETIC
 
-_HEADER = 100  # size in bytes, sqlite.org/fileformat2.html
+_HEADER = 100  # Size of the header in bytes, see sqlite.org/fileformat2.html.
 _COLUMNS = {
     "examples": ("split_name", "client_id", "serialized_example_proto"),
     "client_metadata": ("client_id", "split_name", "num_examples"),
@@ -79,10 +79,10 @@ class ClientDatabase:
             raise ValueError(
                 f"{self.path} is truncated ({file_size} bytes of {least_size}): {self.hint}"
             )
-        # SQLite keeps the log beside the file itself, not beside a link to it.
+        # SQLite keeps the log beside the file that a link leads to, and not beside the link.
         log = self.path.resolve().with_name(f"{self.path.resolve().name}-wal")
-        # With a write-ahead log, new rows are not in the file. The file's digest, which a resumed
-        # run compares, would miss them.
+        # With a write-ahead log, the newest rows are in the log and not in the file. The file's
+        # digest, which a resumed run compares, would not change with them.
         if 2 in header[18:20] or (log.exists() and log.stat().st_size):
             raise ValueError(
                 f"{self.path} is in SQLite's write-ahead mode, in which changes lie beside it, in "

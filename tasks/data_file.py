@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from fedmf.files import append_privately, make_folder
 
 SPLITS = ("train", "heldout", "test")
-# These application ids mark where a file comes from, which reports must be able to tell. They stand
-# in the SQLite header, which TFF's loader ignores.
+# An application id in the SQLite header marks where a file comes from, so that reports can tell
+# synthetic and imported data from real data. TFF's loader ignores the id.
 SYNTHETIC = 0x464D4653
 IMPORTED = 0x464D4649
 ORIGINS = {SYNTHETIC: "synthetic corpus", IMPORTED: "imported text"}
@@ -56,12 +56,13 @@ def create(
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _remove_partial_files(path)
-        append_privately(partial).close()  # creates the file as private; SQLite keeps that mode
+        # This creates the file as private, and SQLite keeps its mode.
+        append_privately(partial).close()
     except OSError as error:
         raise unwritable(path, error) from None
     connection = sqlite3.connect(partial)
     try:
-        # The file needs no journal, since an unfinished file is deleted anyway.
+        # The file needs no journal, because an unfinished file is deleted anyway.
         connection.executescript(
             f"""
             PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;
@@ -74,7 +75,7 @@ def create(
             """
         )
         yield connection
-        # One index serves both of TFF's queries: by client, and by client and split.
+        # This index serves both of TFF's queries, by client and by client and split.
         connection.execute("CREATE INDEX index_examples_client ON examples (client_id, split_name)")
         connection.execute(
             "CREATE INDEX index_metadata_split ON client_metadata (split_name, client_id)"
@@ -116,7 +117,7 @@ def write_client(
     """
     rows = ((split, client_id, record) for record in records)
     num_records = connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows).rowcount
-    if num_records > 0:  # SQLite counts an empty insertion as -1
+    if num_records > 0:  # SQLite counts an empty insertion as -1 rows.
         connection.execute(
             "INSERT INTO client_metadata VALUES (?, ?, ?)", (client_id, split, num_records)
         )

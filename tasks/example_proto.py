@@ -10,9 +10,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message, message_fa
 
 Feature = bytes | int | np.ndarray
 
-# The messages are those of tensorflow/core/example/{example,feature}.proto. A packed list of floats
-# is stored as a string of little-endian float32. It is read as bytes, so that no number becomes a
-# Python object.
+# The messages of tensorflow/core/example/{example,feature}.proto. A packed list of floats is
+# declared here as bytes, little-endian float32, so that no number becomes a Python object.
 _DESCRIPTOR = """
 name: "example.proto" package: "fedmf.tasks" syntax: "proto3"
 message_type { name: "BytesList"
@@ -39,7 +38,8 @@ message_type { name: "Example"
   field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE
     type_name: ".fedmf.tasks.Features" } }
 """
-_POOL = descriptor_pool.DescriptorPool()  # a separate pool, since TensorFlow fills the default one
+# TensorFlow fills the default pool, so these messages have a separate pool.
+_POOL = descriptor_pool.DescriptorPool()
 _POOL.Add(text_format.Parse(_DESCRIPTOR, descriptor_pb2.FileDescriptorProto()))
 _Example: Any = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("fedmf.tasks.Example"))
 

@@ -20,7 +20,7 @@ class Interrupted(Exception):
     """
 
 
-# Signals that arrived since the outermost block of this module began.
+# The signals that have arrived since the outermost block of `handled` or `deferred` began.
 _received: list[int] = []
 _blocks = 0
 _deferring = 0
@@ -51,7 +51,8 @@ def handled(*numbers: int) -> Iterator[None]:
         _received.append(number)
         if is_first:
             _leave_lost_terminals(terminals)
-        # A lost terminal sends SIGHUP twice, once through its shell, so a second one is ignored.
+        # Only a second Ctrl-C interrupts at once. A second SIGHUP is ignored, because a lost
+        # terminal sends SIGHUP twice, once through its shell.
         if (is_first and not _deferring) or (not is_first and number == signal.SIGINT):
             raise KeyboardInterrupt
 
@@ -64,7 +65,8 @@ def handled(*numbers: int) -> Iterator[None]:
         yield
     finally:
         _blocks -= 1
-        # After the first signal the process is exiting. A second SIGTERM must not cut that short.
+        # After a signal has arrived the process is ending, and its other handlers stay in place so
+        # that a second SIGTERM cannot cut that short.
         for number, handler in previous_handlers.items():
             if number == signal.SIGINT or not _received:
                 signal.signal(number, handler)

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
-# Exit status of a program that SIGPIPE has ended.
+# Exit status of a program that the signal SIGPIPE has ended.
 LOST_READER = 128 + signal.SIGPIPE
 _STANDARD_DESCRIPTORS = (1, 2)
 

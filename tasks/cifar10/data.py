@@ -193,7 +193,8 @@ class _PickledArray:
 
 _NAMES = {
     ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
-    ("numpy._core.multiarray", "_reconstruct"): _PickledArray,  # numpy's name since version 2
+    # Version 2 of numpy writes this name.
+    ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
     ("numpy", "dtype"): _PickledType,
     ("numpy", "ndarray"): _PickledArray,
 }
@@ -209,7 +210,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _unpickled(archive: pathlib.Path, name: str, content: bytes) -> dict[Any, Any]:
     try:
-        # Python 2 wrote the archive, and its strings are bytes.
+        # The archive was written by Python 2, whose strings are read as bytes.
         value = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except _PICKLE_ERRORS as error:
         raise ValueError(

@@ -24,7 +24,7 @@ from fedmf.tasks.cifar10.data import FOLDER, META, SIDE, TEST, TRAIN
 from fedmf.tasks.synthetic_images import Placement, Scene, draw_images, pixel_steps
 from fedmf.terminal import progress_bar
 
-_PICTURES_PER_DRAW = 500  # more would take more memory and no less time
+_PICTURES_PER_DRAW = 500  # Drawing more pictures at once would take more memory and no less time.
 
 Pickled = bytes | int | np.ndarray | list["Pickled"] | dict[bytes, "Pickled"]
 
@@ -66,8 +66,8 @@ def write_synthetic(
 
     def write(out: BinaryIO) -> None:
         """Writes the archive, one batch after another."""
-        # The lowest compression level suffices, since noise cannot be compressed. The time is left
-        # out, so that equal arguments give equal files.
+        # The lowest compression level suffices, because noise cannot be compressed. The archive
+        # contains no times, so that equal arguments give equal files.
         with (
             gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1, mtime=0) as packed,
             tarfile.open(fileobj=packed, mode="w") as archive,
@@ -115,8 +115,8 @@ def _batch_content(name: str, size: int, rng: np.random.Generator) -> Pickled:
 
 def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
     """Adds the pickle of a value to the archive, as a file."""
-    # The pickle has protocol 2 and the string type of Python 2, as in the real archive. A reader
-    # gets bytes or text, whichever it asks for.
+    # The pickle has protocol 2 and strings as Python 2 wrote them, as in the real archive. A reader
+    # can load them as bytes or as text.
     content = b"\x80\x02" + _opcodes(value) + b"."
     member = tarfile.TarInfo(f"{FOLDER}/{name}")
     member.size = len(content)
@@ -134,8 +134,8 @@ def _opcodes(value: Pickled) -> bytes:
     if isinstance(value, dict):
         pairs = (_opcodes(key) + _opcodes(content) for key, content in value.items())
         return b"}(" + b"".join(pairs) + b"u"  # opcodes EMPTY_DICT MARK ... SETITEMS
-    # The rest spells out what numpy's ndarray.__reduce__ returns for an array of bytes in C order.
-    # The opcodes c, R and b are GLOBAL, REDUCE and BUILD.
+    # The remaining code spells out what numpy's ndarray.__reduce__ returns for an array of bytes in
+    # C order. The opcodes c, R and b are GLOBAL, REDUCE and BUILD.
     empty = (
         b"cnumpy.core.multiarray\n_reconstruct\n"
         + b"cnumpy\nndarray\n"
@@ -162,7 +162,7 @@ LABEL_NAMES = (
     "checks",
 )
 
-# Each class has its own mean colour, which is easy to learn but does not identify the class.
+# Each class has a mean colour. It is easy to learn, but does not suffice to tell the classes apart.
 _TINTS = 0.5 + 0.5 * np.cos(2 * np.pi * (np.arange(10)[:, None] * 0.3 + np.arange(3) / 3))
 # Weight of the class's colour in the colour of a picture. The rest is random.
 _TINT_WEIGHT = 0.3
@@ -192,8 +192,8 @@ def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     tint = _TINT_WEIGHT * _TINTS[labels][:, None, None] + (1 - _TINT_WEIGHT) * rng.random(
         (m, 1, 1, 3)
     )
-    # The background's colour differs from the shape's. Otherwise one picture in ten would show
-    # nothing.
+    # The background's colour is chosen to differ from the shape's. Otherwise one picture in ten
+    # would show nothing.
     ground = (tint + 0.5 + rng.uniform(-0.2, 0.2, (m, 1, 1, 3))) % 1
     steps = pixel_steps(SIDE)
     waves = steps[None, None, :] * uniform(0, 0.2) + steps[None, :, None] * uniform(0, 0.2)

@@ -22,7 +22,8 @@ from fedmf.tasks.partitioned import PartitionOptions
 
 MODELS = ("cnn", "small")
 CLASSES = (
-    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # the order of TFF's labels
+    # The characters are in the order of TFF's labels.
+    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
 
 

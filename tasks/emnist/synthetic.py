@@ -23,7 +23,7 @@ from fedmf.tasks.example_proto import encode_example
 from fedmf.tasks.synthetic_images import Placement, Scene, Wobble, draw_images
 from fedmf.terminal import progress_bar
 
-_TEST_FRACTION = 0.11  # fraction of a writer's images, as in the real file
+_TEST_FRACTION = 0.11  # Fraction of a writer's images in the test split, as in the real file.
 
 
 def write_synthetic(
@@ -132,15 +132,16 @@ def _distances(font: int) -> np.ndarray:
     face = FT2Font(
         str(pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{_FONTS[font]}.ttf")
     )
-    face.set_size(_CAPITAL_HEIGHT, 72 / 0.72)  # a capital letter has 0.72 of the font size
+    # A capital letter is 0.72 times as high as the font size.
+    face.set_size(_CAPITAL_HEIGHT, 72 / 0.72)
     fields = np.empty((len(CLASSES), _FIELD_SIDE, _FIELD_SIDE), np.float32)
     for i, character in enumerate(CLASSES):
         face.set_text(character, 0.0)
         face.draw_glyphs_to_bitmap(antialiased=True)
         bitmap = np.asarray(face.get_image())
         below = face.get_descent() // 64
-        # Capital letters stand on the base line, and their middle is put at the middle of the
-        # field.
+        # Capital letters stand on the base line. They are moved so that their middle is the middle
+        # of the field.
         bottom = min(_FIELD_SIDE, (_FIELD_SIDE + _CAPITAL_HEIGHT) // 2 + below)
         top_row = max(0, bottom - bitmap.shape[0])
         left_column = max(0, (_FIELD_SIDE - bitmap.shape[1]) // 2)
@@ -164,9 +165,9 @@ def draw_characters(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     Returns:
       float32 (m, 28, 28) with paper 1 and ink 0, in steps of 1 / 255.
     """
-    # A writer's pen is how far the ink extends beyond the font's outline, in pixels. The slant is
-    # the shear to the right, the shake a wavy displacement in pixels. The noise is that of the
-    # scanner.
+    # Attributes of a writer: `pen` is how far the ink extends beyond the font's outline, in pixels;
+    # `slant` is the shear to the right; `shake` is a wavy displacement in pixels; `noise` is that
+    # of the scanner.
     width, height = np.exp(rng.normal(0, 0.1, 2))
     right, down = rng.normal(0, 0.8, 2)
     font = int(rng.integers(len(_FONTS)))

@@ -23,9 +23,10 @@ import numpy as np
 
 from fedmf.tasks.stackoverflow.lexicon import NOTHING, Lexicon
 
-# Each line has a weight and a clause template. A capital letter is a slot. Content words are N
-# noun, V verb, A adjective and T technology (the topic's own name). Small words are D determiner, M
-# modal, P preposition and R adverb (mostly left out). All other words are used as they are.
+# Each line has a weight and a clause template. A capital letter stands for a word of one kind.
+# Content words: N noun, V verb, A adjective, T technology (the topic's own name). Small words: D
+# determiner, M modal, P preposition, R adverb (left out in most sentences). All other words are
+# used as they are.
 _QUESTION_CLAUSES = """
 5 i am R trying to V D N
 4 how do i V D N P D N ?
@@ -81,8 +82,8 @@ _COMMON_CLAUSES = """
 2 D N P D N M V D N
 1 <URL>
 """
-# The words of each line have weights that fall off as in Zipf's law. Every user has weights of
-# their own.
+# The small words of each kind, from frequent to rare. Their weights fall off as in Zipf's law, and
+# differ between users.
 _CHOICES = {
     "D": "the a this my your that each some",
     "M": "can will should could would might must",
@@ -206,8 +207,8 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     technology = lexicon.word_ids(" ".join(topic_names))
     shared = lexicon.word_ids(_SHARED_NOUNS)
     nouns, verbs, adjectives = _topic_words(lexicon, vocabulary_size, topics)
-    # Words are divided equally among the topics. The remaining words are shared by all topics, so
-    # that the language has exactly the given number of words.
+    # The remaining words of the vocabulary are divided equally among the topics. Those that are
+    # left over are shared by all topics, so that the language has exactly `vocabulary_size` words.
     num_remaining = vocabulary_size - len(lexicon.words)
     remainder = [lexicon.coin_word("et") for _ in range(num_remaining)]
     shared = np.concatenate([shared, np.array(remainder, np.int64)])
@@ -374,7 +375,7 @@ def draw_sentences(
         joint = language.joints[_choose(language.joint_weights, join_uniform)]
         end = language.ends[_choose(language.end_weights, join_uniform)]
         join = np.where(is_last, end, np.where(is_followed, joint, NOTHING))
-        # A clause that ends in its own punctuation needs no end and no joint after it.
+        # A clause that ends in its own punctuation gets no further punctuation after it.
         pieces.append(np.where(language.closed[clause][:, None], NOTHING, join))
     codes = np.concatenate(pieces, axis=1)
     has_adverb = rng.random(codes.shape) < _ADVERB_PROBABILITY
@@ -401,7 +402,7 @@ def _fill_slots(
     for slot, ids in language.small.items():
         positions = np.flatnonzero(codes == slot)
         codes[positions] = ids[_choose(style.small[slot], rng.random(len(positions)))]
-        if slot == PREPOSITION:  # half of the prepositions follow from the topic
+        if slot == PREPOSITION:  # Half of the prepositions depend on the topic.
             by_topic = positions[rng.random(len(positions)) < 0.5]
             codes[by_topic] = ids[topics[sentence_of_code[by_topic]] % len(ids)]
     slots = np.flatnonzero(codes < NOTHING)

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-NOTHING = -1  # marks an empty position in rows of word ids
+NOTHING = -1  # NOTHING marks an empty position in rows of word ids.
 _ONSETS = "b d f g k l m n p r s t v z st tr pl gr"
 _VOWELS = "aeiou"
 
 
 def _content_word(index: int, ending: str) -> str:
     """Returns the synthetic word number `index`, of two or more syllables."""
-    # The digits of the number become syllables. It is multiplied by 7919 first, so that words with
-    # neighbouring numbers look different.
+    # Each digit of a number becomes a syllable. The index is multiplied by 7919 first, so that
+    # words with neighbouring indices look different.
     onsets = _ONSETS.split()
     radix = len(onsets) * len(_VOWELS)
     num_syllables = 2

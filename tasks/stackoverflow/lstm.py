@@ -61,8 +61,8 @@ def _forward(gates: Any, kernel: Any) -> _Trace:
     trace = _Trace([state], [cell], [], [], [])
     for index, step in enumerate(steps):
         total = step + tf.matmul(state, kernel) if index else step
-        # One sigmoid is computed for all four gates, although that of the third is not used. At
-        # these sizes the number of operations costs more than the size of each.
+        # One sigmoid is computed for all four gates, although the third gate does not use it.
+        # Arrays of this size cost less than one more operation.
         opening = tf.sigmoid(total)
         update, forget, _, output = tf.split(opening, 4, axis=1)
         candidate = tf.tanh(total[:, 2 * units : 3 * units])
@@ -88,8 +88,9 @@ def _backward(trace: _Trace, kernel: Any, upstream: Any) -> tuple[Any, Any]:
     squashed = tf.stack(trace.squashed)
     update, forget, _, output = tf.split(opening, 4, axis=2)
     slope = opening * (1.0 - opening)
-    # These factors are derivatives for all steps at once. The first three are of the cell with
-    # respect to a gate's input, and the last of the state with respect to the output gate's input.
+    # Derivatives for all steps at once: the first three are those of the cell with respect to the
+    # inputs of the first three gates, and the last is that of the state with respect to the output
+    # gate's input.
     state_to_cell = tf.unstack(output * (1.0 - squashed * squashed))
     factors = tf.unstack(
         tf.concat(

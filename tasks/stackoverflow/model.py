@@ -79,8 +79,8 @@ def build_model(
 
 def _loss_weights(kind: str, labels: Any, example_weights: Any) -> Any:
     """Returns the weight of each position in the mean loss, float32 of shape (batch, length)."""
-    # `labels != 0` is not used, since in TFF's graphs it compares two Python objects. Every
-    # position would then count.
+    # tf.not_equal is used, because `labels != 0` compares two Python objects in TFF's graphs, so
+    # that every position would count as a word.
     words = tf.cast(tf.not_equal(labels, 0), tf.float32)
     positions = tf.ones_like(words) if kind == "published" else words
     return positions * example_weights[:, None]

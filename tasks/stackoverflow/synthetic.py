@@ -25,8 +25,8 @@ _DAYS_AFTER_2018 = 400
 _SENTENCES_PER_POST = 4.0
 _CLIENTS_PER_TRANSACTION = 200
 _TOPICS = 8
-# Held-out and test users for each train user, as in the real file. Four in five test users are also
-# train users.
+# Number of held-out and of test users for each train user, as in the real file. Four in five test
+# users are also train users.
 _HELDOUT_USERS = 0.11
 _TEST_USERS = 0.6
 
@@ -103,7 +103,7 @@ def _users(clients: int) -> dict[str, np.ndarray]:
     num_test = round(clients * _TEST_USERS)
     num_shared = min(clients, num_test * 4 // 5)
     user_index = np.arange(clients + num_test - num_shared)
-    # These are the numbers that ten does not divide, in ascending order.
+    # These are the whole numbers that are not multiples of ten, in ascending order.
     numbers = 10 * (user_index // 9) + user_index % 9 + 1
     step = clients / max(num_shared, 1)
     shared = numbers[(np.arange(num_shared) * step).astype(np.int64)]

@@ -16,8 +16,9 @@ from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
 from fedmf.training.examples import Examples
 
-# The real data's 342,477 clients of 256 sentences would take 14 GB. The few hundred clients of a
-# demo are read again in every epoch, and fit easily.
+# Memory for the examples that were read last. A demo reads a few hundred clients again in every
+# epoch, and they fit easily. The 342,477 clients of the real data, with 256 sentences each, would
+# take 14 GB.
 MAX_CACHE_BYTES = 256 << 20
 
 
@@ -43,7 +44,7 @@ class _Cache:
                 _, oldest = self._examples_by_client.popitem(last=False)
                 self._size -= sum(array.nbytes for array in oldest)
         x, y = self._examples_by_client[client_id]
-        # The caller gets copies, since it may write into them.
+        # The caller gets copies, because it may change them.
         return x.astype(np.int32), y.astype(np.int32)
 
 
@@ -167,7 +168,8 @@ def _encode_slice(
         unit="sentence",
         disable=is_short or not progress,
     ) as bar:
-        # Clients are encoded one by one, since the real test split has 16 million sentences.
+        # Clients are encoded one after the other, because the real test split has 16 million
+        # sentences.
         client_start = 0
         for client_id, size in corpus.client_sizes("test").items():
             client_stop = client_start + size

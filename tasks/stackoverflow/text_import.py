@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 # DuckDB sorts in this much memory, and uses temporary files beyond it.
 _MEMORY_BYTES = 10**9
 _FETCHED_ROWS = 1000
-# Every record needs all features of the real file, since TFF's parser asks for them.
+# Features of a record that an import leaves empty. Every record needs them, because TFF's parser
+# asks for them.
 _OTHER_FEATURES: dict[str, bytes | int] = {
     "creation_date": b"",
     "score": 0,
@@ -219,7 +220,7 @@ def _load(
         raise ValueError(
             f"{path} has texts too long to sort in {_MEMORY_BYTES} bytes: cut them"
         ) from error
-    except duckdb.IOException as error:  # DuckDB could not write a temporary file
+    except duckdb.IOException as error:  # DuckDB could not write a temporary file.
         raise OSError(str(error).splitlines()[0]) from error
     except duckdb.Error as error:
         raise ValueError(tables.describe_damage(str(path), error)) from error

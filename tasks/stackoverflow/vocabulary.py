@@ -14,8 +14,8 @@ from fedmf.files import write_atomically
 from fedmf.tasks.stackoverflow import data
 from fedmf.terminal import progress_bar
 
-# Words are counted over a limited number of users. Counting all 342,477 train users of the real
-# file takes an hour, and the order of frequent words is settled long before.
+# Words are counted over at most this many users. Counting all 342,477 train users of the real file
+# would take an hour, and the order of frequent words is settled long before.
 MAX_COUNTED_CLIENTS = 20_000
 _SAMPLE_SEED = 1
 
@@ -79,8 +79,8 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
                 stacklevel=2,
             )
     stat = path.stat()
-    # The first line cannot be mistaken for a word's line, since a word has no blank and its line
-    # has exactly two fields.
+    # The first line of the cache identifies the data file. It cannot be taken for the line of a
+    # word, which has exactly two fields, the word and its count.
     stamp = (
         f"# fedmf word counts of {stat.st_size} bytes at {stat.st_mtime_ns} ns over "
         f"{len(clients)} clients"

@@ -55,7 +55,7 @@ def library(source: pathlib.Path) -> ctypes.CDLL | None:
         try:
             make_folder(folder)
             return _load(path if path.exists() else _compile(cc, source, path))
-        except OSError:  # the home folder is not writable, or forbids loading code
+        except OSError:  # The home folder is not writable, or it forbids loading code.
             pass
     with tempfile.TemporaryDirectory() as temporary:
         return _load(_compile(cc, source, pathlib.Path(temporary) / name))
