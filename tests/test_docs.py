@@ -14,11 +14,21 @@ from tests.cli.program import fedmf as program
 from tests.test_architecture import FLOORS
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
-PAGES = ("index", "participation", "server", "statement", "test_aggregator")
+PAGES = (
+    "index",
+    "participation",
+    "private_metrics",
+    "pytorch",
+    "server",
+    "statement",
+    "test_aggregator",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
+    if page == "pytorch":
+        pytest.importorskip("torch", reason="the page trains PyTorch models")
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.S)
     assert snippets
@@ -28,13 +38,29 @@ def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out
 
 
+def test_the_page_on_logs_prints_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "audit_log.md").read_text()
+    [snippet] = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(compile(snippet, "docs/audit_log.md", "exec"), {})
+    fit, audit = commands_of("audit_log.md")
+    program(fit)
+    printed = program(audit, status=1).stdout.splitlines()
+    [shown] = re.findall(r"```text\n(.*?)```", page, re.S)
+    assert set(shown.splitlines()) <= set(printed)
+    assert (tmp_path / "audited.md").exists()
+
+
 def test_no_page_with_snippets_is_forgotten():
     tested = {  # the tour by test_readme.py
         *PAGES,
         "adaptive",
+        "audit_log",  # by the test above
         "flower",  # by tests/flower
         "tff",
-        "run_folder",
+        "text",
+        "examples_as_clients",
+        "resume",
         "own_data",
         "tour",
     }

@@ -47,23 +47,31 @@ def run_page(tmp_path, monkeypatch):
 
 def test_the_page_own_data_runs(run_page, capfd):
     run_page("own_data", "python|sh")
-    # Of ten, two, three and ten classes. The noise is drawn anew each time: at these epsilons
-    # accuracies are 0.7, 0.9, 0.95 and 0.9.
-    min_accuracy = {"digits": 0.4, "visits": 0.75, "topics": 0.7, "single": 0.5}
-    for name, accuracy in min_accuracy.items():
-        assert fedmf.Run.load(f"runs/{name}").result["test"]["accuracy"] > accuracy
+    # Of ten classes. The noise is drawn anew each time, and the accuracy is about 0.7.
+    assert fedmf.Run.load("runs/digits").result["test"]["accuracy"] > 0.4
     assert pathlib.Path("report/report.html").exists()
     assert "Channels of the convolution." in capfd.readouterr().out
+
+
+# Of three and ten classes; the accuracies are about 0.95 and 0.9.
+@pytest.mark.parametrize(
+    ("page", "name", "min_accuracy"),
+    [("text", "topics", 0.7), ("examples_as_clients", "single", 0.5)],
+)
+def test_a_page_with_a_task_runs(run_page, page, name, min_accuracy):
+    run_page(page)
+    assert fedmf.Run.load(f"runs/{name}").result["test"]["accuracy"] > min_accuracy
 
 
 def test_the_page_tff_runs(run_page, capfd):
     names = run_page("tff")
     assert names["mean"].shape == [3]
-    assert len(names["data_of_round_3"]) == 2
+    assert len(names["controller"].ledger) == 4
     assert len(names["source"].controller.ledger) == 4
-    assert "('clip_fraction', 0.5)" in capfd.readouterr().out
-    assert len(names["run"].metrics) == 12
-    assert names["model"].count_params() == 4
+    assert names["audit"].epsilon <= names["plan"].epsilon
+    assert "pipeline" in names["statement"]
+    assert "('clip_fraction', " in capfd.readouterr().out
+    assert len(names["run"].metrics) == 4
 
 
 def test_the_page_adaptive_runs(run_page, capfd):
@@ -138,7 +146,7 @@ def check_logged(loggers, names):
     A resume must log each round once, too.
     """
     run = names["followed"]
-    config = names["looked_at"]
+    config = names["private_config"]
     rows = [(t, row["train_loss"], row["private"]["loss"]) for t, row in enumerate(run.metrics)]
     assert len(rows) == 6
     for client in loggers:
@@ -177,8 +185,8 @@ def check_logged(loggers, names):
         assert {t: resumed_log.points[t] for t in first_log.points} == first_log.points
 
 
-def test_the_page_run_folder_runs(run_page, loggers):
-    names = run_page("run_folder")
+def test_the_page_resume_runs(run_page, loggers):
+    names = run_page("resume")
     check_logged(loggers, names)
     statement = pathlib.Path("runs/tuned/final_statement.md").read_text()
     statement_text = " ".join(statement.split())

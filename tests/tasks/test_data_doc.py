@@ -1,4 +1,4 @@
-"""The commands of docs/tasks.md for text of one's own run as printed, on text of as many users as
+"""The commands of docs/text.md run as printed, on text of as many users as
 its sizes are for.
 """
 
@@ -35,7 +35,7 @@ def test_the_recipe_reaches_its_accuracy(tmp_path, monkeypatch):
     frequent word has 0.12."""
     monkeypatch.chdir(tmp_path)
     write_posts(tmp_path / "posts.csv")
-    done = [program(line) for line in commands_of("tasks.md", "Text of your own")]
+    done = [program(line) for line in commands_of("text.md", "Next words")]
     printed = "".join(one.stdout for one in done)
     assert re.search(r"splits\.train\.clients +10\d\d\n", printed)
     assert not any("warning" in one.stderr for one in done)
