@@ -15,6 +15,7 @@ from tests.test_architecture import FLOORS
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PAGES = (
+    "choose_mechanism",
     "index",
     "participation",
     "private_metrics",
@@ -30,12 +31,16 @@ def test_snippets_run_as_printed(page, tmp_path, monkeypatch, capsys):
     if page == "pytorch":
         pytest.importorskip("torch", reason="the page trains PyTorch models")
     monkeypatch.chdir(tmp_path)
-    snippets = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.S)
+    text = (DOCS / f"{page}.md").read_text()
+    snippets = re.findall(r"```python\n(.*?)```", text, re.S)
     assert snippets
     names = {"__name__": page}
     for number, snippet in enumerate(snippets):
         exec(compile(snippet, f"docs/{page}.md snippet {number}", "exec"), names)
-    assert capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed
+    for shown in re.findall(r"```text\n(.*?)```", text, re.S):
+        assert shown in printed
 
 
 def test_the_page_on_logs_prints_what_it_shows(tmp_path, monkeypatch):

@@ -27,9 +27,9 @@ TFF_FILE = "StackOverflow file"
 _DESCRIBED_CLIENTS = 200
 _DESCRIBED_SENTENCES = 64
 _HINT = (
-    f"put TFF's unpacked {FILE_NAME} there or name it by data=FILE, import text of your own with "
-    "`fedmf data import`, or, offline, write a synthetic corpus with `fedmf data synth --clients N "
-    "--out FILE`"
+    f"let TFF download {FILE_NAME} (`tff.simulation.datasets.stackoverflow.load_data()`), or name "
+    "the unpacked file by data=FILE, import text of your own with `fedmf data import`, or, "
+    "offline, write a synthetic corpus with `fedmf data synth --clients N --out FILE`"
 )
 
 
