@@ -29,12 +29,12 @@ from fedmf.runs.folder import Run
 from fedmf.runs.notes import figures_note
 from fedmf.sweeps.results import validation_of
 
-# Families in the papers' order, from no noise to the most.
+# The families are in the order of the papers, from no noise to the most noise.
 FAMILIES = ("none", "banded", "tree", "identity")
 
 # The sizes are chosen so that runs train in minutes and still learn. The population is the cohort
-# size times min_sep, as in a busy deployment. Clients hold one batch, and at this client rate every
-# update is clipped, so that the clip norm is used in full.
+# size times min_sep, as in a busy deployment. A client's examples are a single batch. With this
+# client learning rate every update is clipped, so that the clip norm is used in full.
 CLIENTS = 1280
 SENTENCES_PER_CLIENT = 24.0
 WORDS = 300
@@ -54,16 +54,16 @@ SETTINGS: dict[str, Any] = {
     "min_sep": 32,
     "delta": 1e-6,
     "client_learning_rate": 4.0,
-    "server_momentum": 0.9,  # 0.95, as in the papers, would average over too many of 128 rounds
+    "server_momentum": 0.9,  # The papers' 0.95 would average over too many of the 128 rounds.
     "evaluate_every": 8,
 }
 
 
 # The best server rate falls as the mechanism's error to the power of SLOPE (banded paper, App. I).
-# The regression there, below Eq. 11, has an offset for its own model and cohort, so the factor here
-# was chosen on seed 0 for the banded mechanism. Of three rates tried for the tree, the rate by this
-# rule was the best. Of five for DP-FedAvg a lower rate, 0.15, was a little better (accuracy 0.18
-# against 0.16). Without noise the rate is bounded by stability.
+# The paper's regression, below its Eq. 11, has an offset for its own model and cohort, so this
+# factor was chosen instead, on seed 0 for the banded mechanism. Of three rates tried for the tree,
+# the rate by this rule was the best. Of five rates tried for DP-FedAvg a lower one, 0.15, was a
+# little better (accuracy 0.18 against 0.16). Without noise the rate is limited by stability.
 RATE_FACTOR = 3.2
 RATE_WITHOUT_NOISE = 1.2
 

@@ -94,7 +94,9 @@ def compare_lines(
         differences = np.mean(
             [better_tests[target] - worse_tests[target] for target in common_targets], axis=0
         )
-    else:  # one line has a single target, as without noise
+    # The lines have no common target, for example because one of them is without noise. So their
+    # means over all targets are compared.
+    else:
         better_mean = np.mean(list(better_tests.values()), axis=0)
         worse_mean = np.mean(list(worse_tests.values()), axis=0)
         differences = better_mean - worse_mean

@@ -1,5 +1,5 @@
-"""Noise and error for every number of bands, over privacy targets and epochs, from which banded
-Table 3 and Fig. 4 are drawn.
+"""Noise and error for every number of bands, over privacy targets and epochs, from which Table 3
+and Figure 4 of the banded paper are drawn.
 
 In n rounds and k epochs, a round samples the share k / n of the clients. With b bands there are
 ceil(n / b) sampled events, each with the probability b k / n, and the noise multiplier sigma
@@ -122,7 +122,8 @@ def inverse(
     step = math.log(ratio)
     targets = [math.log(epsilon) for epsilon in epsilons]
     low = high = 0
-    # The table has one more entry beyond either end, from which the interpolation takes its slopes.
+    # The table reaches one step beyond the targets at either end, because the interpolation needs
+    # slopes there.
     while log_epsilon((low + 1) * step) < max(targets):
         low -= 1
     while log_epsilon((high - 1) * step) > min(targets):
@@ -130,7 +131,7 @@ def inverse(
     knots = {s * step for s in range(low, high + 1)}
     found: dict[float, float] = {}
     for _ in range(12):
-        # At the smallest noises epsilon can be infinite. Such entries are left out.
+        # At the smallest noise multipliers epsilon can be infinite. Those entries are left out.
         table = {e: s for s in sorted(knots) if (e := log_epsilon(s)) < math.log(1e4)}
         interpolated = scipy.interpolate.PchipInterpolator(
             sorted(table), [table[e] for e in sorted(table)]
@@ -148,8 +149,8 @@ def inverse(
                 found[target] = enough
         if len(found) == len(set(targets)):
             break
-    # Simulated epsilons may be off by more than the tolerance. Then the answer is the least noise
-    # in the table that is enough.
+    # A simulated epsilon may miss a target by more than the tolerance. Then the result is the least
+    # noise multiplier in the table that meets the target.
     return np.exp(
         [found.get(target, min(s for s in knots if log_epsilon(s) <= target)) for target in targets]
     )

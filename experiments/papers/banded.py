@@ -77,8 +77,8 @@ def figure_4(request: Request) -> Outcome:
     )
 
 
-# Sizes of Figures 2, 3 and 8, small enough to draw: the number of parts of the population (b), the
-# rounds (n), the clients (m), the clients of a round (B), and a seed.
+# Sizes of Figures 2, 3 and 8, which are small enough to draw: the number of parts of the population
+# (b in the paper), the rounds (n), the clients (m), the clients of a round (B), and a seed.
 PARTS, ROUNDS, POPULATION, COHORT, SEED = 3, 9, 24, 3, 1
 
 
@@ -97,7 +97,8 @@ def figure_2(request: Request) -> Outcome:
     )
     cohorts = [list(map(int, controller.cohort(t))) for t in range(ROUNDS)]
     parts = [sorted({i for t in range(j, ROUNDS, PARTS) for i in cohorts[t]}) for j in range(PARTS)]
-    order = [i for part in parts for i in part]  # a client of two parts would occur twice
+    # A client in two parts would occur twice in this list.
+    order = [i for part in parts for i in part]
     disjoint = len(order) == len(set(order))
     places = [(t, order.index(client)) for t in range(ROUNDS) for client in cohorts[t]]
     series = {
@@ -257,8 +258,8 @@ def figure_9(request: Request) -> Outcome:
         ticks=epsilons,
         ylim=(0, None),
     )
-    # The ratio to multi-epoch MF rises with epsilon. The crossing is where it passes 1,
-    # interpolated between the epsilons tried.
+    # The ratio to multi-epoch MF rises with epsilon. It passes 1 at the crossing, which is
+    # interpolated between the epsilons that were tried.
     crossing = np.exp(np.interp(0.0, np.log(over_mf), np.log(epsilons)))
     return Outcome(
         [panel],

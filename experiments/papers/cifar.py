@@ -21,13 +21,14 @@ from fedmf.participation.schema import Participation
 from fedmf.privacy.bands import choose_bands
 from fedmf.tasks.cifar10 import write_synthetic
 
-DELTA = 1e-5  # multi-epoch paper, Fig. 4
-# Noise multipliers in the papers' code: of matrix mechanisms with sensitivity 1, and of DP-SGD with
-# sampling for the same epsilons.
+DELTA = 1e-5  # The delta of Fig. 4 of the multi-epoch paper.
+# Noise multipliers in the papers' code: NOISE for matrix mechanisms with sensitivity 1, and
+# NOISE_DP_SGD for DP-SGD with sampling at the same epsilons.
 NOISE = (0.3, 0.4, 0.5, 0.75, 1.0, 2.0)
 NOISE_DP_SGD = (0.498, 0.559, 0.61, 0.715, 0.807, 1.16)
-# Epsilons of these noise multipliers at DELTA. They are stored because computing them takes most of
-# a second, which commands that only list the figures would wait for. A test computes them.
+# Epsilons of these noise multipliers at DELTA. Computing them takes most of a second, and commands
+# that only list the figures would have to wait for that. So the epsilons are stored here, and a
+# test computes them again.
 EPSILONS = (19.131, 13.207, 9.997, 6.129, 4.377, 1.993)
 # Learning rates that are tried: 1, 2 and 5 times 10^i, where i is -2 or -1 (multi-epoch paper, App.
 # E), or -2 to 3 (banded paper, App. H.1).
@@ -123,8 +124,8 @@ SIZES: dict[Any, Size] = {
 
 
 def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
-    """Returns the mechanism of multi-epoch Table 1 for `steps` steps, repeated in `stamps` equal
-    parts.
+    """Returns the mechanism of Table 1 of the multi-epoch paper for `steps` steps, repeated in
+    `stamps` equal parts.
 
     `kind` is HONAKER, DECODED, FFT, PLAIN_FFT or ONE.
     """
@@ -141,7 +142,7 @@ def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
 
 @functools.cache
 def losses(kind: str, size: Size) -> dict[int, float]:
-    """Returns a mapping from number of stamps to rmse of prefix sums at the study's participation.
+    """Returns the rmse of prefix sums by the number of stamps, for the study's participation.
 
     The paper chooses the number of stamps by this error (App. E).
     """
@@ -257,7 +258,7 @@ def _sgd(size: Size, epsilons: Sequence[float], rates: Sequence[float]) -> Field
 
 @sized(SIZES)
 def multi_epoch(size: Size) -> Study:
-    """Returns the study of multi-epoch Fig. 1.
+    """Returns the study of Figure 1 of the multi-epoch paper.
 
     DP-SGD alone is trained with sampling as well, which the paper calls incorrect, though standard.
     """
@@ -269,8 +270,8 @@ def multi_epoch(size: Size) -> Study:
 
 @sized(SIZES)
 def with_plain(size: Size) -> Study:
-    """Returns the study of multi-epoch Fig. 9, which adds the plain FFT to Fig. 1 and shares its
-    runs.
+    """Returns the study of Figure 9 of the multi-epoch paper, which adds the plain FFT to Figure 1
+    and shares its runs.
     """
     study = multi_epoch.make(size)
     plain = [_stamped(size, PLAIN_FFT, best_stamps(PLAIN_FFT, size))]
@@ -279,7 +280,8 @@ def with_plain(size: Size) -> Study:
 
 @sized(SIZES)
 def decoders(size: Size) -> Study:
-    """Returns the study of multi-epoch Fig. 6: Honaker's tree with either decoder, and the optimum.
+    """Returns the study of Figure 6 of the multi-epoch paper: Honaker's tree with either decoder,
+    and the optimum.
 
     It shares runs with Fig. 1.
     """
@@ -287,8 +289,9 @@ def decoders(size: Size) -> Study:
     return _study("multi-epoch", size, [_optimal(size), *trees])
 
 
-# With 28 epochs the mechanisms differ enough. The optimum for one epoch is a quarter worse used
-# once than five times, and the optimum for all epochs is another quarter better.
+# With 28 epochs the errors of the mechanisms differ enough: the optimum for one epoch is a quarter
+# worse when it is used once than when it is repeated (stamped) five times, and the optimum for all
+# epochs is another quarter better.
 @sized(
     SIZES,
     images=1000,
@@ -300,8 +303,8 @@ def decoders(size: Size) -> Study:
     repeats=16,
 )
 def optima(size: Size) -> Study:
-    """Returns the study of multi-epoch Fig. 8: the optimal mechanism for all epochs, and the one
-    for a single epoch, stamped and not.
+    """Returns the study of Figure 8 of the multi-epoch paper: the optimal mechanism for all epochs,
+    and the one for a single epoch, with and without repeating (stamping) it.
 
     At the same size it shares runs with Fig. 1.
     """
@@ -314,18 +317,20 @@ def optima(size: Size) -> Study:
     return _study(name, size, [_optimal(size), *some, *once])
 
 
-# With 140 steps the errors of 1, 7 and 70 stamps differ.
+# The errors of 1, 7 and 70 stamps (repetitions of a mechanism) differ enough with 140 steps.
 @sized(SIZES, images=560, simulated=24, epochs=20, stamps=(1, 7, 70), repeats=8)
 def stamps(size: Size) -> Study:
-    """Returns the study of multi-epoch Fig. 7: Honaker's tree with each number of stamps."""
+    """Returns the study of Figure 7 of the multi-epoch paper: Honaker's tree with each number of
+    stamps (repetitions).
+    """
     return _study("stamps", size, [_stamped(size, HONAKER, s) for s in size.stamps])
 
 
-# There are only two epochs, since with many BandMF could hardly differ from the mechanisms that it
-# is compared with.
+# Two epochs are used because, over many epochs, BandMF is hardly more accurate than the mechanisms
+# that it is compared with.
 @sized(SIZES, images=4000, simulated=24, epochs=2, epsilons_banded=(1.0, 8.0), repeats=8)
 def banded(size: Size) -> Study:
-    """Returns the study of banded Fig. 10.
+    """Returns the study of Figure 10 of the banded paper.
 
     The number of bands is the best at each epsilon, and at most the steps of an epoch.
     """
@@ -348,9 +353,9 @@ def banded(size: Size) -> Study:
     return _study("banded", size, parts)
 
 
-# There are two epochs of 50 steps. Of the gap in error between independent noise and the optimum,
-# nu noise then closes as much as in 20 epochs of 100 steps. Independent noise is as large as in ten
-# short epochs at epsilon 16 (docs/papers/slides.md).
+# With two epochs of 50 steps, nu noise closes as much of the gap in error between independent noise
+# and the optimum as with the paper's 20 epochs of 100 steps. Independent noise is as large as in
+# ten short epochs at epsilon 16 (docs/papers/slides.md).
 @sized(
     SIZES,
     images=4000,
@@ -362,7 +367,8 @@ def banded(size: Size) -> Study:
     repeats=12,
 )
 def nu_noise(size: Size) -> Study:
-    """Returns the study of nu-DP-FTRL on the slides, beside lines of multi-epoch Fig. 1.
+    """Returns the study of the slides' nu-DP-FTRL on CIFAR-10, beside lines of Figure 1 of the
+    multi-epoch paper.
 
     The noise coefficients are t^(-3/2) (1 - nu)^t, and nu is tuned.
     """
@@ -391,7 +397,7 @@ def _figure_1_orders(scores: Sequence[Score], size: Size) -> list[accuracy.Order
     honaker, fft, one = (label(kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE))
     pairs = [(size.optimal, one), (size.optimal, fft), (size.optimal, honaker), (fft, honaker)]
     orders = [accuracy.compare_lines(scores, *pair) for pair in pairs]
-    # The paper claims this order for epsilons "as low as epsilon of about 4".
+    # The paper claims this order of the lines for epsilons "as low as epsilon of about 4".
     above = 4.0 if size == SIZES["full"] else size.epsilons[0]
     orders.append(accuracy.compare_lines(scores, size.optimal, SAMPLED, from_epsilon=above))
     return [*orders, accuracy.compare_lines(scores, SAMPLED, SGD)]
@@ -399,14 +405,16 @@ def _figure_1_orders(scores: Sequence[Score], size: Size) -> list[accuracy.Order
 
 @trained(multi_epoch, "multi-epoch-figure-1")
 def figure_1(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges multi-epoch Fig. 1, where the optimal mechanism should have the best accuracy."""
+    """Judges Figure 1 of the multi-epoch paper, where the optimal mechanism should have the best
+    accuracy.
+    """
     return accuracy.ordered(scores, _figure_1_orders(scores, size))
 
 
 @trained(with_plain, "multi-epoch-figure-9")
 def figure_9(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges multi-epoch Fig. 9: the plain FFT should be above Honaker's tree, and below the FFT
-    with the optimal decoder (App. C).
+    """Judges Figure 9 of the multi-epoch paper: the plain FFT should be above Honaker's tree, and
+    below the FFT with the optimal decoder (App. C).
     """
     orders = _figure_1_orders(scores, size)
     kinds = (FFT, PLAIN_FFT, HONAKER)
@@ -417,8 +425,8 @@ def figure_9(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(decoders, "multi-epoch-figure-6-trained")
 def figure_6(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges multi-epoch Fig. 6, trained: the optimal decoder should be between the online one and
-    the optimum.
+    """Judges Figure 6 of the multi-epoch paper by training: Honaker's tree with the optimal decoder
+    should be between the tree with the online decoder and the optimum.
     """
     online, full = (label(kind, best_stamps(kind, size)) for kind in (HONAKER, DECODED))
     return accuracy.compared((size.optimal, full), (full, online))(scores, size)
@@ -426,8 +434,8 @@ def figure_6(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(stamps, "multi-epoch-figure-7")
 def figure_7(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges multi-epoch Fig. 7: the best number of stamps by the loss of Honaker's tree should
-    have the best accuracy.
+    """Judges Figure 7 of the multi-epoch paper: of all numbers of stamps of Honaker's tree, the one
+    with the least loss should have the best accuracy.
     """
     found = losses(HONAKER, size)
     best, *others = (label(HONAKER, s) for s in sorted(found, key=lambda s: found[s]))
@@ -438,8 +446,8 @@ def figure_7(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(optima, "multi-epoch-figure-8")
 def figure_8(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges multi-epoch Fig. 8: the order of the mechanisms by error should be their order by
-    accuracy.
+    """Judges Figure 8 of the multi-epoch paper: the order of the mechanisms by error should be
+    their order by accuracy.
     """
     lines = dict.fromkeys(score.line for score in scores)
     orders = [accuracy.compare_lines(scores, *pair) for pair in itertools.pairwise(lines)]
@@ -456,6 +464,8 @@ def nu_figure(scores: Sequence[Score], size: Size) -> Outcome:
 
 @trained(banded, "banded-figure-10")
 def figure_10(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges banded Figs. 1 (a) and 10, where BandMF should be more accurate than both others."""
+    """Judges Figures 1 (a) and 10 of the banded paper, where BandMF should be more accurate than
+    both other mechanisms.
+    """
     pairs = (BANDED, size.optimal), (BANDED, SAMPLED)
     return accuracy.compared(*pairs)(scores, size)

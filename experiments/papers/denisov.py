@@ -18,13 +18,13 @@ from fedmf.mechanisms.dense.fit import fit_dense
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.reports.canvas import blank
 
-# The solvers below are three published ways to the optimal factorisation for a single
-# participation, which Denisov et al. 2022, App. E.4, compare in Figure 4. Each yields (seconds,
-# loss) after every step. They start from X(1), which is the matrix of Eq. 6 at v = 1 with a
-# diagonal of ones. A loss is that of the encoder C with columns of norm 1, and so that of a
-# mechanism. Seconds are of processor time, which a busy machine does not change. The clock stops
-# while a loss is only reported.
-Step = tuple[float, float]  # (seconds, loss)
+# The solvers below compute the optimal factorisation for a single participation in three published
+# ways, which Denisov et al. 2022, App. E.4, compare in Figure 4. Each solver yields (seconds, loss)
+# after every step. It starts from X(1), the matrix of Eq. 6 at v = 1, scaled to a diagonal of ones.
+# The loss is that of the encoder C with columns of norm 1, which makes it the loss of a mechanism.
+# Seconds are processor time, so that a busy machine does not change them. The clock stops while a
+# loss is computed for the report alone.
+Step = tuple[float, float]  # A step is a pair (seconds, loss).
 
 
 class _Clock:
@@ -89,8 +89,8 @@ def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
     while True:
         inverse = scipy.linalg.inv(X)
         pull = inverse @ gram @ inverse
-        # Rounding leaves this matrix a little asymmetric, and later steps would multiply the
-        # asymmetry.
+        # Rounding leaves this matrix slightly asymmetric. Later steps would multiply the asymmetry,
+        # so it is removed.
         pull = (pull + pull.T) / 2
         gradient = -pull
         np.fill_diagonal(gradient, 0.0)
@@ -200,7 +200,8 @@ def _ours(workload: fedmf.Workload, single: fedmf.Participation) -> tuple[list[S
         progress=lambda step, loss, gap: steps.append((time.process_time() - began, loss)),
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the fit warns that it ended above its tolerance
+        # The fit warns that it ended above its tolerance, which is intended here.
+        warnings.simplefilter("ignore")
         certificate = fit_dense(workload, single, stopping).certificate
     assert certificate is not None
     return steps, certificate.lower_bound

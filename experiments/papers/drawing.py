@@ -27,7 +27,7 @@ from fedmf.reports.text import plain
 COLORS = "#0072b2 #d55e00 #009e73 #cc79a7 #e69f00 #56b4e9 #222222 #8c6bb1 #7f7f7f".split()
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), "-", (0, (3, 3)), "-")
 MARKS = "osD^vPX*<"
-_MAX_MARKED_POINTS = 20  # a line of more points is drawn without marks
+_MAX_MARKED_POINTS = 20  # A line of more points than this is drawn without marks.
 
 
 class Line(NamedTuple):
@@ -122,7 +122,8 @@ class Lines:
         if len(self.ticks):
             ax.minorticks_off()
             ax.set_xticks(self.ticks, labels=[plain(float(x)) for x in self.ticks])
-        if not self.xlabel:  # the x values only separate the points
+        # Without a label of the x axis, the x values serve only to separate the points.
+        if not self.xlabel:
             ax.set_xticks([])
         if self.percent:
             in_percent(ax)

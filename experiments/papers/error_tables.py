@@ -19,7 +19,7 @@ from fedmf.experiments.papers.cells import Cell, table
 from fedmf.experiments.papers.fits import epochs, fit, one_participation, sums_once
 from fedmf.experiments.papers.item import Scale
 
-# Rows of multi-epoch Table 1 that take only seconds to compute.
+# Rows of Table 1 of the multi-epoch paper that take only seconds to compute.
 _SECONDS = (
     "(Online) Honaker(n=400)x5 | (Online) Honaker(n=200)x10 | Optimal Decoder Honaker(n=400)x5 | "
     "MF(k=1, n=100)x20 | FFT(n=200)x10 | FFT Optimal Decoder(n=1000)x2"
@@ -67,8 +67,8 @@ def multi_epoch_table_1(scale: Scale) -> Iterator[Cell]:
 
 
 def stamped_loss(row: printed.StampedRow) -> float:
-    """Returns the loss of a row of multi-epoch Table 1, from a cache that figures and the table
-    share.
+    """Returns the loss of a row of Table 1 of the multi-epoch paper, from a cache that figures and
+    the table share.
     """
     return _loss(row._replace(printed=""))
 
@@ -79,7 +79,7 @@ def _loss(row: printed.StampedRow) -> float:
 
 
 def stamped_row(row: printed.StampedRow) -> Any:
-    """Returns the mechanism of a row of multi-epoch Table 1."""
+    """Returns the mechanism of a row of Table 1 of the multi-epoch paper."""
     family, options = row.part
     return stamped(family, 2000, row.times, participations=row.participations or 1, **options)
 
@@ -189,8 +189,9 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     gram = A.T @ A
     rows, columns = np.tril_indices(n)
     weights = np.where(rows == columns, 1.0, 2.0)
-    # Each row of `forms` holds the coefficients of the quadratic form u^T X u in the entries of X's
-    # lower triangle. The vector u has one sign for each round of one client, and 0 elsewhere.
+    # Each row of `forms` has the coefficients of a quadratic form u^T X u, as a linear function of
+    # the entries in X's lower triangle. The vector u has a sign in each round of one client, and 0
+    # in all other rounds.
     signs = [
         np.where(np.arange(n) % min_sep == c, s, 0.0)
         for c in range(min_sep)
@@ -208,7 +209,8 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     def log_loss(entries: np.ndarray) -> tuple[float, np.ndarray]:
         X = matrix(entries)
         if np.linalg.eigvalsh(X)[0] <= 0.0:
-            return 1e9, np.zeros(len(entries))  # a loss that no line search accepts
+            # This loss is so large that no line search accepts the point.
+            return 1e9, np.zeros(len(entries))
         inverse = np.linalg.inv(X)
         loss = np.trace(gram @ inverse)
         return np.log(loss), -weights * (inverse @ gram @ inverse)[rows, columns] / loss

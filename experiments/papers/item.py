@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from fedmf.experiments.papers import catalogue
 from fedmf.experiments.papers.drawing import Lines
 
-Scale = Literal["tiny", "small", "full"]  # "tiny" is for tests alone
-# Short names of the sources. The slides of 2025 are one source, and Denisov's paper and its
-# appendix are another.
+Scale = Literal["tiny", "small", "full"]  # The scale "tiny" is for tests alone.
+# The sources of items, by their short names. All slides of 2025 are one source, and Denisov's paper
+# with its appendix is another.
 SOURCES = {
     "denisov": "Denisov et al. 2022, and its appendix",
     "multi-epoch": "Choquette-Choo et al. 2022, multi-epoch matrix factorization",

@@ -15,7 +15,7 @@ from fedmf.experiments.papers.fits import epochs, fit, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
-CIFAR = epochs(2000, 20)  # k = 20 participations of a client, b = 100 rounds apart
+CIFAR = epochs(2000, 20)  # A client has k = 20 participations, b = 100 rounds apart.
 
 
 def stackoverflow(request: Request) -> tuple[fedmf.Workload, fedmf.Participation]:
@@ -157,7 +157,8 @@ def figure_6(request: Request) -> Outcome:
     losses = [stamped_loss(row) for row in rows]
     right = sum(map(printed.agrees, losses, (row.printed for row in rows)))
     times = sorted({row.times for row in rows})
-    online, full = np.array(losses).reshape(2, -1)  # the table has the online decoder's rows first
+    # In the table, the rows of the online decoder come first.
+    online, full = np.array(losses).reshape(2, -1)
     theirs = np.array([float(row.printed) for row in rows]).reshape(2, -1)
     series = {"online decoder": online, "optimal decoder": full}
     series |= {f"{name}, printed": y for name, y in zip(list(series), theirs, strict=True)}

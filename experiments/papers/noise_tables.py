@@ -21,12 +21,12 @@ from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.learning_rate import predicted_learning_rate
 
 _DELTA = 1e-6
-# StackOverflow as in banded Table 5: an epoch has 342 rounds of 1000 clients. A single epoch (Table
-# 4) has 167 clients a round.
+# The StackOverflow experiments as in Table 5 of the banded paper: an epoch has 342 rounds of 1000
+# clients. The runs of a single epoch (Table 4) have 167 clients a round.
 ROUNDS, POPULATION, COHORT, SINGLE_EPOCH_COHORT = 2052, 342_000, 1000, 167
 PARTICIPATIONS = 6
-# Largest relative difference between the table's epsilon and that of the printed noise multiplier
-# for which the comparison says "nearly".
+# A comparison says "nearly" if the table's epsilon and the epsilon of the printed noise multiplier
+# differ by at most this relative amount.
 _SAME_EPSILON = 6e-4
 
 
@@ -74,11 +74,13 @@ def _printed_accuracies(
     accuracies: dict[tuple[str, float, str], str] = {}
     for row in rows:
         if isinstance(row, printed.NoiseRow):
-            # A row with as many bands as rounds is the dense optimum, and not a banded matrix.
+            # A row with as many bands as rounds is the dense optimum and not a banded matrix, so it
+            # has no line in the study.
             if row.bands != ROUNDS:
                 accuracies[row.mechanism, row.epsilon, row.learning_rate] = row.test
             continue
-        # If the table has two numbers of bands at an epsilon, the second is a line of its own.
+        # If the table has two rows for the same mechanism and epsilon, with different numbers of
+        # bands, the second row is a line of its own.
         has_line = any(key[:2] == (row.mechanism, row.epsilon) for key in accuracies)
         line = f"{row.mechanism}, {row.bands} bands" if has_line else row.mechanism
         for rate, accuracy in row.accuracies.items():
@@ -235,7 +237,7 @@ def multi_epoch_table_3(scale: Scale) -> Iterator[Cell]:
 
 
 def epsilon_on_a_grid(sigma: float) -> float:
-    """Computes epsilon as the accountant of the paper's time did.
+    """Computes epsilon as the accountants of 2022 did, from which the printed numbers come.
 
     That accountant rounds each round's privacy loss up to a multiple of 1e-4, and adds the losses.
     """
@@ -260,7 +262,8 @@ def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -
     workload, single = sums_once(ROUNDS)
     six = epochs(ROUNDS, PARTICIPATIONS)
     query = workload if measured == "prefix_sum" else fedmf.identity(ROUNDS)
-    if mechanism == "Band MF":  # fitted for a single participation, as `choose_bands` does
+    # The banded mechanism is fitted for a single participation, as `choose_bands` does.
+    if mechanism == "Band MF":
         return fedmf.rmse(fit(workload, single, "banded", bands=bands), query, six)
     participation = single if mechanism == "Single-epoch MF" else six
     family, options = {
@@ -286,7 +289,8 @@ def effective_rmse(
     if amplified and row.bands is not None and row.bands < ROUNDS // PARTICIPATIONS:
         sigma = amplified_noise(row.bands, row.epsilon)
     elif row.mechanism == "Multi-epoch MF" and not amplified:
-        # This mechanism's sensitivity under b-min-sep is 1.1269, and the table's sigma includes it.
+        # The mechanism of this row has sensitivity 1.1269 under b-min-sep participation. The
+        # table's sigma includes this factor.
         rows = {(r.mechanism, r.epsilon): r.noise_multiplier for r in printed.BANDED_TABLE_4}
         sigma = float(rows[row.mechanism, row.epsilon])
     cohort = SINGLE_EPOCH_COHORT if row.mechanism == "Single-epoch MF" else COHORT
@@ -294,7 +298,8 @@ def effective_rmse(
 
 
 def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> Iterator[Cell]:
-    """Yields cells with the printed best server learning rate, and the one by the rule of App. I.
+    """Yields cells that compare the printed best server learning rate with the one by the rule of
+    App. I of the banded paper.
 
     A cell is "nearly" right if the rule's rate is next to the best rate on the grid.
     """

@@ -68,8 +68,8 @@ DENISOV_TABLE_2 = tuple(
 )
 
 
-# Values of nu that are tried (slides, "For general problems ... tune the parameter nu"). The slides
-# print none. With nu = 0 the noise is that for prefix sums.
+# Values of nu that are tried. The slides print none, and say "For general problems ... tune the
+# parameter nu". With nu = 0 the noise is that for prefix sums.
 NUS = (0.0, 0.01, 0.1)
 
 
@@ -113,7 +113,7 @@ class StampedRow(NamedTuple):
         return parts[self.name]
 
 
-# The table prints MF(k=1, n=100)x20 twice, with the same number, and here it stands once.
+# The table prints MF(k=1, n=100)x20 twice, with the same number. It is listed once here.
 MULTI_EPOCH_TABLE_1 = tuple(
     StampedRow(name, int(k) if k else None, int(times), loss)
     for name, k, losses in _rows("""
@@ -131,10 +131,10 @@ MULTI_EPOCH_TABLE_1 = tuple(
 # Lower bound on the loss of MF(k=20, n=2000), from the caption of Table 1.
 MULTI_EPOCH_TABLE_1_BOUND = "6.53e5"
 
-# Multi-epoch, App. I.3, Table 6, with n = 6 rounds and k = 3 participations, b = 2 rounds apart.
-# The columns are the workload, the constraints, the smallest entry of X = C^T C, its smallest entry
-# for two rounds of one client, and sqrt(loss). The constraints of the paper's Eq. 34 are "signed",
-# of Eq. 36 "pairs" and of Eq. 35 "all".
+# Table 6 of the multi-epoch paper, App. I.3, with n = 6 rounds and k = 3 participations, b = 2
+# rounds apart. Its columns are the workload, the constraints, the smallest entry of X = C^T C, the
+# smallest entry of X for two rounds of one client, and sqrt(loss). The constraints are called
+# "signed" (Eq. 34), "pairs" (Eq. 36) and "all" (Eq. 35).
 MULTI_EPOCH_TABLE_6 = tuple(
     _rows("""
         prefix_sum | signed |  0.000 |  0.000 |  6.461
@@ -195,8 +195,8 @@ BANDED_TABLE_2 = tuple(
     )
 )  # fmt: skip
 
-# Banded, App. G, Table 3: the best number of bands at n = 1024 rounds and delta = 1e-6. Each
-# epsilon has a number for each of k = 1, 2, 4 .. 1024 epochs.
+# Table 3 of the banded paper, App. G: the best number of bands at n = 1024 rounds and delta = 1e-6.
+# Each epsilon has a number for each of k = 1, 2, 4 .. 1024 epochs.
 BANDED_TABLE_3_EPOCHS = tuple(2**i for i in range(11))
 BANDED_TABLE_3 = {
     float(epsilon): tuple(map(int, bands.split()))
@@ -214,9 +214,9 @@ BANDED_TABLE_3 = {
     """)
 }
 
-# Constant in the largest error log(n) / pi + constant of the slide "Toeplitz mechanism: optimal max
-# error", which does not print it. The error is a Landau constant, the sum of (binomial(2 t, t) /
-# 4^t)^2 over t < n, and its expansion begins with this constant.
+# The slide "Toeplitz mechanism: optimal max error" states the error log(n) / pi + constant, and
+# does not print this constant. The error is a Landau constant, the sum of (binomial(2 t, t) /
+# 4^t)^2 over t < n, whose expansion has this constant.
 SLIDES_CONSTANT = (0.5772156649015329 + 4.0 * math.log(2.0)) / math.pi
 
 # Learning rates that were tried, 1.7^i for i = -9 .. 4, as the tables print them.
@@ -291,7 +291,8 @@ BANDED_TABLE_5 = _noise("""
 
 
 class TunedRow(NamedTuple):
-    """Row of banded Table 6 or 7, with validation accuracy in percent by server learning rate.
+    """Row of Table 6 or 7 of the banded paper, with validation accuracy in percent by server
+    learning rate.
 
     `optimum` is the rate that the table marks as the best.
     """
@@ -321,8 +322,8 @@ def _tuned(table: str) -> tuple[TunedRow, ...]:
     return tuple(rows)
 
 
-# The last row of Table 6 is DP-SGD without noise. It stands apart, since without error there is no
-# predicted rate.
+# The last row of Table 6 of the banded paper is DP-SGD without noise. It is stored separately,
+# because without error there is no predicted rate.
 BANDED_TABLE_6_UNNOISED = {
     "1.0000": "25.96",
     "1.7000": "26.23",
@@ -375,14 +376,15 @@ BANDED_TABLE_7 = _tuned("""
     Band MF/64      | 16 | 1.0000 | 25.38 25.54 25.40                   | 1.7000
 """)
 
-# Multi-epoch, App. D, Table 3, column MF: maps the noise multiplier to epsilon at delta = 1e-6.
+# Table 3 of the multi-epoch paper, App. D, column MF: maps the noise multiplier to epsilon at delta
+# = 1e-6.
 MULTI_EPOCH_TABLE_3 = {"0.341": "17.648", "0.600": "8.841", "2.231": "2.000"}
-# Column DP-SGD (6e) of the same table, for 2052 Poisson samples of 1000 of 342,477 clients.
+# Column DP-SGD (6e) of the same table, for 2052 Poisson samples of 1000 of the 342,477 clients.
 MULTI_EPOCH_TABLE_3_DP_SGD = {"0.402": "17.648", "0.491": "8.824", "0.757": "2.000"}
 # Column GD (2052e) of the same table, where every client takes part in each of 2052 rounds.
 MULTI_EPOCH_TABLE_3_GD = {"15.518": "17.648", "27.493": "8.824", "106.023": "2.000"}
 
-# Banded, App. K.1, at delta = 1e-10: maps the rho of zCDP to epsilon.
+# App. K.1 of the banded paper, at delta = 1e-10: maps the rho of zCDP to epsilon.
 BANDED_K_1 = {"0.24": "4.35", "0.52": "6.69"}
 
 # Printed numbers that are known to differ from ours: (table, row, column) -> the reason. It is an

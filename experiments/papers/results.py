@@ -27,7 +27,7 @@ RESULT = "result.json"
 NUMBERS = "numbers.csv"
 PICTURE = "figure.png"
 _THUMBNAIL_WIDTH = 560
-_THUMBNAIL_COLORS = 256  # with fewer colours some lines would look the same
+_THUMBNAIL_COLORS = 256  # With fewer colours than this, some lines would look the same.
 
 
 def run(item: Item, request: Request) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         "holds": bool(outcome.holds),
         "seeds": list(outcome.seeds),
         "seconds": round(time.perf_counter() - start_time, 1),
-        # This is the time of this process and its children, which other load on the machine does
-        # not change.
+        # This is the processor time of this process and its children, which does not depend on
+        # other load on the machine.
         "processor_seconds": round(sum(os.times()[:4]) - start_cpu, 1),
         "fedmf": importlib.metadata.version("fedmf"),
         "command": command,
@@ -208,8 +208,8 @@ def describe(item: Item, result: Mapping[str, Any] | None) -> Description:
         return Description("No result here", "", "", f"`fedmf paper run {item.name}`", False)
     is_trained = item.study is not None
     origin = f"{state}; scale {result['scale']}"
-    # The time of an item that trains may be that of drawing alone. Its time of training is in
-    # `reduced`.
+    # For an item that trains, this time may be that of drawing alone. The time of its training is
+    # in `reduced`.
     if not is_trained:
         origin += f"; {duration(result['processor_seconds'])} of processor time"
     verdict = _verdict(result, is_trained=is_trained)

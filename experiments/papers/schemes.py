@@ -51,8 +51,8 @@ def schemes(rounds: int, separation: int) -> Schemes:
     A round has 1000 clients, and each client comes once in `separation` rounds on average.
     """
     size: dict[str, Any] = {"population": 1000 * separation, "cohort_size": 1000}
-    # The numbers of bands are divisors of the separation, which all schemes allow, each about twice
-    # the one before.
+    # The numbers of bands are divisors of the separation, each about twice the one before, because
+    # all schemes allow divisors.
     bands = [1]
     for b in range(2, separation + 1):
         if separation % b == 0 and b >= 1.9 * bands[-1]:
@@ -60,8 +60,9 @@ def schemes(rounds: int, separation: int) -> Schemes:
     workload, once = sums_once(rounds)
     banded = {b: fit(workload, once, "banded", bands=b) for b in bands}
     sampled = {b: mechanism for b, mechanism in banded.items() if b < separation}
-    # These mechanisms are fitted for the average number of participations. The dense optimum for it
-    # has negative entries, for which no guarantee is proven.
+    # Toeplitz and BLT mechanisms are fitted for the average number of participations. The dense
+    # optimum for that number has negative entries, for which no guarantee is proven, so it is left
+    # out.
     toeplitz, blt = (
         {rounds: fit(workload, epochs(rounds, rounds // separation), family)}
         for family in ("toeplitz", "blt")
@@ -78,7 +79,7 @@ def schemes(rounds: int, separation: int) -> Schemes:
 
 
 def points(rounds: int, separation: int, epsilons: Sequence[float]) -> Iterator[Point]:
-    """Yields the best point of every scheme at every epsilon.
+    """Yields the best point (number of bands and rmse) of every scheme at every epsilon.
 
     Noise multipliers are in units of the largest column norm of the encoder.
     """
@@ -109,12 +110,12 @@ def _noise(sampling: Sampling, mechanism: fedmf.Mechanism, epsilons: Sequence[fl
 
 @figure("fedmf-schemes")
 def ways_to_draw(request: Request) -> Outcome:
-    """Draws the rmse over epsilon of every scheme at each setting, and its ratio to the rmse
-    without amplification.
+    """Draws two panels for each setting, over epsilon: the rmse of every sampling scheme, and its
+    ratio to the rmse without amplification.
     """
-    # Each setting is the number of rounds, and the number of rounds in which every client comes
-    # once. Scale full has (k, b) = (20, 100) and (6, 342) of the papers, and two columns of banded
-    # Fig. 4.
+    # A setting is a pair: the number of rounds, and the number of rounds in which every client
+    # takes part once. Scale "full" has the settings (k, b) = (20, 100) and (6, 342) of the papers,
+    # and two columns of Figure 4 of the banded paper.
     settings, epsilons = request.pick(
         (((16, 4),), (2.0, 4.0)),
         (((64, 16),), (1.0, 4.0)),

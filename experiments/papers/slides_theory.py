@@ -28,7 +28,7 @@ from fedmf.experiments.papers.item import Outcome, Request, figure
 from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
 from fedmf.tasks.regression.data import RegressionOptions, client_examples, true_weights
 
-# Number of frequencies at which spectra are summed. The sums are exact up to (1 - eta * smallest
+# Spectra are summed at this many frequencies. The relative error of a sum is (1 - eta * smallest
 # eigenvalue)^POINTS, where eta is the learning rate.
 POINTS = 1 << 17
 OMEGA = 2 * np.pi * np.arange(POINTS) / POINTS
@@ -96,7 +96,7 @@ def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
     is computed from the modulus' cepstrum.
     """
     power = _weight(eta, spectrum, sampled) ** -0.5
-    cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # cepstrum of |C|
+    cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # `cepstrum` is that of |C|.
     half = np.zeros(POINTS)
     half[0] = cepstrum[0]
     half[1 : POINTS // 2] = 2 * cepstrum[1 : POINTS // 2]
@@ -144,7 +144,7 @@ def stationary_error(
 
 
 def rounds_for(noise: Noise, eta: float, spectrum: np.ndarray, left: float = 1e-4) -> int:
-    """Returns the number of rounds after which the start is forgotten.
+    """Returns the number of rounds after which the starting point no longer matters.
 
     The slowest decay, of errors or of coefficients, then leaves the share `left` of a square.
     """
@@ -186,8 +186,8 @@ def simulated(
     return (spectrum * e**2).sum(axis=1)
 
 
-# A simulated mean that is this many standard errors from the formula counts as a difference. For a
-# normal mean the chance is one in 1.7 million.
+# A simulated mean counts as different from the formula if it is at least this many standard errors
+# away. For a normal mean the chance of that is one in 1.7 million.
 FAR = 5.0
 SGD, ANTI, FTRL, BEST = "independent", "damped anti-PGD", "nu-FTRL", "best"
 
@@ -366,8 +366,8 @@ def learning_rate(request: Request) -> Outcome:
     found = Comparison(chains, sampled=True)
     for panel, H in ((f"d = {d}, high", high(d)), (f"d = {d}, low", low(d))):
         for eta in etas:
-            # With this drop, sqrt(2 eta d_eff / d), the two terms of anti-PGD's error are equal
-            # (docs/papers/slides.md). Here d_eff is the effective dimension.
+            # This drop is sqrt(2 eta d_eff / d), where d_eff is the effective dimension. With it,
+            # the two terms of anti-PGD's error are equal (docs/papers/slides.md).
             drop = min(0.9, np.sqrt(2 * eta * H.sum() / d))
             found.add(
                 panel,
@@ -469,8 +469,8 @@ def finite_time(request: Request) -> Outcome:
             for eta in 2.0 ** np.arange(-9, 0, 0.5):
                 mechanism = noise(eta).mechanism(T)
                 tried.append((eta, _trained(x[:T], y[:T], weights, eta, mechanism, len(rows))))
-            # One half of the chains chooses the learning rate, and the other half gives the
-            # reported error.
+            # Half of the chains choose the learning rate, and the other half gives the reported
+            # error.
             eta, found = min(tried, key=lambda pair: pair[1][:half].mean())
             report = found[half:]
             error = report.std(ddof=1) / np.sqrt(len(report))

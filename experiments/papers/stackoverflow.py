@@ -41,12 +41,12 @@ DENISOV_TABLE_4 = {
 SGDM, GDM, HONAKER_6 = "DP-SGDM,6e", "DP-GDM,2052e", "Honaker,6e"
 MF_1_1, MF_1_6, MF_6_6 = "MF1,1e", "MF1,6e", "MF6,6e"
 UNNOISED = "no noise"
-# Names of lines in the banded paper, Tables 4 to 7.
+# Names of lines in Tables 4 to 7 of the banded paper.
 SGD, SINGLE, TREE = "DP-SGD", "Single-epoch MF", "Optimal TreeAgg"
 MULTI, BANDED = "Multi-epoch MF", "Band MF"
 NU = "nu-DP-FTRL"
-# These rates go from the best rate of DP-SGD at epsilon 1 to that of the best mechanism at 16
-# (banded Table 6).
+# The rates range from the best one of DP-SGD at epsilon 1 to that of the best mechanism at epsilon
+# 16 (Table 6 of the banded paper).
 NU_RATES = tuple(1.7**power for power in range(-5, 2))
 Parts = Sequence[tuple[str, Fields]]
 
@@ -92,8 +92,8 @@ def _study(
     )
 
 
-# How learning rates fall in the last quarter of the rounds: not at all, linearly to 0.05 of the
-# peak, or at once to 0.15 of it.
+# How the learning rate falls in the last quarter of the rounds: not at all (""), linearly to 0.05
+# of the peak (COOLDOWN), or at once to 0.15 of it (DECAY).
 FALLS = ("", COOLDOWN, DECAY)
 
 
@@ -153,7 +153,7 @@ def denisov(size: Size) -> Study:
         (FULL, {"family": "tree", "decoder": "full"} | every),
         (PREFIX, {"family": "dense"} | every),
     ]
-    # Each momentum has an optimum of its own. Without momentum it is the optimum for prefix sums.
+    # Each momentum has its own optimal mechanism. For momentum 0 it is the optimum for prefix sums.
     for beta in size.momentums:
         own = _file(f"momentum-{beta:g}") if beta else {"family": "dense"}
         parts.append((MOMENTUM, own | grid | {"server_momentum": beta}))
@@ -204,8 +204,8 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     inside = _file(f"momentum-{beta:g}")
     both = _file(f"momentum-{beta:g}-cooldown")
     of = {CONSTANT: prefix, AFTER: prefix, M_CONSTANT: inside, M_AFTER: inside}
-    # These lines read mechanisms from files, since a mechanism that is fitted in the run would be
-    # fitted for the run's decay.
+    # These lines read their mechanisms from files. If the run fitted its mechanism, that would be
+    # the optimum for the run's decaying learning rates.
     of |= {DECAY_AFTER: _file("prefix"), M_DECAY: _file(f"momentum-{beta:g}{DECAY}")}
     parts = []
     for line in lines:
@@ -213,7 +213,7 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
         fall: Fields = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT) else 0.25}
         if line in (DECAY_AFTER, M_DECAY):
             fall = {"learning_rate_schedule": decay(size.rounds_once)}
-        # On the real data this line has its best settings by Denisov's Table 4.
+        # On the real data, this line has the best settings of Table 4 of Denisov et al. 2022.
         if line == M_CONSTANT and not size.corpus:
             rate, _, momentum = DENISOV_TABLE_4[MOMENTUM][0]
             fall |= _file(f"momentum-{momentum:g}") | {"server_learning_rate": rate}

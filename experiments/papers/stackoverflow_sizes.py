@@ -157,7 +157,7 @@ SIZES: dict[Any, Size] = {
 }
 # Sizes for the papers before the banded one, in which all clients of a round train.
 EARLIER = SIZES | {"full": Size(simulated=None)}
-# The following fields replace those of scale small, each in some of the studies.
+# The following fields replace those of scale "small" in some of the studies.
 _LONG: Fields = {
     "rounds": 512,
     "rounds_once": 512,
@@ -165,23 +165,23 @@ _LONG: Fields = {
     "momentums": (0.95,),
     "population": 12800,
 }
-# Noise that is optimised for the last model harms the models before it, if rounds are few or rates
-# large (docs/papers). So this study has many rounds and small rates.
+# Noise that is optimised for the last model harms the models of earlier rounds, if there are few
+# rounds or the rates are large (docs/papers). So this study has many rounds and small rates.
 DENISOV = _LONG | {"server_rates": (0.0625, 0.125, 0.25), "noise": (0.341, 2.728)}
-# Here noise and not the pace of learning should decide at the end, so the noise multiplier is twice
-# the largest of the paper's grid. Rates are so small that the sum of the noise of all steps counts
-# more than that of single steps (docs/papers).
+# In this study the noise should decide the final accuracy, and not the pace of learning. So the
+# noise multiplier is twice the largest of the paper's grid, and rates are so small that the noise
+# summed over all steps matters more than that of single steps (docs/papers).
 SCHEDULES = _LONG | {
     "simulated": 6,
     "server_rate": 0.015625,
     "noise": (10.912,),
     "repeats_denisov": 12,
 }
-# The noise multiplier is the largest of the paper's grid. At the rates of Figure 3 single steps
-# count too little to show in the body of training.
+# The noise multiplier is the largest of the paper's grid. The rates are larger than those of Figure
+# 3, at which the noise of single steps is too small to show in the body of training.
 DECAYS = SCHEDULES | {"server_rate": 0.03125, "noise": (5.456,), "repeats_denisov": 32}
-# With fewer clients a round, the paper's epsilons give noise that matters. At a rate of 8 models
-# diverge, and have huge updates.
+# A round has fewer clients than in the paper, so that the noise at the paper's epsilons matters. At
+# a server rate of 8 models diverge, and have huge updates.
 EPOCHS: Fields = {
     "cohort": 40,
     "single": 6,
@@ -190,21 +190,23 @@ EPOCHS: Fields = {
     "rates": (0.25, 0.5, 1.0, 8.0),
     "differs": ", and a server rate of 8",
 }
-# The paper's clients train on up to 16 batches. With a single batch no update would be huge.
+# The clients of the paper train on up to 16 batches. If they trained on a single batch, no update
+# would be huge.
 DIVERGENCE: Fields = {
     "client_rate": 3.0,
     "options": {**SIZES["small"].options, "batch_size": 2, "max_sentences": 128},
     "corpus": _CORPUS | {"sentences_per_client": 24.0},
     "differs": ", and batches of 2 sentences",
 }
-# With many short epochs BandMF could hardly differ from the two other mechanisms, so epochs are
-# long.
+# Epochs are long in this study, because over many short epochs BandMF is hardly more accurate than
+# the two other mechanisms.
 CENTRE: Fields = {"cohort": 40, "epoch": 48, "population": 1920, "epsilons_banded": (2.0, 16.0)}
-# There are two epochs. Of the gap in error between independent noise and the optimum, nu noise then
-# closes as much as in six long epochs (docs/papers). With so few clients, epsilon 8 gives the
-# noise of the sizes above.
+# With two epochs, nu noise closes as much of the gap in error between independent noise and the
+# optimum as with six long epochs (docs/papers). With so few clients, the noise at epsilon 8 is that
+# of the sizes above.
 NU: Fields = CENTRE | {"repeats": 6, "epsilons_banded": (8.0,)}
-# There are more seeds, since BandMF and the dense optimum differ by half a point of accuracy.
+# This study has more seeds, because the accuracies of BandMF and the dense optimum differ by half a
+# point only.
 PHONES: Fields = {"repeats": 12}
 
 

@@ -32,7 +32,7 @@ from fedmf.sweeps.results import validation_of
 from fedmf.sweeps.runs import run_folder
 
 Fields = dict[str, Any]
-_SEED_0 = "seed=0"  # end of the name of a run that serves tuning
+_SEED_0 = "seed=0"  # The name of a run that serves tuning ends with this.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,7 +235,7 @@ def run_study(study: Study, request: Request) -> list[Score]:
         settings = targets[key]
         line_runs = tuple(runs[name] for name in names)
         config = settings[best[key]]
-        # If there is a target epsilon, it is used, since the plan's epsilon is below it by a
+        # The target epsilon is taken if there is one, because the plan's epsilon is below it by a
         # rounding error.
         epsilon = config.epsilon or line_runs[0].plan["epsilon"] or math.inf
         tried = tuple(tuning_runs[name] for name in settings if name in tuning_runs)
@@ -412,7 +412,8 @@ def _trained(
     )
     for name, failure in sweep.train_all(out, configs, training).items():
         raise ValueError(f"run {name} in {out} failed: {failure.reason}")
-    # Many runs have the same mechanism, and a dense one takes 34 MB.
+    # Mechanisms are read once for each digest, because many runs have the same one, and a dense
+    # mechanism takes 34 MB.
     mechanism_by_digest: dict[str, Mechanism] = {}
     runs: dict[str, Run] = {}
     for name, folder_name in names.items():

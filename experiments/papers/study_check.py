@@ -15,8 +15,8 @@ from fedmf.mechanisms import Mechanism
 from fedmf.reports.text import duration
 from fedmf.runs.config import TrainConfig
 
-# A configuration checks these fields itself, and no check here reads them. Runs that differ only in
-# them are therefore checked once.
+# No check of this module reads these fields, which a configuration checks itself. So runs that
+# differ only in them are checked once.
 _UNCHECKED_FIELDS: dict[str, Any] = {
     "server_learning_rate": 1.0,
     "client_learning_rate": 1.0,
@@ -61,8 +61,8 @@ def check_runs(
         if key not in task_by_key:
             task = tasks.task_from_config(config, progress=False)
             assert isinstance(task, Task)
-            # No model is trained here, so one model of each task suffices. The runs of a study read
-            # the same clients first.
+            # Nothing is trained here, so one model of each task suffices. The runs of a study read
+            # the same clients first, so the examples of clients are cached.
             task = dataclasses.replace(
                 task,
                 build_model=functools.cache(task.build_model),
@@ -137,15 +137,15 @@ class Speed(NamedTuple):
     test: int
 
 
-# The speed on StackOverflow was measured with all sentences of its users, about 64, and lay between
-# 7 and 15 clients a second on different machines. The speed on CIFAR-10 follows from a processor
-# time of 3.2 s for the 500 images of a step. Its evaluation, 1% of a run, is an estimate. Of the
-# 16,586,035 sentences of StackOverflow's test split 10,000 are for validation.
+# StackOverflow: the speed was measured with all sentences of its users, about 64, and lay between 7
+# and 15 clients a second on different machines. Of the 16,586,035 sentences of the test split,
+# 10,000 are for validation. CIFAR-10: the speed follows from 3.2 s of processor time for the 500
+# images of a step. Evaluation takes 1% of a run, so its speed is an estimate.
 SPEEDS = {
     "stackoverflow_nwp": Speed(clients=11.0, examples=920.0, validation=10_000, test=16_576_035),
     "cifar10": Speed(clients=300.0, examples=1000.0, validation=5_000, test=5_000),
 }
-_LEAST_ROUNDS = 10  # fewest rounds from which speed is measured
+_LEAST_ROUNDS = 10  # Speed is measured from at least this many rounds.
 
 
 class RunCost(NamedTuple):
@@ -238,13 +238,14 @@ def cost(
     """
     speed = SPEEDS[str((*tuning, *repeats)[0].task)]
     measured = clients_per_second(folder)
-    # Evaluation is taken to be faster by the same factor as training.
+    # If training is faster or slower than on the machine where SPEEDS were measured, evaluation is
+    # assumed to be so by the same factor.
     factor = 1.0 if measured is None else measured * jobs / speed.clients
 
     def run_cost(config: TrainConfig, *, test: bool) -> RunCost:
         """Returns the cost of one run."""
-        # A run is validated every `evaluate_every` rounds, after the last round, and for the
-        # result.
+        # A run is validated every `evaluate_every` rounds, once after the last round, and once more
+        # for the result.
         validations = -(-config.rounds // config.evaluate_every) + 1
         examples = validations * int(
             config.task_options.get("validation_sentences", speed.validation)
@@ -273,7 +274,7 @@ def clients_per_second(folder: pathlib.Path) -> float | None:
     rounds = 0
     for timings in (folder / "runs").glob("*/timings.jsonl"):
         rows = zip(_rows(timings.with_name("metrics.jsonl")), _rows(timings), strict=False)
-        # The first round is left out, since TensorFlow traces its graphs in it.
+        # The first round is left out, because TensorFlow traces its graphs in it.
         for row, timing in list(rows)[1:]:
             if "validation" not in row:
                 clients += row["clients"]

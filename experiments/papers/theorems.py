@@ -108,8 +108,8 @@ _NUMBER = re.compile(
     rf"(?P<kind>{_KIND}) (?P<number>[A-Z]?\.?\d+(?:\.\d+)?)"
     r"(?P<paper>[^.;(]{0,12}? of (?:the )?\w[\w-]+)?"
 )
-_REACH = 110  # a paper's name counts for numbers within this many characters
-# These files are about citations, and cite nothing themselves.
+_REACH = 110  # A paper's name counts for a number if it is within this many characters of it.
+# Texts in these files describe citations, and are no citations themselves.
 _OF_CITATIONS = ("theorems.py", "test_theorems.py")
 
 
@@ -142,8 +142,8 @@ def cited_in(text: str) -> Iterator[tuple[str, str, int]]:
     >>> list(cited_in("# banded paper; Wang and Balle 2019, Theorem 27"))
     []
     """
-    # Line breaks become blanks, since a citation may continue in the next line. The length stays
-    # the same, so that positions still give line numbers.
+    # A citation may continue in the next line, so line breaks become blanks. The text keeps its
+    # length, so that positions still give line numbers.
     flat_text = re.sub(r"\n *#? *", lambda gap: "".ljust(len(gap[0])), text)
     papers: list[tuple[int, str]] = []
     for pattern, source in _PAPERS:
@@ -180,7 +180,7 @@ def citations(folder: pathlib.Path) -> dict[tuple[str, str], list[str]]:
     Python files.
     """
     positions: dict[tuple[str, str], list[str]] = {}
-    # Links are followed, since tasks/ is a link in a checkout.
+    # Links are followed, because tasks/ is a link in a checkout.
     for parent, _, names in os.walk(folder, followlinks=True):
         for name in names:
             if not name.endswith(".py") or name in _OF_CITATIONS:
