@@ -238,7 +238,8 @@ class ShortRepr:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "__repr__" not in vars(cls):  # Without this, @dataclass would generate a long one.
+        # Without this assignment, @dataclass would generate a `repr` with all fields.
+        if "__repr__" not in vars(cls):
             cls.__repr__ = ShortRepr.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:

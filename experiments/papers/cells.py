@@ -69,7 +69,7 @@ KINDS = (
     "other, not explained",
 )
 Rows = Callable[[Scale], Iterable[Cell]]
-# Function that returns rows for accuracies of trained runs: row, column, printed number, our
+# A function that returns rows on the accuracies of trained runs: row, column, printed number, our
 # number, and the number of runs.
 Trained = Callable[[Request], Sequence[tuple[str, str, str, float, str]]]
 

@@ -381,7 +381,8 @@ BANDED_TABLE_7 = _tuned("""
 MULTI_EPOCH_TABLE_3 = {"0.341": "17.648", "0.600": "8.841", "2.231": "2.000"}
 # Column DP-SGD (6e) of the same table, for 2052 Poisson samples of 1000 of the 342,477 clients.
 MULTI_EPOCH_TABLE_3_DP_SGD = {"0.402": "17.648", "0.491": "8.824", "0.757": "2.000"}
-# Column GD (2052e) of the same table, where every client takes part in each of 2052 rounds.
+# Column GD (2052e) of Table 3 of the multi-epoch paper, where every client takes part in each of
+# 2052 rounds.
 MULTI_EPOCH_TABLE_3_GD = {"15.518": "17.648", "27.493": "8.824", "106.023": "2.000"}
 
 # App. K.1 of the banded paper, at delta = 1e-10: maps the rho of zCDP to epsilon.

@@ -155,7 +155,7 @@ SIZES: dict[Any, Size] = {
         corpus={"sentences_per_client": 6.0, "vocabulary_size": 260},
     ),
 }
-# Sizes for the papers before the banded one, in which all clients of a round train.
+# Sizes for the two papers before the banded paper, in which all clients of a round train.
 EARLIER = SIZES | {"full": Size(simulated=None)}
 # The following fields replace those of scale "small" in some of the studies.
 _LONG: Fields = {

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import fedmf
 
-# Each line has the source, the number and the content of a statement, in our words.
+# Each line has the source (short name of a paper), the number and the content of a statement, in
+# our words.
 _STATEMENTS = """
 denisov | Prop. 2.1 | Without delta, a guarantee for fixed inputs holds for adaptive ones.
 denisov | Thm. 2.1 | With Gaussian noise it does with delta too, for a lower-triangular query.
@@ -87,7 +88,8 @@ banded | Example F.3 | What shuffling gains.
 banded | Alg. 8 | Multiplication by a banded matrix, a row at a time.
 banded | Alg. 9 | Multiplication by its inverse, a row at a time.
 """
-# Patterns for a paper's name in a comment, with the source. Other literature has the source "".
+# Each entry has a pattern that matches a paper's name in a text, and the source that the name
+# belongs to. Literature beside the papers has the source "".
 _PAPERS = (
     (r"[Mm]ulti-epoch", "multi-epoch"),
     (r"[Bb]anded(?: paper|,| Alg| Table)|Choquette-Choo et al\. 2023|BandMF", "banded"),

@@ -16,7 +16,7 @@ from fedmf.audits.noise import FALSE_POSITIVE_RATE
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.rounding import finite_or_none
 
-# These tests examine the noise, by calls in which all updates are zero.
+# These tests examine the noise. They call the function with updates that are all zero.
 NOISE_TESTS = ("zeros", "noise", "rounds", "tails", "dependence", "start")
 # These tests examine movements, which are the distances by which clients' updates move a release.
 MOVEMENT_TESTS = tuple(

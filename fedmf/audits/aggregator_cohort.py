@@ -146,7 +146,8 @@ def _slow_movements(tests: MovementTests, base_scenario: Scenario) -> Iterator[M
             )
         except (WrongResult, NotFiniteReleaseError):
             raise
-        except Exception:  # The function refuses the updates, which protects as well as a clip.
+        # A function that refuses these updates protects clients as well as one that clips them.
+        except Exception:
             tests.measurements.runs.start()
 
 
@@ -182,7 +183,8 @@ def _movements_between_counts(
             estimates.append((num_senders, row, measurements.measure(row)))
         except (WrongResult, NotFiniteReleaseError):
             raise
-        except Exception:  # The function refuses the updates, which protects as well as a clip.
+        # A function that refuses these updates protects clients as well as one that clips them.
+        except Exception:
             measurements.runs.start()
     for low, high in itertools.combinations(estimates, 2):
         low_count, row, low_estimate = low

@@ -12,16 +12,16 @@ from fedmf.audits.aggregator_noise import NoiseModel, NoiseSample, white_rows
 from fedmf.audits.finding import Finding
 from fedmf.audits.noise import audit_noise
 
-# Arrays with fewer samples of noise are left out of these tests.
+# Arrays with fewer samples of noise than this are not tested for dependence.
 _MIN_SAMPLES = 2_000
 # Pairwise correlations are computed for at most this many rounds.
 _MAX_CORRELATED_ROWS = 3_000
 # `audit_noise` examines at most this many rounds and columns of a run.
 _MAX_AUDITED_ROUNDS = 64
 _MAX_AUDITED_COLUMNS = 4_096
-# The correlation of entries is tested for at least this many pairs.
+# A correlation of entries is tested only if it is over at least this many pairs of entries.
 _MIN_PAIRS = 64
-# One call computes Fourier transforms of at most this many entries.
+# At most this many entries are transformed by one call of the fast Fourier transform.
 _MAX_BATCH_ENTRIES = 2**17
 
 
@@ -284,7 +284,7 @@ def _reflections(runs: list[np.ndarray]) -> Finding:
         padded_length = scipy.fft.next_fast_len(2 * num_entries, real=True)
         squared_spectrum = scipy.fft.rfft(rows, padded_length) ** 2
         sums = scipy.fft.irfft(squared_spectrum, padded_length)[:, :num_index_sums]
-        # The product of an entry with itself is no pair, and is subtracted.
+        # An entry times itself is no product of a pair, so the squares are subtracted.
         sums[:, ::2] -= rows**2
         distances = np.abs(np.arange(num_index_sums) - (num_entries - 1))
         num_pairs = (num_entries - distances) // 2

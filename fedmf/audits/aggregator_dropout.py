@@ -11,7 +11,7 @@ from fedmf.audits.aggregator_movement import Estimate, Movement, NotFiniteReleas
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 
-# The error rate of the test is divided by this number of comparisons.
+# The test makes at most this many comparisons, by which its error rate is divided.
 _NUM_COMPARISONS = 5
 
 
@@ -125,7 +125,8 @@ def _noise_without_clients(tests: MovementTests) -> tuple[float, str]:
     try:
         estimate = measurements.measure(scenario, with_residual=True)
     except Exception:
-        # The function refuses the round, or its release is not finite.
+        # The function has refused the round, or its release is not finite. Neither shows how large
+        # the noise is.
         measurements.runs.start()
         return 1.0, ""
     if not measurements.noise_model.exists:

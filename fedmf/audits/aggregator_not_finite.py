@@ -17,12 +17,12 @@ from fedmf.audits.aggregator_runs import WrongResult
 _MAX_ARRAYS_WITH_THREE_ENTRIES = 8
 # If an update has more arrays, only their middle entries are replaced, in at most this many arrays.
 _MAX_ARRAYS_WITH_ONE_ENTRY = 64
-# In this many arrays, an entry that is not finite is sent beside a huge entry.
+# Inputs with a value that is not finite beside a huge entry are made for at most this many arrays.
 _MAX_ARRAYS_BESIDE_HUGE = 4
 # The error rate of the test is divided by this upper bound on the number of its inputs.
 _MAX_INPUTS = 200
-# After each group of this many inputs, updates within the clip norm show whether the function
-# remembers the inputs.
+# After each group of this many bad inputs, updates within the clip norm are sent. They show whether
+# the function remembers the bad inputs.
 _INPUTS_BETWEEN_CHECKS = 4
 
 
@@ -97,7 +97,7 @@ def _is_remembered(tests: MovementTests, inside_update: np.ndarray) -> bool:
     except WrongResult:
         raise
     except Exception:
-        # If the function refuses finite updates, it releases nothing about the bad ones.
+        # A function that refuses finite updates from now on releases nothing about the bad inputs.
         runs.start()
     return False
 

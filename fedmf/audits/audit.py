@@ -190,8 +190,8 @@ class Audit(fields.Checked, fields.ShortRepr):
         """Returns the observed participation in plain JSON types, for the privacy statement."""
         observed = self.observed
         sampling = self.planned.sampling
-        # If each client is sampled independently, cohort sizes are random, so that no round
-        # counts as short.
+        # If each client is sampled independently, cohort sizes are random, so no round counts as
+        # short.
         short_rounds = None
         if cohort_size is not None and not (sampling is not None and sampling.independent):
             short_rounds = observed.short_rounds

@@ -26,7 +26,7 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.gaussian import gaussian_epsilon
 from fedmf.privacy.plan import Plan, unamplified_epsilon
 
-# One convolution filters columns with at most this many entries together.
+# A convolution filters several columns at once, with at most this many entries in all.
 _MAX_FILTERED_ENTRIES = 2**20
 
 

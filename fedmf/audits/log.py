@@ -137,8 +137,8 @@ class SortedLog:
             starts = np.flatnonzero(columns["is_next_client"])
             end = len(columns["round"])
             if begin + block_rows < num_rows:
-                # The last client of the block may have further rows, so that the next block begins
-                # with this client.
+                # The last client of the block may have further rows, so the next block begins with
+                # this client.
                 end = int(starts[-1])
             if end:
                 block = np.asarray(columns["round"][:end])
@@ -276,12 +276,13 @@ class _LogFile:
     def read(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> ParticipationLog:
         """Reads the file into the sorted table `log`, and returns a description of the file."""
         stat_before = self.path.stat()
-        # DuckDB would need more memory to keep the order of rows.
+        # If DuckDB had to keep the order of rows, it would need more memory.
         db.execute("SET preserve_insertion_order = false")
         self._load(db, scratch)
         num_rows = self._num_rows(db)
         lookalikes = self._lookalikes(db)
-        # Sorting while the file is read would take more memory.
+        # The rows are sorted after they are read, because sorting while reading would take more
+        # memory.
         db.execute(
             "CREATE TABLE sorted AS SELECT client, spelling, round FROM log ORDER BY client, round"
         )

@@ -166,7 +166,7 @@ def info(file: pathlib.Path | None, as_json: bool) -> None:
         with arguments_checked():
             description = describe_file(file)
     except BadArgument as error:
-        # This command takes the data file as an argument and not as an option.
+        # The library says "by data=FILE", but this command takes the file as an argument.
         raise BadArgument(error.message.replace("by data=FILE", "as FILE")) from error
     show(description, as_json)
 

@@ -95,7 +95,8 @@ def bands(
         search = BandSearch(workload=A, **config_options)
         rows = []
         if dense:
-            # The dense fit is made first, because it refuses a size that is too large at once.
+            # The dense fit is made first. If it is too large for the memory, it is refused
+            # immediately.
             progress("fitting the dense optimum")
             rows.append(search.dense())
         progress("fitting the first number of bands")

@@ -163,7 +163,8 @@ class Diurnal(fields.Checked):
         float64 array of shape (clients,).
         """
         random_bits = keyed_random.bits(keyed_random.key(self.seed, _PLACE), clients)
-        # The upper 32 random bits choose a client's time zone, the lower 32 bits its phase.
+        # The upper 32 random bits choose a client's time zone. The lower 32 bits shift its local
+        # time by up to `phase_hours` in either direction.
         zone_quantiles = (random_bits >> np.uint64(32)) * 2.0**-32
         phases = (random_bits & np.uint64(0xFFFFFFFF)) * 2.0**-31
         hours = phases * self.phase_hours

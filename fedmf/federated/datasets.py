@@ -7,9 +7,9 @@ import tensorflow as tf
 
 from fedmf.training import examples as of_examples
 
-# A dataset of unknown length may have no end, and is read up to these limits. The number of
-# examples is 256 times the 256 that the papers take of a client. The bytes fit into the memory of
-# any machine that trains.
+# A dataset of unknown length may have no end, so at most MAX_EXAMPLES examples and MAX_BYTES bytes
+# are read. The papers take 256 examples of a client, and MAX_EXAMPLES is 256 times as many. Any
+# machine that trains has memory for MAX_BYTES.
 MAX_EXAMPLES = 256 * 256
 MAX_BYTES = 1 << 30
 _BOUND_HINT = "give repeat() a number, or end it with take(n)"

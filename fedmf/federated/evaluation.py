@@ -68,7 +68,7 @@ class KerasEvaluator:
         self._is_mean_loss = is_mean(functions)
         self._training_batch_size = settings.batch_size
         self._model = functions.build_model(settings.seed)
-        # A TFF model computes its own metrics, and the task has none.
+        # If the model is a TFF model, it computes its own metrics, and the task has none.
         self._tff_model = self._model if isinstance(self._model, TffModel) else None
         self._metrics = [] if functions.metrics is None else list(functions.metrics())
         # The mean is computed in float64, because its count of words would stop growing at 16
@@ -115,7 +115,7 @@ class KerasEvaluator:
         if self._tff_model is None:
             outputs = _annotated(outputs, annotations)
         else:
-            # A TFF model also updates its own metrics when its outputs are computed.
+            # Computing the outputs of a TFF model also updates the model's own metrics.
             outputs = self._tff_model(outputs)
         for metric in self._metrics:
             if metric is self._mean_loss:

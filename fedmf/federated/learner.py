@@ -133,8 +133,7 @@ class KerasLearner(ModelFunctions, Learner):
 
         def build(seed: int) -> Any:
             model = build_model(seed)
-            # In a graph of TFF the weights cannot be set here. TFF sets them after it has built the
-            # model.
+            # While TFF builds a graph, the weights cannot be set here. TFF sets them afterwards.
             if tf.executing_eagerly():
                 model.set_weights(weights)
             return model

@@ -170,7 +170,8 @@ def _check_for_tff(checked: _CheckedModel) -> None:
     """Raises ValueError for a loss or for weights that execution='tff' does not support."""
     if checked.functions.loss is not None:
         _check_captures(checked)
-    # The vocabulary of an adapted lookup layer is among the weights, and has no name.
+    # The vocabulary of an adapted lookup layer is among these weights. It has no name, so the
+    # message calls it "a vocabulary".
     frozen = [
         getattr(weight, "name", "a vocabulary") for weight in checked.model.non_trainable_variables
     ]

@@ -153,8 +153,8 @@ class TffModel(abc.ABC):
 
         TFF's counts of examples and batches are left out.
         """
-        # TFF's finalizers of Keras metrics create variables at each call. A tf.function may not, so
-        # that they run eagerly.
+        # TFF's finalizers of Keras metrics create variables at each call, which a tf.function may
+        # not. So they run eagerly.
         runs_eagerly = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
         try:

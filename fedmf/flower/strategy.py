@@ -435,7 +435,8 @@ class MatrixFactorizationDP(Strategy):
             if self._folder is not None:
                 record_arrays = StepRecord(t, under_way.model, under_way.after).to_arrays()
             server.release(before=record_arrays)
-        if under_way.asked is not None:  # A resumed round was logged before the restart.
+        # After a restart `asked` is None, and the round was logged before.
+        if under_way.asked is not None:
             log_round(self.plan, t, len(under_way.added), self._dropped)
             under_way.asked = None
         under_way.is_step_begun = True

@@ -200,7 +200,8 @@ class StrategyState:
                     continue
                 if not is_immutable(value):
                     visited[id(value)] = value
-                    while path in used_addresses:  # Two classes may have the same name.
+                    # Two classes may have the same name, and need different addresses.
+                    while path in used_addresses:
                         path = (*path[:-1], f"{path[-1]}'")
                     used_addresses.add(path)
                     yield path, value

@@ -27,7 +27,7 @@ from fedmf.participation.sharpening import (
 # Largest number of entries of X = C^T C that are stored for a Toeplitz encoder, which take 1 GB.
 # Encoders of other types take more memory themselves than X does.
 _MAX_TOEPLITZ_ENTRIES = 2**27
-# Up to this number of rounds, banded encoders are multiplied as dense matrices.
+# For runs of at most this many rounds, banded encoders are multiplied as dense matrices.
 _MAX_DENSE_ROUNDS = 4096
 # The costs of a group of clients are added up by products of matrices if each client has more than
 # this fraction of all pairs of rounds. The products are for blocks of _BLOCK_CLIENTS clients.
@@ -66,7 +66,7 @@ def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
     diagonals = np.zeros((bands, n))
     if c is not None:
         for d in range(bands):
-            # X[t, t + d] is the sum of those products c_s c_(s + d) that end before row n.
+            # X[t, t + d] is the sum of c_s c_(s + d) over s from 0 to n - 1 - t - d.
             cumulative_sums = np.cumsum(c[: bands - d] * c[d:])
             num_terms = np.minimum(np.arange(n - d, 0, -1), bands - d)
             diagonals[d, : n - d] = cumulative_sums[num_terms - 1]

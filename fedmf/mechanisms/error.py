@@ -21,7 +21,7 @@ from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.workloads import Workload, check_workload
 
-# Number of rounds in a block of rows that are computed together.
+# Rows are computed in blocks of this many rounds.
 _BLOCK_ROUNDS = 256
 _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 
@@ -241,7 +241,7 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
     if encoder_rows is None or workload.inverse_diagonals is None:
         return None
     inverse = workload.inverse_diagonals
-    # A square C has N = C^-1, so that A N = (C A^-1)^-1.
+    # For a square C, N = C^-1 and therefore A N = (C A^-1)^-1.
     with np.errstate(all="ignore"):
         columns = columns_of_rows(checks.banded_product(encoder_rows, inverse))
         squared_norms = NoiseRecursion(columns).squared_errors()

@@ -94,7 +94,8 @@ class FFTMechanism(Mechanism):
         if self.decoder == "plain":
             _check_plain(n)
             B = scipy.linalg.circulant(_root_of_circulant(n))[:n]
-            # Multiplying by S^-1 takes the differences of successive rows.
+            # N is S^-1 B, where S computes prefix sums. Multiplying by S^-1 takes the differences
+            # of successive rows.
             return np.diff(B, axis=0, prepend=0.0)
         return triangular_inverse(self.encoder())
 

@@ -149,7 +149,7 @@ class Buffers:
         rows_from_y[:, :count] = through_sums
         for j in range(w):
             rows_from_y[np.arange(count), np.arange(count) + w - 1 - j] += window[:, j]
-        # The state begins with its newest draw, while y ends with it. The columns are therefore
+        # In the state the newest draw comes first, and in y it comes last. So the columns are
         # reversed.
         M[:count] = np.hstack(
             [rows_from_y[:, w - 1 :], from_sums, rows_from_y[:, : w - 1][:, ::-1]]

@@ -32,8 +32,8 @@ def graph_strategy(stream: NoiseStream, size: int, *, any_state: bool = False) -
         max_width = min(max_width, MAX_STATE_BYTES // row_bytes(size))
     has_feedback = stream.buffers is not None and stream.buffers.feedback
     if stream.contraction is not None or has_feedback:
-        # The coefficients differ from round to round. The graph therefore holds a table with (1 +
-        # width)^2 entries for each round.
+        # The coefficients differ from round to round, so the graph holds a table with (1 + width)^2
+        # entries for each round.
         max_width = min(max_width, math.isqrt(_MAX_TABLE_BYTES // (4 * stream.rounds)) - 1)
     form = block_form(stream, bounds=equal_blocks(stream.rounds, 1), max_width=max_width)
     if form is None:

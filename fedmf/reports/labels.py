@@ -58,7 +58,8 @@ def decoder_of(run: Run) -> str | None:
     if run.config.family not in families_taking("decoder"):
         return None
     mechanism = run.mechanism
-    if isinstance(mechanism, StampedMechanism):  # A tree that restarts.
+    # A tree mechanism that restarts is a StampedMechanism of trees.
+    if isinstance(mechanism, StampedMechanism):
         mechanism = mechanism.part
     return str(getattr(mechanism, "decoder", run.config.decoder))
 

@@ -135,7 +135,7 @@ def statement_html(text: str) -> markupsafe.Markup:
     for name in _DISABLED_PATTERNS.split():
         renderer.inlinePatterns.deregister(name)
     html = renderer.convert(text)
-    # The headings of a statement become three levels lower, to fit below those of the report.
+    # The headings of a statement are put three levels lower, below those of the report.
     html = re.sub(
         r"<(/?)h([1-6])>", lambda match: f"<{match[1]}h{min(6, int(match[2]) + 3)}>", html
     )

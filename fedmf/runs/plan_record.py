@@ -40,7 +40,8 @@ def recorded_plan(run: Run) -> Plan:
         has_same_noise = math.isclose(plan.stddev, recorded["stddev"], rel_tol=1e-9)
         has_same_mechanism = mechanism_digest(mechanism) == recorded["mechanism_sha256"]
         expected_plan = run.config.plan_with(mechanism, noise_multiplier)
-        if recorded.get("is_callers_plan"):  # The caller's plan may have another delta.
+        # A plan that the caller passed may have another delta than the config.
+        if recorded.get("is_callers_plan"):
             expected_plan = dataclasses.replace(expected_plan, delta=plan.delta)
         if expected_plan != plan:
             raise ValueError("it is not of the run's config.json")

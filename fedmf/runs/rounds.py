@@ -31,7 +31,7 @@ IDENTITY = "private/identity.json"
 # Files that determine noise and updates. The journal has their digests.
 BOUND = ("config.json", "plan.json", "mechanism.npz", "private/noise_seed", IDENTITY)
 _HEADER = "round,client\n"
-# Prefixes of array names in the journal.
+# Names of a round's arrays in the journal begin with these prefixes.
 _BEFORE = "before."
 _RELEASE = "release."
 

@@ -126,7 +126,8 @@ class AppendedFile:
         digest = self._digest.copy()
         digest.update(self._pending)
         end = self._end + len(self._pending)
-        # All attributes change in one line, so that an interrupt can hardly come between them.
+        # All attributes change in one line, so that an interrupt is unlikely to come between the
+        # changes.
         self._digest, self._end, self._pending, self._stamp = digest, end, b"", stamp
 
 

@@ -26,15 +26,16 @@ from fedmf.server.state import check_plan
 
 # An audit of the default size detects noise that is cut off at this many standard deviations.
 SEEN_CUT = 4.0
-# An upper bound of the number of tests in an audit.
+# Upper bound on the number of tests in an audit.
 _MAX_TESTS = 64
-# The least number of noise entries in a run. It detects, with a margin, a scale off by 3% at a
-# false-positive rate of 1e-6.
+# Least number of noise entries in a run. With it, an audit detects a noise scale that is off by 3%,
+# at a false-positive rate of 1e-6 and with a margin.
 _MIN_ENTRIES = 60_000
 _MIN_COORDINATES = 256
-# An attack with more trials would take weeks.
+# An attack may have at most this many trials. More would take weeks.
 _MAX_TRIALS = 10**9
-# The attack's update exceeds the clip norm by this factor, so that clipping has to shorten it.
+# The attacking client's update exceeds the clip norm by this factor, so that the code has to clip
+# it.
 _OVERSHOOT = 3.0
 # The audit divides each round's sum by this number, unless the plan simulates a larger cohort.
 _DIVISOR = 10
@@ -373,7 +374,7 @@ class ServerMeans:
         """Returns the state after the next round and its release, as `AuditedCode` describes."""
         plan = self._plan
         params = self._means.client_params(state)
-        # The client of the attack knows the clip norm of the round, and scales its update by it.
+        # The attacking client knows the clip norm of the round, and scales its update by it.
         size *= params.clip_norm / plan.clip_norm
         # The sum of a round depends only on the updates and the clip norm. It is cached, because
         # computing it takes most of a round's time.

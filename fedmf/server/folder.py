@@ -160,7 +160,8 @@ class ServerFolder:
             raise TypeError(f"folder={path!r} must be the path of a folder, or None")
         argument = f"folder={str(path)!r}"
         try:
-            self.path = expanded(path).absolute()  # The process may change its working folder.
+            # The path is made absolute, because the process may change its working folder.
+            self.path = expanded(path).absolute()
             if make:
                 make_private_folder(self.path)
             folder_lock = lock(self.path, requires_lock=True)

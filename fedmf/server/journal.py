@@ -236,8 +236,9 @@ class Journal:
         earlier_rows = content[: header["end"]]
         if hex_digest(earlier_rows) != header["digest"]:
             raise ValueError("it is not the record that the newest round was committed with")
-        # Rows that follow belong to a commit that did not finish, and a power failure may leave any
-        # part of them. Whole rows of later rounds show that the journal was put back from a backup.
+        # Lines after the rows belong to a commit that did not finish, and a power failure may leave
+        # any part of them. Whole rows of later rounds show that the journal was put back from a
+        # backup.
         for line in self._rows.restore(earlier_rows).splitlines(keepends=True):
             later_round = round_of(line)
             if not line.endswith(b"\n") or later_round is None:

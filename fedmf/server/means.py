@@ -26,7 +26,8 @@ from fedmf.server.following import ClipState, Scaling, ScalingState
 from fedmf.server.messages import ClientParams
 from fedmf.server.state import check_plan
 
-# Clients may compute numbers below 2^-126 as 0, so they cannot measure smaller norms than this.
+# Least clip norm. Clients may compute numbers below 2^-126 as 0, so they cannot measure smaller
+# norms than this.
 _LEAST_CLIP_NORM = 1e-20
 _BLOCK = 16_384
 

@@ -33,7 +33,7 @@ class Roster:
         self._rule = rule
         self._population = population
         self._number_by_id: dict[str, int] = {}
-        # Entry 0 of the history serves for all clients that have never taken part.
+        # All clients that have never taken part share entry 0 of the history.
         self._history = rule.new_history(1)
         self._entry_by_number: dict[int | None, int] = {}
         self.names: list[Client] = []
@@ -159,7 +159,8 @@ class Roster:
           clients_by_round: client ids of each round, as `recorded_client` spells them.
         """
         if self._population is None:
-            # Each client has one spelling in the records.
+            # In the records each client has a single spelling, so different spellings are different
+            # clients.
             self.names = list(dict.fromkeys(itertools.chain.from_iterable(clients_by_round)))
             self._number_by_id = {
                 self.normalised_id(name): number for number, name in enumerate(self.names)

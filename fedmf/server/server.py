@@ -314,7 +314,8 @@ class Server(ExclusiveCalls):
         plain_client = roster.plain_client(client)
         client_id = roster.normalised_id(plain_client)
         self._participants.admit({client_id: plain_client}, self.round)
-        # From here on the client counts as added, even if an interrupt comes before its update is.
+        # From here on the client counts as added, even if an interrupt comes before its update is
+        # added to the sum.
         params = self.client_params()
         scales: Sequence[np.ndarray] = ()
         if len(params.scales):

@@ -227,7 +227,8 @@ class GaussianSource:
         angle = number.view(np.int32)
         np.right_shift(second.view(np.int32), 8, out=angle)
         np.copyto(sine, angle, casting="unsafe")
-        np.add(sine, np.float32(0.5), out=sine)  # The sum is exact, and no angle has a sine of 0.
+        # The sum is exact. No angle has a sine of 0, because 0.5 is added.
+        np.add(sine, np.float32(0.5), out=sine)
         np.multiply(sine, np.float32(np.pi / 2**23), out=sine)
         np.cos(sine, out=cosine)
         np.sin(sine, out=sine)

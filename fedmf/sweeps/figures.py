@@ -24,7 +24,7 @@ _COMPARED_AXES = ("epsilon", "noise_multiplier", "bands", "clip_norm")
 # An axis is logarithmic if its largest value is at least this many times its smallest.
 _LOGARITHMIC_FROM = 3.0
 _CROSSES = " (×: stopped, or diverged)"
-# Maps a value on the x axis to the metric of each seed.
+# Maps each value on the x axis to a list with the metric of every seed.
 _Points = dict[float | None, list[float]]
 
 

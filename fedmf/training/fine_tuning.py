@@ -130,7 +130,7 @@ class _FineTuning:
         self._weights = weights
         self._evaluator = Evaluator(task, config)
         self._bar = bar
-        # Updates are not clipped here, and scales of 1 leave them unchanged.
+        # The updates are not clipped here. Their scales are 1, which changes nothing.
         scales: list[np.ndarray] = []
         if config.scaling() is not None:
             scales = [np.ones_like(weight, np.float32) for weight in weights]

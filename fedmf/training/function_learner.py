@@ -38,7 +38,7 @@ from fedmf.training.learner import (
 
 Weights = list[np.ndarray]
 # A function (weights, epochs, settings) -> (update, loss). The update is the weights after training
-# minus those before, and the loss before each step is summed over examples.
+# minus those before. The loss is the sum, over all examples, of the loss before each step.
 ClientUpdate = Callable[[Weights, Epochs, ClientSettings], tuple[Sequence[Any], float]]
 
 _DTYPES = ("float32", "float64")

@@ -198,7 +198,7 @@ def _round(training: Training) -> dict[str, Any]:
     task = training.task
     execution = training.execution
     cohort = training.controller.cohort(t).tolist()
-    num_clients = len(task.client_ids)  # Indices from this number on are canaries.
+    num_clients = len(task.client_ids)  # Canaries have the indices from this number on.
     training.cohort = [client for client in cohort if client < num_clients]
     canaries = [client - num_clients for client in cohort if client >= num_clients]
     metrics = training.private_metrics

@@ -52,7 +52,7 @@ def write_result(training: Training, seconds: float) -> None:
     if has_ended_early:
         result["ended_after"] = training.done
     write_final_statement(folder.path, audit, result)
-    # This file has the digests of the files above, and is therefore written last.
+    # result.json has the digests of the files above, so it is written last.
     folder.write_json("result", result)
 
 
@@ -70,7 +70,8 @@ def _participation_values(training: Training, audit: Audit) -> dict[str, Any]:
 
 def _achieved_values(audit: Audit) -> dict[str, Any]:
     """Returns the values of the achieved guarantee for result.json."""
-    # The controller sampled cohorts by the plan's scheme, which a ledger alone could not prove.
+    # The epsilon with amplification holds, because the run's controller sampled the cohorts by the
+    # plan's scheme. A ledger alone could not prove this.
     epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon
     sensitivity = 0.0
     if audit.achieved:

@@ -155,7 +155,8 @@ class Training:
         metrics = self.options.round_metrics
         weights_after = self.execution.weights(self._state)
         if metrics:
-            num_clients = len(self.task.client_ids)  # Indices from this number on are canaries.
+            # Canaries have the indices from this number on.
+            num_clients = len(self.task.client_ids)
             client_ids = [self.task.client_ids[index] for index in clients if index < num_clients]
             finished_round = FinishedRound(t, weights_before, weights_after, client_ids)
             row |= compute_round_metrics(metrics, finished_round)

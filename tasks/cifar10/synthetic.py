@@ -126,14 +126,15 @@ def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
 def _opcodes(value: Pickled) -> bytes:
     """Returns the pickle opcodes (see pickletools) that leave `value` on the unpickler's stack."""
     if isinstance(value, bytes):
-        return b"T" + struct.pack("<i", len(value)) + value  # opcode BINSTRING
+        return b"T" + struct.pack("<i", len(value)) + value  # This is the opcode BINSTRING.
     if isinstance(value, int):
-        return b"J" + struct.pack("<i", value)  # opcode BININT
+        return b"J" + struct.pack("<i", value)  # This is the opcode BININT.
     if isinstance(value, list):
-        return b"](" + b"".join(map(_opcodes, value)) + b"e"  # opcodes EMPTY_LIST MARK ... APPENDS
+        # These are the opcodes EMPTY_LIST MARK ... APPENDS.
+        return b"](" + b"".join(map(_opcodes, value)) + b"e"
     if isinstance(value, dict):
         pairs = (_opcodes(key) + _opcodes(content) for key, content in value.items())
-        return b"}(" + b"".join(pairs) + b"u"  # opcodes EMPTY_DICT MARK ... SETITEMS
+        return b"}(" + b"".join(pairs) + b"u"  # These are the opcodes EMPTY_DICT MARK ... SETITEMS.
     # The remaining code spells out what numpy's ndarray.__reduce__ returns for an array of bytes in
     # C order. The opcodes c, R and b are GLOBAL, REDUCE and BUILD.
     empty = (

@@ -409,7 +409,7 @@ def _fill_slots(
     sentence_of_slot = sentence_of_code[slots]
     slot_order = np.arange(len(slots)) - np.searchsorted(sentence_of_slot, sentence_of_slot)
     last_noun = np.full(len(lengths), NOTHING)
-    # The last verb or adjective of each sentence that no noun has followed yet.
+    # For each sentence, the last verb or adjective after which no noun has come yet.
     last_leader = np.full(len(lengths), NOTHING)
     for step in range(int(slot_order.max(initial=-1)) + 1):
         is_next = slot_order == step

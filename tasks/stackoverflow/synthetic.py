@@ -140,8 +140,8 @@ def _records(
     strays = rng.random(count) < 0.1
     stray_topic = rng.choice(len(words.topics), size=count)
     topics = np.where(strays, stray_topic, post_topic[post_index])
-    # Sentences and titles, which read like questions, are drawn in one call, since the number of
-    # numpy calls costs most.
+    # Sentences and titles (which read like questions) are drawn in one call, because the time
+    # depends most on the number of numpy calls.
     ids, lengths = language.draw_sentences(
         words,
         style,

@@ -47,8 +47,8 @@ class KerasClient:
         )
         self._sent: Broadcast | None = None
         self._tensors: TensorBroadcast | None = None
-        # TensorFlow can trace in one thread only at a time. Objects are constructed one after the
-        # other, and called in several threads.
+        # The function is traced here and not in its first call. TensorFlow can trace in one thread
+        # only at a time, and clients train in several threads.
         self._traced_training.get_concrete_function()
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
@@ -132,7 +132,8 @@ class CompiledClient:
         self._traced_clipping = tf.function(
             records.clipped, input_signature=[sent_spec.params, sent_spec.weights]
         )
-        # The function is traced here, because several threads will call it.
+        # The function is traced here and not in its first call, because several threads will call
+        # it.
         self._traced_clipping.get_concrete_function()
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:

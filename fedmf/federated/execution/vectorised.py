@@ -53,7 +53,8 @@ MAX_PRODUCTS = 2**25
 # of the processor: the last entries would be computed by other instructions, and rounded
 # differently.
 SLOT_MULTIPLE = 16
-# A call has at most this many slots. More would save little time, and more of them would be empty.
+# A call has at most this many slots. With more slots little time would be saved, and more of them
+# would be empty.
 MAX_SLOTS = 64
 # A model with at most this many parameters is small: the dispatch of its operations takes more time
 # than their arithmetic. Larger models would be slower if each client has its own weights.

@@ -22,7 +22,8 @@ from fedmf.federated.tff.origins import (
     origins_of,
 )
 
-# These intrinsics of TFF return their argument, at another placement or in another structure.
+# These intrinsics of TFF return their argument unchanged, at another placement or in another
+# structure.
 _MOVES = {
     "federated_broadcast",
     "federated_value_at_clients",

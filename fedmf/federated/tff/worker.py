@@ -63,8 +63,8 @@ class TffWorker:
             command.append(f"--max_concurrent_computation_calls={threads}")
         if sys.platform == "linux":
             command = [sys.executable, "-S", "-c", _DIE_WITH_PARENT, *command]
-        # In a session of its own the worker does not receive Ctrl-C. The run does, saves its state,
-        # and then ends the worker.
+        # In a session of its own, the worker does not receive Ctrl-C. The run receives it, saves
+        # its state, and then ends the worker.
         self._process = subprocess.Popen(command, start_new_session=True)
         weakref.finalize(self, _end, self._process)
         self._channel = grpc.insecure_channel(f"localhost:{port}", _CHANNEL)
@@ -150,7 +150,7 @@ def worker_processes() -> list[int]:
         command = ["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())]
         listing = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
-        # The machine has no program `ps`, so that the workers are unknown.
+        # The machine has no program `ps`, so the workers are unknown.
         return []
     process_ids = []
     for line in listing.stdout.splitlines():

@@ -110,8 +110,8 @@ def check_memory_of_fit(rounds: int, bands: int, *, hint: str | None = None) -> 
     """Raises TooLargeForMemory if a banded fit with this number of rounds and bands takes more than
     the available memory. `hint` says what to do instead; None advises to choose another family.
     """
-    # Most of the memory holds the vectors that L-BFGS stores. The measured peak is 59 arrays, and
-    # 20 fewer for arrays so large that memory matters.
+    # Most of the memory is for the vectors that L-BFGS stores. The largest use that was measured is
+    # 59 arrays of shape (rounds, bands). It is 39 for arrays so large that memory matters.
     what = f"the fit of family='banded' with bands={bands}"
     options = {}
     if hint is not None:
@@ -204,8 +204,8 @@ class _BandedFit:
         self.variables = EncoderVariables(toeplitz_start(workload, bands), workload.rounds, min_sep)
         self.certificate: Certificate | None = None
         self.certified_at = 0
-        # The losses after each step, in units in which the first one is n. In these units the first
-        # step of L-BFGS, of unit length, has a sensible size.
+        # The losses after each step, in a unit such that the loss at the start is n. In this unit,
+        # the first step of L-BFGS, which has length 1, has a sensible size.
         self.values = [workload.rounds * 1.0]
         with np.errstate(all="ignore"):
             start_loss, self.start_gradient = loss.evaluate(self.variables.encoder(self.start()))

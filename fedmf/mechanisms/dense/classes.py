@@ -169,8 +169,8 @@ def _inverse_of(block: np.ndarray) -> np.ndarray:
     return np.linalg.inv(block)
 
 
-# Relative accuracy of the rational function. It is far below any tolerance, so that line searches
-# see a smooth function.
+# Relative accuracy of the rational approximation of x^(-1/2). It is far below any tolerance, so
+# that line searches see a smooth function.
 _ACCURACY = 1e-11
 # Least number of rounds in a block. Smaller blocks cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 8
