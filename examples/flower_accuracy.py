@@ -1,9 +1,9 @@
-"""How much less noise is left in a model of Flower's at the same epsilon?
+"""How much noise is left in a Flower model at the same epsilon, and what reduces it?
 
 Flower's own accounted mode counts every client in every round and adds independent noise. fedmf
-counts how far apart clients come, and correlates the noise. Both have the same epsilon here, and
-the error is that of the running sum of updates, which is what a model is. No TensorFlow. No Flower
-either.
+accounts for the rounds between two participations of a client, which your system must ensure, and
+correlates the noise. The example prints what each of the two saves. The error is that of the
+running sum of updates, which is the model. No TensorFlow. No Flower either.
 
 python examples/flower_accuracy.py
 """
@@ -39,8 +39,9 @@ for name, (participation, options) in ways.items():
     axes.plot(rounds, plan.noise_multiplier * by_round, label=f"{name}: {errors[name]:.2f}")
     print(f"{name:<36}{plan.noise_multiplier:>17.4f}{errors[name]:>17.2f}")
 
-flower, *_, best = errors.values()
-print(f"\nAt the same epsilon the noise in the model is {flower / best:.0f} times less.")
+flower, independent, *_, best = errors.values()
+print(f"\nClients {APART} rounds apart: {flower / independent:.1f} times less noise.")
+print(f"Correlation with {APART} bands: {independent / best:.1f} times less again.")
 axes.set(xlabel="round", ylabel="noise in the sum of updates, in clip norms", yscale="log")
 axes.set_title(f"epsilon {EPSILON:g} for each client; rmse over the rounds in the legend")
 axes.set_ylim(0.3, 200)
