@@ -58,8 +58,8 @@ def task_function(name: str) -> Callable[..., "Task"]:
       ValueError: there is no such function, or it cannot be imported.
     """
     # Built-in names are looked up first, since reading the entry points of all packages is slow.
-    target = TASKS.get(name) or available().get(name, name)
-    if ":" not in target:
+    function_path = TASKS.get(name) or available().get(name, name)
+    if ":" not in function_path:
         raise ValueError(
             f"task={name!r} is unknown: choose one of {', '.join(available())}, or name a function "
             "as package.module:function"
@@ -70,7 +70,7 @@ def task_function(name: str) -> Callable[..., "Task"]:
     try:
         if ":" in name and importlib.util.find_spec(name.partition(":")[0].partition(".")[0]):
             _import_tensorflow_quietly()
-        function = pkgutil.resolve_name(target)
+        function = pkgutil.resolve_name(function_path)
     except Exception as error:
         raise ValueError(
             f"task={name!r} cannot be imported ({type(error).__name__}: {error}): name a function "

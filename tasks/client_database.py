@@ -54,11 +54,11 @@ class ClientDatabase:
             ) from None
         for table, required_columns in _COLUMNS.items():
             columns = {row[1] for row in self.rows(f"PRAGMA table_info({table})")}
-            missing = [column for column in required_columns if column not in columns]
-            if missing:
+            missing_columns = [column for column in required_columns if column not in columns]
+            if missing_columns:
                 raise ValueError(
-                    f"{self.path} has no column {missing[0]!r} in a table {table!r}, so it is "
-                    f"not TFF's format: {self.hint}"
+                    f"{self.path} has no column {missing_columns[0]!r} in a table {table!r}, so it "
+                    f"is not TFF's format: {self.hint}"
                 )
 
     def _header(self) -> bytes:

@@ -53,14 +53,14 @@ def create(
         that cannot be written.
     """
     check_new(path, overwrite=overwrite)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _remove_partial_files(path)
         # This creates the file as private, and SQLite keeps its mode.
-        append_privately(partial).close()
+        append_privately(partial_path).close()
     except OSError as error:
         raise unwritable(path, error) from None
-    connection = sqlite3.connect(partial)
+    connection = sqlite3.connect(partial_path)
     try:
         # The file needs no journal, because an unfinished file is deleted anyway.
         connection.executescript(
@@ -82,16 +82,16 @@ def create(
         )
         connection.commit()
         connection.close()
-        with partial.open("rb") as written:
+        with partial_path.open("rb") as written:
             os.fsync(written.fileno())
-        os.replace(partial, path)
+        os.replace(partial_path, path)
     except (sqlite3.Error, OSError) as error:
         raise ValueError(
             f"cannot write {path}: {error}; check the free space of its folder"
         ) from None
     finally:
         connection.close()
-        partial.unlink(missing_ok=True)
+        partial_path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -41,8 +41,8 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]
     if n > 1:
         student = scipy.stats.t.ppf((1 + LEVEL) / 2, n - 1)
         tail = scipy.stats.norm.cdf(-math.sqrt(n / (n - 1)) * student)
-    means = x[np.random.default_rng(0).integers(0, n, (_RESAMPLES, n))].mean(1)
-    low, high = np.quantile(means, [tail, 1 - tail])
+    resampled_means = x[np.random.default_rng(0).integers(0, n, (_RESAMPLES, n))].mean(1)
+    low, high = np.quantile(resampled_means, [tail, 1 - tail])
     return float(x.mean()), float(low), float(high)
 
 
@@ -245,8 +245,11 @@ def _setting_row(
     test_values = [final_metric(run, "test") for run in runs]
     epsilon = config.epsilon or runs[0].plan["epsilon"] or math.inf
     values = [line, epsilon, rate]
-    smoothed = [validation_of(run, smoothed_over) for run in runs]
-    for metric_values in (smoothed, [value for value in test_values if value is not None]):
+    smoothed_accuracies = [validation_of(run, smoothed_over) for run in runs]
+    for metric_values in (
+        smoothed_accuracies,
+        [value for value in test_values if value is not None],
+    ):
         x = np.array(metric_values or [math.nan])
         spread = x.std(ddof=1) if len(x) > 1 else 0.0
         values += [len(metric_values), x.mean(), spread, x.min(), x.max()]

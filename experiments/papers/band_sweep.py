@@ -120,37 +120,41 @@ def inverse(
         return math.log(max(epsilon_of(math.exp(log_sigma)), 1e-300))
 
     step = math.log(ratio)
-    targets = [math.log(epsilon) for epsilon in epsilons]
+    log_targets = [math.log(epsilon) for epsilon in epsilons]
     low = high = 0
     # The table reaches one step beyond the targets at either end, because the interpolation needs
     # slopes there.
-    while log_epsilon((low + 1) * step) < max(targets):
+    while log_epsilon((low + 1) * step) < max(log_targets):
         low -= 1
-    while log_epsilon((high - 1) * step) > min(targets):
+    while log_epsilon((high - 1) * step) > min(log_targets):
         high += 1
     knots = {s * step for s in range(low, high + 1)}
     found: dict[float, float] = {}
     for _ in range(12):
         # At the smallest noise multipliers epsilon can be infinite. Those entries are left out.
         table = {e: s for s in sorted(knots) if (e := log_epsilon(s)) < math.log(1e4)}
-        interpolated = scipy.interpolate.PchipInterpolator(
+        log_epsilon_of = scipy.interpolate.PchipInterpolator(
             sorted(table), [table[e] for e in sorted(table)]
         )
-        for target in set(targets) - set(found):
-            s = float(interpolated(target))
+        for target in set(log_targets) - set(found):
+            s = float(log_epsilon_of(target))
             knots.add(s)
-            enough = min(s for s in knots if log_epsilon(s) <= target)
+            sufficient_noise = min(s for s in knots if log_epsilon(s) <= target)
             if abs(log_epsilon(s) - target) <= tolerance:
                 found[target] = s
             elif (
-                enough - max((s for s in knots if log_epsilon(s) > target), default=-math.inf)
+                sufficient_noise
+                - max((s for s in knots if log_epsilon(s) > target), default=-math.inf)
                 <= tolerance
             ):
-                found[target] = enough
-        if len(found) == len(set(targets)):
+                found[target] = sufficient_noise
+        if len(found) == len(set(log_targets)):
             break
     # A simulated epsilon may miss a target by more than the tolerance. Then the result is the least
     # noise multiplier in the table that meets the target.
     return np.exp(
-        [found.get(target, min(s for s in knots if log_epsilon(s) <= target)) for target in targets]
+        [
+            found.get(target, min(s for s in knots if log_epsilon(s) <= target))
+            for target in log_targets
+        ]
     )

@@ -30,24 +30,26 @@ def figure_4(request: Request) -> Outcome:
     The error is that of mean updates, in units of the clip norm over one epoch's cohort. A run of k
     epochs has cohorts of k times that size.
     """
-    every = tuple(2.0**i for i in range(-5, 5))
-    rounds, epsilons = request.pick((16, (1.0, 8.0)), (256, every[::3]), (1024, every))
+    all_epsilons = tuple(2.0**i for i in range(-5, 5))
+    rounds, epsilons = request.pick(
+        (16, (1.0, 8.0)), (256, all_epsilons[::3]), (1024, all_epsilons)
+    )
     numbers = tuple(2**i for i in range(rounds.bit_length()))
-    found = sweep(rounds=rounds, delta=DELTA, epsilons=epsilons, epochs=numbers)
+    sweep_results = sweep(rounds=rounds, delta=DELTA, epsilons=epsilons, epochs=numbers)
     workload = fedmf.prefix_sum(rounds)
-    dense = []
+    dense_noise = []
     for k in numbers:
         say(f"fitting the dense optimum of {k} epochs")
         order = epochs(rounds, k)
         mechanism = fit(workload, order, "dense", tolerance=1e-3)
-        dense.append(fedmf.rmse(mechanism, workload, order))
+        dense_noise.append(fedmf.rmse(mechanism, workload, order))
     noise = [gaussian_noise_multiplier(epsilon, DELTA) for epsilon in epsilons]
-    dp_sgd = found.rmse[:, :, 0] / numbers
-    multi_epoch = np.outer(noise, dense) / numbers
-    banded = found.rmse.min(axis=-1) / numbers
+    dp_sgd = sweep_results.rmse[:, :, 0] / numbers
+    multi_epoch = np.outer(noise, dense_noise) / numbers
+    banded = sweep_results.rmse.min(axis=-1) / numbers
     over_sgd = banded / dp_sgd
     over_mf = banded / multi_epoch
-    between = multi_epoch / dp_sgd
+    noise_ratio = multi_epoch / dp_sgd
     ratios = {"BandMF / DP-SGD": over_sgd, "BandMF / multi-epoch MF": over_mf}
     panels = [
         Lines(
@@ -58,16 +60,25 @@ def figure_4(request: Request) -> Outcome:
             title=title,
             log="xy",
         )
-        for title, ratio in (ratios | {"multi-epoch MF / DP-SGD": between}).items()
+        for title, ratio in (ratios | {"multi-epoch MF / DP-SGD": noise_ratio}).items()
     ]
     return Outcome(
         panels,
         f"BandMF has {span(over_sgd)} times the rmse of DP-SGD and {span(over_mf)} times "
-        f"that of multi-epoch MF, which has {span(between)} times that of DP-SGD.",
-        (over_sgd <= 1).all() and over_mf.max() < 1.15 and between.min() < 1 < between.max(),
+        f"that of multi-epoch MF, which has {span(noise_ratio)} times that of DP-SGD.",
+        (over_sgd <= 1).all()
+        and over_mf.max() < 1.15
+        and noise_ratio.min() < 1 < noise_ratio.max(),
         columns=("epsilon", "epochs", "DP-SGD", "multi-epoch MF", "BandMF", "bands"),
         rows=[
-            (epsilon, k, dp_sgd[i, j], multi_epoch[i, j], banded[i, j], int(found.best[i, j]))
+            (
+                epsilon,
+                k,
+                dp_sgd[i, j],
+                multi_epoch[i, j],
+                banded[i, j],
+                int(sweep_results.best[i, j]),
+            )
             for i, epsilon in enumerate(epsilons)
             for j, k in enumerate(numbers)
         ],
@@ -96,10 +107,12 @@ def figure_2(request: Request) -> Outcome:
         sampling=scheme,
     )
     cohorts = [list(map(int, controller.cohort(t))) for t in range(ROUNDS)]
-    parts = [sorted({i for t in range(j, ROUNDS, PARTS) for i in cohorts[t]}) for j in range(PARTS)]
+    client_parts = [
+        sorted({i for t in range(j, ROUNDS, PARTS) for i in cohorts[t]}) for j in range(PARTS)
+    ]
     # A client in two parts would occur twice in this list.
-    order = [i for part in parts for i in part]
-    disjoint = len(order) == len(set(order))
+    order = [i for part in client_parts for i in part]
+    are_disjoint = len(order) == len(set(order))
     places = [(t, order.index(client)) for t in range(ROUNDS) for client in cohorts[t]]
     series = {
         f"part {j + 1}": Line(*np.array([(t + 1, at) for t, at in places if t % PARTS == j]).T)
@@ -109,9 +122,9 @@ def figure_2(request: Request) -> Outcome:
     return Outcome(
         [Lines(series, "round", "place, by part", points=True)],
         f"In {ROUNDS} rounds of {COHORT} out of {POPULATION} clients "
-        f"{'no' if disjoint else 'a'} client came in rounds of two parts; cohorts have "
+        f"{'no' if are_disjoint else 'a'} client came in rounds of two parts; cohorts have "
         f"{', '.join(map(str, sorted(sizes)))} clients.",
-        disjoint and sizes == {COHORT},
+        are_disjoint and sizes == {COHORT},
         columns=("round", "part", "clients"),
         rows=[(t + 1, t % PARTS + 1, " ".join(map(str, c))) for t, c in enumerate(cohorts)],
         seeds=(SEED,),
@@ -123,12 +136,14 @@ def _decomposed(rounds: int, request: Request) -> Outcome:
     and x the updates.
     """
     C = fit(*sums_once(rounds), "banded", bands=PARTS).encoder()
-    touched = [[np.flatnonzero(C[:, t]) for t in range(j, rounds, PARTS)] for j in range(PARTS)]
-    disjoint = all(
-        np.unique(np.concatenate(rows), return_counts=True)[1].max() == 1 for rows in touched
+    touched_rows = [
+        [np.flatnonzero(C[:, t]) for t in range(j, rounds, PARTS)] for j in range(PARTS)
+    ]
+    are_disjoint = all(
+        np.unique(np.concatenate(rows), return_counts=True)[1].max() == 1 for rows in touched_rows
     )
     panels = []
-    for j, rows in enumerate(touched):
+    for j, rows in enumerate(touched_rows):
         image = np.where(C != 0, 0.1, 0.0)
         for k, here in enumerate(rows):
             # Successive participations of the client have different colours.
@@ -137,13 +152,13 @@ def _decomposed(rounds: int, request: Request) -> Outcome:
     return Outcome(
         heat_maps(panels, PARTS, height=6.2 / PARTS),
         f"With {PARTS} bands the rows that two participations of one client touch have "
-        f"{'nothing' if disjoint else 'rows'} in common.",
-        disjoint,
+        f"{'nothing' if are_disjoint else 'rows'} in common.",
+        are_disjoint,
         columns=("part", "round", "rows of C x"),
         rows=[
             (j + 1, j + k * PARTS + 1, " ".join(str(i + 1) for i in rows))
             for j in range(PARTS)
-            for k, rows in enumerate(touched[j])
+            for k, rows in enumerate(touched_rows[j])
         ],
     )
 
@@ -157,16 +172,16 @@ def figure_6(request: Request) -> Outcome:
     """Draws C and C^-1, the encoder and its inverse, of eight factorisations for n = 64 rounds."""
     n = 64
     workload, once = sums_once(n)
-    four = epochs(n, 4)
+    four_epochs = epochs(n, 4)
     mechanisms = {
         "single-epoch": fit(workload, once, "dense"),
         "DP-SGD": fit(workload, once, "identity"),
         "8 epochs": fit(workload, epochs(n, 8), "dense"),
-        "4 epochs": fit(workload, four, "dense"),
-        "8 bands": fit(workload, four, "banded", bands=8, equal_norms=False),
-        "EN, 8 bands": fit(workload, four, "banded", bands=8),
-        "16 bands": fit(workload, four, "banded", bands=16, equal_norms=False),
-        "EN, 16 bands": fit(workload, four, "banded", bands=16),
+        "4 epochs": fit(workload, four_epochs, "dense"),
+        "8 bands": fit(workload, four_epochs, "banded", bands=8, equal_norms=False),
+        "EN, 8 bands": fit(workload, four_epochs, "banded", bands=8),
+        "16 bands": fit(workload, four_epochs, "banded", bands=16, equal_norms=False),
+        "EN, 16 bands": fit(workload, four_epochs, "banded", bands=16),
     }
     panels = []
     rows = []
@@ -175,15 +190,16 @@ def figure_6(request: Request) -> Outcome:
         panels += [(f"{name}, C", C), (f"{name}, C⁻¹", m.noising())]
         norms = np.linalg.norm(C, axis=0)
         bands = int(max(i - j for i, j in np.argwhere(np.abs(C) > 1e-12))) + 1
-        rows.append((name, bands, norms.max() / norms.min(), fedmf.rmse(m, workload, four)))
+        rows.append((name, bands, norms.max() / norms.min(), fedmf.rmse(m, workload, four_epochs)))
     rmse = {row[0]: row[-1] for row in rows}
-    best = min(rmse, key=lambda name: rmse[name])
+    best_name = min(rmse, key=lambda name: rmse[name])
     return Outcome(
         heat_maps(panels, 4, height=1.75),
-        f"For 4 epochs the least rmse is {rmse[best]:.3f}, of the factorisation for "
-        f"{best}; 16 bands with equal norms have {rmse['EN, 16 bands']:.3f}, without "
+        f"For 4 epochs the least rmse is {rmse[best_name]:.3f}, of the factorisation for "
+        f"{best_name}; 16 bands with equal norms have {rmse['EN, 16 bands']:.3f}, without "
         f"{rmse['16 bands']:.3f}, and DP-SGD {rmse['DP-SGD']:.3f}.",
-        best == "4 epochs" and all(row[2] < 1 + 1e-9 for row in rows if row[0].startswith("EN")),
+        best_name == "4 epochs"
+        and all(row[2] < 1 + 1e-9 for row in rows if row[0].startswith("EN")),
         columns=(
             "mechanism",
             "bands",
@@ -229,10 +245,10 @@ def figure_9(request: Request) -> Outcome:
         tuple(2.0**i for i in range(-2, 5)),
         tuple(2.0 ** (i / 2) for i in range(-4, 11)),
     )
-    tiny = request.scale == "tiny"
+    is_tiny = request.scale == "tiny"
     cohort = 500
     delta = 1e-5
-    n, b, size = (80, 4, 2000) if tiny else (2000, 100, 50_000)
+    n, b, size = (80, 4, 2000) if is_tiny else (2000, 100, 50_000)
     candidates = [c for c in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 100) if c <= b]
     workload, single = sums_once(n)
     order = epochs(n, n // b)
@@ -244,8 +260,10 @@ def figure_9(request: Request) -> Outcome:
         noise = noise_curve(epsilons, delta, probability=probability, compositions=compositions)
         mechanism = fit(workload, single, "banded", bands=bands)
         errors[i] = noise * fedmf.rmse(mechanism, workload, single)
-    dense = fedmf.rmse(fit(workload, order, "dense", tolerance=2e-3), workload, order)
-    over_mf = errors.min(axis=0) / [gaussian_noise_multiplier(e, delta) * dense for e in epsilons]
+    dense_rmse = fedmf.rmse(fit(workload, order, "dense", tolerance=2e-3), workload, order)
+    over_mf = errors.min(axis=0) / [
+        gaussian_noise_multiplier(e, delta) * dense_rmse for e in epsilons
+    ]
     over_sgd = errors.min(axis=0) / errors[0]
     bands_of = [candidates[i] for i in errors.argmin(axis=0)]
     panel = Lines(
@@ -265,7 +283,7 @@ def figure_9(request: Request) -> Outcome:
         [panel],
         f"Over DP-SGD the ratio is {span(over_sgd)}; over multi-epoch MF it passes 1 at "
         f"epsilon {crossing:.1f} (printed: about 5). Bands: {', '.join(map(str, bands_of))}.",
-        bool((over_sgd <= 1).all() and (tiny or 4 < crossing < 8)),
+        bool((over_sgd <= 1).all() and (is_tiny or 4 < crossing < 8)),
         columns=("epsilon", "bands", *panel.series),
         rows=list(zip(epsilons, bands_of, over_sgd, over_mf, strict=True)),
         reduced=request.pick("n = 80", "seven epsilons", ""),
@@ -279,11 +297,11 @@ def figure_11(request: Request) -> Outcome:
 
     The rates are those of Table 6.
     """
-    tiny = request.scale == "tiny"
+    is_tiny = request.scale == "tiny"
     rows = [
         row
         for row in printed.BANDED_TABLE_6
-        if not tiny or row.mechanism in ("DP-SGD", "Optimal TreeAgg")
+        if not is_tiny or row.mechanism in ("DP-SGD", "Optimal TreeAgg")
     ]
     rates = np.array([float(row.optimum) for row in rows])
     names = np.array([row.mechanism for row in rows])
@@ -294,13 +312,13 @@ def figure_11(request: Request) -> Outcome:
         errors = np.array([effective_rmse(r, amplified=False, workload=workload) for r in rows])
         slope, intercept = np.polyfit(np.log(errors), np.log(rates), 1)
         correlation = np.corrcoef(np.log(errors), np.log(rates))[0, 1]
-        ends = np.array([errors.min(), errors.max()])
+        error_range = np.array([errors.min(), errors.max()])
         panels.append(
             Lines(
                 {m: Line(errors[names == m], rates[names == m]) for m in dict.fromkeys(names)},
                 f"effective rmse, {name}",
                 "" if panels else "best server rate",
-                beside={"regression": Line(ends, np.exp(intercept) * ends**slope)},
+                beside={"regression": Line(error_range, np.exp(intercept) * error_range**slope)},
                 points=True,
                 log="xy",
                 title=f"slope {slope:.2f}, correlation {correlation:.2f}",
@@ -314,7 +332,7 @@ def figure_11(request: Request) -> Outcome:
         f"For prefix sums the regression is log(rate) = {slope:.2f} log(rmse) "
         f"{intercept:+.2f} (printed: -0.95 and -4.64), with correlation {correlation:.3f}; "
         f"for single gradients the correlation is {of_single:.3f}.",
-        tiny
+        is_tiny
         or (
             abs(slope + 0.95) < 0.03
             and abs(intercept + 4.64) < 0.15
@@ -325,5 +343,5 @@ def figure_11(request: Request) -> Outcome:
             (row.mechanism, row.epsilon, row.optimum, *errors)
             for row, *errors in zip(rows, *columns, strict=True)
         ],
-        reduced="two of the five mechanisms" if tiny else "",
+        reduced="two of the five mechanisms" if is_tiny else "",
     )

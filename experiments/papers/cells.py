@@ -45,10 +45,10 @@ class Cell(NamedTuple):
         The last kind is for a difference that `printed.KNOWN_DIFFERENCES` does not list, and for a
         listed number that agrees.
         """
-        known = (table, self.row, self.column) in printed.KNOWN_DIFFERENCES
-        if known == (self.as_printed or bool(self.nearly)):
+        is_known = (table, self.row, self.column) in printed.KNOWN_DIFFERENCES
+        if is_known == (self.as_printed or bool(self.nearly)):
             return KINDS[3]
-        if known:
+        if is_known:
             return KINDS[2]
         return KINDS[0] if self.as_printed else KINDS[1]
 
@@ -56,10 +56,10 @@ class Cell(NamedTuple):
         """Returns the comparison in words."""
         if self.as_printed or self.nearly:
             return "ok" if self.as_printed else f"nearly: {self.nearly}"
-        smaller = "smaller" if self.ours < self.theirs else "larger"
+        size_word = "smaller" if self.ours < self.theirs else "larger"
         key = (table, self.row, self.column)
         reason = printed.KNOWN_DIFFERENCES.get(key, "not explained")
-        return f"differs, {smaller}: see docs/papers ({reason})"
+        return f"differs, {size_word}: see docs/papers ({reason})"
 
 
 KINDS = (
@@ -94,12 +94,17 @@ def compared(name: str, rows: Rows, request: Request, trained: Trained | None = 
     cell.
     """
     cells = list(rows(request.scale))
-    more = trained(request) if trained else ()
-    kinds = np.array([cell.kind(name) for cell in cells])
-    theirs = np.array([cell.theirs for cell in cells])
-    ours = np.array([cell.ours for cell in cells], dtype=np.float64)
-    ratio = np.divide(ours, theirs, out=np.ones_like(ours), where=theirs != 0)
-    places = {kind: np.flatnonzero(kinds == kind) for kind in KINDS if kind in kinds}
+    trained_cells = trained(request) if trained else ()
+    cell_kinds = np.array([cell.kind(name) for cell in cells])
+    printed_values = np.array([cell.theirs for cell in cells])
+    computed_values = np.array([cell.ours for cell in cells], dtype=np.float64)
+    ratio = np.divide(
+        computed_values,
+        printed_values,
+        out=np.ones_like(computed_values),
+        where=printed_values != 0,
+    )
+    places = {kind: np.flatnonzero(cell_kinds == kind) for kind in KINDS if kind in cell_kinds}
     count = "; ".join(f"{len(at)} {kind}" for kind, at in places.items())
     panel = Lines(
         {f"{kind} ({len(at)})": Line(at, ratio[at]) for kind, at in places.items()},
@@ -110,9 +115,12 @@ def compared(name: str, rows: Rows, request: Request, trained: Trained | None = 
     return Outcome(
         [panel],
         f"Of {len(cells)} numbers: {count}."
-        + (f" {len(more)} trained accuracies." if more else ""),
+        + (f" {len(trained_cells)} trained accuracies." if trained_cells else ""),
         KINDS[-1] not in places,
         columns=("row", "column", "printed", "ours", "comparison"),
-        rows=[*((c.row, c.column, c.printed, c.ours, c.verdict(name)) for c in cells), *more],
+        rows=[
+            *((c.row, c.column, c.printed, c.ours, c.verdict(name)) for c in cells),
+            *trained_cells,
+        ],
         reduced="" if request.scale == "full" else "only the rows that take seconds",
     )

@@ -156,8 +156,8 @@ def losses(kind: str, size: Size) -> dict[int, float]:
 
 def best_stamps(kind: str, size: Size) -> int:
     """Returns the number of stamps with the least error."""
-    found = losses(kind, size)
-    return min(found, key=lambda s: found[s])
+    loss_by_stamps = losses(kind, size)
+    return min(loss_by_stamps, key=lambda s: loss_by_stamps[s])
 
 
 def label(kind: str, stamps: int) -> str:
@@ -177,8 +177,8 @@ def some_epochs(size: Size) -> dict[str, int]:
 
     For 20 epochs these are MF(k=10) x2 and MF(k=5) x4.
     """
-    parts = [s for s in (2, 4) if size.epochs % s == 0 and size.epochs > s]
-    return {label(f"MF(k={size.epochs // s})", s): s for s in parts}
+    stamp_counts = [s for s in (2, 4) if size.epochs % s == 0 and size.epochs > s]
+    return {label(f"MF(k={size.epochs // s})", s): s for s in stamp_counts}
 
 
 def _in_order(size: Size, fields: Fields) -> Fields:
@@ -198,7 +198,7 @@ def _study(name: str, size: Size, parts: Sequence[tuple[str, Fields]]) -> Study:
         test_examples=size.test_images or min(1000, max(20, size.images)),
         progress=False,
     )
-    fixed = {
+    fixed_fields = {
         "task": "cifar10",
         "task_option.model": size.model,
         "task_option.validation": "test",
@@ -214,7 +214,7 @@ def _study(name: str, size: Size, parts: Sequence[tuple[str, Fields]]) -> Study:
     }
     return Study(
         name=f"cifar-{name}",
-        fixed=fixed,
+        fixed=fixed_fields,
         parts=parts,
         repeats=size.repeats,
         mechanisms={
@@ -263,9 +263,9 @@ def multi_epoch(size: Size) -> Study:
     DP-SGD alone is trained with sampling as well, which the paper calls incorrect, though standard.
     """
     sgd = _sgd(size, size.epsilons, size.rates)
-    parts = [(SAMPLED, _sampled(size, sgd)), (SGD, _in_order(size, sgd)), _optimal(size)]
-    parts += [_stamped(size, kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE)]
-    return _study("multi-epoch", size, parts)
+    study_parts = [(SAMPLED, _sampled(size, sgd)), (SGD, _in_order(size, sgd)), _optimal(size)]
+    study_parts += [_stamped(size, kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE)]
+    return _study("multi-epoch", size, study_parts)
 
 
 @sized(SIZES)
@@ -274,8 +274,8 @@ def with_plain(size: Size) -> Study:
     and shares its runs.
     """
     study = multi_epoch.make(size)
-    plain = [_stamped(size, PLAIN_FFT, best_stamps(PLAIN_FFT, size))]
-    return dataclasses.replace(study, parts=[*study.parts, *plain])
+    plain_parts = [_stamped(size, PLAIN_FFT, best_stamps(PLAIN_FFT, size))]
+    return dataclasses.replace(study, parts=[*study.parts, *plain_parts])
 
 
 @sized(SIZES)
@@ -308,13 +308,13 @@ def optima(size: Size) -> Study:
 
     At the same size it shares runs with Fig. 1.
     """
-    once = [_stamped(size, ONE, s) for s in sorted({1, best_stamps(ONE, size)}, reverse=True)]
+    once_parts = [_stamped(size, ONE, s) for s in sorted({1, best_stamps(ONE, size)}, reverse=True)]
     name = "multi-epoch" if size in SIZES.values() else "optima"
-    some = [
+    stamped_parts = [
         (line, _in_order(size, {"family": "file", "mechanism": line} | _tuned(size)))
         for line in some_epochs(size)
     ]
-    return _study(name, size, [_optimal(size), *some, *once])
+    return _study(name, size, [_optimal(size), *stamped_parts, *once_parts])
 
 
 # The errors of 1, 7 and 70 stamps (repetitions of a mechanism) differ enough with 140 steps.
@@ -335,11 +335,11 @@ def banded(size: Size) -> Study:
     The number of bands is the best at each epsilon, and at most the steps of an epoch.
     """
     rates = {"server_learning_rate": size.rates_banded}
-    every = rates | {"epsilon": size.epsilons_banded}
+    swept_fields = rates | {"epsilon": size.epsilons_banded}
     sgd = _sgd(size, size.epsilons_banded, size.rates_banded)
-    parts = [
+    study_parts = [
         (SAMPLED, _sampled(size, sgd)),
-        (size.optimal, _in_order(size, {"family": "dense"} | every)),
+        (size.optimal, _in_order(size, {"family": "dense"} | swept_fields)),
     ]
     for epsilon in size.epsilons_banded:
         bands, amplified = best_bands(size, epsilon)
@@ -349,8 +349,8 @@ def banded(size: Size) -> Study:
             "server_momentum": size.momentum,
             "epsilon": epsilon,
         }
-        parts.append((BANDED, (_sampled if amplified else _in_order)(size, fields)))
-    return _study("banded", size, parts)
+        study_parts.append((BANDED, (_sampled if amplified else _in_order)(size, fields)))
+    return _study("banded", size, study_parts)
 
 
 # With two epochs of 50 steps, nu noise closes as much of the gap in error between independent noise
@@ -372,10 +372,10 @@ def nu_noise(size: Size) -> Study:
 
     The noise coefficients are t^(-3/2) (1 - nu)^t, and nu is tuned.
     """
-    own = {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS}
+    nu_fields = {"family": "toeplitz", "coefficients": "nu", "nu": printed.NUS}
     sgd = _in_order(size, _sgd(size, size.epsilons, size.rates))
-    parts = [(NU, _in_order(size, own | _tuned(size))), (SGD, sgd), _optimal(size)]
-    return _study("nu", size, parts)
+    study_parts = [(NU, _in_order(size, nu_fields | _tuned(size))), (SGD, sgd), _optimal(size)]
+    return _study("nu", size, study_parts)
 
 
 @functools.cache
@@ -383,24 +383,26 @@ def best_bands(size: Size, epsilon: float) -> tuple[int, bool]:
     """Returns the number of bands with the least error at an epsilon, and whether sampling
     amplifies it.
     """
-    best = choose_bands(
+    best_candidate = choose_bands(
         fedmf.prefix_sum(size.participation.rounds),
         population=size.images,
         cohort_size=size.cohort,
         epsilon=epsilon,
         delta=DELTA,
     ).best
-    return best.bands, best.amplified
+    return best_candidate.bands, best_candidate.amplified
 
 
 def _figure_1_orders(scores: Sequence[Score], size: Size) -> list[accuracy.Ordering]:
     honaker, fft, one = (label(kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE))
     pairs = [(size.optimal, one), (size.optimal, fft), (size.optimal, honaker), (fft, honaker)]
-    orders = [accuracy.compare_lines(scores, *pair) for pair in pairs]
+    comparisons = [accuracy.compare_lines(scores, *pair) for pair in pairs]
     # The paper claims this order of the lines for epsilons "as low as epsilon of about 4".
-    above = 4.0 if size == SIZES["full"] else size.epsilons[0]
-    orders.append(accuracy.compare_lines(scores, size.optimal, SAMPLED, from_epsilon=above))
-    return [*orders, accuracy.compare_lines(scores, SAMPLED, SGD)]
+    epsilon_floor = 4.0 if size == SIZES["full"] else size.epsilons[0]
+    comparisons.append(
+        accuracy.compare_lines(scores, size.optimal, SAMPLED, from_epsilon=epsilon_floor)
+    )
+    return [*comparisons, accuracy.compare_lines(scores, SAMPLED, SGD)]
 
 
 @trained(multi_epoch, "multi-epoch-figure-1")
@@ -416,11 +418,11 @@ def figure_9(scores: Sequence[Score], size: Size) -> Outcome:
     """Judges Figure 9 of the multi-epoch paper: the plain FFT should be above Honaker's tree, and
     below the FFT with the optimal decoder (App. C).
     """
-    orders = _figure_1_orders(scores, size)
+    comparisons = _figure_1_orders(scores, size)
     kinds = (FFT, PLAIN_FFT, HONAKER)
-    between = itertools.pairwise(label(kind, best_stamps(kind, size)) for kind in kinds)
-    orders += [accuracy.compare_lines(scores, *pair) for pair in between]
-    return accuracy.ordered(scores, orders)
+    line_pairs = itertools.pairwise(label(kind, best_stamps(kind, size)) for kind in kinds)
+    comparisons += [accuracy.compare_lines(scores, *pair) for pair in line_pairs]
+    return accuracy.ordered(scores, comparisons)
 
 
 @trained(decoders, "multi-epoch-figure-6-trained")
@@ -437,8 +439,10 @@ def figure_7(scores: Sequence[Score], size: Size) -> Outcome:
     """Judges Figure 7 of the multi-epoch paper: of all numbers of stamps of Honaker's tree, the one
     with the least loss should have the best accuracy.
     """
-    found = losses(HONAKER, size)
-    best, *others = (label(HONAKER, s) for s in sorted(found, key=lambda s: found[s]))
+    loss_by_stamps = losses(HONAKER, size)
+    best, *others = (
+        label(HONAKER, s) for s in sorted(loss_by_stamps, key=lambda s: loss_by_stamps[s])
+    )
     return accuracy.ordered(
         scores, [accuracy.compare_lines(scores, best, other) for other in others]
     )
@@ -450,8 +454,8 @@ def figure_8(scores: Sequence[Score], size: Size) -> Outcome:
     their order by accuracy.
     """
     lines = dict.fromkeys(score.line for score in scores)
-    orders = [accuracy.compare_lines(scores, *pair) for pair in itertools.pairwise(lines)]
-    return accuracy.ordered(scores, orders)
+    comparisons = [accuracy.compare_lines(scores, *pair) for pair in itertools.pairwise(lines)]
+    return accuracy.ordered(scores, comparisons)
 
 
 @trained(nu_noise, "slides-nu-dp-ftrl-on-cifar-10")

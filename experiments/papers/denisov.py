@@ -100,16 +100,16 @@ def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
         while True:
             candidate = X + size * direction
             try:
-                value = loss_of(gram, candidate)
+                candidate_loss = loss_of(gram, candidate)
             except np.linalg.LinAlgError:
-                value = np.inf
-            if value <= loss + 0.01 * size * slope:
+                candidate_loss = np.inf
+            if candidate_loss <= loss + 0.01 * size * slope:
                 break
             size /= 2.0
             if size < 1e-18:
                 return
         X = candidate
-        loss = value
+        loss = candidate_loss
         yield clock.step(lambda loss=loss: loss)  # type: ignore[misc]
 
 
@@ -123,18 +123,18 @@ def _newton(
     """
     D = np.zeros_like(gradient)
     residual = -gradient
-    along = residual
+    direction = residual
     square = np.vdot(residual, residual)
     for _ in range(steps):
-        half = inverse @ along @ pull
-        H = half + half.T
+        half_step = inverse @ direction @ pull
+        H = half_step + half_step.T
         np.fill_diagonal(H, 0.0)
-        share = square / np.vdot(along, H)
-        D, residual = D + share * along, residual - share * H
-        fresh = np.vdot(residual, residual)
-        if fresh < 1e-20 * np.vdot(gradient, gradient):
+        share = square / np.vdot(direction, H)
+        D, residual = D + share * direction, residual - share * H
+        new_squared_norm = np.vdot(residual, residual)
+        if new_squared_norm < 1e-20 * np.vdot(gradient, gradient):
             break
-        along, square = residual + fresh / square * along, fresh
+        direction, square = residual + new_squared_norm / square * direction, new_squared_norm
     return D
 
 
@@ -193,11 +193,11 @@ def _ours(workload: fedmf.Workload, single: fedmf.Participation) -> tuple[list[S
     Returns (seconds, loss) after each step, and the lower bound on the loss that the fit proves.
     """
     steps: list[Step] = []
-    began = time.process_time()
+    start_time = time.process_time()
     stopping = Stopping(
         tolerance=1e-9,
         max_iterations=60,
-        progress=lambda step, loss, gap: steps.append((time.process_time() - began, loss)),
+        progress=lambda step, loss, gap: steps.append((time.process_time() - start_time, loss)),
     )
     with warnings.catch_warnings():
         # The fit warns that it ended above its tolerance, which is intended here.
@@ -262,15 +262,15 @@ def figure_5(request: Request) -> Outcome:
     workload, single = sums_once(ROUNDS)
     mechanism = fit(workload, single, "dense")
     matrices = {"B": workload.matrix @ mechanism.noising(), "C": mechanism.encoder()}
-    largest = max(M.max() for M in matrices.values())
-    heavy = np.diagonal(matrices["B"]).max() == largest
-    nonnegative = all(M.min() > -1e-9 for M in matrices.values())
+    largest_entry = max(M.max() for M in matrices.values())
+    has_heavy_diagonal = np.diagonal(matrices["B"]).max() == largest_entry
+    is_nonnegative = all(M.min() > -1e-9 for M in matrices.values())
     return Outcome(
-        _entries(matrices, largest),
-        f"The largest entry of either is {largest:.4f} (printed: {LARGEST_ENTRY}), "
-        f"{'on' if heavy else 'not on'} the diagonal of B; {'no' if nonnegative else 'an'} entry "
-        "is negative.",
-        printed.agrees(largest, LARGEST_ENTRY) and heavy and nonnegative,
+        _entries(matrices, largest_entry),
+        f"The largest entry of either is {largest_entry:.4f} (printed: {LARGEST_ENTRY}), "
+        f"{'on' if has_heavy_diagonal else 'not on'} the diagonal of B; "
+        f"{'no' if is_nonnegative else 'an'} entry is negative.",
+        printed.agrees(largest_entry, LARGEST_ENTRY) and has_heavy_diagonal and is_nonnegative,
         columns=("matrix", "largest", "smallest", "median of those that are not 0"),
         rows=[(name, M.max(), M.min(), np.median(M[M > 1e-9])) for name, M in matrices.items()],
     )

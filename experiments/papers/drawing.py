@@ -137,10 +137,10 @@ def draw(panels: Sequence[Lines], note: str = "") -> bytes:
     columns = len(panels) if len(panels) <= 3 else 2
     rows = -(-len(panels) // columns)
     order = list(dict.fromkeys(label for p in panels for label in (*p.series, *p.beside)))
-    shared = not any(p.ylabel for p in panels[1:])
+    shares_label = not any(p.ylabel for p in panels[1:])
     handles: dict[str, Any] = {}
     with canvas(2.8 * rows, note) as (figure, png):
-        axes = list(figure.subplots(rows, columns, sharey=shared, squeeze=False).flat)
+        axes = list(figure.subplots(rows, columns, sharey=shares_label, squeeze=False).flat)
         for ax in axes[len(panels) :]:
             ax.set_axis_off()
         for ax, panel in zip(axes, panels, strict=False):

@@ -39,8 +39,8 @@ def denisov_table_2(scale: Scale) -> Iterator[Cell]:
             ("efficient", row.efficient, "low_rank", {"bands": row.bands, "rank": row.rank}),
         ):
             mechanism = fit(workload, single, family, **options)
-            ours = math.sqrt(fedmf.loss(mechanism, workload, single))
-            yield Cell(f"{row.rounds} rounds", column, theirs, ours)
+            computed_loss = math.sqrt(fedmf.loss(mechanism, workload, single))
+            yield Cell(f"{row.rounds} rounds", column, theirs, computed_loss)
 
 
 @table("multi-epoch-table-1")
@@ -59,8 +59,13 @@ def multi_epoch_table_1(scale: Scale) -> Iterator[Cell]:
         mechanism = stamped_row(row)
         if row.part[0] == "fft":
             spectral = _spectral_sensitivity(mechanism.encoder(), twenty)
-            ours = fedmf.sensitivity(mechanism, twenty).value
-            yield Cell(row.label, "loss, Thm. 2.1", row.printed, loss * (spectral / ours) ** 2)
+            computed_sensitivity = fedmf.sensitivity(mechanism, twenty).value
+            yield Cell(
+                row.label,
+                "loss, Thm. 2.1",
+                row.printed,
+                loss * (spectral / computed_sensitivity) ** 2,
+            )
         if row.participations == 20:
             bound = mechanism.part.certificate.lower_bound
             yield Cell(row.label, "lower bound", printed.MULTI_EPOCH_TABLE_1_BOUND, bound)
@@ -104,8 +109,10 @@ def stamped(
     participation = one_participation(n) if participations == 1 else epochs(n, participations)
     if family == "tree":
         options = {"completion": "virtual"} | options
-    part = fit(fedmf.prefix_sum(n), participation, family, **options)
-    return fedmf.stamp(part, times, decoder="optimal" if family == "dense" else "restarted")
+    part_mechanism = fit(fedmf.prefix_sum(n), participation, family, **options)
+    return fedmf.stamp(
+        part_mechanism, times, decoder="optimal" if family == "dense" else "restarted"
+    )
 
 
 def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> float:
@@ -146,22 +153,22 @@ def banded_table_2(scale: Scale) -> Iterator[Cell]:
     n = 2052
     workload, single = sums_once(n)
     six = epochs(n, 6)
-    apart = fedmf.Participation(rounds=n, schema="min_sep", min_sep=342)
-    made = [
+    participation = fedmf.Participation(rounds=n, schema="min_sep", min_sep=342)
+    fitted_rows = [
         (row, fit(workload, six, row.family, **row.options))
         for row in printed.BANDED_TABLE_2
         if scale == "full" or row.family in ("tree", "identity")
     ]
-    best = next((mechanism for row, mechanism in made if row.label == "MF"), None)
-    for row, mechanism in made:
+    best_mechanism = next((mechanism for row, mechanism in fitted_rows if row.label == "MF"), None)
+    for row, mechanism in fitted_rows:
         under_six, once, min_sep = (
-            fedmf.sensitivity(mechanism, p).value for p in (six, single, apart)
+            fedmf.sensitivity(mechanism, p).value for p in (six, single, participation)
         )
         yield Cell(row.label, "k = 1", row.single, once / under_six)
         yield Cell(row.label, "(6, 342)", row.fixed_epoch, 1.0)
         yield Cell(row.label, "b >= 342", row.min_sep, min_sep / under_six)
-        if best is not None:
-            error = fedmf.rmse(mechanism, workload, six) / fedmf.rmse(best, workload, six)
+        if best_mechanism is not None:
+            error = fedmf.rmse(mechanism, workload, six) / fedmf.rmse(best_mechanism, workload, six)
             yield Cell(row.label, "(A)", row.error_fixed_epoch, error)
             yield Cell(row.label, "(B)", row.error_min_sep, error * (min_sep / under_six))
 
@@ -199,7 +206,7 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     ]
     forms = np.unique([weights * u[rows] * u[columns] for u in signs], axis=0)
     same_client = (rows - columns) % min_sep == 0
-    nonnegative = {"signed": rows < 0, "pairs": same_client, "all": rows >= 0}[constraints]
+    is_nonnegative = {"signed": rows < 0, "pairs": same_client, "all": rows >= 0}[constraints]
 
     def matrix(entries: np.ndarray) -> np.ndarray:
         X = np.zeros((n, n))
@@ -215,14 +222,14 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
         loss = np.trace(gram @ inverse)
         return np.log(loss), -weights * (inverse @ gram @ inverse)[rows, columns] / loss
 
-    found = scipy.optimize.minimize(
+    solution = scipy.optimize.minimize(
         log_loss,
         np.where(rows == columns, min_sep / n, 0.0),
         jac=True,
         method="SLSQP",
-        bounds=scipy.optimize.Bounds(np.where(nonnegative, 0.0, -np.inf), np.inf),
+        bounds=scipy.optimize.Bounds(np.where(is_nonnegative, 0.0, -np.inf), np.inf),
         constraints=scipy.optimize.LinearConstraint(forms, -np.inf, 1.0),
         options={"ftol": 1e-15, "maxiter": 1000},
     )
-    X = matrix(found.x / (forms @ found.x).max())
+    X = matrix(solution.x / (forms @ solution.x).max())
     return np.flip(np.linalg.cholesky(np.flip(X))).T

@@ -43,25 +43,25 @@ def figure_2(request: Request) -> Outcome:
     X = C.T @ C
     n = six.rounds
     b = six.min_sep
-    apart = np.subtract.outer(np.arange(n), np.arange(n))
-    same_client = (apart % b == 0) & (apart != 0)
+    round_distances = np.subtract.outer(np.arange(n), np.arange(n))
+    same_client = (round_distances % b == 0) & (round_distances != 0)
     sizes = np.abs(X) / np.diagonal(X).mean()
-    largest = sizes[same_client].max()
-    typical = np.median(sizes[~same_client])
+    largest_size = sizes[same_client].max()
+    typical_size = np.median(sizes[~same_client])
     panels = [("A", A), ("B", A @ mechanism.noising()), ("C", C), ("X = CᵀC", X)]
-    over = "over the diagonal's mean"
+    size_phrase = "over the diagonal's mean"
     return Outcome(
         heat_maps(panels, 2, height=2.6, shared=False),
         f"Columns of C for two rounds of one client (every {b}th diagonal of X) have "
-        f"products of at most {largest:.1e} of the diagonal's mean, where the median of the others "
-        f"is {typical:.1e}.",
-        largest < 0.1 * typical,
+        f"products of at most {largest_size:.1e} of the diagonal's mean, where the median of the "
+        f"others is {typical_size:.1e}.",
+        largest_size < 0.1 * typical_size,
         columns=("quantity", "value"),
         rows=[
             ("rounds", n),
             ("min_sep", b),
-            (f"largest |X| of two rounds of one client, {over}", largest),
-            (f"median |X| of other pairs, {over}", typical),
+            (f"largest |X| of two rounds of one client, {size_phrase}", largest_size),
+            (f"median |X| of other pairs, {size_phrase}", typical_size),
             ("gap", mechanism.certificate.gap),
         ],
         reduced=_rounds(request),
@@ -97,16 +97,16 @@ def figure_4(request: Request) -> Outcome:
 
     Clients have k = 20 participations, b = 100 rounds apart.
     """
-    every = (
+    all_lines = (
         "(Online) Honaker(n=2000)", "(Online) Honaker(n=200)x10",
         "Optimal Decoder Honaker(n=400)x5", "FFT Optimal Decoder(n=400)x5",
         "MF(k=1, n=1000)x2", "MF(k=20, n=2000)",
     )  # fmt: skip
-    tiny = ("(Online) Honaker(n=200)x10", "FFT(n=200)x10")
-    wanted = request.pick(tiny, every, every)
+    tiny_lines = ("(Online) Honaker(n=200)x10", "FFT(n=200)x10")
+    chosen_lines = request.pick(tiny_lines, all_lines, all_lines)
     rows = {row.label: row for row in printed.MULTI_EPOCH_TABLE_1}
     sigma = gaussian_noise_multiplier(4.38, 1e-5)
-    mechanisms = {name: stamped_row(rows[name]) for name in wanted}
+    mechanisms = {name: stamped_row(rows[name]) for name in chosen_lines}
     panel, losses = _variances(mechanisms, fedmf.prefix_sum(2000), CIFAR, sigma)
     words = (f"{loss:.2e} for {k} (Table 1: {rows[k].printed})" for k, loss in losses.items())
     return Outcome(
@@ -148,22 +148,22 @@ def figure_6(request: Request) -> Outcome:
     tree.
     """
     workload = fedmf.prefix_sum(2000)
-    tiny = request.scale == "tiny"
+    is_tiny = request.scale == "tiny"
     rows = [
         row
         for row in printed.MULTI_EPOCH_TABLE_1
-        if "Honaker" in row.name and (not tiny or row.times >= 10)
+        if "Honaker" in row.name and (not is_tiny or row.times >= 10)
     ]
     losses = [stamped_loss(row) for row in rows]
-    right = sum(map(printed.agrees, losses, (row.printed for row in rows)))
+    num_agreeing = sum(map(printed.agrees, losses, (row.printed for row in rows)))
     times = sorted({row.times for row in rows})
     # In the table, the rows of the online decoder come first.
     online, full = np.array(losses).reshape(2, -1)
-    theirs = np.array([float(row.printed) for row in rows]).reshape(2, -1)
+    printed_losses = np.array([float(row.printed) for row in rows]).reshape(2, -1)
     series = {"online decoder": online, "optimal decoder": full}
-    series |= {f"{name}, printed": y for name, y in zip(list(series), theirs, strict=True)}
+    series |= {f"{name}, printed": y for name, y in zip(list(series), printed_losses, strict=True)}
     beside = {}
-    if not tiny:
+    if not is_tiny:
         optimum = fedmf.loss(fit(workload, CIFAR, "dense", tolerance=2e-3), workload, CIFAR)
         beside["MF for 20 epochs, no stamps"] = Line([np.inf], [optimum])
     ratio = full / online
@@ -173,13 +173,13 @@ def figure_6(request: Request) -> Outcome:
                 series, "stamps", "loss", x=times, beside=beside, log="xy", ticks=times, points=True
             )
         ],
-        f"{right} of {len(rows)} losses are as printed. The least is at "
+        f"{num_agreeing} of {len(rows)} losses are as printed. The least is at "
         f"{times[int(np.argmin(online))]} stamps with the online decoder and at "
         f"{times[int(np.argmin(full))]} with the optimal one, whose loss is {ratio.min():.2f} to "
         f"{ratio.max():.2f} times the other's.",
-        right == len(rows) and (ratio < 1).all(),
+        num_agreeing == len(rows) and (ratio < 1).all(),
         reduced="losses in place of accuracies: training needs CIFAR-10"
-        + ("; two numbers of stamps" if tiny else ""),
+        + ("; two numbers of stamps" if is_tiny else ""),
     )
 
 

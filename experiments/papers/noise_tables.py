@@ -50,8 +50,8 @@ def _accuracies(
             if not num_runs:
                 continue
             runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
-            lowest = 100 * values[f"{column} min"]
-            highest = 100 * values[f"{column} max"]
+            lowest_accuracy = 100 * values[f"{column} min"]
+            highest_accuracy = 100 * values[f"{column} max"]
             at_epsilon = "without noise" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
             table_rows.append(
                 (
@@ -59,7 +59,7 @@ def _accuracies(
                     f"{column} accuracy, %",
                     printed_accuracies.get((line, epsilon, f"{rate:.4f}"), ""),
                     100 * values[f"{column} mean"],
-                    f"trained: {runs}, {lowest:.2f} to {highest:.2f}",
+                    f"trained: {runs}, {lowest_accuracy:.2f} to {highest_accuracy:.2f}",
                 )
             )
         return table_rows
@@ -96,8 +96,8 @@ def _bands(row: str, column: str, theirs: int, ours: int, ratio: float) -> Cell:
 
     `ratio` is the rmse with the printed number, divided by the least rmse.
     """
-    nearly = f"the printed has {100 * (ratio - 1):.2f}% more rmse" if ratio <= CLOSE else ""
-    return Cell(row, column, str(theirs), ours, nearly)
+    near_note = f"the printed has {100 * (ratio - 1):.2f}% more rmse" if ratio <= CLOSE else ""
+    return Cell(row, column, str(theirs), ours, near_note)
 
 
 @table("banded-table-3")
@@ -106,15 +106,23 @@ def banded_table_3(scale: Scale) -> Iterator[Cell]:
 
     A cell is "nearly" right if the rmse of the printed number is within 1% of our best.
     """
-    targets = tuple(printed.BANDED_TABLE_3) if scale == "full" else (8.0,)
-    computed = [k for k in printed.BANDED_TABLE_3_EPOCHS if scale == "full" or k >= 256]
-    found = sweep(epsilons=targets, epochs=computed)
-    for i, epsilon in enumerate(targets):
-        of = dict(zip(printed.BANDED_TABLE_3_EPOCHS, printed.BANDED_TABLE_3[epsilon], strict=True))
-        for j, k in enumerate(computed):
-            rmse = found.rmse[i, j]
-            ratio = rmse[found.bands.index(of[k])] / rmse.min()
-            yield _bands(f"epsilon {epsilon:g}", f"k = {k}", of[k], int(found.best[i, j]), ratio)
+    target_epsilons = tuple(printed.BANDED_TABLE_3) if scale == "full" else (8.0,)
+    computed_epochs = [k for k in printed.BANDED_TABLE_3_EPOCHS if scale == "full" or k >= 256]
+    sweep_results = sweep(epsilons=target_epsilons, epochs=computed_epochs)
+    for i, epsilon in enumerate(target_epsilons):
+        printed_by_epochs = dict(
+            zip(printed.BANDED_TABLE_3_EPOCHS, printed.BANDED_TABLE_3[epsilon], strict=True)
+        )
+        for j, k in enumerate(computed_epochs):
+            rmse = sweep_results.rmse[i, j]
+            ratio = rmse[sweep_results.bands.index(printed_by_epochs[k])] / rmse.min()
+            yield _bands(
+                f"epsilon {epsilon:g}",
+                f"k = {k}",
+                printed_by_epochs[k],
+                int(sweep_results.best[i, j]),
+                ratio,
+            )
 
 
 @table("banded-table-4", _accuracies(stackoverflow.phones, printed.BANDED_TABLE_4))
@@ -125,14 +133,16 @@ def banded_table_4(scale: Scale) -> Iterator[Cell]:
     The matrices of "Multi-epoch MF" are not published, so their sensitivity under b-min-sep is
     computed from the table's first row of that mechanism.
     """
-    first = next(row for row in printed.BANDED_TABLE_4 if row.mechanism == "Multi-epoch MF")
-    sensitivity = float(first.noise_multiplier) / gaussian_noise_multiplier(first.epsilon, _DELTA)
+    first_row = next(row for row in printed.BANDED_TABLE_4 if row.mechanism == "Multi-epoch MF")
+    sensitivity = float(first_row.noise_multiplier) / gaussian_noise_multiplier(
+        first_row.epsilon, _DELTA
+    )
     for row in printed.BANDED_TABLE_4:
-        if row is not first:
-            ours = gaussian_noise_multiplier(row.epsilon, _DELTA)
-            ours *= sensitivity if row.mechanism == first.mechanism else 1.0
+        if row is not first_row:
+            computed_noise = gaussian_noise_multiplier(row.epsilon, _DELTA)
+            computed_noise *= sensitivity if row.mechanism == first_row.mechanism else 1.0
             name = f"{row.mechanism}, epsilon {row.epsilon:g}"
-            yield Cell(name, "sigma", row.noise_multiplier, ours)
+            yield Cell(name, "sigma", row.noise_multiplier, computed_noise)
 
 
 def event(bands: int) -> dict[str, Any]:
@@ -161,18 +171,18 @@ def banded_table_5(scale: Scale) -> Iterator[Cell]:
     A cell is "nearly" right if the epsilon of the printed sigma is within 0.06% of the table's.
     """
     for row in printed.BANDED_TABLE_5:
-        ours = gaussian_noise_multiplier(row.epsilon, _DELTA)
-        nearly = ""
+        computed_noise = gaussian_noise_multiplier(row.epsilon, _DELTA)
+        near_note = ""
         if row.amplified and row.bands is not None:
             if scale != "full" and (row.mechanism == "DP-SGD" or row.epsilon not in (1.0, 8.0)):
                 continue
-            ours = amplified_noise(row.bands, row.epsilon)
+            computed_noise = amplified_noise(row.bands, row.epsilon)
             per_event = float(row.noise_multiplier) * math.sqrt(PARTICIPATIONS)
             epsilon = sampled_gaussian_epsilon(per_event, _DELTA, **event(row.bands))
             if abs(share := epsilon / row.epsilon - 1) <= _SAME_EPSILON:
-                nearly = f"the printed gives {100 * share:+.3f}% of epsilon"
+                near_note = f"the printed gives {100 * share:+.3f}% of epsilon"
         name = f"{row.mechanism}, epsilon {row.epsilon:g}"
-        yield Cell(name, "sigma", row.noise_multiplier, ours, nearly)
+        yield Cell(name, "sigma", row.noise_multiplier, computed_noise, near_note)
 
 
 @table("banded-sec-6")
@@ -193,12 +203,14 @@ def banded_bands(scale: Scale) -> Iterator[Cell]:
             delta=_DELTA,
         )
         say(f"bands for epsilon {row.epsilon:g}")
-        tried = list(search.rows(None if scale == "full" else (4, 8, 12, 16)))
+        tried_candidates = list(search.rows(None if scale == "full" else (4, 8, 12, 16)))
         if scale == "full":
-            tried.append(search.dense())
-        best = min(tried, key=lambda candidate: candidate.rmse)
-        ratio = (search.banded(row.bands) if row.amplified else tried[-1]).rmse / best.rmse
-        yield _bands(f"epsilon {row.epsilon:g}", "bands", row.bands, best.bands, ratio)
+            tried_candidates.append(search.dense())
+        best_candidate = min(tried_candidates, key=lambda candidate: candidate.rmse)
+        ratio = (
+            search.banded(row.bands) if row.amplified else tried_candidates[-1]
+        ).rmse / best_candidate.rmse
+        yield _bands(f"epsilon {row.epsilon:g}", "bands", row.bands, best_candidate.bands, ratio)
 
 
 @table("banded-app-k-1")
@@ -207,8 +219,8 @@ def banded_k_1(scale: Scale) -> Iterator[Cell]:
     of zCDP.
     """
     for rho, theirs in printed.BANDED_K_1.items():
-        ours = gaussian_epsilon(1.0 / math.sqrt(2.0 * float(rho)), 1e-10)
-        yield Cell(f"rho {rho}", "epsilon", theirs, ours)
+        computed_epsilon = gaussian_epsilon(1.0 / math.sqrt(2.0 * float(rho)), 1e-10)
+        yield Cell(f"rho {rho}", "epsilon", theirs, computed_epsilon)
 
 
 @table("multi-epoch-table-3")
@@ -219,21 +231,21 @@ def multi_epoch_table_3(scale: Scale) -> Iterator[Cell]:
     For the columns MF and GD, epsilons of the printed multipliers are compared as well.
     """
     for sigma, epsilon in printed.MULTI_EPOCH_TABLE_3.items():
-        ours = gaussian_noise_multiplier(float(epsilon), _DELTA)
-        yield Cell(f"MF, epsilon {epsilon}", "sigma", sigma, ours)
-        ours = gaussian_epsilon(float(sigma), _DELTA)
-        yield Cell(f"MF, epsilon {epsilon}", "epsilon", epsilon, ours)
+        computed_value = gaussian_noise_multiplier(float(epsilon), _DELTA)
+        yield Cell(f"MF, epsilon {epsilon}", "sigma", sigma, computed_value)
+        computed_value = gaussian_epsilon(float(sigma), _DELTA)
+        yield Cell(f"MF, epsilon {epsilon}", "epsilon", epsilon, computed_value)
     if scale == "full":
         for sigma, epsilon in printed.MULTI_EPOCH_TABLE_3_DP_SGD.items():
-            ours = sampled_gaussian_noise_multiplier(
+            computed_value = sampled_gaussian_noise_multiplier(
                 float(epsilon), _DELTA, probability=1000 / 342_477, compositions=ROUNDS
             )
-            yield Cell(f"DP-SGD, epsilon {epsilon}", "sigma", sigma, ours)
+            yield Cell(f"DP-SGD, epsilon {epsilon}", "sigma", sigma, computed_value)
     for sigma, epsilon in printed.MULTI_EPOCH_TABLE_3_GD.items():
-        ours = gaussian_noise_multiplier(float(epsilon), _DELTA) * math.sqrt(ROUNDS)
-        yield Cell(f"GD, epsilon {epsilon}", "sigma", sigma, ours)
-        ours = epsilon_on_a_grid(float(sigma))
-        yield Cell(f"GD, epsilon {epsilon}", "epsilon on a grid", epsilon, ours)
+        computed_value = gaussian_noise_multiplier(float(epsilon), _DELTA) * math.sqrt(ROUNDS)
+        yield Cell(f"GD, epsilon {epsilon}", "sigma", sigma, computed_value)
+        computed_value = epsilon_on_a_grid(float(sigma))
+        yield Cell(f"GD, epsilon {epsilon}", "epsilon on a grid", epsilon, computed_value)
 
 
 def epsilon_on_a_grid(sigma: float) -> float:
@@ -243,10 +255,10 @@ def epsilon_on_a_grid(sigma: float) -> float:
     """
     from dp_accounting.pld import privacy_loss_distribution
 
-    one = privacy_loss_distribution.from_gaussian_mechanism(
+    one_round = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, value_discretization_interval=1e-4, use_connect_dots=False
     )
-    return float(one.self_compose(ROUNDS).get_epsilon_for_delta(_DELTA))
+    return float(one_round.self_compose(ROUNDS).get_epsilon_for_delta(_DELTA))
 
 
 @functools.cache
@@ -304,20 +316,24 @@ def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> 
     A cell is "nearly" right if the rule's rate is next to the best rate on the grid.
     """
     for row in rows:
-        quick = row.mechanism in ("DP-SGD", "Optimal TreeAgg")
-        if scale != "full" and (not quick or (amplified and row.epsilon < 8.0)):
+        is_quick = row.mechanism in ("DP-SGD", "Optimal TreeAgg")
+        if scale != "full" and (not is_quick or (amplified and row.epsilon < 8.0)):
             continue
         rate = predicted_learning_rate(effective_rmse(row, amplified=amplified))
-        nearest = min(printed.RATES, key=lambda tried: abs(float(tried) - rate))
-        nearly = ""
-        if nearest in row.neighbours:
-            best = row.accuracies[row.optimum]
-            there = row.accuracies.get(nearest)
-            measured = f"{best}% at the optimum, {there}% there" if there else "not measured there"
-            nearly = f"beside the optimum; {measured}"
+        nearest_rate = min(printed.RATES, key=lambda tried: abs(float(tried) - rate))
+        near_note = ""
+        if nearest_rate in row.neighbours:
+            best_accuracy = row.accuracies[row.optimum]
+            accuracy_there = row.accuracies.get(nearest_rate)
+            measured_text = (
+                f"{best_accuracy}% at the optimum, {accuracy_there}% there"
+                if accuracy_there
+                else "not measured there"
+            )
+            near_note = f"beside the optimum; {measured_text}"
         bands = f", {row.bands} bands" if row.mechanism == "Band MF" else ""
         name = f"{row.mechanism}{bands}, epsilon {row.epsilon:g}"
-        yield Cell(name, "server rate", row.optimum, rate, nearly)
+        yield Cell(name, "server rate", row.optimum, rate, near_note)
 
 
 @table("banded-table-6", _accuracies(stackoverflow.phones, printed.BANDED_TABLE_6))

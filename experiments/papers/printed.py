@@ -27,9 +27,13 @@ def agrees(value: float, printed: str) -> bool:
     (True, False)
     """
     center = Decimal(printed.lstrip("≤"))
-    half = float(Decimal(1).scaleb(int(center.as_tuple().exponent))) / 2 * (1 + 1e-9)
-    above = value - float(center)
-    return math.isfinite(value) and above <= half and (printed.startswith("≤") or above >= -half)
+    half_unit = float(Decimal(1).scaleb(int(center.as_tuple().exponent))) / 2 * (1 + 1e-9)
+    difference = value - float(center)
+    return (
+        math.isfinite(value)
+        and difference <= half_unit
+        and (printed.startswith("≤") or difference >= -half_unit)
+    )
 
 
 def _rows(table: str) -> Iterator[list[str]]:
@@ -96,8 +100,8 @@ class StampedRow(NamedTuple):
     def label(self) -> str:
         """Name of the row, as the table writes it."""
         n = 2000 // self.times
-        inside = f"n={n}" if self.participations is None else f"k={self.participations}, n={n}"
-        return f"{self.name}({inside})" + (f"x{self.times}" if self.times > 1 else "")
+        part_label = f"n={n}" if self.participations is None else f"k={self.participations}, n={n}"
+        return f"{self.name}({part_label})" + (f"x{self.times}" if self.times > 1 else "")
 
     @property
     def part(self) -> tuple[str, dict[str, Any]]:
@@ -317,8 +321,10 @@ def _tuned(table: str) -> tuple[TunedRow, ...]:
     rows = []
     for mechanism, epsilon, first, accuracies, optimum in _rows(table):
         name, _, bands = mechanism.partition("/")
-        tried = dict(zip(RATES[RATES.index(first) :], accuracies.split(), strict=False))
-        rows.append(TunedRow(name, float(epsilon), tried, optimum, int(bands) if bands else None))
+        accuracy_by_rate = dict(zip(RATES[RATES.index(first) :], accuracies.split(), strict=False))
+        rows.append(
+            TunedRow(name, float(epsilon), accuracy_by_rate, optimum, int(bands) if bands else None)
+        )
     return tuple(rows)
 
 

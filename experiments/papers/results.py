@@ -147,9 +147,9 @@ def _surroundings(page: pathlib.Path) -> tuple[str, str]:
     text = page.read_text() if page.is_file() else ""
     if _BEGIN not in text or _END not in text:
         return _HEAD + _BEGIN, _END
-    before = text.partition(_BEGIN)[0]
-    after = text.partition(_END)[2]
-    return before + _BEGIN, _END + after
+    text_before = text.partition(_BEGIN)[0]
+    text_after = text.partition(_END)[2]
+    return text_before + _BEGIN, _END + text_after
 
 
 def gallery(
@@ -224,8 +224,8 @@ def _row(item: Item, description: Description, folder: str, page: str | None) ->
     if page is not None:
         title = f"[{item.number}]({page}#{item.name})"
     else:
-        details = [description.sentence, description.reduced, description.origin]
-        claim += "".join(f"<br>{detail.rstrip('.')}." for detail in details if detail)
+        detail_lines = [description.sentence, description.reduced, description.origin]
+        claim += "".join(f"<br>{detail.rstrip('.')}." for detail in detail_lines if detail)
     cells = (picture, title, f"**{description.verdict}**", claim)
     return f"|{'|'.join(cell.replace('|', '/') for cell in cells)}|\n"
 
@@ -241,9 +241,9 @@ def thumbnail(png: bytes) -> bytes:
     """Returns a picture scaled to the page's size, in few colours."""
     image = PIL.Image.open(io.BytesIO(png)).convert("RGB")
     height = round(image.height * _THUMBNAIL_WIDTH / image.width)
-    small = image.resize((_THUMBNAIL_WIDTH, height), PIL.Image.Resampling.LANCZOS).quantize(
+    small_image = image.resize((_THUMBNAIL_WIDTH, height), PIL.Image.Resampling.LANCZOS).quantize(
         _THUMBNAIL_COLORS, dither=PIL.Image.Dither.NONE
     )
     out = io.BytesIO()
-    small.save(out, format="PNG", optimize=True)
+    small_image.save(out, format="PNG", optimize=True)
     return out.getvalue()

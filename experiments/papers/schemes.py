@@ -59,7 +59,7 @@ def schemes(rounds: int, separation: int) -> Schemes:
             bands.append(b)
     workload, once = sums_once(rounds)
     banded = {b: fit(workload, once, "banded", bands=b) for b in bands}
-    sampled = {b: mechanism for b, mechanism in banded.items() if b < separation}
+    sampled_banded = {b: mechanism for b, mechanism in banded.items() if b < separation}
     # Toeplitz and BLT mechanisms are fitted for the average number of participations. The dense
     # optimum for that number has negative entries, for which no guarantee is proven, so it is left
     # out.
@@ -69,9 +69,9 @@ def schemes(rounds: int, separation: int) -> Schemes:
     )
     bins = fedmf.BallsInBins(population=size["population"], bins=separation)
     return {
-        POISSON: (sampled, lambda b: fedmf.CyclicPoisson(**size, partitions=b)),
-        ALLOCATION: (sampled, lambda b: fedmf.CyclicRandomAllocation(**size, partitions=b)),
-        "min-sep Poisson": (sampled, lambda b: fedmf.MinSepPoisson(**size, min_sep=b)),
+        POISSON: (sampled_banded, lambda b: fedmf.CyclicPoisson(**size, partitions=b)),
+        ALLOCATION: (sampled_banded, lambda b: fedmf.CyclicRandomAllocation(**size, partitions=b)),
+        "min-sep Poisson": (sampled_banded, lambda b: fedmf.MinSepPoisson(**size, min_sep=b)),
         "balls in bins, banded": (banded, lambda b: bins),
         "balls in bins, Toeplitz": (toeplitz, lambda b: bins),
         "balls in bins, BLT": (blt, lambda b: bins),
@@ -85,10 +85,10 @@ def points(rounds: int, separation: int, epsilons: Sequence[float]) -> Iterator[
     """
     workload, once = sums_once(rounds)
     order = fedmf.Participation(rounds=rounds, schema="fixed_epoch", min_sep=separation)
-    dense = fedmf.rmse(fit(workload, order, "dense", tolerance=1e-3), workload, order)
+    dense_rmse = fedmf.rmse(fit(workload, order, "dense", tolerance=1e-3), workload, order)
     for epsilon in epsilons:
         sigma = gaussian_noise_multiplier(epsilon, DELTA)
-        yield Point(rounds, separation, UNAMPLIFIED, epsilon, rounds, sigma, sigma * dense)
+        yield Point(rounds, separation, UNAMPLIFIED, epsilon, rounds, sigma, sigma * dense_rmse)
     for name, (mechanisms, scheme) in schemes(rounds, separation).items():
         noise = []
         errors = []
@@ -98,8 +98,8 @@ def points(rounds: int, separation: int, epsilons: Sequence[float]) -> Iterator[
             noise.append(_noise(sampling, mechanism, epsilons))
             errors.append(noise[-1] * fedmf.rmse(mechanism, workload, once))
         for j, i in enumerate(np.argmin(errors, axis=0)):
-            found = list(mechanisms)[i], float(noise[i][j]), float(errors[i][j])
-            yield Point(rounds, separation, name, epsilons[j], *found)
+            best_point = list(mechanisms)[i], float(noise[i][j]), float(errors[i][j])
+            yield Point(rounds, separation, name, epsilons[j], *best_point)
 
 
 def _noise(sampling: Sampling, mechanism: fedmf.Mechanism, epsilons: Sequence[float]) -> np.ndarray:
@@ -121,14 +121,14 @@ def ways_to_draw(request: Request) -> Outcome:
         (((64, 16),), (1.0, 4.0)),
         (((2000, 100), (2052, 342), (1024, 256), (1024, 32)), [2.0**i for i in range(-2, 5)]),
     )
-    found = [point for n, b in settings for point in points(n, b, epsilons)]
+    all_points = [point for n, b in settings for point in points(n, b, epsilons)]
     panels = []
     ratios = []
     for n, b in settings:
-        here = [point for point in found if point[:2] == (n, b)]
+        points_here = [point for point in all_points if point[:2] == (n, b)]
         rmse = {
-            name: np.array([p.rmse for p in here if p.scheme == name])
-            for name in dict.fromkeys(p.scheme for p in here)
+            name: np.array([p.rmse for p in points_here if p.scheme == name])
+            for name in dict.fromkeys(p.scheme for p in points_here)
         }
         ratios.append(rmse[ALLOCATION] / rmse[POISSON])
         shape = {"x": epsilons, "xlabel": "epsilon", "ticks": epsilons}
@@ -141,15 +141,15 @@ def ways_to_draw(request: Request) -> Outcome:
                 title=f"n = {n}, once in {b} rounds",
             )
         )
-        over = {name: y / rmse[UNAMPLIFIED] for name, y in rmse.items()}
-        panels.append(Lines(over, **shape, log="x", ylabel="over unamplified"))
+        relative_noise = {name: y / rmse[UNAMPLIFIED] for name, y in rmse.items()}
+        panels.append(Lines(relative_noise, **shape, log="x", ylabel="over unamplified"))
     return Outcome(
         panels,
         f"With places drawn anew the rmse is {span(np.array(ratios))} times that of cyclic "
         "Poisson sampling.",
         bool((np.array(ratios) < 1).all()),
         columns=Point._fields,
-        rows=found,
+        rows=all_points,
         reduced=""
         if request.scale == "full"
         else f"{len(settings)} settings, {len(epsilons)} epsilons",

@@ -18,13 +18,13 @@ from fedmf.noise.stream import NoiseStream
 
 def mechanisms(rounds: int) -> dict[str, Any]:
     """Returns the mechanisms that the slides compare for prefix sums."""
-    once = sums_once(rounds)
+    single_sums = sums_once(rounds)
     return {
-        "independent": fit(*once, "identity"),
-        "32 bands": fit(*once, "toeplitz", bands=min(rounds, 32), objective="max"),
-        "BLT, 2 buffers": fit(*once, "blt", buffers=2, objective="max"),
-        "BLT, 4 buffers": fit(*once, "blt", buffers=4, objective="max"),
-        "optimal": fit(*once, "toeplitz", coefficients="sqrt"),
+        "independent": fit(*single_sums, "identity"),
+        "32 bands": fit(*single_sums, "toeplitz", bands=min(rounds, 32), objective="max"),
+        "BLT, 2 buffers": fit(*single_sums, "blt", buffers=2, objective="max"),
+        "BLT, 4 buffers": fit(*single_sums, "blt", buffers=4, objective="max"),
+        "optimal": fit(*single_sums, "toeplitz", coefficients="sqrt"),
     }
 
 
@@ -40,15 +40,15 @@ def max_error(request: Request) -> Outcome:
     ]
     series = {name: np.array([row[name] for row in errors]) for name in errors[0]}
     series[formula := "log(n) / π + 1.0663"] = np.log(n) / np.pi + printed.SLIDES_CONSTANT
-    off = np.abs(series["optimal"] - series[formula])
+    deviation = np.abs(series["optimal"] - series[formula])
     root = np.abs(series["independent"] / np.sqrt(n) - 1).max()
     excess = (series["BLT, 4 buffers"] / series["optimal"]).max() - 1
     return Outcome(
         [Lines(series, "rounds n", "largest error", x=n, column="n", log="xy")],
-        f"The optimum is log(n) / pi + 1.0663 to within {off[-1]:.1e} at n = {n[-1]} and "
-        f"{off[0]:.1e} at n = {n[0]}; independent noise is the root of n to {root:.0e}; four "
+        f"The optimum is log(n) / pi + 1.0663 to within {deviation[-1]:.1e} at n = {n[-1]} and "
+        f"{deviation[0]:.1e} at n = {n[0]}; independent noise is the root of n to {root:.0e}; four "
         f"buffers have at most {100 * excess:.2f}% more than the optimum.",
-        (np.abs(4 * np.pi * n * off - 1) < 0.1).all() and root < 1e-12 and excess < 0.01,
+        (np.abs(4 * np.pi * n * deviation - 1) < 0.1).all() and root < 1e-12 and excess < 0.01,
     )
 
 
@@ -56,9 +56,9 @@ def _seconds(action: Callable[[], object], repeats: int) -> float:
     """Runs an action `repeats` times, and returns the shortest time in seconds."""
     times = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         action()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start_time)
     return min(times)
 
 
@@ -87,20 +87,20 @@ def noise_time(request: Request) -> Outcome:
         series[name] = 1e3 * np.array(
             [_seconds(_row_maker(stream, Z, int(i) - 1), repeats) for i in t]
         )
-    middle = len(t) // 2
-    factor = t[-1] / t[middle]
-    growth = {name: y[-1] / y[middle] for name, y in series.items()}
-    others = max(growth[name] for name in growth if name not in ("optimal", "independent"))
+    middle_index = len(t) // 2
+    factor = t[-1] / t[middle_index]
+    growth = {name: y[-1] / y[middle_index] for name, y in series.items()}
+    other_growth = max(growth[name] for name in growth if name not in ("optimal", "independent"))
     return Outcome(
         [
             Lines(
                 series, "iteration t", f"milliseconds, d = {d:,}", x=t, column="iteration", log="xy"
             )
         ],
-        f"From iteration {t[middle]} to {t[-1]}, {factor:.0f} times as far, the optimum's "
+        f"From iteration {t[middle_index]} to {t[-1]}, {factor:.0f} times as far, the optimum's "
         f"noise takes {growth['optimal']:.1f} times as long, that of bands and buffers at most "
-        f"{others:.1f} times.",
-        growth["optimal"] > 0.4 * factor and others < 2,
+        f"{other_growth:.1f} times.",
+        growth["optimal"] > 0.4 * factor and other_growth < 2,
         seeds=(0,),
     )
 
@@ -122,16 +122,16 @@ def approximation(request: Request) -> Outcome:
     n, most = request.pick((64, 3), (2048, 8), (16384, 10))
     x = circle(n)
     degrees = np.arange(1, most + 1)
-    once = sums_once(n)
+    single_sums = sums_once(n)
     root = np.sqrt(1 - x)
-    optimum = fit(*once, "toeplitz", coefficients="sqrt")
+    optimum = fit(*single_sums, "toeplitz", coefficients="sqrt")
     errors = []
     for d in degrees:
-        blt = fit(*once, "blt", buffers=int(d), objective="max")
+        blt = fit(*single_sums, "blt", buffers=int(d), objective="max")
         r = np.ones_like(x)
         for a, b in zip(blt.decays, blt.inverse_decays, strict=True):
             r *= (1 - a * x) / (1 - b * x)
-        excess = fedmf.max_error(blt, *once) - fedmf.max_error(optimum, *once)
+        excess = fedmf.max_error(blt, *single_sums) - fedmf.max_error(optimum, *single_sums)
         errors.append((np.abs(r - root).max(), max(excess, 1e-9), np.abs(1 / r - 1 / root).max()))
     rational, excesses, inverse = np.array(errors).T
     bound = 3 * np.exp(-np.sqrt(degrees))
@@ -147,21 +147,22 @@ def approximation(request: Request) -> Outcome:
         "3 exp(-√d)": bound,
         "max error above the optimum": excesses,
     }
-    left = Lines(series, "degree d of a rational r", "error", x=degrees, log="y")
-    right = Lines(
+    error_panel = Lines(series, "degree d of a rational r", "error", x=degrees, log="y")
+    bound_panel = Lines(
         {"polynomial": Line(bands, polynomial), "rational": Line(degrees, inverse)},
         "degree: bands or buffers",
         "error on 1/√(1 - x)",
         log="xy",
     )
-    enough = bands[polynomial <= inverse[-1]]
+    sufficient_bands = bands[polynomial <= inverse[-1]]
+    fewest_bands = sufficient_bands[0] if len(sufficient_bands) else f"more than {n}"
     return Outcome(
-        [left, right],
+        [error_panel, bound_panel],
         f"On abs(x) = 1 - 1/{n} the error falls from {rational[0]:.2g} with one buffer to "
         f"{rational[-1]:.1g} with {most}; 3 exp(-sqrt d) at that degree is {bound[-1]:.2g}. On "
-        f"1 / sqrt(1 - x) it takes a polynomial {enough[0] if len(enough) else f'more than {n}'} "
+        f"1 / sqrt(1 - x) it takes a polynomial {fewest_bands} "
         f"bands to come to what {most} buffers have.",
-        (rational <= bound).all() and (not len(enough) or enough[0] > 4 * most),
+        (rational <= bound).all() and (not len(sufficient_bands) or sufficient_bands[0] > 4 * most),
         columns=("degree", *series, "on 1 / sqrt(1 - x)"),
-        rows=[(*row, on) for row, on in zip(left.rows, inverse, strict=True)],
+        rows=[(*row, on) for row, on in zip(error_panel.rows, inverse, strict=True)],
     )

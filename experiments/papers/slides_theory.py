@@ -97,10 +97,10 @@ def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
     """
     power = _weight(eta, spectrum, sampled) ** -0.5
     cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # `cepstrum` is that of |C|.
-    half = np.zeros(POINTS)
-    half[0] = cepstrum[0]
-    half[1 : POINTS // 2] = 2 * cepstrum[1 : POINTS // 2]
-    c = np.fft.ifft(np.exp(np.fft.fft(half))).real
+    causal_cepstrum = np.zeros(POINTS)
+    causal_cepstrum[0] = cepstrum[0]
+    causal_cepstrum[1 : POINTS // 2] = 2 * cepstrum[1 : POINTS // 2]
+    c = np.fft.ifft(np.exp(np.fft.fft(causal_cepstrum))).real
     return Noise(
         name="best",
         power=power,
@@ -114,9 +114,9 @@ def _weight(eta: float, spectrum: np.ndarray, sampled: bool) -> np.ndarray:
     The stationary error, in units of 1 / rho, is the mean of |B|^2 W times the mean of 1 / |B|^2,
     where |B|^2 is the power spectrum of the noise.
     """
-    left = 2 - 2 * eta * spectrum
-    share = (2 - eta * spectrum) / left if sampled else np.ones(len(spectrum))
-    loss = 1 - (eta * spectrum / left).sum() if sampled else 1.0
+    denominator = 2 - 2 * eta * spectrum
+    share = (2 - eta * spectrum) / denominator if sampled else np.ones(len(spectrum))
+    loss = 1 - (eta * spectrum / denominator).sum() if sampled else 1.0
     if loss <= 0:
         raise ValueError(
             f"eta={eta} is too large for examples of this spectrum: their own variance diverges"
@@ -232,7 +232,7 @@ class Comparison:
         """Adds a point with the error by formula and by simulation, for each kind of noise."""
         for noise in noises:
             formula = stationary_error(noise, eta, spectrum, sampled=self.sampled)
-            found = simulated(
+            simulation = simulated(
                 noise,
                 eta,
                 spectrum,
@@ -241,10 +241,10 @@ class Comparison:
                 seed=len(self.points),
                 sampled=self.sampled,
             )
-            mean = found.mean()
-            error = found.std(ddof=1) / np.sqrt(self.chains)
-            off = (mean - formula) / error
-            self.points.append(Point(panel, noise.name, x, formula, mean, error, off))
+            mean = simulation.mean()
+            error = simulation.std(ddof=1) / np.sqrt(self.chains)
+            deviations = (mean - formula) / error
+            self.points.append(Point(panel, noise.name, x, formula, mean, error, deviations))
 
     def line(self, panel: str, noise: str) -> np.ndarray:
         """Returns x, formula, simulation and its standard error of one line, float64 (4,
@@ -269,22 +269,22 @@ class Comparison:
         panels: list[Lines] = []
         for panel in dict.fromkeys(p.panel for p in self.points):
             formulas = {}
-            simulated = {}
+            simulated_by_name = {}
             for noise in dict.fromkeys(p.noise for p in self.points if p.panel == panel):
                 x, formula, mean, error = self.line(panel, noise)
                 formulas[noise] = Line(x, formula)
-                ends = mean - 2 * error, mean + 2 * error
-                simulated[f"{noise}, simulated"] = Line(x, mean, *ends)
+                interval_ends = mean - 2 * error, mean + 2 * error
+                simulated_by_name[f"{noise}, simulated"] = Line(x, mean, *interval_ends)
             ylabel = "" if panels else "stationary error · ρ"
             shape = {"beside": formulas, "points": True, "log": "xy", "ticks": x}
-            panels.append(Lines(simulated, xlabel, ylabel, title=panel, **shape))
-        worst = max(abs(p.deviations) for p in self.points)
+            panels.append(Lines(simulated_by_name, xlabel, ylabel, title=panel, **shape))
+        largest_deviation = max(abs(p.deviations) for p in self.points)
         share = max(p.deviation / p.simulated for p in self.points)
         return Outcome(
             panels,
-            f"The {len(self.points)} simulated errors are within {worst:.1f} standard "
+            f"The {len(self.points)} simulated errors are within {largest_deviation:.1f} standard "
             f"errors of the formula (each at most {100 * share:.1f}%). {verdict}",
-            worst < FAR and holds,
+            largest_deviation < FAR and holds,
             columns=("panel", "noise", "x", "formula", "simulated", "standard error", "deviations"),
             rows=self.points,
             seeds=tuple(range(len(self.points))),
@@ -300,30 +300,30 @@ def mean_estimation(request: Request) -> Outcome:
     etas = request.pick(
         (0.02, 0.1), (0.02, 0.05, 0.1, 0.2, 0.4), (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
     )
-    one = np.ones(1)
-    found = Comparison(request.pick(4000, 20_000, 200_000), sampled=False)
+    unit_spectrum = np.ones(1)
+    comparison = Comparison(request.pick(4000, 20_000, 200_000), sampled=False)
     for eta in etas:
         noises = independent(), damped(eta), anti_pgd(1 - np.sqrt(2 * eta))
-        found.add("over eta; nu = eta", eta, eta, one, *noises)
+        comparison.add("over eta; nu = eta", eta, eta, unit_spectrum, *noises)
     for nu in (0.01, 0.02, 0.05, 0.2, 0.8):
-        found.add(over_nu := "over nu; eta = 0.05", nu, 0.05, one, damped(nu))
-    closed = max(
+        comparison.add(over_nu := "over nu; eta = 0.05", nu, 0.05, unit_spectrum, damped(nu))
+    closed_form_error = max(
         abs(
-            stationary_error(best(eta, one, sampled=False), eta, one)
-            / stationary_error(damped(eta), eta, one)
+            stationary_error(best(eta, unit_spectrum, sampled=False), eta, unit_spectrum)
+            / stationary_error(damped(eta), eta, unit_spectrum)
             - 1
         )
         for eta in etas
     )
-    nus, errors, *_ = found.line(over_nu, FTRL)
+    nus, errors, *_ = comparison.line(over_nu, FTRL)
     least = nus[np.argmin(errors)]
-    sgd, anti, ftrl = (found.powers(name)[0] for name in (SGD, ANTI, FTRL))
-    return found.outcome(
+    sgd, anti, ftrl = (comparison.powers(name)[0] for name in (SGD, ANTI, FTRL))
+    return comparison.outcome(
         "eta (left), nu (right)",
         f"Error grows as eta to the {sgd:.2f}, {anti:.2f} and {ftrl:.2f} for independent noise, "
-        f"anti-PGD and nu-FTRL; nu = eta is the optimum to {closed:.0e}, and at eta = 0.05 the "
-        f"best nu tried is {least:g}.",
-        closed < 1e-6 and least == 0.05 and sgd < 1.2 < anti < ftrl,
+        f"anti-PGD and nu-FTRL; nu = eta is the optimum to {closed_form_error:.0e}, and at "
+        f"eta = 0.05 the best nu tried is {least:g}.",
+        closed_form_error < 1e-6 and least == 0.05 and sgd < 1.2 < anti < ftrl,
         "stationary from round to round; no clipping, as in the slides",
     )
 
@@ -335,7 +335,7 @@ def linear_regression(request: Request) -> Outcome:
     """
     eta = request.pick(0.05, 0.02, 0.02)
     dimensions = request.pick((2, 4), (2, 4, 8, 16), (2, 4, 8, 16, 24))
-    found = Comparison(request.pick(400, 512, 4096), sampled=True)
+    comparison = Comparison(request.pick(400, 512, 4096), sampled=True)
     for panel, spectrum_of in (("d", high), ("2 - 1/d", low)):
         for d in dimensions:
             H = spectrum_of(d)
@@ -344,10 +344,10 @@ def linear_regression(request: Request) -> Outcome:
                 damped(eta * H.min()),
                 best(eta, H, sampled=True),
             )
-            found.add(f"effective dimension {panel}", d, eta, H, *noises)
-    sgd = found.powers(SGD)
-    ftrl = found.powers(FTRL)
-    return found.outcome(
+            comparison.add(f"effective dimension {panel}", d, eta, H, *noises)
+    sgd = comparison.powers(SGD)
+    ftrl = comparison.powers(FTRL)
+    return comparison.outcome(
         "dimension d",
         f"Over d the error of independent noise grows as d to the {sgd[0]:.2f} and {sgd[1]:.2f} "
         f"for high and low effective dimension, that of nu-FTRL as d to the {ftrl[0]:.2f} and "
@@ -363,13 +363,13 @@ def learning_rate(request: Request) -> Outcome:
     """Draws the error of linear regression over the learning rate."""
     d, chains = request.pick((2, 400), (8, 512), (8, 4096))
     etas = request.pick((0.05, 0.1), (0.01, 0.02, 0.05, 0.1), (0.005, 0.01, 0.02, 0.05, 0.1))
-    found = Comparison(chains, sampled=True)
+    comparison = Comparison(chains, sampled=True)
     for panel, H in ((f"d = {d}, high", high(d)), (f"d = {d}, low", low(d))):
         for eta in etas:
             # This drop is sqrt(2 eta d_eff / d), where d_eff is the effective dimension. With it,
             # the two terms of anti-PGD's error are equal (docs/papers/slides.md).
             drop = min(0.9, np.sqrt(2 * eta * H.sum() / d))
-            found.add(
+            comparison.add(
                 panel,
                 eta,
                 eta,
@@ -379,12 +379,12 @@ def learning_rate(request: Request) -> Outcome:
                 damped(eta * H.min()),
                 best(eta, H, sampled=True),
             )
-    powers = {name: found.powers(name) for name in (SGD, ANTI, FTRL, BEST)}
+    powers = {name: comparison.powers(name) for name in (SGD, ANTI, FTRL, BEST)}
     sgd, anti, ftrl, _ = powers.values()
-    said = ", ".join(f"{a:.2f} and {b:.2f} {name}" for name, (a, b) in powers.items())
-    return found.outcome(
+    powers_text = ", ".join(f"{a:.2f} and {b:.2f} {name}" for name, (a, b) in powers.items())
+    return comparison.outcome(
         "learning rate eta",
-        f"Powers of eta, for high and low effective dimension: {said}.",
+        f"Powers of eta, for high and low effective dimension: {powers_text}.",
         max(sgd) < 1.4 < min(ftrl)
         and all(a < b < c for a, b, c in zip(sgd, anti, ftrl, strict=True)),
         "no clipping, as in the slides",
@@ -459,20 +459,20 @@ def finite_time(request: Request) -> Outcome:
     x = np.stack([a[0] for a, _ in examples]).astype(np.float64).reshape(lengths[-1], chains, d)
     y = np.array([b[0, 0] for _, b in examples], dtype=np.float64).reshape(lengths[-1], chains)
     weights = true_weights(data)
-    half = chains // 2
+    half_chains = chains // 2
     rows: list[tuple[Any, ...]] = []
     series = {}
     slopes = {}
     for name, noise in KINDS.items():
         for T in lengths:
-            tried = []
+            tried_rows = []
             for eta in 2.0 ** np.arange(-9, 0, 0.5):
                 mechanism = noise(eta).mechanism(T)
-                tried.append((eta, _trained(x[:T], y[:T], weights, eta, mechanism, len(rows))))
+                tried_rows.append((eta, _trained(x[:T], y[:T], weights, eta, mechanism, len(rows))))
             # Half of the chains choose the learning rate, and the other half gives the reported
             # error.
-            eta, found = min(tried, key=lambda pair: pair[1][:half].mean())
-            report = found[half:]
+            eta, found = min(tried_rows, key=lambda pair: pair[1][:half_chains].mean())
+            report = found[half_chains:]
             error = report.std(ddof=1) / np.sqrt(len(report))
             rows.append((name, T, eta, report.mean(), error))
         mean, error = np.array([row[3:] for row in rows if row[0] == name]).T
@@ -482,16 +482,16 @@ def finite_time(request: Request) -> Outcome:
         slopes[name] = [
             np.polyfit(np.log(lengths), np.log(errors), 1)[0] for errors in (mean, formula)
         ]
-    last = {row[0]: row[3] for row in rows}
+    last_by_rounds = {row[0]: row[3] for row in rows}
     sgd, ftrl = slopes.values()
     return Outcome(
         [Lines(series, "iterations T", "error at the best learning rate", log="xy", ticks=lengths)],
         f"With rho = {RHO:g}, clip norm 1 and d = {d} the error falls as T to the "
         f"{sgd[0]:.2f} with independent noise and to the {ftrl[0]:.2f} with correlated; the "
         f"formula without clipping has {sgd[1]:.2f} and {ftrl[1]:.2f}, since its logarithms count "
-        f"at these T. At T = {lengths[-1]} the errors are {last['DP-SGD']:.2g} and "
-        f"{last['nu-DP-FTRL']:.2g}.",
-        ftrl[0] < sgd[0] - 0.2 and last["nu-DP-FTRL"] < last["DP-SGD"],
+        f"at these T. At T = {lengths[-1]} the errors are {last_by_rounds['DP-SGD']:.2g} and "
+        f"{last_by_rounds['nu-DP-FTRL']:.2g}.",
+        ftrl[0] < sgd[0] - 0.2 and last_by_rounds["nu-DP-FTRL"] < last_by_rounds["DP-SGD"],
         columns=("mechanism", "T", "learning rate", "error", "standard error"),
         rows=rows,
         seeds=(data.seed, *range(len(rows))),

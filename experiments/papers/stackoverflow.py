@@ -64,7 +64,7 @@ def _study(
     names = {"prefix": 0.0} | {
         f"momentum-{beta:g}": beta for beta in (*size.momentums, size.momentum) if beta
     }
-    common = {
+    common_fields = {
         "rounds": size.rounds,
         "delta": DELTA,
         "evaluate_every": 20 if size.rounds > 200 else max(1, size.rounds // 8),
@@ -77,7 +77,7 @@ def _study(
     )
     return Study(
         name=f"stackoverflow-{name}",
-        fixed=common | {f"task_option.{k}": v for k, v in options.items()} | fixed,
+        fixed=common_fields | {f"task_option.{k}": v for k, v in options.items()} | fixed,
         parts=parts,
         repeats=size.repeats_denisov if once else size.repeats,
         smoothed_over=smoothed_over,
@@ -147,16 +147,16 @@ def denisov(size: Size) -> Study:
         "noise_multiplier": size.noise,
         **_cohort(size, size.denisov),
     }
-    every = grid | {"server_momentum": size.momentums}
+    swept_fields = grid | {"server_momentum": size.momentums}
     parts: list[tuple[str, Fields]] = [
-        (ONLINE, {"family": "tree", "decoder": "online"} | every),
-        (FULL, {"family": "tree", "decoder": "full"} | every),
-        (PREFIX, {"family": "dense"} | every),
+        (ONLINE, {"family": "tree", "decoder": "online"} | swept_fields),
+        (FULL, {"family": "tree", "decoder": "full"} | swept_fields),
+        (PREFIX, {"family": "dense"} | swept_fields),
     ]
     # Each momentum has its own optimal mechanism. For momentum 0 it is the optimum for prefix sums.
     for beta in size.momentums:
-        own = _file(f"momentum-{beta:g}") if beta else {"family": "dense"}
-        parts.append((MOMENTUM, own | grid | {"server_momentum": beta}))
+        mechanism_fields = _file(f"momentum-{beta:g}") if beta else {"family": "dense"}
+        parts.append((MOMENTUM, mechanism_fields | grid | {"server_momentum": beta}))
     return _once("denisov", size, parts, cooldown=0.0)
 
 
@@ -201,13 +201,18 @@ def decays(size: Size) -> Study:
 def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     beta = size.momentum
     prefix = {"family": "dense"}
-    inside = _file(f"momentum-{beta:g}")
-    both = _file(f"momentum-{beta:g}-cooldown")
-    of = {CONSTANT: prefix, AFTER: prefix, M_CONSTANT: inside, M_AFTER: inside}
+    momentum_file = _file(f"momentum-{beta:g}")
+    cooldown_file = _file(f"momentum-{beta:g}-cooldown")
+    file_by_line = {
+        CONSTANT: prefix,
+        AFTER: prefix,
+        M_CONSTANT: momentum_file,
+        M_AFTER: momentum_file,
+    }
     # These lines read their mechanisms from files. If the run fitted its mechanism, that would be
     # the optimum for the run's decaying learning rates.
-    of |= {DECAY_AFTER: _file("prefix"), M_DECAY: _file(f"momentum-{beta:g}{DECAY}")}
-    parts = []
+    file_by_line |= {DECAY_AFTER: _file("prefix"), M_DECAY: _file(f"momentum-{beta:g}{DECAY}")}
+    study_parts = []
     for line in lines:
         cohort = size.single if line == M_MORE else size.denisov
         fall: Fields = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT) else 0.25}
@@ -218,11 +223,13 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
             rate, _, momentum = DENISOV_TABLE_4[MOMENTUM][0]
             fall |= _file(f"momentum-{momentum:g}") | {"server_learning_rate": rate}
             fall["server_momentum"] = momentum
-        parts.append((line, of.get(line, both) | fall | _cohort(size, cohort)))
+        study_parts.append(
+            (line, file_by_line.get(line, cooldown_file) | fall | _cohort(size, cohort))
+        )
     return _once(
         name,
         size,
-        parts,
+        study_parts,
         noise_multiplier=size.noise[0],
         server_momentum=beta,
         server_learning_rate=size.server_rate,
@@ -234,27 +241,27 @@ def epochs(size: Size) -> Study:
     """Returns the study of multi-epoch Figs. 3, 11 and 12, Tables 4 and 5."""
     all_epochs = _cohort(size, size.cohort)
     order = _order(size) | all_epochs
-    shorter = {"rounds": size.rounds_once}
-    once = shorter | {"schema": "single"} | _cohort(size, size.single)
-    inside = f"momentum-{size.momentum:g}-cooldown"
+    shorter_fields = {"rounds": size.rounds_once}
+    single_epoch = shorter_fields | {"schema": "single"} | _cohort(size, size.single)
+    momentum_cooldown = f"momentum-{size.momentum:g}-cooldown"
     everybody = {"schema": "every_round", "claimed_cohort": size.population}
     lines: dict[str, Fields] = {
-        MF_6_6: order | _file(f"{inside}-epochs"),
-        MF_1_6: order | shorter | _file(inside),
-        MF_1_1: once | _file(inside),
-        HONAKER_6: order | shorter | {"family": "tree", "decoder": "online"},
+        MF_6_6: order | _file(f"{momentum_cooldown}-epochs"),
+        MF_1_6: order | shorter_fields | _file(momentum_cooldown),
+        MF_1_1: single_epoch | _file(momentum_cooldown),
+        HONAKER_6: order | shorter_fields | {"family": "tree", "decoder": "online"},
         SGDM: all_epochs | {"family": "identity"} | _sampled(size),
         GDM: all_epochs | {"family": "identity"} | everybody,
     }
-    parts = []
+    study_parts = []
     for line, fields in lines.items():
         for epsilon in size.epsilons:
             rates = size.rates
             if (epsilon, rates) == (2.0, EPOCHS_RATES):
                 rates = (EPOCHS_RATE_AT_2, *rates)
-            parts.append((line, fields | {"epsilon": epsilon, "server_learning_rate": rates}))
-    parts.append((UNNOISED, order | {"family": "none", "server_learning_rate": size.rates}))
-    return _study("epochs", size, parts, server_momentum=size.momentum, cooldown=0.25)
+            study_parts.append((line, fields | {"epsilon": epsilon, "server_learning_rate": rates}))
+    study_parts.append((UNNOISED, order | {"family": "none", "server_learning_rate": size.rates}))
+    return _study("epochs", size, study_parts, server_momentum=size.momentum, cooldown=0.25)
 
 
 @sized(EARLIER, **sizes.DIVERGENCE)
@@ -266,24 +273,24 @@ def divergence(size: Size) -> Study:
     """
     sgdm = {"family": "identity"} | _sampled(size)
     mf = _order(size) | _file(f"momentum-{size.momentum:g}-cooldown-epochs")
-    small = size.epsilons[0]
-    large = size.epsilons[min(1, len(size.epsilons) - 1)]
+    small_epsilon = size.epsilons[0]
+    large_epsilon = size.epsilons[min(1, len(size.epsilons) - 1)]
     rows = [
-        (SGDM, sgdm, small, 0.5),
-        (SGDM, sgdm, large, 0.5),
-        (MF_6_6, mf, small, 0.5),
-        (MF_6_6, mf, large, 1.0),
+        (SGDM, sgdm, small_epsilon, 0.5),
+        (SGDM, sgdm, large_epsilon, 0.5),
+        (MF_6_6, mf, small_epsilon, 0.5),
+        (MF_6_6, mf, large_epsilon, 1.0),
     ]
-    parts = [
+    study_parts = [
         (
             line,
             fields
             | _cohort(size, size.cohort)
             | {"epsilon": epsilon, "server_learning_rate": rate, "zeroing_norm": 100.0},
         )
-        for line, fields, epsilon, rate in (rows if small != large else rows[::2])
+        for line, fields, epsilon, rate in (rows if small_epsilon != large_epsilon else rows[::2])
     ]
-    return _study("divergence", size, parts, server_momentum=size.momentum, cooldown=0.25)
+    return _study("divergence", size, study_parts, server_momentum=size.momentum, cooldown=0.25)
 
 
 @sized(EARLIER)
@@ -295,21 +302,29 @@ def unnoised(size: Size) -> Study:
     private ones. At the paper's size they have the settings of Fig. 3, since those of Fig. 10 are
     only in the picture.
     """
-    once = {"rounds": size.rounds_once, "schema": "single", "min_sep": None}
+    single_epoch = {"rounds": size.rounds_once, "schema": "single", "min_sep": None}
     parts: list[tuple[str, Fields]] = [
         (
             f"{clients} clients a round{', cool-down' if cooldown else ''}",
-            (once if clients < max(size.unnoised) else {"rounds": size.rounds} | _order(size))
+            (
+                single_epoch
+                if clients < max(size.unnoised)
+                else {"rounds": size.rounds} | _order(size)
+            )
             | {"cohort_size": clients, "cooldown": cooldown, "server_learning_rate": size.rates},
         )
         for clients in size.unnoised
         for cooldown in (0.0, 0.25)
     ]
-    private = _order(size) | _cohort(size, size.cohort)
-    private |= {"epsilon": size.epsilons, "server_learning_rate": size.rates, "cooldown": 0.25}
-    inside = _file(f"momentum-{size.momentum:g}{COOLDOWN}-epochs")
-    lines: dict[str, Fields] = {MF_6_6: inside, f"{MF_6_6}, prefix": _file("prefix-epochs")}
-    parts += [(line, private | fields) for line, fields in lines.items()]
+    private_fields = _order(size) | _cohort(size, size.cohort)
+    private_fields |= {
+        "epsilon": size.epsilons,
+        "server_learning_rate": size.rates,
+        "cooldown": 0.25,
+    }
+    momentum_file = _file(f"momentum-{size.momentum:g}{COOLDOWN}-epochs")
+    lines: dict[str, Fields] = {MF_6_6: momentum_file, f"{MF_6_6}, prefix": _file("prefix-epochs")}
+    parts += [(line, private_fields | fields) for line, fields in lines.items()]
     return _study("unnoised", size, parts, server_momentum=size.momentum, family="none")
 
 
@@ -318,24 +333,24 @@ def phones(size: Size) -> Study:
     """Returns the study of banded Figs. 5 (a) and 12, Tables 4 and 6, where a client takes part at
     least 342 rounds apart.
     """
-    apart = {"schema": "min_sep", "min_sep": size.epoch}
-    once = {"rounds": size.rounds_once, "schema": "single"}
+    separation_fields = {"schema": "min_sep", "min_sep": size.epoch}
+    single_epoch = {"rounds": size.rounds_once, "schema": "single"}
     lines: dict[str, Fields] = {
-        SGD: apart | {"family": "identity"},
-        SINGLE: once | {"family": "dense"},
-        TREE: apart | {"family": "tree", "decoder": "full"},
-        MULTI: apart | {"family": "dense", "equal_norms": True},
-        BANDED: apart | {"family": "banded", "bands": size.epoch},
+        SGD: separation_fields | {"family": "identity"},
+        SINGLE: single_epoch | {"family": "dense"},
+        TREE: separation_fields | {"family": "tree", "decoder": "full"},
+        MULTI: separation_fields | {"family": "dense", "equal_norms": True},
+        BANDED: separation_fields | {"family": "banded", "bands": size.epoch},
     }
-    parts = [
+    study_parts = [
         _banded_part(size, printed.BANDED_TABLE_6, line, fields, epsilon)
         for line, fields in lines.items()
         for epsilon in size.epsilons_banded
     ]
     rates = size.rates_banded or tuple(map(float, printed.BANDED_TABLE_6_UNNOISED))
     cohort = _cohort(size, size.cohort) | {"claimed_cohort": None}
-    unnoised = apart | cohort | {"family": "none", "server_learning_rate": rates}
-    return _banded("phones", size, [*parts, (UNNOISED, unnoised)])
+    unnoised_fields = separation_fields | cohort | {"family": "none", "server_learning_rate": rates}
+    return _banded("phones", size, [*study_parts, (UNNOISED, unnoised_fields)])
 
 
 @sized(SIZES, **sizes.CENTRE)
@@ -344,26 +359,28 @@ def centre(size: Size) -> Study:
 
     The number of bands is the best at each epsilon.
     """
-    parts = []
+    study_parts = []
     for epsilon in size.epsilons_banded:
         bands = best_bands(size, epsilon)
-        drawn = _sampled(size) if bands < size.epoch else _order(size)
+        sampling_fields = _sampled(size) if bands < size.epoch else _order(size)
         lines: dict[str, Fields] = {
             SGD: _sampled(size) | {"family": "identity"},
             MULTI: _order(size) | {"family": "dense", "equal_norms": True},
-            BANDED: drawn | {"family": "banded", "bands": bands},
+            BANDED: sampling_fields | {"family": "banded", "bands": bands},
         }
-        parts += [
+        study_parts += [
             _banded_part(size, printed.BANDED_TABLE_7, line, fields, epsilon)
             for line, fields in lines.items()
         ]
         for row in printed.BANDED_TABLE_7 if size.rates_banded is None else ():
             if (row.mechanism, row.epsilon) == (BANDED, epsilon) and row.bands != bands:
-                other = _sampled(size) | {"family": "banded", "bands": row.bands}
+                banded_fields = _sampled(size) | {"family": "banded", "bands": row.bands}
                 rates = tuple(map(float, row.accuracies))
-                other |= {"epsilon": epsilon, "server_learning_rate": rates}
-                parts.append((f"{BANDED}, {row.bands} bands", other | _cohort(size, size.cohort)))
-    return _banded("centre", size, parts)
+                banded_fields |= {"epsilon": epsilon, "server_learning_rate": rates}
+                study_parts.append(
+                    (f"{BANDED}, {row.bands} bands", banded_fields | _cohort(size, size.cohort))
+                )
+    return _banded("centre", size, study_parts)
 
 
 def _banded_part(
@@ -382,9 +399,9 @@ def _banded_part(
 
 
 def _banded(name: str, size: Size, parts: Parts) -> Study:
-    smoothed = 400 if size.rounds > 1000 else size.rounds // 5
+    smoothed_over = 400 if size.rounds > 1000 else size.rounds // 5
     fixed: Fields = {"warmup": 0.15, "cooldown": 0.25, "server_momentum": size.momentum}
-    return _study(name, size, parts, smoothed_over=smoothed, **fixed)
+    return _study(name, size, parts, smoothed_over=smoothed_over, **fixed)
 
 
 @sized(SIZES, **sizes.NU)
@@ -399,7 +416,7 @@ def nu_noise(size: Size) -> Study:
         MULTI: {"family": "dense", "equal_norms": True},
         SGD: {"family": "identity"},
     }
-    parts = [
+    study_parts = [
         (
             line,
             fields
@@ -409,7 +426,7 @@ def nu_noise(size: Size) -> Study:
         )
         for line, fields in lines.items()
     ]
-    return _banded("nu", size, parts)
+    return _banded("nu", size, study_parts)
 
 
 @functools.cache
@@ -429,6 +446,8 @@ def best_bands(size: Size, epsilon: float) -> int:
     At the paper's size it is the printed number, which has the least error too (docs/papers).
     """
     if size.rates_banded is None:
-        of = {(row.mechanism, row.epsilon): row.bands for row in reversed(printed.BANDED_TABLE_7)}
-        return of[BANDED, epsilon] or 0
+        printed_bands = {
+            (row.mechanism, row.epsilon): row.bands for row in reversed(printed.BANDED_TABLE_7)
+        }
+        return printed_bands[BANDED, epsilon] or 0
     return min(size.epoch, _bands(size.rounds, size.population, size.cohort, epsilon))

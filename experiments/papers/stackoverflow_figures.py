@@ -71,13 +71,17 @@ def denisov_table_4(scores: Sequence[Score], size: Size) -> Outcome:
     rows = []
     steps = dict[str, dict[float, float]]()
     for score in scores:
-        best = score.best
+        best_setting = score.best
         noise = score.target or 0.0
-        ours = (best.server_learning_rate, best.client_learning_rate, best.server_momentum)
-        theirs = grids.DENISOV_TABLE_4[score.line][DENISOV_NOISE.index(noise)]
-        rows.append((score.line, score.epsilon, noise, *ours, *theirs))
-        steps.setdefault(score.line, {})[noise] = ours[0] / (1 - ours[2])
-    same = sum(row[3:6] == row[6:] for row in rows)
+        computed_setting = (
+            best_setting.server_learning_rate,
+            best_setting.client_learning_rate,
+            best_setting.server_momentum,
+        )
+        printed_setting = grids.DENISOV_TABLE_4[score.line][DENISOV_NOISE.index(noise)]
+        rows.append((score.line, score.epsilon, noise, *computed_setting, *printed_setting))
+        steps.setdefault(score.line, {})[noise] = computed_setting[0] / (1 - computed_setting[2])
+    num_equal = sum(row[3:6] == row[6:] for row in rows)
     falls = sum(step[max(step)] < step[min(step)] for step in steps.values())
     settings = ("server rate", "client rate", "momentum")
     panel = Lines(
@@ -90,8 +94,8 @@ def denisov_table_4(scores: Sequence[Score], size: Size) -> Outcome:
     return Outcome(
         [panel],
         "The server's long-run step, rate / (1 - momentum), is smaller at the largest "
-        f"noise than at the smallest for {falls} of {len(steps)} mechanisms; {same} of {len(rows)} "
-        "best settings are the printed ones.",
+        f"noise than at the smallest for {falls} of {len(steps)} mechanisms; {num_equal} of "
+        f"{len(rows)} best settings are the printed ones.",
         falls == len(steps),
         columns=(
             "line",
@@ -112,16 +116,18 @@ def denisov_6(scores: Sequence[Score], size: Size) -> Outcome:
     """
     rounds = scores[0].best.rounds
     fall = rounds - round(rounds / 4)
-    orders = []
+    comparisons = []
     for when, better, worse, first, last in (
         ("before the fall", grids.AFTER, grids.M_INSIDE, 0, fall),
         ("at its end", grids.M_INSIDE, grids.AFTER, (fall + rounds) // 2, rounds),
     ):
-        ahead = _between(scores, better, first, last) - _between(scores, worse, first, last)
-        ends = accuracy.interval(ahead)
-        orders.append(accuracy.Ordering(f"{when}, {better}", worse, len(ahead), *ends))
+        lead = _between(scores, better, first, last) - _between(scores, worse, first, last)
+        lead_interval = accuracy.interval(lead)
+        comparisons.append(accuracy.Ordering(f"{when}, {better}", worse, len(lead), *lead_interval))
     first = rounds - round(rounds * 748 / 2048)
-    return Outcome(**accuracy.by_round(scores, first=first, decay=fall), **accuracy.verdict(orders))
+    return Outcome(
+        **accuracy.by_round(scores, first=first, decay=fall), **accuracy.verdict(comparisons)
+    )
 
 
 def _between(scores: Sequence[Score], line: str, first: int, last: int) -> np.ndarray:
@@ -146,13 +152,15 @@ def multi_epoch_12(scores: Sequence[Score], size: Size) -> Outcome:
                 run.config.server_learning_rate: final_metric(run, "validation") or 0.0
                 for run in score.tried or score.runs[:1]
             }
-    best = {
+    best_rates = {
         (line, e): max(of, key=lambda rate: (of[rate], rate))
         for e, lines in found.items()
         for line, of in lines.items()
     }
-    others = (grids.SGDM, grids.HONAKER_6)
-    above = sum(best[grids.MF_6_6, e] >= best[other, e] for e in found for other in others)
+    other_lines = (grids.SGDM, grids.HONAKER_6)
+    num_above = sum(
+        best_rates[grids.MF_6_6, e] >= best_rates[other, e] for e in found for other in other_lines
+    )
     return Outcome(
         [
             Lines(
@@ -167,9 +175,9 @@ def multi_epoch_12(scores: Sequence[Score], size: Size) -> Outcome:
             for i, (e, lines) in enumerate(found.items())
         ],
         f"The best rate of {grids.MF_6_6} is at least that of {grids.SGDM} and of "
-        f"{grids.HONAKER_6} in {above} of {2 * len(found)} cases (one seed a rate, so this is no "
-        "test).",
-        above == 2 * len(found),
+        f"{grids.HONAKER_6} in {num_above} of {2 * len(found)} cases (one seed a rate, so this is "
+        "no test).",
+        num_above == 2 * len(found),
         columns=("line", "epsilon", "server rate", "validation accuracy"),
         rows=[
             (line, e, rate, value)
@@ -193,8 +201,10 @@ def multi_epoch_11(scores: Sequence[Score], size: Size) -> Outcome:
                 setting = (score.epsilon, run.config.server_learning_rate)
                 counts.setdefault(setting, []).append([row["zeroed"] for row in run.metrics])
     mean = {setting: np.mean(runs, axis=0) for setting, runs in counts.items()}
-    noisiest = min(e for e, _ in mean)
-    most = mean[noisiest, max(rate for e, rate in mean if e == noisiest)].sum()
+    noisiest_epsilon = min(e for e, _ in mean)
+    most_zeroed = mean[
+        noisiest_epsilon, max(rate for e, rate in mean if e == noisiest_epsilon)
+    ].sum()
     least = mean[max(mean, key=lambda key: (key[0], -key[1]))].sum()
     panel = Lines(
         {
@@ -207,9 +217,9 @@ def multi_epoch_11(scores: Sequence[Score], size: Size) -> Outcome:
     )
     return Outcome(
         [panel],
-        f"With the most noise and the largest rate {most:.1f} updates of a run are zeroed, "
+        f"With the most noise and the largest rate {most_zeroed:.1f} updates of a run are zeroed, "
         f"with the least of both {least:.1f}.",
-        most > least,
+        most_zeroed > least,
         columns=("epsilon", "server rate", "runs", "round", "zeroed"),
         rows=[
             (*setting, len(counts[setting]), t, float(value))
@@ -246,10 +256,10 @@ def multi_epoch_table_2(scores: Sequence[Score], size: Size) -> Outcome:
 @trained(grids.unnoised, "multi-epoch-figure-10")
 def multi_epoch_10(scores: Sequence[Score], size: Size) -> Outcome:
     """Draws the accuracy without noise by clients per round, beside private runs."""
-    falling = sorted(
+    cohort_lines = sorted(
         (s.best.cohort_size, s.line) for s in scores if s.best.cooldown and s.target is None
     )
-    pairs = [(more, fewer) for (_, fewer), (_, more) in itertools.pairwise(falling)]
+    pairs = [(more, fewer) for (_, fewer), (_, more) in itertools.pairwise(cohort_lines)]
     return accuracy.compared(*pairs)(scores, size)
 
 
@@ -261,6 +271,6 @@ trained(grids.nu_noise, "slides-nu-dp-ftrl-on-stackoverflow")(
 @trained(grids.phones, "banded-figure-12")
 def banded_12(scores: Sequence[Score], size: Size) -> Outcome:
     """Draws the validation accuracy by round of the best settings of Figure 5 (a)."""
-    others = (grids.TREE, grids.SINGLE, grids.SGD)
-    orders = [accuracy.compare_lines(scores, grids.BANDED, other) for other in others]
-    return Outcome(**accuracy.by_round(scores), **accuracy.verdict(orders))
+    other_lines = (grids.TREE, grids.SINGLE, grids.SGD)
+    comparisons = [accuracy.compare_lines(scores, grids.BANDED, other) for other in other_lines]
+    return Outcome(**accuracy.by_round(scores), **accuracy.verdict(comparisons))

@@ -67,18 +67,18 @@ class Study:
         """Yields the line, name and configuration of every run with seed 0. Several lines may share
         a run.
         """
-        fixed = {**self.fixed, "data": str(data)}
+        fixed_fields = {**self.fixed, "data": str(data)}
         for line, line_fields in self.parts:
             fields = {name: _as_list(value) for name, value in line_fields.items()}
             if "mechanism" in fields:
                 fields["mechanism"] = [str(folder / f"{stem}.npz") for stem in fields["mechanism"]]
-            families = set(fields.get("family", [fixed.get("family")]))
-            applicable = {
+            families = set(fields.get("family", [fixed_fields.get("family")]))
+            applicable_fields = {
                 name: value
-                for name, value in fixed.items()
+                for name, value in fixed_fields.items()
                 if name not in fields and families & set(families_taking(name))
             }
-            for name, config in sweep_configs(applicable, {**fields, "seed": [0]}).items():
+            for name, config in sweep_configs(applicable_fields, {**fields, "seed": [0]}).items():
                 yield line, name, config
 
     def stems(self) -> list[str]:
@@ -115,8 +115,8 @@ def sized(sizes: Mapping[Any, Any], **changes: Any) -> Callable[[Callable[[Any],
 
     The fields in `changes` replace those of scale small.
     """
-    small = dataclasses.replace(sizes["small"], **changes)
-    return lambda make: Grid(make, {**sizes, "small": small})
+    small_size = dataclasses.replace(sizes["small"], **changes)
+    return lambda make: Grid(make, {**sizes, "small": small_size})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,10 +178,10 @@ def judged(grid: Grid, judge: Judge, request: Request) -> Outcome:
     study = grid(request.scale)
     size = grid.sizes[request.scale]
     scores = run_study(study, request)
-    limit = request.test_sentences
+    sentence_limit = request.test_sentences
     reductions = []
-    if limit:
-        reductions.append(f"the first {limit:,} test sentences")
+    if sentence_limit:
+        reductions.append(f"the first {sentence_limit:,} test sentences")
     if request.scale != "full":
         runs = {run.path: run for score in scores for run in (*score.tried, *score.runs)}
         seconds = sum(float((run.result or {})["seconds"]) for run in runs.values())
@@ -238,7 +238,7 @@ def run_study(study: Study, request: Request) -> list[Score]:
         # The target epsilon is taken if there is one, because the plan's epsilon is below it by a
         # rounding error.
         epsilon = config.epsilon or line_runs[0].plan["epsilon"] or math.inf
-        tried = tuple(tuning_runs[name] for name in settings if name in tuning_runs)
+        tuning_run_list = tuple(tuning_runs[name] for name in settings if name in tuning_runs)
         scores.append(
             Score(
                 line=key.line,
@@ -246,7 +246,7 @@ def run_study(study: Study, request: Request) -> list[Score]:
                 epsilon=epsilon,
                 best=config,
                 runs=line_runs,
-                tried=tried,
+                tried=tuning_run_list,
             )
         )
     return scores
@@ -312,12 +312,12 @@ def _prepared(study: Study, request: Request) -> tuple[pathlib.Path, Targets]:
 def _targets(study: Study, request: Request, data: pathlib.Path) -> Targets:
     """Returns the settings of every line and target."""
     if request.test_sentences is not None:
-        fixed = {**study.fixed, "task_option.test_sentences": request.test_sentences}
-        study = dataclasses.replace(study, fixed=fixed)
+        fixed_fields = {**study.fixed, "task_option.test_sentences": request.test_sentences}
+        study = dataclasses.replace(study, fixed=fixed_fields)
     targets: dict[Key, dict[str, TrainConfig]] = {}
     for line, name, config in study.configs(data, _folder(study, request)):
-        target = config.noise_multiplier if config.epsilon is None else config.epsilon
-        targets.setdefault(Key(line, target), {})[name] = config
+        privacy_target = config.noise_multiplier if config.epsilon is None else config.epsilon
+        targets.setdefault(Key(line, privacy_target), {})[name] = config
     return targets
 
 
@@ -355,8 +355,8 @@ def _check(study: Study, out: pathlib.Path, targets: Targets) -> None:
 
 def _tuning_score(run: Run, study: Study) -> float:
     """Returns the validation metric by which settings are chosen, or -inf if the model diverged."""
-    value = validation_of(run, study.smoothed_over)
-    return value if math.isfinite(value) else -math.inf
+    validation_score = validation_of(run, study.smoothed_over)
+    return validation_score if math.isfinite(validation_score) else -math.inf
 
 
 def check_data(request: Request) -> None:
@@ -419,6 +419,6 @@ def _trained(
     for name, folder_name in names.items():
         run = Run.load(run_folder(out, folder_name))
         digest = mechanism_digest(run.mechanism)
-        shared = mechanism_by_digest.setdefault(digest, run.mechanism)
-        runs[name] = dataclasses.replace(run, mechanism=shared)
+        shared_mechanism = mechanism_by_digest.setdefault(digest, run.mechanism)
+        runs[name] = dataclasses.replace(run, mechanism=shared_mechanism)
     return runs

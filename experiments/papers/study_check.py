@@ -75,9 +75,9 @@ def check_runs(
 
     def check_cohorts(config: TrainConfig) -> None:
         """Raises an error if the run's cohorts cannot be sampled."""
-        checked = task_of(config)
+        checked_task = task_of(config)
         if config.sampling is None:
-            run_controller(checked.num_clients, config)
+            run_controller(checked_task.num_clients, config)
 
     def check_plan(config: TrainConfig) -> None:
         """Raises an error if the run cannot begin with its plan."""
@@ -210,14 +210,14 @@ class Cost:
     def __str__(self) -> str:
         days = self.seconds / 86_400
         time = f"{days:,.0f} days" if days >= 2 else duration(self.seconds)
-        origin = "not measured here: of two cores"
+        origin_text = "not measured here: of two cores"
         if self.measured:
-            origin = "measured by the runs there are"
+            origin_text = "measured by the runs there are"
         return (
             f"{len(self.tuning)} runs to tune and {len(self.repeats)} to report train "
             f"{self.clients:,} clients and evaluate {self.examples:,} "
             f"examples: about {time} at {round(self.clients_per_second, 1):g} and "
-            f"{round(self.examples_per_second):,} a second ({origin})"
+            f"{round(self.examples_per_second):,} a second ({origin_text})"
         )
 
 
@@ -237,10 +237,10 @@ def cost(
       jobs: number of runs at a time.
     """
     speed = SPEEDS[str((*tuning, *repeats)[0].task)]
-    measured = clients_per_second(folder)
+    measured_speed = clients_per_second(folder)
     # If training is faster or slower than on the machine where SPEEDS were measured, evaluation is
     # assumed to be so by the same factor.
-    factor = 1.0 if measured is None else measured * jobs / speed.clients
+    factor = 1.0 if measured_speed is None else measured_speed * jobs / speed.clients
 
     def run_cost(config: TrainConfig, *, test: bool) -> RunCost:
         """Returns the cost of one run."""
@@ -259,7 +259,7 @@ def cost(
         repeats=tuple(run_cost(config, test=True) for config in repeats),
         clients_per_second=speed.clients * factor,
         examples_per_second=speed.examples * factor,
-        measured=measured is not None,
+        measured=measured_speed is not None,
     )
 
 

@@ -218,7 +218,7 @@ def table() -> str:
     lines = ["| | says | in the code | checked by |", "|---|---|---|---|"]
     for statement, code, tests in cited_statements():
         claim = statement.claim.replace("|", "\\|")
-        where = files(code) or "nothing cites it"
+        places_text = files(code) or "nothing cites it"
         title = f"{statement.source}, {statement.number}"
-        lines.append(f"| {title} | {claim} | {where} | {files(tests)} |")
+        lines.append(f"| {title} | {claim} | {places_text} | {files(tests)} |")
     return "\n".join(lines)

@@ -227,9 +227,9 @@ class Tally:
 
         It is None if there was no such client, and every round has a record.
         """
-        planned = self.plan.sensitivity
+        planned_sensitivity = self.plan.sensitivity
         if not self.num_noncompliant and self.unrecorded:
-            return planned
+            return planned_sensitivity
         if self._largest_compliant.squared < 0:
             # No recorded client followed the plan. If some rounds have no record, other clients may
             # have followed the plan in those rounds alone. Non-compliant clients count in all of
@@ -237,12 +237,14 @@ class Tally:
             if not self.unrecorded:
                 return None
             return self._largest_noncompliant.sensitivity()
-        observed = self._largest_compliant.sensitivity()
+        observed_sensitivity = self._largest_compliant.sensitivity()
         # The planned sensitivity covers every client that followed the plan. The observed value may
         # be slightly larger, because it is rounded and may be an upper bound.
-        if self.unrecorded or observed.value < planned.value * (1 - _ROUNDING_ERROR):
-            return observed
-        return planned
+        if self.unrecorded or observed_sensitivity.value < planned_sensitivity.value * (
+            1 - _ROUNDING_ERROR
+        ):
+            return observed_sensitivity
+        return planned_sensitivity
 
     def noncompliant_sensitivity(self) -> Sensitivity | None:
         """Returns the largest sensitivity of the run to a non-compliant client.
@@ -296,11 +298,11 @@ def unrecorded_sentence(tally: Tally, hint: str) -> str | None:
 
 def rounds_in_words(rounds: Sequence[int]) -> str:
     """Returns increasing round numbers in words, such as "rounds 3 to 7"."""
-    first = rounds[0]
-    last = rounds[-1]
-    if first == last:
-        return f"round {first}"
-    interval = f"rounds {first} to {last}"
-    if last - first < len(rounds):
+    first_round = rounds[0]
+    last_round = rounds[-1]
+    if first_round == last_round:
+        return f"round {first_round}"
+    interval = f"rounds {first_round} to {last_round}"
+    if last_round - first_round < len(rounds):
         return interval
     return f"{len(rounds)} of the {interval}"

@@ -156,8 +156,8 @@ def _sender_counts(num_clients: int) -> list[int]:
 
     They are at most a quarter of all clients apart.
     """
-    half = num_clients // 2
-    counts = {0, 1, 2, 3, num_clients // 4, half - 1, half, half + 1}
+    half_cohort = num_clients // 2
+    counts = {0, 1, 2, 3, num_clients // 4, half_cohort - 1, half_cohort, half_cohort + 1}
     counts |= {3 * num_clients // 4, num_clients - 2, num_clients - 1, num_clients}
     return sorted(count for count in counts if 0 <= count <= num_clients)
 

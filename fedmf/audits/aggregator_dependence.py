@@ -67,23 +67,23 @@ def check_dependence(
     columns = np.flatnonzero(tested_entries[sample.columns])
     column_runs = [rows[:, columns] for rows in white_rows(sample, model, whole=False)]
     whole_runs = [rows[:, tested_entries] for rows in white_rows(sample, model, whole=True)]
-    audited = list(_audit_two_runs(column_runs, sample.columns[columns], claim))
-    dependence = [finding for finding in audited if not finding.name.startswith("runs")]
+    audited_runs = list(_audit_two_runs(column_runs, sample.columns[columns], claim))
+    dependence = [finding for finding in audited_runs if not finding.name.startswith("runs")]
     dependence += _repeated_rounds(column_runs)
     dependence.append(_predictable_round(column_runs))
     dependence += _lags(whole_runs)
     dependence.append(_reflections(whole_runs))
     dependence.append(_equal_entries([rows[:, tested_entries] for rows in sample.whole]))
-    starts = [finding for finding in audited if finding.name.startswith("runs")]
+    starts = [finding for finding in audited_runs if finding.name.startswith("runs")]
     starts.append(_repeated_starts(column_runs))
     num_rounds = sum(map(len, sample.in_columns))
     for test, findings in ((DEPENDENCE, dependence), (START, starts)):
-        worst = min(findings, key=p_value_of)
+        worst_finding = min(findings, key=p_value_of)
         outcomes.add(
             test.name,
-            len(findings) * p_value_of(worst),
+            len(findings) * p_value_of(worst_finding),
             f"{num_rounds:,} rounds of updates of zeros, in {len(sample.whole)} runs: "
-            f"{worst.name} is {worst.statistic:.4g}; claimed is {test.claimed}.",
+            f"{worst_finding.name} is {worst_finding.statistic:.4g}; claimed is {test.claimed}.",
             mistake=test.mistake,
         )
 
@@ -141,11 +141,11 @@ def _predictable_round(runs: list[np.ndarray]) -> Finding:
     from scipy import stats
 
     residual = least_residual(runs)
-    chance = float(stats.chi2.cdf(residual.squares, residual.degrees))
+    p_value = float(stats.chi2.cdf(residual.squares, residual.degrees))
     return Finding(
         name="the least variance of a round that the other rounds leave unexplained",
         statistic=residual.squares / residual.degrees,
-        p_value=min(1.0, residual.num_rounds * chance),
+        p_value=min(1.0, residual.num_rounds * p_value),
     )
 
 
@@ -222,12 +222,14 @@ def _lags(runs: list[np.ndarray]) -> Iterator[Finding]:
         ("a round", runs),
         ("a run", [rows.reshape(1, -1) for rows in runs]),
     ):
-        worst = Finding(name=name, statistic=0.0, p_value=1.0)
+        worst_finding = Finding(name=name, statistic=0.0, p_value=1.0)
         num_lags = sum(len(rows) * max(rows.shape[1] - 1, 0) for rows in sequences)
         for rows in sequences:
             for batch in _batches(rows):
-                worst = min(worst, _largest_lag(batch, name, num_lags), key=p_value_of)
-        yield worst
+                worst_finding = min(
+                    worst_finding, _largest_lag(batch, name, num_lags), key=p_value_of
+                )
+        yield worst_finding
 
 
 def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -251,11 +253,11 @@ def _largest_lag(rows: np.ndarray, name: str, num_lags: int) -> Finding:
     products = np.abs(autocovariances[:, 1 : num_entries - _MIN_PAIRS]).max(axis=0)
     num_pairs = num_entries - np.arange(1, len(products) + 1)
     root_u = _root_of_exponent(products, num_pairs)
-    worst = int(root_u.argmax())
-    p_value = min(1.0, 2 * num_lags * math.exp(-(float(root_u[worst]) ** 2)))
+    worst_lag = int(root_u.argmax())
+    p_value = min(1.0, 2 * num_lags * math.exp(-(float(root_u[worst_lag]) ** 2)))
     return Finding(
-        name=f"the largest correlation of entries of {name}, {worst + 1:,} apart,",
-        statistic=float(products[worst] / num_pairs[worst]),
+        name=f"the largest correlation of entries of {name}, {worst_lag + 1:,} apart,",
+        statistic=float(products[worst_lag] / num_pairs[worst_lag]),
         p_value=p_value,
     )
 
@@ -276,7 +278,7 @@ def _reflections(runs: list[np.ndarray]) -> Finding:
     """
     import scipy.fft
 
-    worst = Finding(name="no reflection", statistic=0.0, p_value=1.0)
+    worst_finding = Finding(name="no reflection", statistic=0.0, p_value=1.0)
     num_sums = sum(2 * rows.size for rows in runs)
     for rows in itertools.chain.from_iterable(map(_batches, runs)):
         num_entries = rows.shape[1]
@@ -292,13 +294,13 @@ def _reflections(runs: list[np.ndarray]) -> Finding:
         root_u = _root_of_exponent(products, num_pairs)
         index_sum = int(root_u.argmax())
         p_value = min(1.0, 2 * num_sums * math.exp(-(float(root_u[index_sum]) ** 2)))
-        if p_value < worst.p_value:
-            worst = Finding(
+        if p_value < worst_finding.p_value:
+            worst_finding = Finding(
                 name=f"the correlation of entries of a round whose numbers add up to {index_sum:,}",
                 statistic=float(products[index_sum] / max(num_pairs[index_sum], 1)),
                 p_value=p_value,
             )
-    return worst
+    return worst_finding
 
 
 def _equal_entries(runs: list[np.ndarray]) -> Finding:
@@ -318,9 +320,11 @@ def _equal_entries(runs: list[np.ndarray]) -> Finding:
     rank = indices - np.maximum.accumulate(np.where(starts_group, indices, 0))
     # Of the entries with equal absolute values, the first two are a pair, the next two are a pair,
     # and so on. So no entry is in two pairs.
-    second = np.flatnonzero(rank % 2 == 1)
-    num_equal_signs = int((np.sign(values[second]) == np.sign(values[second - 1])).sum())
-    num_pairs = len(second)
+    second_indices = np.flatnonzero(rank % 2 == 1)
+    num_equal_signs = int(
+        (np.sign(values[second_indices]) == np.sign(values[second_indices - 1])).sum()
+    )
+    num_pairs = len(second_indices)
     p_value = 1.0
     if num_pairs:
         at_most = stats.binom.cdf(num_equal_signs, num_pairs, 0.5)

@@ -361,8 +361,8 @@ class Measurements:
         for period_name, period_movement, period_std in zip(
             estimate.period_names, estimate.by_period, estimate.period_stds, strict=True
         ):
-            description = f"{scenario.description}, in {period_name}"
-            period_scenario = dataclasses.replace(scenario, description=description)
+            scenario_text = f"{scenario.description}, in {period_name}"
+            period_scenario = dataclasses.replace(scenario, description=scenario_text)
             groups.append((period_scenario, period_movement, float(period_std)))
         num_comparisons = num_tests * len(movement) * len(groups)
         for group_scenario, group_movement, group_std in groups:

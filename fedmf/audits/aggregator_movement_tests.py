@@ -121,13 +121,13 @@ class MovementTests:
         width = self.outcomes.width(len(movements))
         for movement in movements:
             self.max_movement = max(self.max_movement, movement.size - width * movement.std)
-        worst = min(movements, key=lambda movement: (movement.p_value, -movement.size))
+        worst_movement = min(movements, key=lambda movement: (movement.p_value, -movement.size))
         smallest_std = min(movement.std_at_claim for movement in movements)
         self.outcomes.add(
             test_name,
-            worst.p_value,
-            f"{worst.scenario.description}: {self._in_words(worst)}.",
-            mistake=self._mistake(worst),
+            worst_movement.p_value,
+            f"{worst_movement.scenario.description}: {self._in_words(worst_movement)}.",
+            mistake=self._mistake(worst_movement),
             remark=remark,
             sees=1 + self.outcomes.reach(len(movements)) * smallest_std,
         )

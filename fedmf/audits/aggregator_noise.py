@@ -209,7 +209,7 @@ def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
     rng = np.random.default_rng(claim.seed)
     columns = np.sort(rng.choice(num_entries, plan.num_columns, replace=False))
     starts = np.cumsum([0, *claim.sizes[:-1]])
-    whole = []
+    whole_rounds = []
     in_columns = []
     squares = []
     round_of = []
@@ -228,12 +228,12 @@ def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
             entry_squares += row**2
             squares.append(np.add.reduceat(row**2, starts))
             round_of.append(t)
-        whole.append(whole_rows)
+        whole_rounds.append(whole_rows)
         in_columns.append(column_rows)
         if not is_finite:
             break
     return NoiseSample(
-        whole=whole,
+        whole=whole_rounds,
         columns=columns,
         in_columns=in_columns,
         squares=np.array(squares),
@@ -261,7 +261,7 @@ def _working_update(
         runs.start()
         small_entry = np.float32(1e-6 * claim.clip_norm / math.sqrt(num_entries))
         small_update = zero_update + small_entry
-        raised = f"raised {type(zero_error).__name__}"
+        error_text = f"raised {type(zero_error).__name__}"
         try:
             runs.release([small_update] * claim.clients)
         except WrongResult:
@@ -271,7 +271,7 @@ def _working_update(
                 f"the function raised {type(error).__name__} ({error}) on updates within the "
                 "clip norm: make it work on them first"
             ) from error
-        return small_update, raised
+        return small_update, error_text
     return zero_update, ""
 
 
@@ -301,9 +301,9 @@ def _round_scales(sample: NoiseSample, array_std: np.ndarray, sizes: np.ndarray)
     row_squares = (sample.squares / array_std**2).sum(axis=1)
     round_squares = np.bincount(sample.round_of, row_squares, minlength=num_rounds)
     degrees = np.bincount(sample.round_of, minlength=num_rounds) * int(sizes.sum())
-    smaller = stats.chi2.cdf(round_squares, degrees)
-    larger = stats.chi2.sf(round_squares, degrees)
-    if 2 * num_rounds * min(smaller.min(), larger.min()) >= _SAME_SCALE_P_VALUE:
+    lower_tail = stats.chi2.cdf(round_squares, degrees)
+    upper_tail = stats.chi2.sf(round_squares, degrees)
+    if 2 * num_rounds * min(lower_tail.min(), upper_tail.min()) >= _SAME_SCALE_P_VALUE:
         return np.ones(num_rounds)
     return np.maximum(np.sqrt(round_squares / degrees), _MIN_STD)
 
@@ -329,22 +329,24 @@ def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
     whole_runs = [run for run in sample.in_columns if len(run) == num_rounds]
     column_std = entry_std[sample.columns]
     rows = np.concatenate(whole_runs, axis=1) / np.tile(column_std, len(whole_runs))
-    half = rows.shape[1] // 2
+    half_columns = rows.shape[1] // 2
     # The client participation with the least protection is selected by one half of the samples, and
     # the noise multiplier for it is measured on the other half.
     participation = Participation(
         rounds=num_rounds, schema="min_sep", min_sep=min(claim.min_sep or num_rounds, num_rounds)
     )
-    worst = worst_contributions(_precision(rows[:, :half]), participation)
-    num_measured = rows.shape[1] - half
+    worst_direction = worst_contributions(_precision(rows[:, :half_columns]), participation)
+    num_measured = rows.shape[1] - half_columns
     degrees = num_measured - num_rounds + 1
     # Let u be the contributions of a client to the rounds, Sigma the covariance of the rounds, and
     # G the sum of squares and products of the samples. Then (1 / u' G^-1 u) / (1 / u' Sigma^-1 u)
     # has a chi-squared distribution (Muirhead 1982, Theorem 3.2.12).
-    unexplained = num_measured / float(worst @ _precision(rows[:, half:]) @ worst)
-    multiplier = math.sqrt(unexplained / degrees)
+    unexplained_ratio = num_measured / float(
+        worst_direction @ _precision(rows[:, half_columns:]) @ worst_direction
+    )
+    multiplier = math.sqrt(unexplained_ratio / degrees)
     claimed_variance = claim.multiplier() ** 2 / float((entry_std**2).mean())
-    p_value = float(stats.chi2.cdf(unexplained / claimed_variance, degrees))
+    p_value = float(stats.chi2.cdf(unexplained_ratio / claimed_variance, degrees))
     return NoiseModel(
         array_std=array_std,
         array_samples=sizes * num_rows,

@@ -65,14 +65,14 @@ def check_tails(sample: NoiseSample, model: NoiseModel, outcomes: Outcomes) -> N
     white_runs = white_rows(sample, model, whole=True)
     values = np.concatenate([rows[:, tested_entries].ravel() for rows in white_runs])
     findings = list(tails.tail_findings(values))
-    worst = min(findings, key=p_value_of)
+    worst_finding = min(findings, key=p_value_of)
     num_tests = len(findings)
     unseen_cut = tails.smallest_unseen_cut(len(values), threshold=outcomes.threshold / num_tests)
     outcomes.add(
         "tails",
-        num_tests * p_value_of(worst),
-        f"{len(values):,} entries of noise: {worst.name} is {worst.statistic:.4g}; claimed are "
-        "the tails of a normal distribution.",
+        num_tests * p_value_of(worst_finding),
+        f"{len(values):,} entries of noise: {worst_finding.name} is {worst_finding.statistic:.4g}; "
+        "claimed are the tails of a normal distribution.",
         mistake="Noise that ends, or that is no normal distribution, does this: a release beyond "
         "the end proves that a client is there.",
         remark="The smallest cut of the noise that so many do not show is at "
@@ -99,8 +99,8 @@ def check_size(
     """
     sizes = np.array(claim.sizes)
     required_std = np.full(len(sizes), model.required_std)
-    exempt = list(smaller_arrays)
-    required_std[exempt] = np.minimum(model.array_std, model.required_std)[exempt]
+    exempt_arrays = list(smaller_arrays)
+    required_std[exempt_arrays] = np.minimum(model.array_std, model.required_std)[exempt_arrays]
     p_value_by_group = dict(_size_p_values(sample, model, claim, required_std))
     worst_group = min(p_value_by_group, key=lambda group: p_value_by_group[group])
     p_value = len(p_value_by_group) * p_value_by_group[worst_group]
@@ -111,12 +111,12 @@ def check_size(
     num_samples = float(model.array_samples.sum())
     error = math.hypot(math.sqrt(1 / (2 * num_samples)), model.multiplier_error)
     if claim.correlated:
-        measured = (
+        measured_text = (
             f"a noise multiplier of {multiplier:.4g} over {rounds_seen(claim):,} rounds, in which "
             f"one client takes part {participations_seen(claim):,} times"
         )
     else:
-        measured = (
+        measured_text = (
             f"noise of standard deviation {model.overall_std * claim.unit:.4g}, a noise multiplier "
             f"of {multiplier:.4g}"
         )
@@ -128,7 +128,7 @@ def check_size(
     outcomes.add(
         "noise",
         p_value,
-        f"{len(sample.squares):,} rounds of updates of zeros: {measured}; claimed is "
+        f"{len(sample.squares):,} rounds of updates of zeros: {measured_text}; claimed is "
         f"{claim.multiplier():.4g}.",
         mistake=_mistake_of_smaller_noise(noise_ratio, worst_group, claim),
         remark=remark,

@@ -109,21 +109,21 @@ def check_noise_with_data(tests: MovementTests) -> None:
     if not comparisons:
         tests.outcomes.add("noise-with-data", 1.0, "The function refused all updates.")
         return
-    worst = min(comparisons, key=dataclasses.astuple)
+    worst_comparison = min(comparisons, key=dataclasses.astuple)
     max_degrees = max(comparison.degrees for comparison in comparisons)
     error = math.sqrt(1 / (2 * max_degrees) + 1 / (2 * base_degrees))
-    if worst.std_ratio < 1 and worst.p_value < tests.outcomes.threshold:
+    if worst_comparison.std_ratio < 1 and worst_comparison.p_value < tests.outcomes.threshold:
         # The ratio of the estimated variances has an F distribution around the true ratio. A
         # quantile of it gives an upper bound on the true ratio.
-        chance = tests.outcomes.error / len(scenarios) / 2
-        quantile = float(stats.f.ppf(chance, worst.degrees, base_degrees))
-        ratio_bound = worst.std_ratio / math.sqrt(quantile)
+        false_positive_rate = tests.outcomes.error / len(scenarios) / 2
+        quantile = float(stats.f.ppf(false_positive_rate, worst_comparison.degrees, base_degrees))
+        ratio_bound = worst_comparison.std_ratio / math.sqrt(quantile)
         tests.max_movement = max(tests.max_movement, 1 / max(ratio_bound, 1e-9))
     tests.outcomes.add(
         "noise-with-data",
-        worst.p_value,
-        f"{worst.description}, beside updates of zeros: the noise is {worst.std_ratio:.4g} times "
-        "as large; claimed is the same.",
+        worst_comparison.p_value,
+        f"{worst_comparison.description}, beside updates of zeros: the noise is "
+        f"{worst_comparison.std_ratio:.4g} times as large; claimed is the same.",
         mistake="Noise whose scale follows the updates does this: it must not know them.",
         sees=1 + tests.outcomes.reach(2 * len(scenarios)) * error,
     )

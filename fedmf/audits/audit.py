@@ -284,14 +284,17 @@ class Audit(fields.Checked, fields.ShortRepr):
         for name, limit in limits.items():
             values |= {f"{name}_planned": limit, f"{name}_observed": getattr(observed, name)}
         values |= self.spending()
-        planned = guarantee_values(self.planned)
+        planned_values = guarantee_values(self.planned)
         achieved = self._achieved_values() or {}
         is_simulation = self.planned.simulation is not None
         if not is_simulation and self.achieved is None:
             no_risk = AttackRisk(mu=0.0).values()
             achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0, "attack_risk": no_risk}
         for name in ("sensitivity", "epsilon", "rho", "attack_risk"):
-            values |= {f"{name}_planned": planned[name], f"{name}_achieved": achieved.get(name)}
+            values |= {
+                f"{name}_planned": planned_values[name],
+                f"{name}_achieved": achieved.get(name),
+            }
         sampling_name = None
         if self.planned.sampling is not None:
             sampling_name = type(self.planned.sampling).__name__

@@ -129,16 +129,19 @@ def normal_epsilon_bound(
     """
     from scipy import special
 
-    present = scores[included]
-    absent = scores[~included]
+    scores_present = scores[included]
+    scores_absent = scores[~included]
     degrees = len(scores) - 2
-    if min(len(present), len(absent)) < 2:
+    if min(len(scores_present), len(scores_absent)) < 2:
         return 0.0
-    signal = float(present.mean() - absent.mean())
-    squares = float(((present - present.mean()) ** 2).sum() + ((absent - absent.mean()) ** 2).sum())
+    signal = float(scores_present.mean() - scores_absent.mean())
+    squares = float(
+        ((scores_present - scores_present.mean()) ** 2).sum()
+        + ((scores_absent - scores_absent.mean()) ** 2).sum()
+    )
     if squares == 0:
         return math.inf if signal > 0 else 0.0
-    relative_error = math.sqrt(1 / len(present) + 1 / len(absent))
+    relative_error = math.sqrt(1 / len(scores_present) + 1 / len(scores_absent))
     t = signal / (relative_error * math.sqrt(squares / degrees))
     mu = relative_error * float(special.nctdtrinc(degrees, 1 - significance, t))
     return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
@@ -188,18 +191,18 @@ def _largest_refuted(is_refuted: Callable[[float], bool]) -> float:
     """
     if not is_refuted(0.0):
         return 0.0
-    low = 0.0
-    high = 1.0
-    while is_refuted(high):
-        low = high
-        high = 2 * high
-    while high - low > 1e-9 * max(1.0, high):
-        middle = (low + high) / 2
-        if is_refuted(middle):
-            low = middle
+    low_epsilon = 0.0
+    high_epsilon = 1.0
+    while is_refuted(high_epsilon):
+        low_epsilon = high_epsilon
+        high_epsilon = 2 * high_epsilon
+    while high_epsilon - low_epsilon > 1e-9 * max(1.0, high_epsilon):
+        middle_epsilon = (low_epsilon + high_epsilon) / 2
+        if is_refuted(middle_epsilon):
+            low_epsilon = middle_epsilon
         else:
-            high = middle
-    return low
+            high_epsilon = middle_epsilon
+    return low_epsilon
 
 
 def release_scores(
@@ -282,8 +285,10 @@ def _solve_covariance(y: np.ndarray, columns: np.ndarray) -> np.ndarray:
     if n <= m:
         S = y @ y.T / m + shrinkage * np.eye(n)
         return scipy.linalg.solve(S, columns, assume_a="pos")
-    inner = y.T @ y + m * shrinkage * np.eye(m)
-    return (columns - y @ scipy.linalg.solve(inner, y.T @ columns, assume_a="pos")) / shrinkage
+    inner_matrix = y.T @ y + m * shrinkage * np.eye(m)
+    return (
+        columns - y @ scipy.linalg.solve(inner_matrix, y.T @ columns, assume_a="pos")
+    ) / shrinkage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -411,13 +416,13 @@ def audit_canaries(
             # Amplification assumes that the cohorts are secret. Only the bound from the final
             # model, without an assumption, is valid then.
             is_amplified = score_name == "final model" and assumption == "nothing"
-            selected = took_part
+            is_selected = took_part
             epsilon_claimed = unamplified_epsilon(plan)
             if is_amplified:
-                selected = is_counted
+                is_selected = is_counted
                 epsilon_claimed = plan.epsilon
             epsilon_lower = compute_bound(
-                canary_scores[selected], evidence.included[selected], plan.delta, significance
+                canary_scores[is_selected], evidence.included[is_selected], plan.delta, significance
             )
             bounds.append(
                 CanaryBound(

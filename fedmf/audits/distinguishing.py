@@ -105,8 +105,8 @@ def _first_largest(values: Iterable[float]) -> int:
     The result is then the same on all processors.
     """
     array = np.fromiter(values, np.float64)
-    largest = array.max()
-    return int(np.flatnonzero(array >= largest - _RELATIVE_TIE * abs(largest))[0])
+    largest_value = array.max()
+    return int(np.flatnonzero(array >= largest_value - _RELATIVE_TIE * abs(largest_value))[0])
 
 
 def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarray:
@@ -148,8 +148,8 @@ def evenly_spaced(costs: np.ndarray, budget: Budgeted) -> list[list[int]]:
     The rounds are 0, gap, 2 gap, ... until the budget is spent. The budget allows other patterns
     as well.
     """
-    spaced = (np.arange(0, len(costs), gap) for gap in range(1, len(costs) + 1))
-    return [rounds[budget.affords(block_sums(costs, rounds))].tolist() for rounds in spaced]
+    spaced_choices = (np.arange(0, len(costs), gap) for gap in range(1, len(costs) + 1))
+    return [rounds[budget.affords(block_sums(costs, rounds))].tolist() for rounds in spaced_choices]
 
 
 def _energy(X: np.ndarray, u: np.ndarray) -> float:
@@ -194,18 +194,18 @@ def _move_rounds(X: np.ndarray, u: np.ndarray, min_sep: int) -> np.ndarray:
     for _ in range(_MAX_SWEEPS):
         previous_energy = _energy(X, u)
         for t in np.flatnonzero(u):
-            moved = u.copy()
-            moved[t] = 0.0
-            fixed_rounds = np.flatnonzero(moved)
+            remaining_direction = u.copy()
+            remaining_direction[t] = 0.0
+            fixed_rounds = np.flatnonzero(remaining_direction)
             distances = np.abs(np.subtract.outer(all_rounds, fixed_rounds))
             is_too_near = (distances < min_sep).any(axis=1)
-            overlap = X[:, fixed_rounds] @ moved[fixed_rounds]
+            overlap = X[:, fixed_rounds] @ remaining_direction[fixed_rounds]
             gain = np.diagonal(X) + 2 * np.abs(overlap)
             new_round = _first_largest(np.where(is_too_near, -np.inf, gain))
-            moved[new_round] = -1.0
+            remaining_direction[new_round] = -1.0
             if overlap[new_round] >= -_RELATIVE_TIE * X[new_round, new_round]:
-                moved[new_round] = 1.0
-            u = moved
+                remaining_direction[new_round] = 1.0
+            u = remaining_direction
         if _energy(X, u) <= previous_energy * (1 + _RELATIVE_TIE):
             break
     return u
@@ -479,8 +479,10 @@ def expected_bound(
         num_absent=absent,
     )
     bounds = _epsilon_bound(counts, delta, 1 - confidence)
-    best = int(bounds.argmax())
-    return ExpectedBound(epsilon=max(0.0, float(bounds[best])), threshold=float(s[best]))
+    best_index = int(bounds.argmax())
+    return ExpectedBound(
+        epsilon=max(0.0, float(bounds[best_index])), threshold=float(s[best_index])
+    )
 
 
 def _epsilon_p_value(counts: _DecisionCounts, delta: float, epsilon: float) -> float:
@@ -491,12 +493,12 @@ def _epsilon_p_value(counts: _DecisionCounts, delta: float, epsilon: float) -> f
     if not _epsilon_bound(counts, delta, 1.0) > epsilon:
         return 1.0
     # The search bisects the logarithm (base 10) of the allowed error probability.
-    low = -300.0
-    high = 0.0
+    low_log = -300.0
+    high_log = 0.0
     for _ in range(60):
-        middle = (low + high) / 2
-        if _epsilon_bound(counts, delta, 10**middle) > epsilon:
-            high = middle
+        middle_log = (low_log + high_log) / 2
+        if _epsilon_bound(counts, delta, 10**middle_log) > epsilon:
+            high_log = middle_log
         else:
-            low = middle
-    return float(10**high)
+            low_log = middle_log
+    return float(10**high_log)

@@ -85,9 +85,9 @@ def audit_ledger(
     everyone = _audit_clients(ledger, plan, unrecorded, hint)
     if not len(ledger.noncompliant()):
         return everyone
-    compliant = _audit_clients(ledger.compliant(), plan, unrecorded, hint)
+    compliant_audit = _audit_clients(ledger.compliant(), plan, unrecorded, hint)
     return dataclasses.replace(
-        compliant, everyone=everyone, noncompliant_clients=everyone.noncompliant_clients
+        compliant_audit, everyone=everyone, noncompliant_clients=everyone.noncompliant_clients
     )
 
 
@@ -214,22 +214,26 @@ def _make_audit(
       unrecorded: sentence on the rounds that are not in the record.
     """
     plan = tally.plan
-    compliant = tally.compliant_sensitivity()
+    compliant_sensitivity = tally.compliant_sensitivity()
     noncompliant = tally.noncompliant_sensitivity()
     most_spent = None
     if plan.participation.budget is not None:
         most_spent = tally.max_spent
-    sensitivities = [value for value in (compliant, noncompliant) if value is not None]
+    sensitivities = [value for value in (compliant_sensitivity, noncompliant) if value is not None]
     if not sensitivities:
         return Audit(planned=plan, observed=stats, achieved=None, most_spent=most_spent)
-    worst = max(sensitivities, key=lambda sensitivity: sensitivity.value)
+    worst_sensitivity = max(sensitivities, key=lambda sensitivity: sensitivity.value)
     noncompliant_clients = None
     if plan.simulation is not None:
-        worst = plan.sensitivity
+        worst_sensitivity = plan.sensitivity
         if noncompliant is not None:
-            worst = sensitivity(plan.mechanism, EveryRound(rounds=plan.participation.rounds))
+            worst_sensitivity = sensitivity(
+                plan.mechanism, EveryRound(rounds=plan.participation.rounds)
+            )
     elif noncompliant is not None:
-        noncompliant_clients = _noncompliant_clients(tally, compliant, client_of, first_round)
+        noncompliant_clients = _noncompliant_clients(
+            tally, compliant_sensitivity, client_of, first_round
+        )
     violations = []
     if tally.num_noncompliant:
         violations = plan.participation.violations(stats, tally.max_spent)
@@ -239,7 +243,7 @@ def _make_audit(
     return Audit(
         planned=plan,
         observed=stats,
-        achieved=Achieved(planned=plan, sensitivity=worst),
+        achieved=Achieved(planned=plan, sensitivity=worst_sensitivity),
         contradictions=(*violations, *sampling_contradictions),
         noncompliant_clients=noncompliant_clients,
         most_spent=most_spent,

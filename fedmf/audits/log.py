@@ -197,22 +197,22 @@ def sorted_log(
     """
     hint = "pass the number of rounds of the run"
     rounds = checks.integer("rounds", rounds, low=1, high=_MAX_ROUNDS, hint=hint)
-    source = _LogFile(path=expanded(path), rounds=rounds, form=form)
+    log_file = _LogFile(path=expanded(path), rounds=rounds, form=form)
     memory = checks.integer("memory", memory, low=_MIN_MEMORY_BYTES, hint="allow 256 MB or more")
-    source.check_path()
+    log_file.check_path()
     import duckdb
 
     scratch_folder = None
     if folder is not None:
         scratch_folder = expanded(folder)
-    path = source.path
+    path = log_file.path
     try:
         with (
             tempfile.TemporaryDirectory(prefix="fedmf-log-", dir=scratch_folder) as scratch,
             tables.database(scratch, memory) as db,
         ):
-            description = source.read(db, scratch)
-            yield SortedLog(db, description, form.first_round)
+            log_description = log_file.read(db, scratch)
+            yield SortedLog(db, log_description, form.first_round)
     except duckdb.OutOfMemoryException as error:
         raise ValueError(
             f"memory={memory} bytes do not suffice to sort log {path}: allow more"
@@ -338,16 +338,22 @@ class _LogFile:
         """Creates the view `source` of the file, and returns SQL that checks its columns."""
         form = self.form
         columns = {"client_column": form.client_column, "round_column": form.round_column}
-        source = tables.scan_file(db, self.path, columns, scratch, ids=tuple(columns))
+        source_relation = tables.scan_file(db, self.path, columns, scratch, ids=tuple(columns))
         self._check_end()
-        client_column, round_column = source.columns
+        client_column, round_column = source_relation.columns
         db.execute(
             f"CREATE VIEW source AS SELECT row_number() OVER () AS row, {client_column} AS client, "
-            f"{round_column}::VARCHAR AS round, {source.fault} AS fault FROM {source.table}"
+            f"{round_column}::VARCHAR AS round, {source_relation.fault} AS fault "
+            f"FROM {source_relation.table}"
         )
-        number = "CASE WHEN regexp_full_match(round, '[0-9]{1,9}') THEN CAST(round AS INTEGER) END"
-        is_valid = f"{number} BETWEEN {form.first_round} AND {self._last_round} AND fault IS NULL"
-        checked_round = f"CASE WHEN {is_valid} THEN {number} END"
+        round_expression = (
+            "CASE WHEN regexp_full_match(round, '[0-9]{1,9}') THEN CAST(round AS INTEGER) END"
+        )
+        is_valid = (
+            f"{round_expression} BETWEEN {form.first_round} AND {self._last_round} "
+            "AND fault IS NULL"
+        )
+        checked_round = f"CASE WHEN {is_valid} THEN {round_expression} END"
         client_type = db.execute("DESCRIBE source").fetchall()[1][1]
         if client_type == "VARCHAR":
             spelling = f"nullif(client, {_SKELETON})"

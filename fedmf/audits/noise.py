@@ -59,10 +59,10 @@ class NoiseAudit(fields.Checked):
     @property
     def contradictions(self) -> tuple[Finding, ...]:
         """Findings that contradict the claim, sorted by p-value; NaN counts as a contradiction."""
-        contradicting = [
+        contradicting_findings = [
             finding for finding in self.findings if not finding.p_value >= self.threshold
         ]
-        return tuple(sorted(contradicting, key=lambda finding: finding.p_value))
+        return tuple(sorted(contradicting_findings, key=lambda finding: finding.p_value))
 
     @property
     def consistent(self) -> bool:
@@ -320,29 +320,29 @@ def _test_variances(name: str, rows: np.ndarray) -> Iterator[Finding]:
     sums = (rows**2).sum(axis=1)
     # chdtr and chdtrc are the chi-square distribution function and its complement. They have less
     # overhead than scipy.stats.
-    lower = scipy.special.chdtr(size, sums)
-    upper = scipy.special.chdtrc(size, sums)
-    p_values = np.minimum(2 * np.minimum(lower, upper), 1)
-    worst = int(p_values.argmin())
+    lower_tail = scipy.special.chdtr(size, sums)
+    upper_tail = scipy.special.chdtrc(size, sums)
+    p_values = np.minimum(2 * np.minimum(lower_tail, upper_tail), 1)
+    worst_index = int(p_values.argmin())
     finding_name = name
     if num_rows > 1:
         finding_name = f"{name}, the most extreme of {num_rows:,}"
     yield Finding(
         name=finding_name,
-        statistic=float(sums[worst] / size),
-        p_value=_p_value_of_smallest(float(p_values[worst]), num_rows),
+        statistic=float(sums[worst_index] / size),
+        p_value=_p_value_of_smallest(float(p_values[worst_index]), num_rows),
     )
     if num_rows > 1:
-        yield _test_distribution(f"{name}: distance of all from chi-square", lower, "uniform")
+        yield _test_distribution(f"{name}: distance of all from chi-square", lower_tail, "uniform")
 
 
 def _worst_of(name: str, findings: list[Finding]) -> Finding:
     """Returns the finding with the smallest p-value, after Bonferroni's correction."""
-    worst = min(findings, key=lambda finding: finding.p_value)
+    worst_finding = min(findings, key=lambda finding: finding.p_value)
     return Finding(
-        name=f"{name}, the most extreme of {len(findings)}: {worst.name}",
-        statistic=worst.statistic,
-        p_value=min(1.0, len(findings) * worst.p_value),
+        name=f"{name}, the most extreme of {len(findings)}: {worst_finding.name}",
+        statistic=worst_finding.statistic,
+        p_value=min(1.0, len(findings) * worst_finding.p_value),
     )
 
 
@@ -354,11 +354,11 @@ def _test_means(name: str, rows: np.ndarray) -> Finding:
     import scipy.special
 
     z = rows.sum(axis=1) / math.sqrt(rows.shape[1])
-    worst = int(np.abs(z).argmax())
-    p_value = 2 * float(scipy.special.ndtr(-abs(z[worst])))
+    worst_index = int(np.abs(z).argmax())
+    p_value = 2 * float(scipy.special.ndtr(-abs(z[worst_index])))
     return Finding(
         name=name,
-        statistic=float(z[worst]) / math.sqrt(rows.shape[1]),
+        statistic=float(z[worst_index]) / math.sqrt(rows.shape[1]),
         p_value=_p_value_of_smallest(p_value, len(z)),
     )
 
@@ -409,7 +409,7 @@ def _largest_correlation(
     if other_rows is not None:
         b = _unit_rows(other_rows)
         num_correlations = len(a) * (len(b) - skip_same)
-    largest = 0.0
+    largest_correlation = 0.0
     for start in range(0, len(a), _BLOCK_ROWS):
         correlations = a[start : start + _BLOCK_ROWS] @ b.T
         if other_rows is None:
@@ -417,11 +417,11 @@ def _largest_correlation(
         elif skip_same:
             np.fill_diagonal(correlations[:, start:], 0.0)
         largest_in_block = float(correlations.flat[int(np.abs(correlations).argmax())])
-        largest = max(largest, largest_in_block, key=abs)
+        largest_correlation = max(largest_correlation, largest_in_block, key=abs)
     return Finding(
         name=f"{name}, the largest of {num_correlations:,}",
-        statistic=largest,
-        p_value=min(1.0, num_correlations * _correlation_p_value(largest, a.shape[1])),
+        statistic=largest_correlation,
+        p_value=min(1.0, num_correlations * _correlation_p_value(largest_correlation, a.shape[1])),
     )
 
 

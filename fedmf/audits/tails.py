@@ -63,19 +63,19 @@ def tail_findings(values: np.ndarray) -> Iterator[Finding]:
     num_entries = len(sizes)
     for distance in (_NEAR_ZERO, *DISTANCES):
         count = int((sizes > distance).sum())
-        chance = 2 * float(scipy.special.ndtr(-distance))
+        chance_beyond = 2 * float(scipy.special.ndtr(-distance))
         yield Finding(
             name=f"tails: entries beyond {distance:g} standard deviations, "
-            f"{num_entries * chance:,.1f} expected",
+            f"{num_entries * chance_beyond:,.1f} expected",
             statistic=float(count),
-            p_value=_count_p_value(count, num_entries, chance),
+            p_value=_count_p_value(count, num_entries, chance_beyond),
         )
     yield _test_entries_at_zero(sizes)
-    largest = float(sizes.max())
-    log_chance = num_entries * math.log1p(-2 * float(scipy.special.ndtr(-largest)))
+    largest_size = float(sizes.max())
+    log_chance = num_entries * math.log1p(-2 * float(scipy.special.ndtr(-largest_size)))
     yield Finding(
         name="tails: the largest entry in standard deviations",
-        statistic=largest,
+        statistic=largest_size,
         p_value=min(1.0, 2 * math.exp(log_chance), -2 * math.expm1(log_chance)),
     )
     mean_moment = float(_fourth_moments(np.minimum(sizes, _MOMENT_LIMIT)).mean())
@@ -103,9 +103,9 @@ def _test_entries_at_zero(sizes: np.ndarray) -> Finding:
 
     Of 300,000 entries 240 are expected; if one in a thousand has no noise, there are 300 more.
     """
-    chance = math.erf(_AT_ZERO / math.sqrt(2))
+    chance_at_zero = math.erf(_AT_ZERO / math.sqrt(2))
     count = int((sizes <= _AT_ZERO).sum())
-    p_value = _count_p_value(count, len(sizes), chance)
+    p_value = _count_p_value(count, len(sizes), chance_at_zero)
     near_sizes = np.sort(sizes[(sizes > 0) & (sizes <= _NEAR_ZERO)])
     # On a coarse grid most sizes occur several times, and the count depends on the grid. The test
     # is then skipped.
@@ -114,7 +114,7 @@ def _test_entries_at_zero(sizes: np.ndarray) -> Finding:
         p_value = 1.0
     return Finding(
         name=f"tails: entries within {_AT_ZERO:g} standard deviations, "
-        f"{len(sizes) * chance:,.1f} expected",
+        f"{len(sizes) * chance_at_zero:,.1f} expected",
         statistic=float(count),
         p_value=p_value,
     )
@@ -199,8 +199,8 @@ def entries_to_see(cut: float, *, threshold: float) -> int:
     import scipy.special
 
     _check_arguments(cut, threshold)
-    beyond = 2 * float(scipy.special.ndtr(-end_of_noise(cut)))
-    return math.ceil(math.log(threshold / 2) / math.log1p(-beyond))
+    chance_beyond = 2 * float(scipy.special.ndtr(-end_of_noise(cut)))
+    return math.ceil(math.log(threshold / 2) / math.log1p(-chance_beyond))
 
 
 def smallest_unseen_cut(entries: int, *, threshold: float) -> float:
@@ -242,8 +242,8 @@ def largest_seen_end(entries: int, *, threshold: float) -> float:
     """
     import scipy.special
 
-    beyond = -math.expm1(math.log(threshold / 2) / entries)
-    return -float(scipy.special.ndtri(beyond / 2))
+    chance_beyond = -math.expm1(math.log(threshold / 2) / entries)
+    return -float(scipy.special.ndtri(chance_beyond / 2))
 
 
 def _check_arguments(cut: float, threshold: float) -> None:

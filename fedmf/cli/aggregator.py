@@ -41,8 +41,10 @@ def aggregator(function: str, config_options: dict[str, Any], as_json: bool) -> 
     from fedmf.audits.aggregator_claim import AggregatorClaim
 
     with arguments_checked():
-        chosen = {name: value for name, value in config_options.items() if value is not None}
-        claim = AggregatorClaim(**chosen)
+        chosen_settings = {
+            name: value for name, value in config_options.items() if value is not None
+        }
+        claim = AggregatorClaim(**chosen_settings)
         result = audit_aggregator(_importer(function), claim)
     if as_json:
         show(result.values(), as_json)
@@ -97,7 +99,7 @@ def _text(result: "AggregatorAudit", claim: "AggregatorClaim") -> str:
             f"{result.participations_seen:,} times"
         )
         run_epsilon = ""
-    failed = ", ".join(result.failed) or "none"
+    failed_names = ", ".join(result.failed) or "none"
     return "\n".join(
         [
             *lines,
@@ -106,7 +108,7 @@ def _text(result: "AggregatorAudit", claim: "AggregatorClaim") -> str:
             f"{result.noise_multiplier_most:.4g} (confidence {result.confidence:g})",
             f"epsilon           at least {result.epsilon_round:.4g} {scope}{run_epsilon} "
             f"(delta {claim.delta:g})",
-            f"tests failed      {failed}; an honest function fails any with chance "
+            f"tests failed      {failed_names}; an honest function fails any with chance "
             f"{result.false_positive_rate:g} at most ({result.calls:,} calls)",
         ]
     )

@@ -82,13 +82,13 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
     from fedmf.terminal.progress_bar import elapsed
 
     with elapsed("reading the run", disable=as_json):
-        loaded = Run.load(run_folder)
-    if statement is not None and statement.resolve().parent == loaded.path.resolve():
+        loaded_run = Run.load(run_folder)
+    if statement is not None and statement.resolve().parent == loaded_run.path.resolve():
         raise click.UsageError(
             f"--statement {statement} is in the folder of the run, whose own statements are part "
             "of its record: name a file elsewhere"
         )
-    result = audit_run(loaded)
+    result = audit_run(loaded_run)
     if statement is not None:
         _write(statement, result.statement_values())
     _show(result, as_json)
@@ -404,8 +404,8 @@ def _least_likely_findings(findings: "Sequence[Finding]") -> "list[Finding]":
         if name.startswith("run "):
             name = name.partition(": ")[2]
         test_name = name.partition(", the ")[0]
-        previous = findings_by_test.get(test_name)
-        if previous is None or finding.p_value < previous.p_value:
+        previous_finding = findings_by_test.get(test_name)
+        if previous_finding is None or finding.p_value < previous_finding.p_value:
             findings_by_test[test_name] = dataclasses.replace(finding, name=name)
     return list(findings_by_test.values())
 
@@ -416,13 +416,13 @@ def _table(result: "MechanismAudit") -> str:
     attack = result.attack
     lines = [f"{'test':<86} {'statistic':>9} {'p-value':>9}  verdict"]
     for finding in _least_likely_findings(verdict.findings):
-        outcome = "ok"
+        outcome_text = "ok"
         if finding.p_value < verdict.threshold:
-            outcome = click.style("CONTRADICTS THE CLAIM", fg="red")
+            outcome_text = click.style("CONTRADICTS THE CLAIM", fg="red")
         p_value = " < 1e-300"
         if finding.p_value > 1e-300:
             p_value = f"{finding.p_value:9.2g}"
-        lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value}  {outcome}")
+        lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value}  {outcome_text}")
     if attack is not None:
         percent = f"{100 * attack.confidence:g}%"
         lines += [

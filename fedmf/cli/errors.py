@@ -65,12 +65,12 @@ class Command(SectionedCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the command line. A word such as -x is read as a path if a file has that name."""
-        typed = list(args)
+        typed_args = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption:
-            paths = [_with_folder(argument) for argument in typed]
-            if paths == typed:
+            paths = [_with_folder(argument) for argument in typed_args]
+            if paths == typed_args:
                 raise
             return super().parse_args(ctx, paths)
 

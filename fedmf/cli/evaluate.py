@@ -276,12 +276,12 @@ def predict(run: pathlib.Path, text: str, count: int, as_json: bool) -> None:
     from fedmf.terminal.progress_bar import elapsed
 
     with elapsed("reading the run", disable=as_json):
-        loaded = Run.load(run)
+        loaded_run = Run.load(run)
         import_tensorflow()
         from fedmf.tasks.stackoverflow.prediction import next_words
 
     with arguments_checked(), elapsed("loading the model", disable=as_json):
-        values = next_words(loaded, text, count)
+        values = next_words(loaded_run, text, count)
     show(values, as_json)
 
 

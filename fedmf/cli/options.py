@@ -317,9 +317,9 @@ def plan_config(config_options: Mapping[str, Any]) -> "PlanConfig":
     """
     from fedmf.privacy.config import PlanConfig
 
-    chosen = chosen_options(config_options)
-    mechanism = str(chosen.pop("mechanism_file"))
-    return PlanConfig(family="file", mechanism=mechanism, **chosen)
+    chosen_values = chosen_options(config_options)
+    mechanism = str(chosen_values.pop("mechanism_file"))
+    return PlanConfig(family="file", mechanism=mechanism, **chosen_values)
 
 
 @contextlib.contextmanager

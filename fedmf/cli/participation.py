@@ -163,29 +163,35 @@ def _forecast_values(
     scheme = config.scheme()
     budget = _budget(config, options)
     if scheme is not None:
-        planned = scheme.participation(config.rounds)
+        planned_participation = scheme.participation(config.rounds)
     else:
-        planned = config.participation()
+        planned_participation = config.participation()
     comparison: dict[str, Any] = {}
     if search and has_timers:
         if not needs_min_sep:
             # The plan is checked before the search, because the search takes long and an impossible
             # plan should be refused at once.
-            refuse_impossible(planned, size, behavior=behavior, availability=availability)
+            refuse_impossible(
+                planned_participation, size, behavior=behavior, availability=availability
+            )
         comparison = _search_min_sep(options, size, availability)
     if needs_min_sep:
         min_sep = _searched_min_sep(comparison, size, options["availability"])
-        planned = _plan_config(options, min_sep).participation()
+        planned_participation = _plan_config(options, min_sep).participation()
     with status_line("round ") as progress:
         devices: dict[str, Any] = {
             "availability": availability,
             "behavior": behavior,
             "progress": progress,
         }
-        result = forecast(budget or planned, size, sampling=scheme, seed=seed, **devices)
+        result = forecast(
+            budget or planned_participation, size, sampling=scheme, seed=seed, **devices
+        )
         if budget is not None:
             seeds = range(seed, seed + (options["seeds"] or 3))
-            comparison = compare_schemas(budget, planned, size, seeds=seeds, **devices)
+            comparison = compare_schemas(
+                budget, planned_participation, size, seeds=seeds, **devices
+            )
     values = {"availability": options["availability"], "sampling": config.sampling}
     return values | result | comparison
 

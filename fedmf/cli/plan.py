@@ -123,7 +123,7 @@ def _table(choice: "BandChoice") -> str:
     """Returns the candidate numbers of bands as a table, with its legend and the chosen number."""
     from fedmf.privacy.rounding import up
 
-    best = choice.best
+    best_candidate = choice.best
     lines = [" bands         q  events  noise each     noise       rmse  per client  advantage"]
     for row in choice.rows:
         name = str(row.bands)
@@ -133,7 +133,7 @@ def _table(choice: "BandChoice") -> str:
         if row.amplified:
             probability = f"{row.probability:.5f}"
         remark = ""
-        if row is best:
+        if row is best_candidate:
             remark = "best"
         elif row in choice.close:
             remark = "within 1%"
@@ -152,7 +152,7 @@ def _table(choice: "BandChoice") -> str:
             "was chosen among them."
         )
     has_repetition = choice.participation.max_participations > 1
-    if not best.amplified and best.family == "banded" and has_repetition:
+    if not best_candidate.amplified and best_candidate.family == "banded" and has_repetition:
         lines.append(
             "Without amplification the best encoder of all, for clients in a fixed order, can "
             "be better: see --dense."
@@ -166,14 +166,14 @@ def _legend(choice: "BandChoice") -> str:
     """
     from fedmf.reports.text import plural
 
-    best = choice.best
+    best_candidate = choice.best
     participation = choice.participation
     search = choice.search
     chosen_encoder = "the dense optimum"
-    if best.family != "dense":
-        chosen_encoder = f"{best.bands} {plural('band', best.bands)}"
+    if best_candidate.family != "dense":
+        chosen_encoder = f"{best_candidate.bands} {plural('band', best_candidate.bands)}"
     amplification = "without amplification"
-    if best.amplified:
+    if best_candidate.amplified:
         amplification = "with amplification"
     num_participations = participation.max_participations
     return (
@@ -227,22 +227,22 @@ def learning_rate(config_options: dict[str, Any], as_json: bool) -> None:
                 "is bounded by stability"
             )
         config = plan_config(config_options)
-        planned = config.plan()
+        planned_run = config.plan()
         cohort_size = config.claimed_cohort or config.cohort_size
-        error = rule.effective_rmse(planned, config.fit_workload(), cohort_size=cohort_size)
-        rate = rule.predicted_learning_rate(error, clip_norm=planned.clip_norm, grid=None)
+        error = rule.effective_rmse(planned_run, config.fit_workload(), cohort_size=cohort_size)
+        rate = rule.predicted_learning_rate(error, clip_norm=planned_run.clip_norm, grid=None)
     extrapolations = rule.extrapolations(
-        error, rounds=planned.mechanism.rounds, clip_norm=planned.clip_norm
+        error, rounds=planned_run.mechanism.rounds, clip_norm=planned_run.clip_norm
     )
     extrapolations_values: list[str] | str = extrapolations
     if not as_json:
         extrapolations_values = "; ".join(extrapolations) or "no, if the task is that"
     show(
         {
-            "noise_multiplier": planned.noise_multiplier,
-            "epsilon": planned.epsilon,
-            "delta": planned.delta,
-            "attack_risk": attack_risk(planned).values(),
+            "noise_multiplier": planned_run.noise_multiplier,
+            "epsilon": planned_run.epsilon,
+            "delta": planned_run.delta,
+            "attack_risk": attack_risk(planned_run).values(),
             "effective_rmse": error,
             "predicted_rate": rate,
             "learning_rate": rule.on_grid(rate),
@@ -357,13 +357,13 @@ def compare(
     from fedmf.files import write_atomically
 
     with arguments_checked(), status_line() as progress:
-        chosen = chosen_options(config_options)
-        population = chosen.pop("population")
+        chosen_values = chosen_options(config_options)
+        population = chosen_values.pop("population")
         devices: dict[str, Any] = {}
         if comparison_options["availability"] is not None:
-            devices = _check_ins(comparison_options["availability"], population, chosen)
-            chosen.setdefault("min_sep", devices["min_sep"])
-        comparison = _comparison(chosen, population, comparison_options)
+            devices = _check_ins(comparison_options["availability"], population, chosen_values)
+            chosen_values.setdefault("min_sep", devices["min_sep"])
+        comparison = _comparison(chosen_values, population, comparison_options)
         rows = []
         reasons_left_out: dict[str, str] = {}
         # A family that the user named is not skipped if it fails. Its error ends the command.

@@ -402,16 +402,16 @@ def report(
                 "--csv FILE for a table"
             )
     with elapsed("reading the runs", disable=as_json):
-        loaded = [Run.load(path) for path in runs]
+        loaded_runs = [Run.load(path) for path in runs]
     written: dict[str, str] = {}
     if table is not None:
         write_atomically(
-            table, metrics_csv({str(run.path): run.metrics for run in loaded}), mode=0o600
+            table, metrics_csv({str(run.path): run.metrics for run in loaded_runs}), mode=0o600
         )
         written["csv"] = str(table)
     if out is not None:
         with elapsed("drawing the report", disable=as_json):
-            written["report"] = str(write_report(loaded, out, title=title))
+            written["report"] = str(write_report(loaded_runs, out, title=title))
     if as_json:
         show(written, as_json)
     else:

@@ -64,10 +64,10 @@ class Whole(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Returns the value as a number, or ends the command if the number is too large."""
-        number = super().convert(value, param, ctx)
-        if number > MAX_COUNT:
+        whole_number = super().convert(value, param, ctx)
+        if whole_number > MAX_COUNT:
             self.fail(f"{value} does not fit into 64 bits: use fewer digits", param, ctx)
-        return number
+        return whole_number
 
 
 class FilePath(click.Path):
@@ -213,10 +213,10 @@ class Gigabytes(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Converts a number of gigabytes to a number of bytes."""
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
+        num_gigabytes = super().convert(value, param, ctx)
+        if math.isnan(num_gigabytes):
             self.fail(f"{value!r} is no number of gigabytes: use one such as 4", param, ctx)
-        return int(number * 1e9)
+        return int(num_gigabytes * 1e9)
 
 
 class NoiseSeed(Parsed):
@@ -254,11 +254,11 @@ class ConfigField(Suggesting):
     NONE = object()
 
     def __init__(self, field: "dataclasses.Field[Any]") -> None:
-        kinds = typing.get_args(field.type) or (field.type,)
-        (kind,) = (kind for kind in kinds if kind is not types.NoneType)
+        field_types = typing.get_args(field.type) or (field.type,)
+        (kind,) = (kind for kind in field_types if kind is not types.NoneType)
         self._field = field
         self._type = click.types.convert_type(kind)
-        self._has_none = types.NoneType in kinds and field.default is not None
+        self._has_none = types.NoneType in field_types and field.default is not None
         self.name = self._type.name
         if self._has_none:
             self.name += "|none"

@@ -265,10 +265,10 @@ def availability_from_text(text: str) -> Availability:
         try:
             values[option] = type_by_option[option](value)
         except (KeyError, ValueError):
-            accepted = " and ".join(f"{option}=NUMBER" for option in type_by_option)
+            accepted_options = " and ".join(f"{option}=NUMBER" for option in type_by_option)
             raise ValueError(
                 f"availability={text!r} has {assignment!r}: {name} takes "
-                f"{accepted or 'no options'}, separated by commas"
+                f"{accepted_options or 'no options'}, separated by commas"
             ) from None
     try:
         return _MODELS[name](**values)

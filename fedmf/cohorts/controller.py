@@ -131,8 +131,8 @@ class ParticipationController:
     def _reset(self) -> None:
         """Sets ledger and history to their state before round 0."""
         self._reset_history()
-        varies = self.sampling is not None and self.sampling.independent
-        ledger_cohort_size = None if varies else self.cohort_size
+        has_varying_size = self.sampling is not None and self.sampling.independent
+        ledger_cohort_size = None if has_varying_size else self.cohort_size
         self.ledger = ParticipationLedger(cohort_size=ledger_cohort_size)
 
     def _reset_history(self) -> None:
@@ -300,12 +300,12 @@ class ParticipationController:
                     f"ledger's round {t} {fault}: the ledger belongs to another run, or the "
                     "guarantee was already broken: audit it with fedmf.audit_ledger"
                 )
-            selected = ledger.selected(t)
+            selected_clients = ledger.selected(t)
             if self.sampling is not None:
                 # Clients that were sampled but did not take part are ineligible afterwards too, and
                 # a ledger need not list them. So the sample is drawn again from the seed.
-                selected = np.sort(self._sample(t))
-            self._record(ledger.cohort(t), selected)
+                selected_clients = np.sort(self._sample(t))
+            self._record(ledger.cohort(t), selected_clients)
             self._update_history()
 
     def _selection_fault(self, t: int, selected: np.ndarray) -> str:
@@ -439,15 +439,15 @@ class ParticipationController:
                 eligible=lambda clients: self._is_eligible(t, clients),
                 available=lambda clients: self._is_available(t, clients),
             )
-            drawn = pool.draw(SamplingRandomness(self.seed).of_round(t), self.cohort_size)
-            return drawn, drawn
+            drawn_clients = pool.draw(SamplingRandomness(self.seed).of_round(t), self.cohort_size)
+            return drawn_clients, drawn_clients
         sample = self._sample(t)
-        available = sample[self._is_available(t, sample)]
+        available_clients = sample[self._is_available(t, sample)]
         if self.sampling is None:
-            return available, available
+            return available_clients, available_clients
         # Amplification assumes that a client takes part with the scheme's probability at most. So
         # unavailable clients of a sample are not replaced by others.
-        return sample, available
+        return sample, available_clients
 
     def _sample(self, t: int) -> np.ndarray:
         """Samples round t from the scheme or the fixed order, and returns the sampled clients that
@@ -476,8 +476,8 @@ class ParticipationController:
         while self._num_in_history < len(self.ledger):
             # All selected clients are recorded, because the timer of a client starts even if its
             # update does not arrive.
-            selected = self.ledger.selected(self._num_in_history)
-            self._history.record(self._num_in_history, selected)
+            selected_clients = self.ledger.selected(self._num_in_history)
+            self._history.record(self._num_in_history, selected_clients)
             self._num_in_history += 1
         self._is_history_torn = False
 

@@ -55,14 +55,14 @@ class Pool:
             batch_size = min(int(1.1 * num_expected) + 64, _BATCH_CLIENTS)
             candidates = rng.integers(0, self.population, batch_size)
             eligible = candidates[self.eligible(candidates)]
-            accepted = np.concatenate([sample, eligible[self.available(eligible)]])
+            accepted_clients = np.concatenate([sample, eligible[self.available(eligible)]])
             # A client that was picked twice is dropped the second time. The order of picking is
             # kept, because the sample is the first `size` accepted clients.
-            first_positions = np.unique(accepted, return_index=True)[1]
+            first_positions = np.unique(accepted_clients, return_index=True)[1]
             first_positions.sort()
             num_new = len(first_positions) - len(sample)
             acceptance_rate = (num_new + 1) / (batch_size + 2)
-            sample = accepted[first_positions]
+            sample = accepted_clients[first_positions]
             num_picked += batch_size
         return sample[:size]
 

@@ -233,14 +233,14 @@ def _client_figures(
     controller: ParticipationController, observed: ParticipationStats
 ) -> dict[str, Any]:
     """Returns the part of a forecast about the separation and number of clients' participations."""
-    compliant = controller.ledger.compliant().observed()
+    compliant_counts = controller.ledger.compliant().observed()
     num_clients = controller.population
     histogram = {0: num_clients - observed.clients, **observed.histogram}
     return {
         "min_separation_observed": observed.min_separation,
         "max_participations_observed": observed.max_participations,
-        "min_separation_compliant": compliant.min_separation,
-        "max_participations_compliant": compliant.max_participations,
+        "min_separation_compliant": compliant_counts.min_separation,
+        "max_participations_compliant": compliant_counts.max_participations,
         "histogram": {k: count / num_clients for k, count in histogram.items() if count},
     }
 
@@ -254,8 +254,8 @@ def _spending_figures(
     if not isinstance(participation, Budget):
         return {}
     client_sensitivity = ClientSensitivity(participation.mechanism, by_counts=False)
-    spent = client_sensitivity.squared(controller.ledger.clients()[1])
-    counts = spending_histogram(controller.participation.budget or 0.0, spent)
+    squared_spent = client_sensitivity.squared(controller.ledger.clients()[1])
+    counts = spending_histogram(controller.participation.budget or 0.0, squared_spent)
     num_clients = controller.population
     return {"spent": {share: count / num_clients for share, count in counts.items()}}
 
@@ -297,11 +297,11 @@ def largest_min_sep(
     )
     first_dry_round: dict[int, int | None] = {}
     max_min_sep = min(rounds, size.population // size.cohort_size)
-    low = 0
-    high = max_min_sep + 1
-    middle = max_min_sep
-    while high - low > max(1, low // 100):
-        participation = Participation(rounds=rounds, schema="min_sep", min_sep=middle)
+    low_min_sep = 0
+    high_min_sep = max_min_sep + 1
+    middle_min_sep = max_min_sep
+    while high_min_sep - low_min_sep > max(1, low_min_sep // 100):
+        participation = Participation(rounds=rounds, schema="min_sep", min_sep=middle_min_sep)
         controller = ParticipationController(
             participation,
             population=size.simulated_population,
@@ -309,15 +309,15 @@ def largest_min_sep(
             seed=seed,
             availability=availability,
         )
-        first_dry_round[middle] = _first_dry_round(controller, progress)
-        if first_dry_round[middle] is None:
-            low = middle
+        first_dry_round[middle_min_sep] = _first_dry_round(controller, progress)
+        if first_dry_round[middle_min_sep] is None:
+            low_min_sep = middle_min_sep
         else:
-            high = middle
-        middle = (low + high) // 2
+            high_min_sep = middle_min_sep
+        middle_min_sep = (low_min_sep + high_min_sep) // 2
     return {
-        "largest_min_sep": low or None,
-        "too_large_min_sep": high if high <= max_min_sep else None,
+        "largest_min_sep": low_min_sep or None,
+        "too_large_min_sep": high_min_sep if high_min_sep <= max_min_sep else None,
         "tried": dict(sorted(first_dry_round.items())),
     }
 

@@ -41,14 +41,14 @@ def bits(seed_key: np.uint64, *columns: np.ndarray) -> np.ndarray:
     for column, multiplier in zip(columns[1:], _COLUMNS[1:], strict=False):
         x += column.astype(np.uint64) * multiplier
     x += seed_key
-    shifted = x >> np.uint64(30)
-    x ^= shifted
+    shifted_bits = x >> np.uint64(30)
+    x ^= shifted_bits
     x *= _FIRST
-    np.right_shift(x, np.uint64(27), out=shifted)
-    x ^= shifted
+    np.right_shift(x, np.uint64(27), out=shifted_bits)
+    x ^= shifted_bits
     x *= _SECOND
-    np.right_shift(x, np.uint64(31), out=shifted)
-    x ^= shifted
+    np.right_shift(x, np.uint64(31), out=shifted_bits)
+    x ^= shifted_bits
     return x
 
 

@@ -79,9 +79,9 @@ class KerasEvaluator:
         x_specs, y_specs = tensor_specs(settings.spec)
         self._compute_outputs: Callable[[Any], _BatchOutputs]
         if self._tff_model is None:
-            traced = tf.function(self._keras_outputs, input_signature=[x_specs])
-            output_specs = specs_of(traced.get_concrete_function().structured_outputs)
-            self._compute_outputs = traced
+            traced_outputs = tf.function(self._keras_outputs, input_signature=[x_specs])
+            output_specs = specs_of(traced_outputs.get_concrete_function().structured_outputs)
+            self._compute_outputs = traced_outputs
         else:
             output_specs = _BatchOutputs(x_specs, {})
             self._compute_outputs = _uncomputed_outputs
@@ -158,20 +158,20 @@ class KerasEvaluator:
         self._batch_size = self._batch_size or self._affordable_batch_size(examples)
         # The outputs of several batches are computed in parallel, because each operation of
         # TensorFlow may be limited to one thread. The metrics are updated batch by batch in order.
-        waiting = collections.deque[tuple[Any, concurrent.futures.Future[_BatchOutputs]]]()
+        pending_batches = collections.deque[tuple[Any, concurrent.futures.Future[_BatchOutputs]]]()
         for start in range(0, count(examples), self._batch_size):
             batch = take(examples, slice(start, start + self._batch_size))
             x, y = tf.nest.map_structure(tf.constant, batch)
-            waiting.append((y, self._pool.submit(self._compute_outputs, x)))
-            if len(waiting) > self._max_waiting:
-                y, job = waiting.popleft()
+            pending_batches.append((y, self._pool.submit(self._compute_outputs, x)))
+            if len(pending_batches) > self._max_waiting:
+                y, job = pending_batches.popleft()
                 self._update_metrics(y, *job.result())
-        for y, job in waiting:
+        for y, job in pending_batches:
             self._update_metrics(y, *job.result())
         values = {} if self._tff_model is None else self._tff_model.metric_values()
         values |= {metric.name: float(metric.result()) for metric in self._metrics}
-        undefined = {metric.name for metric in self._metrics if not is_defined(metric)}
-        return Evaluation(values, frozenset(undefined))
+        undefined_names = {metric.name for metric in self._metrics if not is_defined(metric)}
+        return Evaluation(values, frozenset(undefined_names))
 
 
 class _BatchOutputs(NamedTuple):

@@ -20,9 +20,9 @@ _WORDS_FOLDER = "assets/"
 def deflate_words(path: pathlib.Path) -> None:
     """Compresses the members of a .keras file that has words; leaves a file without words alone."""
     if _holds_words(path):
-        deflated = path.with_name(f"deflated-{path.name}")
-        _write_deflated(path, deflated)
-        os.replace(deflated, path)
+        deflated_path = path.with_name(f"deflated-{path.name}")
+        _write_deflated(path, deflated_path)
+        os.replace(deflated_path, path)
 
 
 def load_keras_file(path: pathlib.Path) -> Any:
@@ -34,9 +34,9 @@ def load_keras_file(path: pathlib.Path) -> Any:
     if not _holds_words(path):
         return tf.keras.models.load_model(path, compile=False)
     with tempfile.TemporaryDirectory() as folder:
-        deflated = pathlib.Path(folder) / path.name
-        _write_deflated(path, deflated)
-        return tf.keras.models.load_model(deflated, compile=False)
+        deflated_path = pathlib.Path(folder) / path.name
+        _write_deflated(path, deflated_path)
+        return tf.keras.models.load_model(deflated_path, compile=False)
 
 
 def _holds_words(path: pathlib.Path) -> bool:

@@ -97,6 +97,6 @@ def _impure_operations(task: TaskData, model: Any, update_metrics: Any) -> list[
     impure = set(stateful_operations(operations(forward_pass.get_concrete_function(x_specs))))
     traced_update = tf.function(update_metrics).get_concrete_function(x_specs, y_specs)
     # Metrics may write variables, because they keep their counts in them.
-    forbidden = re.compile(f"{DRAWS.pattern}|{PYTHON.pattern}")
-    impure |= set(filter(forbidden.match, operations(traced_update)))
+    forbidden_pattern = re.compile(f"{DRAWS.pattern}|{PYTHON.pattern}")
+    impure |= set(filter(forbidden_pattern.match, operations(traced_update)))
     return sorted(impure)

@@ -65,7 +65,7 @@ def check_model(functions: ModelFunctions, task: TaskData, config: TrainConfig) 
         and for frozen weights in a model for TFF, whose state does not hold them.
     """
     x_specs, y_specs = tensor_specs(task.spec)
-    checked = _CheckedModel(
+    checked_model = _CheckedModel(
         functions=functions,
         task=task,
         config=config,
@@ -74,21 +74,21 @@ def check_model(functions: ModelFunctions, task: TaskData, config: TrainConfig) 
         y_specs=y_specs,
         loss=batch_loss(functions),
     )
-    _check_labels(checked)
-    _check_dtypes(checked)
-    _check_training(checked)
-    _check_inputs(checked)
-    training_step = tf.function(_training_step(checked))
-    traced_step = _traced(checked, training_step)
-    _check_loss_shape(checked, traced_step)
+    _check_labels(checked_model)
+    _check_dtypes(checked_model)
+    _check_training(checked_model)
+    _check_inputs(checked_model)
+    training_step = tf.function(_training_step(checked_model))
+    traced_step = _traced(checked_model, training_step)
+    _check_loss_shape(checked_model, traced_step)
     first_batch = take(task.split("validation"), slice(task.batch_size))
-    _check_fit(checked, training_step, first_batch)
-    check_metrics(functions, task, checked.model, first_batch)
+    _check_fit(checked_model, training_step, first_batch)
+    check_metrics(functions, task, checked_model.model, first_batch)
     if config.private_metrics:
-        check_private_metrics(functions, task, checked.model, first_batch)
-    _check_operations(checked, traced_step)
+        check_private_metrics(functions, task, checked_model.model, first_batch)
+    _check_operations(checked_model, traced_step)
     if execution_kind(config.execution).in_tff:
-        _check_for_tff(checked)
+        _check_for_tff(checked_model)
 
 
 def _training_step(checked: _CheckedModel) -> Any:
@@ -172,14 +172,14 @@ def _check_for_tff(checked: _CheckedModel) -> None:
         _check_captures(checked)
     # The vocabulary of an adapted lookup layer is among these weights. It has no name, so the
     # message calls it "a vocabulary".
-    frozen = [
+    frozen_names = [
         getattr(weight, "name", "a vocabulary") for weight in checked.model.non_trainable_variables
     ]
-    if frozen:
+    if frozen_names:
         raise ValueError(
             f"build_model of task {checked.name!r} gives a model with weights that are not trained "
-            f"({', '.join(frozen)}), which execution={checked.config.execution!r} does not take: "
-            "use execution='fast'"
+            f"({', '.join(frozen_names)}), which execution={checked.config.execution!r} does not "
+            "take: use execution='fast'"
         )
 
 
@@ -225,16 +225,16 @@ def _check_training(checked: _CheckedModel) -> None:
             f"{' and a '.join(own_methods)} of its own, which fedmf does not call: put what it "
             "minimises into the task's loss, or into add_loss"
         )
-    constrained = [
+    constrained_names = [
         weight.name
         for weight in model.trainable_variables
         if getattr(weight, "constraint", None) is not None
     ]
-    if constrained:
+    if constrained_names:
         raise ValueError(
             f"build_model of task {checked.name!r} gives a model with constraints on weights "
-            f"({', '.join(constrained)}), which nobody applies between a client's steps: leave "
-            "them out, or use a regulariser"
+            f"({', '.join(constrained_names)}), which nobody applies between a client's steps: "
+            "leave them out, or use a regulariser"
         )
     if not model.trainable_variables:
         raise ValueError(
@@ -286,13 +286,13 @@ def _check_outside_variables(checked: _CheckedModel, used_variables: Any) -> Non
     weight_handles = {
         id(variable.handle) for variable in checked.model.variables if hasattr(variable, "handle")
     }
-    outside = [
+    outside_names = [
         variable.name for variable in used_variables if id(variable.handle) not in weight_handles
     ]
-    if outside:
+    if outside_names:
         raise ValueError(
             f"model or loss of task {checked.name!r} read a variable that is no weight of the "
-            f"model ({', '.join(outside)}), which may change while a run goes on: make it a "
+            f"model ({', '.join(outside_names)}), which may change while a run goes on: make it a "
             "number, or a weight that is not trained"
         )
 
@@ -325,12 +325,12 @@ def _check_local_variables(checked: _CheckedModel, used_variables: Any) -> None:
     listed_handles = {
         id(variable.handle) for variable in (*model.variables, *model.local_variables)
     }
-    hidden = [
+    hidden_names = [
         variable.name for variable in used_variables if id(variable.handle) not in listed_handles
     ]
-    if hidden:
+    if hidden_names:
         raise ValueError(
             f"build_model of task {checked.name!r} gives a {model.kind} that uses the variables "
-            f"{', '.join(hidden)} and lists them neither as weights nor as local_variables: list "
-            "them"
+            f"{', '.join(hidden_names)} and lists them neither as weights nor as local_variables: "
+            "list them"
         )

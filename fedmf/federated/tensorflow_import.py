@@ -191,8 +191,8 @@ def _how_to_have_tff() -> str:
     command = f"`pip install --no-deps -r {pathlib.Path(__file__).parents[1] / 'training.lock'}`"
     if sys.version_info[:2] == _TFF_PYTHON:
         return f"install them with {command}"
-    here = ".".join(map(str, sys.version_info[:2]))
+    python_version = ".".join(map(str, sys.version_info[:2]))
     return (
-        f"they run on Python 3.11, and this is {here}: in an environment of Python 3.11 install "
-        f"fedmf and then {command}"
+        f"they run on Python 3.11, and this is {python_version}: in an environment of Python 3.11 "
+        f"install fedmf and then {command}"
     )

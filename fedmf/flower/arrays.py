@@ -51,14 +51,14 @@ def fitted(model: Model, shapes: Sequence[Sequence[int]]) -> dict[str, np.ndarra
     """Returns the model with its arrays in an order that gives these shapes; unchanged if no order
     does.
     """
-    remaining = dict(model)
+    remaining_arrays = dict(model)
     ordered: dict[str, np.ndarray] = {}
     for shape in shapes:
-        for name, array in remaining.items():
+        for name, array in remaining_arrays.items():
             if array.shape == tuple(shape):
-                ordered[name] = remaining.pop(name)
+                ordered[name] = remaining_arrays.pop(name)
                 break
-    return dict(model) if remaining else ordered
+    return dict(model) if remaining_arrays else ordered
 
 
 def floats(arrays: ArrayRecord) -> dict[str, np.ndarray]:
@@ -119,9 +119,11 @@ def update_of(content: RecordDict, model: Model) -> list[np.ndarray]:
     for name, sent in model.items():
         if tuple(record[name].shape) != sent.shape:
             raise ValueError(f"{name!r} has shape {record[name].shape} and not {sent.shape}")
-        replied = record[name].numpy()
-        if replied.shape != sent.shape or replied.dtype.kind != "f":
-            raise ValueError(f"{name!r} holds {replied.dtype} entries of shape {replied.shape}")
+        replied_array = record[name].numpy()
+        if replied_array.shape != sent.shape or replied_array.dtype.kind != "f":
+            raise ValueError(
+                f"{name!r} holds {replied_array.dtype} entries of shape {replied_array.shape}"
+            )
         with np.errstate(over="ignore", invalid="ignore"):
-            update.append(replied.astype(np.float64) - sent)
+            update.append(replied_array.astype(np.float64) - sent)
     return update

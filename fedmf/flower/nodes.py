@@ -250,5 +250,5 @@ Value = TypeVar("Value")
 
 def _of_nodes(values: Mapping[int, Value], nodes: Sequence[int]) -> dict[int, Value]:
     """Returns the entries of a dict whose keys are among these nodes."""
-    connected = set(nodes)
-    return {node: value for node, value in values.items() if node in connected}
+    connected_nodes = set(nodes)
+    return {node: value for node, value in values.items() if node in connected_nodes}

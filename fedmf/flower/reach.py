@@ -85,8 +85,11 @@ class Reach:
     """
 
     def __init__(self, strategy: Strategy) -> None:
-        kinds = type(strategy).__mro__
-        self._packages = {_package(kind.__module__) for kind in kinds} - {*_SYSTEM, "abc"}
+        strategy_classes = type(strategy).__mro__
+        self._packages = {_package(kind.__module__) for kind in strategy_classes} - {
+            *_SYSTEM,
+            "abc",
+        }
 
     def is_holder(self, value: Any) -> bool:
         """Returns whether a value is an object, class or function whose attributes are state of the

@@ -86,10 +86,10 @@ def read_record(server: Server, folder: pathlib.Path) -> StepRecord | None:
     if not server.round:
         return None
     try:
-        record = StepRecord.from_arrays(server.last_before)
-        if record.t != server.round - 1:
-            raise ValueError(f"the model in its journal is of round {record.t + 1}")
-        return record
+        step_record = StepRecord.from_arrays(server.last_before)
+        if step_record.t != server.round - 1:
+            raise ValueError(f"the model in its journal is of round {step_record.t + 1}")
+        return step_record
     except ValueError as error:
         raise ValueError(
             f"folder={str(folder)!r} cannot be resumed ({error}): give the folder of a run "
@@ -118,16 +118,16 @@ def recovered(
       ValueError: the folder is of another run.
     """
     begun_settings = json.loads((folder / "server.json").read_text())["server"]
-    record = read_record(server, folder)
-    if record is None:
+    step_record = read_record(server, folder)
+    if step_record is None:
         model = fitted(model, begun_settings["shapes"])
     else:
-        model = in_order(model, list(record.model))
+        model = in_order(model, list(step_record.model))
     array_shapes = [list(shape) for shape in shapes_of(model).values()]
     check_same_run(
         folder, (server.plan, begun_settings), (plan, {"shapes": array_shapes, **settings})
     )
-    if record is None:
+    if step_record is None:
         return dict(model), None
-    check_same_names(folder, record.model, model)
-    return record.model, record
+    check_same_names(folder, step_record.model, model)
+    return step_record.model, step_record

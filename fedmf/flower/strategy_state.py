@@ -322,23 +322,23 @@ class _Comparison:
 
     def changes(self) -> Changes:
         """Returns all differences from the initial state."""
-        initial = self._initial
+        initial_state = self._initial
         lost_types: dict[AttributePath, str] = {}
         attributes: dict[AttributePath, Packed] = {}
         contents: dict[AttributePath, Packed] = {}
-        for path, value in initial._objects.items():
-            if path in initial._attributes:
+        for path, value in initial_state._objects.items():
+            if path in initial_state._attributes:
                 changed_attributes, lost_attributes = self._attributes_of(path, value)
                 attributes |= changed_attributes
                 lost_types |= lost_attributes
-            elif path in initial._contents:
+            elif path in initial_state._contents:
                 self._current_path = path
                 try:
                     content = content_of(value, self._refer)
                 except Unkeepable as error:
                     lost_types[path] = str(error)
                     continue
-                initial_content = initial._contents[path]
+                initial_content = initial_state._contents[path]
                 if not content.same_as(initial_content):
                     contents[path] = content.copied()
                 if _shape(content) != _shape(initial_content):
@@ -454,10 +454,10 @@ def _is_same(present: Any, value: Any) -> bool:
 def _equal(present: Any, value: Any) -> bool:
     """Returns whether two values that hold no references are bitwise identical."""
     try:
-        packed = [pack_value(side, _no_reference) for side in (present, value)]
+        packed_sides = [pack_value(side, _no_reference) for side in (present, value)]
     except Unkeepable:
         return False
-    return packed[0].same_as(packed[1])
+    return packed_sides[0].same_as(packed_sides[1])
 
 
 def _no_reference(value: Any) -> NoReturn:

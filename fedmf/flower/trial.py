@@ -65,13 +65,13 @@ def next_model(
     arrays, _ = strategy.aggregate_train(t + 1, [Message(content, 0, MessageType.TRAIN)])
     if arrays is None:
         return None
-    result = in_order(floats(arrays), list(model))
-    if shapes_of(result) != shapes_of(model):
+    model_by_name = in_order(floats(arrays), list(model))
+    if shapes_of(model_by_name) != shapes_of(model):
         raise ValueError(
             f"strategy={type(strategy).__name__} returns arrays of the names and shapes "
-            f"{shapes_of(result)}, and the model's are {shapes_of(model)}: keep the model's"
+            f"{shapes_of(model_by_name)}, and the model's are {shapes_of(model)}: keep the model's"
         )
-    return result
+    return model_by_name
 
 
 def step(strategy: Strategy, t: int, model: Model, mean: Sequence[np.ndarray]) -> ArrayRecord:
@@ -82,11 +82,11 @@ def step(strategy: Strategy, t: int, model: Model, mean: Sequence[np.ndarray]) -
         name: (array + change).astype(array.dtype)
         for (name, array), change in zip(model.items(), mean, strict=True)
     }
-    result = next_model(strategy, t, model, reply)
-    if result is None:
+    model_by_name = next_model(strategy, t, model, reply)
+    if model_by_name is None:
         log.warning("fedmf: the strategy returns no model after round %d: it stays", t + 1)
-        result = dict(model)
-    return as_record(result)
+        model_by_name = dict(model)
+    return as_record(model_by_name)
 
 
 def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath, str]:

@@ -103,9 +103,9 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
     array([3., 1.])
     """
     bands, n = diagonals.shape
-    spent = np.zeros(len(clients))
+    spent_by_client = np.zeros(len(clients))
     if not len(clients):
-        return spent
+        return spent_by_client
     by_count = np.argsort(clients.counts, kind="stable")
     distinct_counts, first_clients = np.unique(clients.counts[by_count], return_index=True)
     equal_counts = np.split(by_count, first_clients[1:])
@@ -114,10 +114,10 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
         entry_indices = clients.starts[client_indices] + np.arange(k)[:, None]
         t = clients.rounds[entry_indices].astype(np.intp)
         if n <= _MAX_DENSE_ROUNDS and k * min(k, bands) > _DENSE_PAIRS_FRACTION * n * n:
-            spent[client_indices] = _sum_by_products(diagonals, t)
+            spent_by_client[client_indices] = _sum_by_products(diagonals, t)
         else:
-            spent[client_indices] = _sum_by_pairs(diagonals, t)
-    return spent
+            spent_by_client[client_indices] = _sum_by_pairs(diagonals, t)
+    return spent_by_client
 
 
 def _sum_by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
@@ -125,20 +125,20 @@ def _sum_by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
     of t, ints (k, clients), has the increasing rounds of client i.
     """
     bands, n = diagonals.shape
-    spent = diagonals[0][t].sum(axis=0)
+    spent_by_client = diagonals[0][t].sum(axis=0)
     entries = diagonals.ravel()
     for offset in range(1, len(t)):
-        earlier = t[:-offset]
-        lags = t[offset:] - earlier
+        earlier_rounds = t[:-offset]
+        lags = t[offset:] - earlier_rounds
         is_in_band = lags < bands
         if is_in_band.all():
-            spent += 2.0 * entries.take(lags * n + earlier).sum(axis=0)
+            spent_by_client += 2.0 * entries.take(lags * n + earlier_rounds).sum(axis=0)
         elif is_in_band.any():
-            values = entries.take(np.minimum(lags, bands - 1) * n + earlier)
-            spent += 2.0 * np.where(is_in_band, values, 0.0).sum(axis=0)
+            values = entries.take(np.minimum(lags, bands - 1) * n + earlier_rounds)
+            spent_by_client += 2.0 * np.where(is_in_band, values, 0.0).sum(axis=0)
         else:
             break
-    return spent
+    return spent_by_client
 
 
 def _sum_by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
@@ -147,7 +147,7 @@ def _sum_by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
     """
     bands, n = diagonals.shape
     num_clients = t.shape[1]
-    spent = np.zeros(num_clients)
+    spent_by_client = np.zeros(num_clients)
     X = np.zeros((n, n))
     for d in range(bands):
         rows = np.arange(n - d)
@@ -158,8 +158,8 @@ def _sum_by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
         participates = np.zeros((client_rounds.shape[1], n))
         participates[np.arange(client_rounds.shape[1]), client_rounds] = 1.0
         sums = np.einsum("ct,ct->c", participates @ X, participates)
-        spent[first_client : first_client + _BLOCK_CLIENTS] = sums
-    return spent
+        spent_by_client[first_client : first_client + _BLOCK_CLIENTS] = sums
+    return spent_by_client
 
 
 class ClientSensitivity:
@@ -195,8 +195,10 @@ class ClientSensitivity:
         # The cost of each round's pairs with the extra rounds.
         self._extra_costs = np.zeros(n)
         for later in self._extra_rounds:
-            earlier = np.arange(max(0, later - len(self._magnitudes) + 1), later)
-            self._extra_costs[earlier] += 2.0 * self._magnitudes[later - earlier, earlier]
+            earlier_rounds = np.arange(max(0, later - len(self._magnitudes) + 1), later)
+            self._extra_costs[earlier_rounds] += (
+                2.0 * self._magnitudes[later - earlier_rounds, earlier_rounds]
+            )
 
     @property
     def exact(self) -> bool:
@@ -264,11 +266,11 @@ class ClientSensitivity:
         """Returns the sensitivity to a client that takes part in these increasing rounds and in the
         extra rounds.
         """
-        largest = LargestSensitivity(self)
+        largest_sensitivity = LargestSensitivity(self)
         client = ClientRounds(rounds=rounds, starts=np.zeros(1, np.int64))
         squared = self.squared_with_extra_rounds(client, self.squared(client))
-        largest.add(client, squared, np.ones(1, bool))
-        return largest.sensitivity(_CLIENT_SHARPENING_BUDGET)
+        largest_sensitivity.add(client, squared, np.ones(1, bool))
+        return largest_sensitivity.sensitivity(_CLIENT_SHARPENING_BUDGET)
 
     def gram(self, rounds: np.ndarray) -> np.ndarray:
         """Returns the entries of X = C^T C between a client's rounds, with the extra rounds
@@ -308,17 +310,17 @@ class LargestSensitivity:
         if not self._client_sensitivity.can_be_sharpened:
             return
         candidates = np.flatnonzero(chosen & (squared > self._dropped_squared))
-        descending = np.argsort(-squared[candidates], kind="stable")
-        for client in candidates[descending].tolist():
+        descending_order = np.argsort(-squared[candidates], kind="stable")
+        for client in candidates[descending_order].tolist():
             if squared[client] <= self._dropped_squared:
                 break
             rounds = clients.of(client)
             round_set = _RoundSet(float(squared[client]), rounds.copy())
             self._round_sets.setdefault(rounds.tobytes(), round_set)
             if len(self._round_sets) > _MAX_SETS:
-                smallest = min(self._round_sets, key=lambda key: self._round_sets[key].squared)
-                dropped = self._round_sets.pop(smallest)
-                self._dropped_squared = max(self._dropped_squared, dropped.squared)
+                smallest_key = min(self._round_sets, key=lambda key: self._round_sets[key].squared)
+                dropped_set = self._round_sets.pop(smallest_key)
+                self._dropped_squared = max(self._dropped_squared, dropped_set.squared)
 
     def sensitivity(self, multiplications: float = SHARPENING_BUDGET) -> Sensitivity:
         """Returns the largest sensitivity to any client so far, exact or an upper bound. At least
@@ -339,14 +341,14 @@ class LargestSensitivity:
             X = self._client_sensitivity.gram(rounds)
             is_tight = len(X) <= 2 or squared - float(X.sum()) <= ROUNDING * squared
             bounds.append((squared, is_tight, key))
-        sharpened = largest_sharpened(
+        sharpened_sensitivity = largest_sharpened(
             bounds,
             lambda key: self._client_sensitivity.gram(self._round_sets[key].rounds),
             multiplications,
         )
-        dropped = Sensitivity(
+        dropped_sensitivity = Sensitivity(
             value=float(np.sqrt(max(self._dropped_squared, 0.0))),
             exact=False,
             method=_PAIRS_METHOD.format("|X|", "upper bound"),
         )
-        return max(sharpened, dropped, key=lambda bound: bound.value)
+        return max(sharpened_sensitivity, dropped_sensitivity, key=lambda bound: bound.value)

@@ -276,7 +276,7 @@ def _streamed_rows(stream: NoiseStream, inverse: np.ndarray) -> np.ndarray:
         error = (noise_row - inverse[t, 1:] @ unknowns[r + 1 :]) / inverse[t, 0]
         squared_norms[t] = error[0] ** 2 + error[1:] @ covariance @ error[1:]
         transition = np.vstack([sums, error, unknowns[r + 1 :]])[: r + p - 1]
-        drawn = transition[:, 0]
+        draw_vector = transition[:, 0]
         carried = transition[:, 1:]
-        covariance = carried @ covariance @ carried.T + np.outer(drawn, drawn)
+        covariance = carried @ covariance @ carried.T + np.outer(draw_vector, draw_vector)
     return squared_norms

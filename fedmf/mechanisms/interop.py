@@ -325,11 +325,12 @@ class ExplicitMechanism(Mechanism):
         scales = np.abs(C).max(axis=0)
         with np.errstate(all="ignore"):
             errors = np.abs(N @ C - np.eye(C.shape[1])) * scales[:, None] / scales
-            largest = float(errors.sum(axis=0).max())
-        if not largest <= 1e-6:
+            largest_column_sum = float(errors.sum(axis=0).max())
+        if not largest_column_sum <= 1e-6:
             raise ValueError(
-                f"noising_matrix @ encoder_matrix differs from the identity by {largest:.2g}: pass "
-                "a left inverse, such as the pseudo-inverse of the encoder"
+                f"noising_matrix @ encoder_matrix differs from the identity by "
+                f"{largest_column_sum:.2g}: pass a left inverse, such as the pseudo-inverse of "
+                "the encoder"
             )
 
     @property

@@ -319,7 +319,7 @@ def _run_sweeps(
     num_sweeps = 0
     next_check = 1
     max_sweeps = stopping.max_iterations
-    interrupted = False
+    was_interrupted = False
     try:
         while num_sweeps < max_sweeps and best_iterate.loss > lower_bound * (
             1.0 + stopping.tolerance
@@ -337,8 +337,8 @@ def _run_sweeps(
                 stopping.progress(num_steps + num_sweeps, best_iterate.loss, gap)
     except KeyboardInterrupt:
         raise_if_interruptible()
-        interrupted = True
-    return _SweepResult(best_iterate, num_sweeps, interrupted)
+        was_interrupted = True
+    return _SweepResult(best_iterate, num_sweeps, was_interrupted)
 
 
 register(

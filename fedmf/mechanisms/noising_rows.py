@@ -115,7 +115,7 @@ def _toeplitz_blocks(
     matrix whose first column is `column`.
     """
     is_single = bool((ends == starts + 1).all())
-    cumulative = np.concatenate([[0.0], np.cumsum(column)])
+    cumulative_sums = np.concatenate([[0.0], np.cumsum(column)])
     for first_source in range(0, len(column), _BLOCK_SOURCES):
         sources = np.arange(first_source, min(first_source + _BLOCK_SOURCES, len(column)))
         lags = starts[:, None] - sources
@@ -124,8 +124,11 @@ def _toeplitz_blocks(
         else:
             # If a source comes after the first round of a window, its lag is negative. It then
             # reads entry 0 of the cumulative sums, which is 0.
-            sums_to_start = cumulative[np.maximum(lags, 0)]
-            yield first_source, cumulative[np.maximum(ends[:, None] - sources, 0)] - sums_to_start
+            sums_to_start = cumulative_sums[np.maximum(lags, 0)]
+            yield (
+                first_source,
+                cumulative_sums[np.maximum(ends[:, None] - sources, 0)] - sums_to_start,
+            )
 
 
 def _contracted_blocks(
@@ -158,8 +161,8 @@ def encoder_blocks(mechanism: Mechanism, rounds: np.ndarray) -> Iterator[tuple[i
     banded_rows = mechanism.banded_rows()
     n = mechanism.rounds
     if first_column is not None:
-        padded = np.pad(first_column, (0, n - len(first_column)))
-        yield from _toeplitz_blocks(padded, rounds, rounds + 1)
+        padded_column = np.pad(first_column, (0, n - len(first_column)))
+        yield from _toeplitz_blocks(padded_column, rounds, rounds + 1)
         return
     assert banded_rows is not None
     for first_round in range(0, n, _BLOCK_SOURCES):
@@ -188,11 +191,13 @@ def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
     lags = np.abs(rounds[:, None] - rounds)
     if first_column is not None:
         # X[s, t] is the sum of c_i c_(i + |s - t|) over i from 0 to n - 1 - max(s, t).
-        padded = np.pad(first_column, (0, n - len(first_column)))
+        padded_column = np.pad(first_column, (0, n - len(first_column)))
         num_terms = n - np.maximum(rounds[:, None], rounds)
         X = np.zeros((num_rounds, num_rounds))
         for lag in np.unique(lags):
-            cumulative_sums = np.concatenate([[0.0], np.cumsum(padded[: n - lag] * padded[lag:])])
+            cumulative_sums = np.concatenate(
+                [[0.0], np.cumsum(padded_column[: n - lag] * padded_column[lag:])]
+            )
             has_lag = lags == lag
             X[has_lag] = cumulative_sums[num_terms[has_lag]]
         return X

@@ -50,11 +50,11 @@ def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sens
         getattr(encoder_or_mechanism, "rounds", participation.rounds), participation.rounds
     )
     argument_class = type(encoder_or_mechanism)
-    computed: dict[Any, Any] = {}
+    computed_values: dict[Any, Any] = {}
     # Only mechanisms that compare by identity are cached. Otherwise the cache could return the
     # entry of another mechanism that compares as equal.
     if issubclass(argument_class, Mechanism) and argument_class.__hash__ is object.__hash__:
-        computed = _COMPUTED.setdefault(encoder_or_mechanism, {})
-    if participation not in computed:
-        computed[participation] = participation.sensitivity(encoder_or_mechanism)
-    return computed[participation]
+        computed_values = _COMPUTED.setdefault(encoder_or_mechanism, {})
+    if participation not in computed_values:
+        computed_values[participation] = participation.sensitivity(encoder_or_mechanism)
+    return computed_values[participation]

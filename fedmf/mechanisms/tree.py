@@ -183,8 +183,10 @@ def _nodes(rounds: int, completion: str) -> list[_Node]:
             return ()
         children: tuple[int, ...] = ()
         if leaves > 1:
-            half = leaves // 2
-            children = add_subtree(first, half) + add_subtree(first + half, half)
+            half_leaves = leaves // 2
+            children = add_subtree(first, half_leaves) + add_subtree(
+                first + half_leaves, half_leaves
+            )
         if completion == "none" and first + leaves > rounds:
             return ()
         nodes.append(_Node(first, min(first + leaves, rounds) - 1, leaves, children))
@@ -213,8 +215,8 @@ def _check_memory(rounds: int, completion: str, decoder: str | None = None) -> N
     shape = (_num_nodes(rounds, completion), rounds)
     if decoder == "full":
         hint = "take decoder='online', which needs half of it and makes more noise"
-        what = "the full decoder of this tree"
-        checks.fits_in_memory(what, shape[::-1], copies=2, otherwise=hint)
+        matrix_text = "the full decoder of this tree"
+        checks.fits_in_memory(matrix_text, shape[::-1], copies=2, otherwise=hint)
     elif decoder == "online":
         checks.fits_in_memory("the online decoder of this tree", shape[::-1])
     else:

@@ -242,20 +242,20 @@ def _truncated_matrices(
     n = len(N)
     # This is N[s:, :s], the effect of earlier draws on later rounds, in the coordinates of the
     # state S_b.
-    needed = np.zeros((n, 0))
+    needed_columns = np.zeros((n, 0))
     matrices = []
     for s, e in itertools.pairwise(bounds):
-        block = np.hstack([N[s:e, s:e], needed[: e - s]])
+        block = np.hstack([N[s:e, s:e], needed_columns[: e - s]])
         if e == n:
             matrices.append(block)
             break
-        next_rows = np.hstack([N[e:, s:e], needed[e - s :]])
+        next_rows = np.hstack([N[e:, s:e], needed_columns[e - s :]])
         U, values, V = scipy.linalg.svd(next_rows, full_matrices=False, check_finite=False)
         r = int((values > cut).sum())
         if r > max_width:
             return None
         rotation = _canonical_rotation(values[:r], V[:r])
-        needed = (U[:, :r] * values[:r]) @ rotation.T
+        needed_columns = (U[:, :r] * values[:r]) @ rotation.T
         matrices.append(np.vstack([block, rotation @ V[:r]]))
     return matrices
 

@@ -108,8 +108,8 @@ class Buffers:
         if t + 1 >= w:
             # In this round the draw z_(t+1-w) leaves the window and enters the sums. With
             # `feedback`, the noise vector of round t enters the sums instead.
-            entering = x if self.feedback else recent_draws[-1]
-            sums = (self.decay * sums.T).T + np.multiply.outer(self.write[t + 1 - w], entering)
+            entering_row = x if self.feedback else recent_draws[-1]
+            sums = (self.decay * sums.T).T + np.multiply.outer(self.write[t + 1 - w], entering_row)
         return x, np.concatenate([sums, recent_draws[:-1]])
 
     def block(self, start: int, stop: int) -> np.ndarray:
@@ -168,8 +168,8 @@ class Buffers:
 
         The row of write is that of the draw that enters the sums in the round; 0 if there is none.
         """
-        entering = np.arange(start, stop) + 1 - self.window.shape[1]
-        write = np.where(entering[:, None] >= 0, self.write[entering], 0.0)
+        entering_rounds = np.arange(start, stop) + 1 - self.window.shape[1]
+        write = np.where(entering_rounds[:, None] >= 0, self.write[entering_rounds], 0.0)
         return self.window[start:stop], self.read[start:stop], write
 
     def first_column(self) -> np.ndarray:
@@ -184,8 +184,8 @@ class Buffers:
             if t + 1 >= w:
                 # Column 0 of N is the response to a draw of 1 in round 0, after which all draws are
                 # 0. The draw of round t + 1 - w enters the sums in round t.
-                entering = column[t] if self.feedback else float(t + 1 == w)
-                sums += self.write[t + 1 - w] * entering
+                entering_value = column[t] if self.feedback else float(t + 1 == w)
+                sums += self.write[t + 1 - w] * entering_value
         return column
 
     def matrix(self) -> np.ndarray:

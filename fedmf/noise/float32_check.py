@@ -39,8 +39,8 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
     """
     z = np.random.default_rng(0).standard_normal((stream.rounds, _NUM_PROBES), np.float32)
     with np.errstate(all="ignore"):  # Numbers that overflow fail the check below.
-        recovered = _recovered_draws(stream, form, z)
-        error = float(np.abs(recovered - z).max())
+        recovered_draws = _recovered_draws(stream, form, z)
+        error = float(np.abs(recovered_draws - z).max())
     if not error <= _TOLERANCE:
         raise ValueError(
             "the noising matrix is too ill-conditioned for float32, in which its noise is made: it "

@@ -123,18 +123,18 @@ def choose_host_strategy(
         else:
             # A user who chooses the recurrence by name accepts any time that the compression takes.
             strategies = [_recurrent(stream, storage, compress=True)]
-    best = strategies[0]
-    if not best.possible:
+    best_strategy = strategies[0]
+    if not best_strategy.possible:
         reasons = "; ".join(f"{strategy.name}: {strategy.reason}" for strategy in strategies)
         raise ValueError(
             f"noise_strategy={name!r} cannot make this noise with memory_bytes={memory_bytes}: "
             f"{reasons}; allow more memory, or free disk space"
         )
     causal_stream = stream.causal()
-    if best.form is None:
+    if best_strategy.form is None:
         causal_stream = causal_stream.as_contraction()
-    check_float32(causal_stream, best.form)
-    return best
+    check_float32(causal_stream, best_strategy.form)
+    return best_strategy
 
 
 def _recurrent(stream: NoiseStream, storage: Storage, compress: bool) -> NoiseStrategy:

@@ -30,8 +30,8 @@ def default_disk(folder: str | pathlib.Path | None) -> int:
     if folder is None:
         folder = tempfile.gettempdir()
     path = expanded(folder).absolute()
-    existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    return shutil.disk_usage(existing).free * 2 // 3
+    existing_folder = next(parent for parent in (path, *path.parents) if parent.exists())
+    return shutil.disk_usage(existing_folder).free * 2 // 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

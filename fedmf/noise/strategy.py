@@ -102,10 +102,10 @@ def cheapest(strategies: list[NoiseStrategy]) -> NoiseStrategy:
     If it takes much memory, it returns the one with the fewest rows among those of about the lowest
     price.
     """
-    best = min(strategies, key=lambda strategy: strategy.price)
-    if best.memory + best.disk <= LARGE_MEMORY:
-        return best
-    max_price = _EQUAL_COST_RATIO * best.price
+    cheapest_strategy = min(strategies, key=lambda strategy: strategy.price)
+    if cheapest_strategy.memory + cheapest_strategy.disk <= LARGE_MEMORY:
+        return cheapest_strategy
+    max_price = _EQUAL_COST_RATIO * cheapest_strategy.price
     candidates = [strategy for strategy in strategies if strategy.price <= max_price]
     return min(candidates, key=lambda strategy: strategy.rows)
 

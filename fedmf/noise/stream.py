@@ -129,8 +129,8 @@ class NoiseStream(fields.Checked):
         signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _NUM_PROBES))
         solve = functools.partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
         # If L is accurate, L L^T equals N N^T, and this result equals `signs`.
-        recovered = solve(N @ (N.T @ solve(signs, trans="T")))
-        error = float(np.abs(recovered - signs).max())
+        recovered_signs = solve(N @ (N.T @ solve(signs, trans="T")))
+        error = float(np.abs(recovered_signs - signs).max())
         if not error <= _INVERSE_TOLERANCE:
             raise ValueError(
                 "the noising matrix is too ill-conditioned for float64: its causal square root is "
@@ -226,10 +226,12 @@ def _recurrence_block(coefficients: np.ndarray) -> np.ndarray:
         M[1:2] = M[0]
         M[2:, 1:width] = np.eye(max(0, width - 1))
         return M
-    padded = np.hstack([coefficients, np.zeros((count, count))])
+    padded_coefficients = np.hstack([coefficients, np.zeros((count, count))])
     rounds = np.arange(count)[:, None]
-    A = np.tril(np.take_along_axis(padded, np.maximum(rounds - np.arange(count), 0), axis=1))
-    P = np.take_along_axis(padded, rounds + 1 + np.arange(width), axis=1)
+    A = np.tril(
+        np.take_along_axis(padded_coefficients, np.maximum(rounds - np.arange(count), 0), axis=1)
+    )
+    P = np.take_along_axis(padded_coefficients, rounds + 1 + np.arange(width), axis=1)
     M[:count] = scipy.linalg.solve_triangular(
         A, np.hstack([np.eye(count), -P]), lower=True, check_finite=False
     )
@@ -272,8 +274,8 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
     scales = np.abs(C).max(axis=0)  # The scales are maxima, since norms may underflow.
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(C.shape[1], _NUM_PROBES))
     with np.errstate(all="ignore"):  # Numbers that overflow fail the check below.
-        recovered = (N @ (C @ (signs / scales[:, None]))) * scales[:, None]
-        error = float(np.abs(recovered - signs).max())
+        recovered_signs = (N @ (C @ (signs / scales[:, None]))) * scales[:, None]
+        error = float(np.abs(recovered_signs - signs).max())
     if not error <= _INVERSE_TOLERANCE:
         raise ValueError(
             "the encoder is too ill-conditioned for float64: N C differs from the identity by "

@@ -99,11 +99,11 @@ class ParticipationLedger:
         selected = cohort if selected is None else _check_clients("selected", selected)
         if noncompliant is None:
             noncompliant = cohort[:0]
-        unselected = cohort[~np.isin(cohort, selected)]
-        if len(unselected):
+        unselected_clients = cohort[~np.isin(cohort, selected)]
+        if len(unselected_clients):
             raise ValueError(
-                f"cohort of round {len(self)} has client {unselected[0]}, who is not in selected: "
-                "select all who take part"
+                f"cohort of round {len(self)} has client {unselected_clients[0]}, who is not in "
+                "selected: select all who take part"
             )
         noncompliant = _check_clients("noncompliant", noncompliant)
         self._rounds.append(_Round(cohort, selected, noncompliant))
@@ -199,10 +199,12 @@ class ParticipationLedger:
 
     def compliant(self) -> "ParticipationLedger":
         """Returns the ledger without the noncompliant clients, so that its cohorts vary in size."""
-        excluded = self.noncompliant()
+        excluded_clients = self.noncompliant()
         rounds: list[_Round] = []
         for recorded in self._rounds:
-            rounds.append(_Round(*(clients[~np.isin(clients, excluded)] for clients in recorded)))
+            rounds.append(
+                _Round(*(clients[~np.isin(clients, excluded_clients)] for clients in recorded))
+            )
         ledger = self._with_rounds(rounds)
         ledger.cohort_size = None
         return ledger

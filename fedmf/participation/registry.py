@@ -34,18 +34,20 @@ class SchemaRegistry(dict[str, type[Schema]]):
                 "default, and the dataclass no slots"
             )
         base_classes = schema_class.__mro__[1:]
-        inherited = [schema.__qualname__ for schema in self.values() if schema in base_classes]
-        if inherited:
+        inherited_names = [
+            schema.__qualname__ for schema in self.values() if schema in base_classes
+        ]
+        if inherited_names:
             raise TypeError(
-                f"{class_name} inherits from the schema {inherited[0]}: derive it from "
+                f"{class_name} inherits from the schema {inherited_names[0]}: derive it from "
                 "fedmf.Participation"
             )
-        registered = self.get(name, schema_class)
+        registered_class = self.get(name, schema_class)
         # If a notebook cell runs again, it defines its class a second time. The new class then
         # replaces the earlier one of the same name and module.
-        is_same_module = registered.__module__ == schema_class.__module__
-        if not is_same_module or registered.__qualname__ != class_name:
+        is_same_module = registered_class.__module__ == schema_class.__module__
+        if not is_same_module or registered_class.__qualname__ != class_name:
             raise ValueError(
-                f"schema={name!r} is that of {registered.__qualname__}: use another name"
+                f"schema={name!r} is that of {registered_class.__qualname__}: use another name"
             )
         self[name] = schema_class

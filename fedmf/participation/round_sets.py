@@ -112,11 +112,11 @@ def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
       b, k: limits on the indices.
     """
     r, n = weights.shape
-    best = np.zeros((r, n + b))
+    best_sums = np.zeros((r, n + b))
     for _ in range(k):
-        candidates = weights + best[:, b:]
-        best[:, :n] = np.maximum.accumulate(candidates[:, ::-1], axis=1)[:, ::-1]
-    return best[:, 0]
+        candidates = weights + best_sums[:, b:]
+        best_sums[:, :n] = np.maximum.accumulate(candidates[:, ::-1], axis=1)[:, ::-1]
+    return best_sums[:, 0]
 
 
 def _separated_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
@@ -177,9 +177,9 @@ def _window_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
     gram_by_start: dict[int, np.ndarray] = {}
     # The transposed copy has each column in contiguous memory. In C itself, every pass would read
     # strided columns of a large array.
-    transposed = np.ascontiguousarray(C.T)
+    transposed_encoder = np.ascontiguousarray(C.T)
     for start in range(b):
-        columns = transposed[start::b]
+        columns = transposed_encoder[start::b]
         X = columns @ columns.T
         width = min(k, X.shape[0])
         abs_sums = _window_sums(np.abs(X), width)

@@ -357,8 +357,8 @@ class Budgeted(Participation):
         """Returns the budget in words, once for the planned separation and once for the planned
         participations, neither of which this schema has.
         """
-        description = f"budget {self.budget:.4g}"
-        return description, description
+        budget_text = f"budget {self.budget:.4g}"
+        return budget_text, budget_text
 
     def affords(self, spent_squared: Any) -> Any:
         """Returns whether the budget pays for a client's rounds, given the sum of |X_st| over all

@@ -112,10 +112,10 @@ def _check_magnitude(entries: np.ndarray) -> np.ndarray:
     """Returns the entries of an encoder, or raises ValueError if their squares would overflow or
     underflow.
     """
-    largest = float(np.abs(entries).max())
-    if largest and not 1.0 / _MAX_MAGNITUDE <= largest <= _MAX_MAGNITUDE:
+    largest_magnitude = float(np.abs(entries).max())
+    if largest_magnitude and not 1.0 / _MAX_MAGNITUDE <= largest_magnitude <= _MAX_MAGNITUDE:
         raise ValueError(
-            f"encoder has entries of up to {largest:.3g}, whose squares lose digits in "
+            f"encoder has entries of up to {largest_magnitude:.3g}, whose squares lose digits in "
             "float64: divide it by that"
         )
     return entries
@@ -150,20 +150,20 @@ def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
         # whose columns are cut off least.
         num_whole = min(k, (n - len(c)) // b + 1)
         squared_norms = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(num_whole, k)])
-        squared = num_whole * float(c @ c) + float(squared_norms.sum())
+        squared_sensitivity = num_whole * float(c @ c) + float(squared_norms.sum())
         return from_squared(
-            squared,
+            squared_sensitivity,
             True,
             "column norms of a Toeplitz encoder of at most min_sep bands "
             "(banded paper, Thm. 2): exact",
         )
-    decreasing = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
+    decreasing_coefficients = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
     # `decreasing` is at least |c|, so its sensitivity bounds that of c. If the two sequences differ
     # only by rounding, the bound counts as exact.
-    is_exact = bool(np.abs(decreasing - c).max() <= ROUNDING * c[0])
+    is_exact = bool(np.abs(decreasing_coefficients - c).max() <= ROUNDING * c[0])
     kind = "(McMahan et al. 2024): exact" if is_exact else "above |C|: upper bound"
     method = f"rounds 0, b, 2b, ... of a decreasing Toeplitz encoder {kind}"
-    return from_squared(_squared_sum_of_columns(decreasing, n, b, k), is_exact, method)
+    return from_squared(_squared_sum_of_columns(decreasing_coefficients, n, b, k), is_exact, method)
 
 
 def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
@@ -207,22 +207,24 @@ def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
     b = sets.min_sep
     k = min(sets.max_participations, -(-n // b))
     if k > 2 and not sets.are_windows:
-        squared, is_exact = _largest_spread_sum(x, b, k)
+        squared_sensitivity, is_exact = _largest_spread_sum(x, b, k)
         kind = "exact" if is_exact else "upper bound"
         return from_squared(
-            squared,
+            squared_sensitivity,
             is_exact,
             f"each pair of rounds of a Toeplitz X by itself (banded paper, Prop. E.1): {kind}",
         )
     if k <= 2:
-        squared = x[0]
+        squared_sensitivity = x[0]
         if k == 2:
             # A client attains the sum of |X_st| over its two rounds if its contributions have
             # suitable signs. If `sets.are_windows`, the two rounds are exactly b apart.
             pair_entries = x[b : b + 1] if sets.are_windows else x[b:]
-            squared = 2.0 * (x[0] + np.abs(pair_entries).max())
+            squared_sensitivity = 2.0 * (x[0] + np.abs(pair_entries).max())
         return from_squared(
-            squared, True, "pairs of rounds of a Toeplitz X (multi-epoch paper, Eq. 3): exact"
+            squared_sensitivity,
+            True,
+            "pairs of rounds of a Toeplitz X (multi-epoch paper, Eq. 3): exact",
         )
     window_row = x[::b][:k]
     # The matrix X of a client's k rounds has entry 0 of `window_row` k times, and every other entry
@@ -254,15 +256,19 @@ def _largest_spread_sum(x: np.ndarray, b: int, k: int) -> tuple[float, bool]:
     """
     n = len(x)
     sizes = np.abs(x)
-    lowest = int(sizes.argmin())
-    sizes[: lowest + 1] = np.maximum.accumulate(sizes[: lowest + 1][::-1])[::-1]
-    sizes[lowest:] = np.maximum.accumulate(sizes[lowest:])
+    lowest_index = int(sizes.argmin())
+    sizes[: lowest_index + 1] = np.maximum.accumulate(sizes[: lowest_index + 1][::-1])[::-1]
+    sizes[lowest_index:] = np.maximum.accumulate(sizes[lowest_index:])
     bounds = []
     for m in {*range(-(-n // (2 * b - 1)), k), k}:
         j = np.arange(1, m)
-        nearest = sizes[j * b]
-        farthest = sizes[n - 1 - (m - 1 - j) * b]
-        squared = m * sizes[0] + 2.0 * float((m - j) @ np.maximum(nearest, farthest))
-        is_attained = bool((nearest >= farthest).all() and (nearest == x[j * b]).all())
-        bounds.append((squared, is_attained))
+        nearest_sizes = sizes[j * b]
+        farthest_sizes = sizes[n - 1 - (m - 1 - j) * b]
+        squared_sum = m * sizes[0] + 2.0 * float(
+            (m - j) @ np.maximum(nearest_sizes, farthest_sizes)
+        )
+        is_attained = bool(
+            (nearest_sizes >= farthest_sizes).all() and (nearest_sizes == x[j * b]).all()
+        )
+        bounds.append((squared_sum, is_attained))
     return max(bounds)

@@ -31,10 +31,10 @@ def check_separation(
         )
     max_separation = population // cohort_size
     clients = "1 client" if population == 1 else f"{population} clients"
-    allowed = f"{clients} in cohorts of {cohort_size} allow `{name}` up to {max_separation}"
+    allowed_text = f"{clients} in cohorts of {cohort_size} allow `{name}` up to {max_separation}"
     if min_sep is None:
         raise ValueError(
-            f"`min_sep` is required with schema={schema!r}: {allowed}; pass a number in "
+            f"`min_sep` is required with schema={schema!r}: {allowed_text}; pass a number in "
             f"1..{min(max_separation, rounds or max_separation)}"
         )
     if min_sep * cohort_size <= population:
@@ -43,6 +43,6 @@ def check_separation(
     if population >= min_sep:
         ways_out.append(f"lower `cohort_size` to at most {population // min_sep}")
     raise ValueError(
-        f"{name}={min_sep} is too large: {allowed}; {', '.join(ways_out)}, or raise the population "
-        f"to {min_sep * cohort_size}"
+        f"{name}={min_sep} is too large: {allowed_text}; {', '.join(ways_out)}, or raise the "
+        f"population to {min_sep * cohort_size}"
     )

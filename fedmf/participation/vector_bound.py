@@ -40,7 +40,7 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
     G = np.random.default_rng(0).standard_normal((k, int(np.sqrt(2 * k)) + 2))
     G /= np.linalg.norm(G, axis=1, keepdims=True)
     diagonal = np.diagonal(X)
-    attained = -np.inf
+    attained_value = -np.inf
     for _ in range(_MAX_SWEEPS):
         for i in range(k):
             direction = X[i] @ G - diagonal[i] * G[i]
@@ -48,9 +48,9 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
             if length > 0.0:
                 G[i] = direction / length
         XG = X @ G
-        previous = attained
-        attained = float(np.sum(G * XG))
-        if attained - previous <= _CONVERGED * attained:
+        previous_value = attained_value
+        attained_value = float(np.sum(G * XG))
+        if attained_value - previous_value <= _CONVERGED * attained_value:
             break
     y = np.einsum("ij,ij->i", G, XG)
     smallest_eigenvalue = float(scipy.linalg.eigvalsh(np.diag(y) - X, subset_by_index=(0, 0))[0])
@@ -59,4 +59,4 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
     # upper bound.
     norm_bound = float(np.abs(y).max() + np.linalg.norm(X))
     rounding = 4.0 * k * float(np.finfo(np.float64).eps) * norm_bound
-    return attained, float(y.sum()) + k * max(0.0, rounding - smallest_eigenvalue)
+    return attained_value, float(y.sum()) + k * max(0.0, rounding - smallest_eigenvalue)

@@ -286,29 +286,33 @@ def least_noise_multiplier(
     from scipy import optimize
 
     target = check_epsilon(target)
-    upper = 1.0
-    while risk_of(upper) > target:
-        upper *= 2
-        if upper > _MAX_SEARCHED_MULTIPLIER:
+    upper_multiplier = 1.0
+    while risk_of(upper_multiplier) > target:
+        upper_multiplier *= 2
+        if upper_multiplier > _MAX_SEARCHED_MULTIPLIER:
             way_out = f"{name} or delta" if name == "epsilon" else name
             raise ValueError(
                 f"{name}={target} cannot be reached with noise multipliers below 1e6: ask for a "
                 f"larger {way_out}"
             )
-    lower = upper / 2
-    risk = risk_of(lower)
+    lower_multiplier = upper_multiplier / 2
+    risk = risk_of(lower_multiplier)
     while risk <= target:
-        if lower < _NEGLIGIBLE_NOISE:
+        if lower_multiplier < _NEGLIGIBLE_NOISE:
             _check_protection_by_noise(name, target, risk)
-        upper = lower
-        lower = lower / 2
-        risk = risk_of(lower)
+        upper_multiplier = lower_multiplier
+        lower_multiplier = lower_multiplier / 2
+        risk = risk_of(lower_multiplier)
 
     def excess(log_sigma: float) -> float:
         risk = min(max(risk_of(math.exp(log_sigma)), 1e-9), 1e9)
         return math.log(risk) - math.log(target)
 
-    sigma = math.exp(optimize.brentq(excess, math.log(lower), math.log(upper), xtol=relative / 4))
+    sigma = math.exp(
+        optimize.brentq(
+            excess, math.log(lower_multiplier), math.log(upper_multiplier), xtol=relative / 4
+        )
+    )
     # brentq may return a noise multiplier whose risk is slightly above the target.
     while risk_of(sigma) > target:
         sigma *= 1 + relative / 2
@@ -390,15 +394,15 @@ def group_epsilon(
 
     if delta / clients < min_delta:
         return math.inf
-    low = math.log(min_delta)
-    high = math.log(delta / clients)
+    log_low = math.log(min_delta)
+    log_high = math.log(delta / clients)
     best_epsilon = math.inf
     for _ in range(24):
-        middle = (low + high) / 2
-        epsilon, delta_of_group = group_guarantee(math.exp(middle))
+        log_middle = (log_low + log_high) / 2
+        epsilon, delta_of_group = group_guarantee(math.exp(log_middle))
         if delta_of_group <= delta:
             best_epsilon = min(best_epsilon, epsilon)
-            low = middle
+            log_low = log_middle
         else:
-            high = middle
+            log_high = log_middle
     return best_epsilon

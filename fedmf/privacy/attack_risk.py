@@ -190,8 +190,8 @@ class AttackRisk:
         T is concave, so a ternary search in log a ends in a short interval that contains the
         maximum. The values at its ends bound the difference inside.
         """
-        low = -700.0
-        high = 0.0
+        low_log_rate = -700.0
+        high_log_rate = 0.0
 
         def difference(log_rate: float) -> float:
             rate = math.exp(log_rate)
@@ -200,16 +200,18 @@ class AttackRisk:
         # The interval from `low` to `high` always contains the maximum, up to rounding errors. The
         # bounds on the rates leave room for these errors.
         for _ in range(_MAX_STEPS):
-            third = (high - low) / 3
-            if third < 1e-11:
+            third_of_width = (high_log_rate - low_log_rate) / 3
+            if third_of_width < 1e-11:
                 break
             # If both values are equal, either both points are in the flat part at small rates, or
             # the maximum lies between them. In both cases the left end may be moved.
-            if difference(low + third) <= difference(high - third):
-                low += third
+            if difference(low_log_rate + third_of_width) <= difference(
+                high_log_rate - third_of_width
+            ):
+                low_log_rate += third_of_width
             else:
-                high -= third
-        bound = self.true_positive_rate(math.exp(high)) - weight * math.exp(low)
+                high_log_rate -= third_of_width
+        bound = self.true_positive_rate(math.exp(high_log_rate)) - weight * math.exp(low_log_rate)
         return min(1.0, max(0.0, bound + 1e-12))
 
 
@@ -311,7 +313,7 @@ def trade_off_plot(
       risk_by_epsilon: bounds by epsilon and delta alone, plotted with the letter -.
       width, height: lengths of the axes in characters.
     """
-    rows = [[" "] * (width + 1) for _ in range(height)]
+    grid_rows = [[" "] * (width + 1) for _ in range(height)]
     curve_by_letter: dict[str, Callable[[float], float]] = {
         "-": risk_by_epsilon.true_positive_rate,
         ".": lambda rate: rate,
@@ -320,10 +322,10 @@ def trade_off_plot(
     for letter, curve in curve_by_letter.items():
         for x in range(width + 1):
             y = math.ceil(curve(10 ** (4 * (x / width - 1))) * (height - 1))
-            rows[height - 1 - y][x] = letter
+            grid_rows[height - 1 - y][x] = letter
     label_by_row = {0: "100%", (height - 1) // 2: "50%", height - 1: "0%"}
     lines = []
-    for i, row in enumerate(rows):
+    for i, row in enumerate(grid_rows):
         lines.append(f"|{''.join(row)}| {label_by_row.get(i, '')}".rstrip())
     labels = [f"{label:<{width // 4}}" for label in ("0.01%", "0.1%", "1%", "10%")]
     return [

@@ -338,16 +338,19 @@ def _refined_candidates(row_by_bands: dict[int, BandRow], n: int) -> list[int]:
     larger ones have as many composed events, and each event samples a client more often.
     """
     numbers = sorted(row_by_bands)
-    best = min(numbers, key=lambda b: row_by_bands[b].rmse)
-    best_index = numbers.index(best)
+    best_bands = min(numbers, key=lambda b: row_by_bands[b].rmse)
+    best_index = numbers.index(best_bands)
     candidates = []
     for i in (best_index - 1, best_index):
         if not 0 <= i < len(numbers) - 1:
             continue
-        low = numbers[i]
-        high = numbers[i + 1]
-        if high > _FINEST_RATIO * low and high > low + 1:
-            mean = round(math.sqrt(low * high))
+        lower_candidate = numbers[i]
+        upper_candidate = numbers[i + 1]
+        if (
+            upper_candidate > _FINEST_RATIO * lower_candidate
+            and upper_candidate > lower_candidate + 1
+        ):
+            mean = round(math.sqrt(lower_candidate * upper_candidate))
             compositions = -(-n // mean)
             candidates.append(-(-n // compositions))
     return [b for b in candidates if b not in row_by_bands]

@@ -245,14 +245,14 @@ def calibrate(
         raise TypeError(
             f"participation={participation!r} must be a fedmf.Participation, or None with sampling"
         )
-    limit = _limit(delta, target)
+    privacy_limit = _limit(delta, target)
     if sampling is not None:
         # `Plan` sets the participation that the sampling scheme ensures.
         participation = None
     unamplified_plan = Plan(
         mechanism=mechanism,
         participation=participation,  # type: ignore[arg-type]
-        noise_multiplier=limit.unamplified_noise_multiplier,
+        noise_multiplier=privacy_limit.unamplified_noise_multiplier,
         clip_norm=clip_norm,
         delta=delta,
         sampling=sampling,
@@ -262,7 +262,7 @@ def calibrate(
     if sampling is None:
         plan = unamplified_plan
     else:
-        plan = _with_amplification(unamplified_plan, limit)
+        plan = _with_amplification(unamplified_plan, privacy_limit)
     check_tail(plan, HOST_END)
     return plan
 

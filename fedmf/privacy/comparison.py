@@ -271,8 +271,8 @@ class Comparison:
 @functools.lru_cache(maxsize=1)
 def _noise_cost(mechanism: Mechanism, parameters: int) -> tuple[float, int]:
     """Estimates the time in seconds and the storage in bytes that one round's noise takes."""
-    best = host_strategies(mechanism.stream().causal(), parameters)[0]
-    return best.seconds(parameters), best.memory + best.disk
+    cheapest_strategy = host_strategies(mechanism.stream().causal(), parameters)[0]
+    return cheapest_strategy.seconds(parameters), cheapest_strategy.memory + cheapest_strategy.disk
 
 
 def check_ins(text: str, *, rounds: int, population: int, cohort_size: int) -> dict[str, Any]:

@@ -352,7 +352,7 @@ class PlanConfig:
         plan = self.plan_with(mechanism, unamplified_noise_multiplier(self.delta, target))
         if plan.sampling is None:
             return plan
-        calibrated = calibrate(
+        calibrated_plan = calibrate(
             mechanism,
             None,
             delta=self.delta,
@@ -360,7 +360,7 @@ class PlanConfig:
             sampling=plan.sampling,
             **target,
         )
-        return self.plan_with(mechanism, calibrated.noise_multiplier)
+        return self.plan_with(mechanism, calibrated_plan.noise_multiplier)
 
     def plan_with(self, mechanism: Mechanism, noise_multiplier: float) -> Plan:
         """Returns the plan with a given noise multiplier, ignoring the config's privacy target."""
@@ -410,10 +410,17 @@ class PlanConfig:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
         # Fields that the plan determines are reset to their defaults, and the ones that this plan
         # uses are then set from it below.
-        determined = {*FIT_FIELDS, *SETTINGS, *TARGETS, "sampling", "claimed_cohort", "budget"}
-        determined |= {"schema", "max_participations", "private_metrics", "largest_loss"}
-        determined |= {name for name in values if name.startswith("clip_")}
-        for name in determined - {"cohort_size"}:
+        determined_names = {
+            *FIT_FIELDS,
+            *SETTINGS,
+            *TARGETS,
+            "sampling",
+            "claimed_cohort",
+            "budget",
+        }
+        determined_names |= {"schema", "max_participations", "private_metrics", "largest_loss"}
+        determined_names |= {name for name in values if name.startswith("clip_")}
+        for name in determined_names - {"cohort_size"}:
             del values[name]
         values["family"] = "file"
         values["mechanism"] = mechanism

@@ -85,15 +85,15 @@ def check_target_fields(config: PlanFields) -> None:
     """Raises ValueError unless the config sets exactly one privacy target or, with family=none,
     adds no noise and sets none.
     """
-    targets = [name for name in TARGETS if getattr(config, name) is not None]
-    if len(targets) > 1:
-        values = " and ".join(f"{name}={getattr(config, name)}" for name in targets[:2])
+    target_names = [name for name in TARGETS if getattr(config, name) is not None]
+    if len(target_names) > 1:
+        values = " and ".join(f"{name}={getattr(config, name)}" for name in target_names[:2])
         raise ValueError(f"{values} are both given: give one, the other follows")
-    if config.family == "none" and any(getattr(config, name) for name in targets):
+    if config.family == "none" and any(getattr(config, name) for name in target_names):
         raise ValueError(
-            f"family=none adds no noise: leave out `{targets[0]}`, or choose another family"
+            f"family=none adds no noise: leave out `{target_names[0]}`, or choose another family"
         )
-    if config.family != "none" and not targets:
+    if config.family != "none" and not target_names:
         raise ValueError(
             "epsilon=None and noise_multiplier=None, but noise needs a privacy target: give "
             "`epsilon` (such as 8), `advantage` (such as 0.1) or `noise_multiplier`"

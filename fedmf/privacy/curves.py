@@ -26,8 +26,8 @@ def epsilons_of_curve(noise_multiplier: float) -> list[float]:
     >>> len(epsilons_of_curve(1.0))
     101
     """
-    largest = min(loss_scale(noise_multiplier) + 2 / noise_multiplier, 700.0)
-    return [0.0, *(largest * 1.1 ** (i - 99) for i in range(100))]
+    largest_epsilon = min(loss_scale(noise_multiplier) + 2 / noise_multiplier, 700.0)
+    return [0.0, *(largest_epsilon * 1.1 ** (i - 99) for i in range(100))]
 
 
 @functools.lru_cache(maxsize=64)

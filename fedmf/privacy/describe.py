@@ -50,13 +50,13 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
     if plan.simulation is not None:
         simulated_cohort = plan.simulation.simulated
         claimed_cohort = plan.simulation.claimed
-    unamplified = finite_or_none(unamplified_epsilon(plan))
+    unamplified_value = finite_or_none(unamplified_epsilon(plan))
     return {
         "family": plan.mechanism.family,
         "rounds": plan.mechanism.rounds,
         "bands": plan.mechanism.bands,
         "participation": plan.participation.limits(),
-        "sampling": _sampling_facts(plan, {"unamplified_epsilon": unamplified}),
+        "sampling": _sampling_facts(plan, {"unamplified_epsilon": unamplified_value}),
         "clip_norm": plan.clip_norm,
         "noise_multiplier": plan.noise_multiplier,
         "sensitivity": dataclasses.asdict(plan.sensitivity),
@@ -262,8 +262,8 @@ def statement_values(
         **_further_streams(plan),
     }
     if plan.longer is not None:
-        longer = dataclasses.replace(plan.longer, delta=plan.delta)
-        values["longer"] = guarantee_values(longer) | {"rounds": longer.mechanism.rounds}
+        longer_plan = dataclasses.replace(plan.longer, delta=plan.delta)
+        values["longer"] = guarantee_values(longer_plan) | {"rounds": longer_plan.mechanism.rounds}
     if canaries:
         values["canaries"] = canaries
     return values
@@ -327,15 +327,15 @@ def _simulation(plan: Plan, population: int | None) -> dict[str, Any] | None:
     if plan.simulation is None:
         return None
     participation = plan.participation
-    claimed = plan.simulation.claimed
+    claimed_cohort = plan.simulation.claimed
     # The population must be large enough for two limits: cohorts of min_sep consecutive rounds have
     # no client in common, and no client takes part in more than max_rounds_per_client rounds.
-    needed_for_separation = claimed * participation.min_sep
+    needed_for_separation = claimed_cohort * participation.min_sep
     max_rounds = max_rounds_per_client(plan.mechanism, participation)
-    needed_for_rounds = -(-claimed * participation.rounds // max_rounds)
+    needed_for_rounds = -(-claimed_cohort * participation.rounds // max_rounds)
     return {
         "simulated_cohort": plan.simulation.simulated,
-        "claimed_cohort": claimed,
+        "claimed_cohort": claimed_cohort,
         "population_needed": max(needed_for_separation, needed_for_rounds),
         "population": population,
     }

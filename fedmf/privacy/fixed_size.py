@@ -169,9 +169,9 @@ def _log_expectation(
     from scipy import special
 
     _, log_mass = _cells()
-    inside = np.maximum(log_values[..., :-1], log_values[..., 1:]) + log_mass[:-2]
-    outside = np.stack(np.broadcast_arrays(log_at_zero + log_mass[-2], log_beyond), axis=-1)
-    return special.logsumexp(np.concatenate([inside, outside], axis=-1), axis=-1)
+    log_inside = np.maximum(log_values[..., :-1], log_values[..., 1:]) + log_mass[:-2]
+    log_outside = np.stack(np.broadcast_arrays(log_at_zero + log_mass[-2], log_beyond), axis=-1)
+    return special.logsumexp(np.concatenate([log_inside, log_outside], axis=-1), axis=-1)
 
 
 def _log_power(s: float, j: np.ndarray | float) -> np.ndarray | float:
@@ -192,8 +192,10 @@ def _log_terms(s: float) -> np.ndarray:
     (63,).
     """
     j = np.arange(2.0, _TERMS + 1)
-    even = j[::2]
-    moments = _log_expectation(even[:, None] * _log_distance(s), 0.0, _log_power_beyond(s, even))
+    even_terms = j[::2]
+    moments = _log_expectation(
+        even_terms[:, None] * _log_distance(s), 0.0, _log_power_beyond(s, even_terms)
+    )
     moments[0] = math.log(math.expm1(s * s))
     odd_moments = (moments[:-1] + moments[1:]) / 2
     moments = np.append(np.stack([moments[:-1], odd_moments], axis=1), moments[-1])

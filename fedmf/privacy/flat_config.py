@@ -87,10 +87,10 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
             nested_values[name] = value
             continue
         earlier_options = nested_values.get(field, {})
-        repeated = options.keys() & earlier_options.keys()
-        if repeated:
+        repeated_names = options.keys() & earlier_options.keys()
+        if repeated_names:
             raise ValueError(
-                f"{min(repeated)} is given twice: leave it out of `{field}`, or beside it"
+                f"{min(repeated_names)} is given twice: leave it out of `{field}`, or beside it"
             )
         nested_values[field] = earlier_options | options
     return nested_values

@@ -95,14 +95,14 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
     if gaussian_delta(noise_multiplier, 0.0) <= delta:
         return 0.0
-    upper = 2 * loss_scale(noise_multiplier)
-    while gaussian_delta(noise_multiplier, upper) > delta:
-        upper *= 2
+    upper_epsilon = 2 * loss_scale(noise_multiplier)
+    while gaussian_delta(noise_multiplier, upper_epsilon) > delta:
+        upper_epsilon *= 2
     return float(
         optimize.brentq(
             lambda epsilon: gaussian_delta(noise_multiplier, epsilon) - delta,
             0.0,
-            upper,
+            upper_epsilon,
             rtol=1e-12,
         )
     )
@@ -170,15 +170,19 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
     epsilon = check_epsilon(epsilon)
     delta = check_delta(delta)
-    lower = 1e-3
-    upper = 1.0
-    while gaussian_delta(upper, epsilon) > delta:
-        upper *= 2
-    while gaussian_delta(lower, epsilon) < delta:
-        lower /= 2
+    lower_multiplier = 1e-3
+    upper_multiplier = 1.0
+    while gaussian_delta(upper_multiplier, epsilon) > delta:
+        upper_multiplier *= 2
+    while gaussian_delta(lower_multiplier, epsilon) < delta:
+        lower_multiplier /= 2
     sigma = float(
         optimize.brentq(
-            lambda s: gaussian_delta(s, epsilon) - delta, lower, upper, xtol=1e-15, rtol=1e-13
+            lambda s: gaussian_delta(s, epsilon) - delta,
+            lower_multiplier,
+            upper_multiplier,
+            xtol=1e-15,
+            rtol=1e-13,
         )
     )
     step = 1e-7
@@ -209,9 +213,9 @@ def check_float32_holds(
     # deviation.
     row_stddev = noise_multiplier * clip_norm * noise_scale
     stddev = row_stddev * sensitivity
-    smallest = min(stddev, row_stddev) * _SMALL_DRAW
-    largest = max(stddev, row_stddev) * _LARGE_DRAW + clip_norm * _MAX_CLIENTS
-    fits_float32 = smallest >= _MIN_FLOAT32 and largest <= _MAX_FLOAT32
+    smallest_value = min(stddev, row_stddev) * _SMALL_DRAW
+    largest_value = max(stddev, row_stddev) * _LARGE_DRAW + clip_norm * _MAX_CLIENTS
+    fits_float32 = smallest_value >= _MIN_FLOAT32 and largest_value <= _MAX_FLOAT32
     if not (fits_float32 and 1 / _MAX_SENSITIVITY <= sensitivity <= _MAX_SENSITIVITY):
         raise ValueError(
             f"clip_norm={clip_norm}, noise_multiplier={noise_multiplier} and an encoder of "

@@ -96,8 +96,8 @@ class RemoveSample:
         """
         mean, mean_square = self.moments(epsilon)
         log_largest = log_weight_bound(self.order, self.log_factor_bound, epsilon)
-        largest = math.exp(min(log_largest, MAX_LOSS))
-        return bernstein_bound(mean, mean_square, largest, size or self.size, failure)
+        largest_loss = math.exp(min(log_largest, MAX_LOSS))
+        return bernstein_bound(mean, mean_square, largest_loss, size or self.size, failure)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -132,8 +132,8 @@ def simulated_epsilon(losses: Losses, delta: float, largest: float) -> Simulated
         return cached_result
     result = _simulate(losses, delta, largest)
     values = dataclasses.asdict(result)
-    text = json.dumps(values | {"digest": _digest(key, values)})
-    store(path, lambda path: write_atomically(path, text), "epsilon")
+    json_text = json.dumps(values | {"digest": _digest(key, values)})
+    store(path, lambda path: write_atomically(path, json_text), "epsilon")
     return result
 
 
@@ -163,25 +163,25 @@ def _simulate(losses: Losses, delta: float, largest: float) -> SimulatedEpsilon:
         return _without_samples(0.0)
     try:
         search = _search(losses, delta, largest)
-        removed = remove_sample(losses, search.order, search.size, PROOF)
-        added = add_sample(losses, search.add_size, PROOF)
+        removal_sample = remove_sample(losses, search.order, search.size, PROOF)
+        addition_sample = add_sample(losses, search.add_size, PROOF)
     except FloatingPointError:
         return _without_samples(math.inf)
 
     def bound(epsilon: float) -> float:
-        remove_bound = removed.bound(epsilon, FAILURE / 2)
-        add_bound = added.bound(epsilon, search.points, FAILURE / 2)
+        remove_bound = removal_sample.bound(epsilon, FAILURE / 2)
+        add_bound = addition_sample.bound(epsilon, search.points, FAILURE / 2)
         return max(remove_bound, add_bound)
 
     def estimate(epsilon: float) -> float:
-        remove_mean, _ = removed.moments(epsilon)
-        return max(remove_mean, added.estimate(epsilon, search.points))
+        remove_mean, _ = removal_sample.moments(epsilon)
+        return max(remove_mean, addition_sample.estimate(epsilon, search.points))
 
     return SimulatedEpsilon(
         epsilon=_least_epsilon(bound, delta, largest),
         estimate=_least_epsilon(estimate, delta, largest),
         order=search.order,
-        samples=(removed.size, len(added.loss)),
+        samples=(removal_sample.size, len(addition_sample.loss)),
         needed_samples=search.needed_samples,
     )
 
@@ -236,16 +236,16 @@ def _search(losses: Losses, delta: float, largest: float) -> _Search:
     epsilon = min(epsilon, largest)
     for _ in range(2):
         _, order = _best_order(factor_bounds, epsilon)
-        removed = remove_sample(losses, order, sample_size(_SEARCH_WORK, order), SEARCH)
+        removal_sample = remove_sample(losses, order, sample_size(_SEARCH_WORK, order), SEARCH)
         epsilon = _least_epsilon(
-            lambda e: removed.moments(e)[0],  # noqa: B023  (called at once)
+            lambda e: removal_sample.moments(e)[0],  # noqa: B023  (called at once)
             delta,
             largest,
         )
         epsilon = min(epsilon, largest)
         if _best_order(factor_bounds, epsilon)[1] == order:
             break
-    _, mean_square = removed.moments(epsilon)
+    _, mean_square = removal_sample.moments(epsilon)
     log_weight = log_weight_bound(order, factor_bounds[order - 1], epsilon)
     log = math.log(4 / FAILURE)
     needed_samples = max(
@@ -254,13 +254,13 @@ def _search(losses: Losses, delta: float, largest: float) -> _Search:
         float(_MIN_SIZE),
     )
     size = int(min(needed_samples, sample_size(_PROOF_WORK, order)))
-    added = add_sample(losses, sample_size(_SEARCH_WORK, 1), SEARCH)
+    addition_sample = add_sample(losses, sample_size(_SEARCH_WORK, 1), SEARCH)
     add_size = sample_size(_PROOF_WORK / 4, 0)
-    points = _best_points(added, epsilon, add_size)
+    points = _best_points(addition_sample, epsilon, add_size)
 
     def bound(epsilon: float) -> float:
-        remove_bound = removed.bound(epsilon, FAILURE / 2, size)
-        return max(remove_bound, added.bound(epsilon, points, FAILURE / 2, add_size))
+        remove_bound = removal_sample.bound(epsilon, FAILURE / 2, size)
+        return max(remove_bound, addition_sample.bound(epsilon, points, FAILURE / 2, add_size))
 
     return _Search(
         order=order,
@@ -320,12 +320,12 @@ def _least_epsilon(bound: Callable[[float], float], delta: float, largest: float
         return math.inf
     if bound(0.0) <= delta:
         return 0.0
-    low = 0.0
-    high = largest
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        if bound(middle) <= delta:
-            high = middle
+    low_epsilon = 0.0
+    high_epsilon = largest
+    while high_epsilon - low_epsilon > 1e-6 * high_epsilon:
+        middle_epsilon = (low_epsilon + high_epsilon) / 2
+        if bound(middle_epsilon) <= delta:
+            high_epsilon = middle_epsilon
         else:
-            low = middle
-    return high
+            low_epsilon = middle_epsilon
+    return high_epsilon

@@ -209,10 +209,10 @@ class Plan(fields.ShortRepr):
             raise TypeError(
                 f"simulation={self.simulation!r} must be None, or what plan.simulating sets"
             )
-        claimed = None if self.simulation is None else self.simulation.claimed
-        if scheme is not None and claimed not in (None, scheme.cohort_size):
+        claimed_cohort = None if self.simulation is None else self.simulation.claimed
+        if scheme is not None and claimed_cohort not in (None, scheme.cohort_size):
             raise ValueError(
-                f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed}: "
+                f"sampling has cohort_size={scheme.cohort_size} but claimed={claimed_cohort}: "
                 "sample the claimed cohort"
             )
 
@@ -220,25 +220,25 @@ class Plan(fields.ShortRepr):
         """Raises unless `longer`, the plan of all rounds, has at least as many rounds as this plan
         and the same noise, clip norm and further streams.
         """
-        longer = self.longer
-        if not isinstance(longer, Plan | None):
+        longer_plan = self.longer
+        if not isinstance(longer_plan, Plan | None):
             raise TypeError(
-                f"longer={longer!r} must be None: fedmf.privacy.stopping.stopped_after sets "
+                f"longer={longer_plan!r} must be None: fedmf.privacy.stopping.stopped_after sets "
                 "it to the plan of all rounds"
             )
-        if longer is None:
+        if longer_plan is None:
             return
-        if longer.mechanism.rounds < self.mechanism.rounds:
+        if longer_plan.mechanism.rounds < self.mechanism.rounds:
             raise ValueError(
-                f"longer has rounds={longer.mechanism.rounds}, fewer than the "
+                f"longer has rounds={longer_plan.mechanism.rounds}, fewer than the "
                 f"rounds={self.mechanism.rounds} of the plan: "
                 "make plans of the first rounds with fedmf.privacy.stopping.stopped_after"
             )
         shared_fields = ("clip_norm", "simulation", "quantile_clipping", "private_metrics")
         changed_fields = [
-            name for name in shared_fields if getattr(self, name) != getattr(longer, name)
+            name for name in shared_fields if getattr(self, name) != getattr(longer_plan, name)
         ]
-        if not math.isclose(unit_noise(self), unit_noise(longer), rel_tol=1e-9):
+        if not math.isclose(unit_noise(self), unit_noise(longer_plan), rel_tol=1e-9):
             changed_fields.append("noise_multiplier")
         if changed_fields:
             raise ValueError(
@@ -294,11 +294,11 @@ class Plan(fields.ShortRepr):
         It is the smaller one of two bounds: PLD accounting without amplification, and the epsilon
         that the sampling scheme proves.
         """
-        unamplified = unamplified_epsilon(self)
+        unamplified_value = unamplified_epsilon(self)
         if self.sampling is None or self.noise_multiplier == 0:
-            return unamplified
-        amplified = self.sampling.epsilon(self.mechanism, unit_noise(self), self.delta)
-        return min(unamplified, amplified)
+            return unamplified_value
+        amplified_value = self.sampling.epsilon(self.mechanism, unit_noise(self), self.delta)
+        return min(unamplified_value, amplified_value)
 
     @with_numpy_defaults
     def group_epsilon(self, devices: int) -> float:
@@ -310,14 +310,16 @@ class Plan(fields.ShortRepr):
         """
         hint = "count the clients of one user"
         g = checks.integer("devices", devices, low=1, high=10**9, hint=hint)
-        unamplified = gaussian_epsilon(self.noise_multiplier / g, self.delta)
+        unamplified_value = gaussian_epsilon(self.noise_multiplier / g, self.delta)
         # `group_epsilon` needs epsilon at many deltas. A simulation for each of them would take
         # hours, so schemes with a simulated epsilon have only the bound without amplification here.
         if self.sampling is None or self.sampling.simulated or self.noise_multiplier == 0:
-            return unamplified
+            return unamplified_value
         epsilon_at = functools.partial(self.sampling.epsilon, self.mechanism, unit_noise(self))
-        amplified = group_epsilon(epsilon_at, self.delta, g, min_delta=self.sampling.min_delta)
-        return min(unamplified, amplified)
+        amplified_value = group_epsilon(
+            epsilon_at, self.delta, g, min_delta=self.sampling.min_delta
+        )
+        return min(unamplified_value, amplified_value)
 
     @property
     @with_numpy_defaults
@@ -470,8 +472,10 @@ def rdp_epsilon(plan: Plan) -> float:
     """
     if plan.noise_multiplier > _LARGEST_RDP_MULTIPLIER:
         return rdp_epsilon(dataclasses.replace(plan, noise_multiplier=_LARGEST_RDP_MULTIPLIER))
-    unamplified = event_rdp_epsilon(dp_event(dataclasses.replace(plan, sampling=None)), plan.delta)
+    unamplified_value = event_rdp_epsilon(
+        dp_event(dataclasses.replace(plan, sampling=None)), plan.delta
+    )
     if plan.sampling is None or plan.noise_multiplier == 0:
-        return unamplified
-    sampled = plan.sampling.rdp_epsilon(plan.mechanism, unit_noise(plan), plan.delta)
-    return min(unamplified, sampled)
+        return unamplified_value
+    sampled_value = plan.sampling.rdp_epsilon(plan.mechanism, unit_noise(plan), plan.delta)
+    return min(unamplified_value, sampled_value)

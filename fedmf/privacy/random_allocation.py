@@ -105,12 +105,14 @@ class RatioLaw:
         Their ratios are rounded to 0 and to infinity.
         """
         num_left = int(np.searchsorted(np.cumsum(self.mass), _TAIL))
-        right = len(self.mass) - int(np.searchsorted(np.cumsum(self.mass_under_p[::-1]), _TAIL))
-        ends = np.r_[0:num_left, right : len(self.mass)]
+        right_start = len(self.mass) - int(
+            np.searchsorted(np.cumsum(self.mass_under_p[::-1]), _TAIL)
+        )
+        ends = np.r_[0:num_left, right_start : len(self.mass)]
         return dataclasses.replace(
             self,
             low=self.low + num_left,
-            mass=self.mass[num_left:right],
+            mass=self.mass[num_left:right_start],
             zero=self.zero + float(self.mass[ends].sum()),
             infinite=self.infinite + float(self.mass_under_p[ends].sum()),
         )
@@ -178,9 +180,9 @@ def _mean(first: RatioLaw, second: RatioLaw, share: float, step: float) -> Ratio
     upper_shares = np.clip(np.expm1(step * (positions - floors)) / math.expm1(step), 0, 1)
     begins = np.maximum(0, -differences)
     ends = np.minimum(len(a), len(b) - differences)
-    low = int((floors + stride * begins).min())
-    mass = np.zeros(int((floors + stride * ends).max()) + 2 - low)
-    starts = floors + stride * begins - low
+    lowest_index = int((floors + stride * begins).min())
+    mass = np.zeros(int((floors + stride * ends).max()) + 2 - lowest_index)
+    starts = floors + stride * begins - lowest_index
     columns = [x.tolist() for x in (differences, begins, ends, starts, upper_shares)]
     for difference, begin, end, start, upper_share in zip(*columns, strict=True):
         pair_mass = a[begin:end] * b[begin + difference : end + difference]
@@ -191,7 +193,7 @@ def _mean(first: RatioLaw, second: RatioLaw, share: float, step: float) -> Ratio
     # infinity.
     return RatioLaw(
         step=step,
-        low=stride * first.low + low,
+        low=stride * first.low + lowest_index,
         mass=mass,
         zero=first.zero + second.zero,
         infinite=(1 - share) * (first.infinite + second.zero)

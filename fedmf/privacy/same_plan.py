@@ -73,5 +73,5 @@ def _has_same_numbers(array: Any, recorded: Any) -> bool:
         return False
     if array.dtype.kind not in "fc":
         return bool(np.array_equal(array, recorded))
-    largest = float(np.max(np.abs(recorded), initial=0.0))
-    return bool(np.allclose(array, recorded, rtol=TOLERANCE, atol=TOLERANCE * largest))
+    largest_magnitude = float(np.max(np.abs(recorded), initial=0.0))
+    return bool(np.allclose(array, recorded, rtol=TOLERANCE, atol=TOLERANCE * largest_magnitude))

@@ -94,10 +94,10 @@ def _marcum(a: float, b: float) -> float:
     def density(r: float) -> float:
         return float(r * math.exp(-((r - a) ** 2) / 2) * scipy.special.ive(0, a * r))
 
-    upper = max(a, b) + 40
+    upper_limit = max(a, b) + 40
     with np.errstate(under="ignore"):  # The density underflows to 0 at large radii.
         probability, _ = scipy.integrate.quad(
-            density, b, upper, points=[b + 1], epsabs=0, epsrel=1e-6
+            density, b, upper_limit, points=[b + 1], epsabs=0, epsrel=1e-6
         )
     return float(probability)
 

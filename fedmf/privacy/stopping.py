@@ -115,9 +115,11 @@ def stopping_table(plan: Plan) -> list[dict[str, Any]]:
       plan: the plan of all rounds.
     """
     n = plan.participation.rounds
-    ends = np.unique(np.linspace(0, n, min(n, _MAX_ROWS) + 1).round().astype(int))[1:].tolist()
+    end_rounds = np.unique(np.linspace(0, n, min(n, _MAX_ROWS) + 1).round().astype(int))[
+        1:
+    ].tolist()
     rows = []
-    for end in ends:
+    for end in end_rounds:
         values = guarantee_values(stopped_after(plan, end))
         guarantee = {name: values[name] for name in ("sensitivity", "epsilon", "rho")}
         rows.append({"rounds": end, **guarantee})

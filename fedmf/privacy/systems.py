@@ -215,7 +215,7 @@ def check_audited_system(name: str, audited: str) -> None:
 
     >>> check_audited_system("pipeline", "controller")
     """
-    kinds = [audited, "pipeline"] if audited in _IN_PIPELINES else [audited]
-    if name not in kinds and not system_of(name).names_data:
-        hint = " or ".join(f"system={kind!r}" for kind in kinds)
+    system_kinds = [audited, "pipeline"] if audited in _IN_PIPELINES else [audited]
+    if name not in system_kinds and not system_of(name).names_data:
+        hint = " or ".join(f"system={kind!r}" for kind in system_kinds)
         raise ValueError(f"system={name!r} is not what was audited: pass {hint}, or leave it out")

@@ -217,14 +217,20 @@ def shared_norm(matrices: Sequence[np.ndarray]) -> SymLogNorm:
     linear around 0. Entries of N decay as a power of the distance between rounds, so that long runs
     need more decades than short ones.
     """
-    largest = max(float(np.abs(matrix).max()) for matrix in matrices)
-    medians = [np.median(sizes[sizes > 1e-9 * largest]) for sizes in map(np.abs, matrices)]
-    top_power = _top_power(largest)
+    largest_magnitude = max(float(np.abs(matrix).max()) for matrix in matrices)
+    medians = [
+        np.median(sizes[sizes > 1e-9 * largest_magnitude]) for sizes in map(np.abs, matrices)
+    ]
+    top_power = _top_power(largest_magnitude)
     median_power = round(np.log10(min(medians)))
     # The linear part ends at a power of ten, so that ticks of the colour bar near 0 do not overlap.
     bottom_power = min(top_power - _MIN_DECADES, max(top_power - _MAX_DECADES, median_power))
     return SymLogNorm(
-        linthresh=10.0**bottom_power, linscale=1.0, vmin=-largest, vmax=largest, base=10
+        linthresh=10.0**bottom_power,
+        linscale=1.0,
+        vmin=-largest_magnitude,
+        vmax=largest_magnitude,
+        base=10,
     )
 
 
@@ -305,7 +311,7 @@ def pool(matrix: np.ndarray, limit: int) -> np.ndarray:
         size = matrix.shape[axis]
         if size > limit:
             starts = np.linspace(0, size, limit, endpoint=False).astype(np.int64)
-            highest = np.maximum.reduceat(matrix, starts, axis=axis)
-            lowest = np.minimum.reduceat(matrix, starts, axis=axis)
-            matrix = np.where(highest >= -lowest, highest, lowest)
+            highest_values = np.maximum.reduceat(matrix, starts, axis=axis)
+            lowest_values = np.minimum.reduceat(matrix, starts, axis=axis)
+            matrix = np.where(highest_values >= -lowest_values, highest_values, lowest_values)
     return matrix

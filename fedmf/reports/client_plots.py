@@ -46,19 +46,19 @@ def clients_plot(groups: Sequence[RunGroup]) -> Plot | None:
 
     It returns None if the metric was not measured by client for any run.
     """
-    measured = [
+    measured_runs = [
         (group, run, run.clients) for group, run in _group_runs(groups) if run.clients is not None
     ]
-    if not measured:
+    if not measured_runs:
         return None
     metric = groups[0].plan["task"]["headline_metric"]
-    note = simulation_note([run for _, run, _ in measured])
+    note = simulation_note([run for _, run, _ in measured_runs])
     ranges = []
     exclusions = []
     with canvas(2.9, note) as (figure, png):
         ax = figure.subplots()
         line_by_label: dict[str, Line2D] = {}
-        for group, run, clients in measured:
+        for group, run, clients in measured_runs:
             run_name = f"{group.label}, seed {run.config.seed}"
             deciles = clients["deciles"]
             line_by_label.setdefault(group.label, _draw_deciles(ax, group, metric, deciles))
@@ -97,20 +97,20 @@ def fine_tuned_plot(groups: Sequence[RunGroup]) -> Plot | None:
     It returns None if the metric is defined on no client of any run.
     """
     metric = groups[0].plan["task"]["headline_metric"]
-    measured = [
+    measured_runs = [
         (group, run, run.fine_tuned)
         for group, run in _group_runs(groups)
         if run.fine_tuned is not None and run.fine_tuned["metrics"][metric]["clients"]
     ]
-    if not measured:
+    if not measured_runs:
         return None
-    note = simulation_note([run for _, run, _ in measured])
+    note = simulation_note([run for _, run, _ in measured_runs])
     run_means = []
     with canvas(2.9, note) as (figure, png):
         value_panel, change_panel = figure.subplots(1, 2)
         change_panel.axhline(0.0, color=SOFT, linewidth=0.9)
         line_by_label: dict[str, Line2D] = {}
-        for group, run, fine_tuned in measured:
+        for group, run, fine_tuned in measured_runs:
             values = fine_tuned["metrics"][metric]
             prefix = f"{group.label}, " if len(groups) > 1 else ""
             for stage in ("before", "after"):
@@ -124,19 +124,22 @@ def fine_tuned_plot(groups: Sequence[RunGroup]) -> Plot | None:
         value_panel.set_title(metric_name(metric).capitalize())
         change_panel.set_title("Each client's change")
         legend_above(figure, list(line_by_label.values()), list(line_by_label))
-    means = "; ".join(run_means)
+    means_text = "; ".join(run_means)
     caption = (
         f"Deciles over clients of the {metric_name(metric)} before and after the model is trained "
         "on half of the client's examples, on the other half or the split that is named; and of "
-        f"the change. Means: {means}. The guarantee does not cover these exact functions of data."
+        f"the change. Means: {means_text}. The guarantee does not cover these exact functions of "
+        "data."
     )
-    return Plot(png=png.getvalue(), caption=caption, note=note, alt=f"Line plots. Means: {means}.")
+    return Plot(
+        png=png.getvalue(), caption=caption, note=note, alt=f"Line plots. Means: {means_text}."
+    )
 
 
 def _fine_tuning_in_words(metric: str, fine_tuned: Mapping[str, Any]) -> str:
     """Returns a text on fine-tuning: its options, means before and after, numbers of clients."""
     values = fine_tuned["metrics"][metric]
-    means = " to ".join(
+    means_text = " to ".join(
         metric_value(metric, values[stage]["mean"]) for stage in ("before", "after")
     )
     options = f"--fine-tune {fine_tuned['epochs']}"
@@ -147,7 +150,7 @@ def _fine_tuning_in_words(metric: str, fine_tuned: Mapping[str, Any]) -> str:
         values["clients_undefined"] + num_not_finite + sum(fine_tuned["left_out"].values())
     )
     return (
-        f"{options}, on {fine_tuned['measured_on']}: {means} "
+        f"{options}, on {fine_tuned['measured_on']}: {means_text} "
         f"over {values['clients']:,} clients, {num_excluded:,} left out, "
         f"{num_not_finite:,} of these for values that are not finite"
     )

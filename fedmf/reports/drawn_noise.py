@@ -68,7 +68,7 @@ def drawn_noise(
         return full_matrix(weights), full_matrix(correlation(weights))
     rounds = drawn_rounds(n, limit)
     noise_rows = NoisingRows(mechanism)
-    pooled = PooledColumns(len(rounds), noise_rows.num_sources)
+    pooled_columns = PooledColumns(len(rounds), noise_rows.num_sources)
     covariance = np.zeros((len(rounds), len(rounds)))
     for first_column, block in noise_rows.blocks(rounds, rounds + 1):
         # If N is lower triangular, the rows of rounds before the block are 0.
@@ -76,8 +76,8 @@ def drawn_noise(
         if len(nonzero_rows):
             start = nonzero_rows[0]
             covariance[start:, start:] += block[start:] @ block[start:].T
-        pooled.add(first_column, block)
-    weights = scale * pooled.entries
+        pooled_columns.add(first_column, block)
+    weights = scale * pooled_columns.entries
     return (
         DrawnMatrix(entries=weights, size=(n, noise_rows.num_sources)),
         DrawnMatrix(entries=correlation_of(covariance), size=(n, n)),
@@ -98,10 +98,10 @@ def drawn_encoder(mechanism: Mechanism, scale: float, limit: int = MAX_DRAWN_ROU
     if n <= limit or not has_encoder_rows(mechanism):
         return full_matrix(scale * mechanism.encoder())
     rounds = drawn_rounds(n, limit)
-    pooled = PooledColumns(len(rounds), n)
+    pooled_columns = PooledColumns(len(rounds), n)
     for first_column, block in encoder_blocks(mechanism, rounds):
-        pooled.add(first_column, block)
-    return DrawnMatrix(entries=scale * pooled.entries, size=(n, n))
+        pooled_columns.add(first_column, block)
+    return DrawnMatrix(entries=scale * pooled_columns.entries, size=(n, n))
 
 
 def drawn_gram(mechanism: Mechanism, scale: float, limit: int = MAX_DRAWN_ROUNDS) -> DrawnMatrix:
@@ -131,13 +131,15 @@ class PooledColumns:
         columns = first_column + np.arange(block.shape[1])
         pooled_columns = columns * self.entries.shape[1] // self._num_columns
         starts = np.flatnonzero(np.diff(pooled_columns, prepend=-1))
-        highest = np.maximum.reduceat(block, starts, axis=1)
-        lowest = np.minimum.reduceat(block, starts, axis=1)
-        largest = np.where(highest >= -lowest, highest, lowest)
+        highest_values = np.maximum.reduceat(block, starts, axis=1)
+        lowest_values = np.minimum.reduceat(block, starts, axis=1)
+        largest_by_magnitude = np.where(
+            highest_values >= -lowest_values, highest_values, lowest_values
+        )
         pooled_columns = pooled_columns[starts]
-        previous = self.entries[:, pooled_columns]
-        is_larger = np.abs(largest) > np.abs(previous)
-        self.entries[:, pooled_columns] = np.where(is_larger, largest, previous)
+        previous_values = self.entries[:, pooled_columns]
+        is_larger = np.abs(largest_by_magnitude) > np.abs(previous_values)
+        self.entries[:, pooled_columns] = np.where(is_larger, largest_by_magnitude, previous_values)
 
 
 def correlation(noising: np.ndarray) -> np.ndarray:

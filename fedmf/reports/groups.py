@@ -242,11 +242,11 @@ def private_curve(run: Run, name: str) -> PrivateCurve:
         half_range = largest_loss / 2
     window = run.config.evaluate_every
     starts = range(0, len(rows), window)
-    ends = [min(start + window, len(rows)) for start in starts]
-    noise_factors = _window_factors(run, rows, starts, ends)
-    means = []
+    window_ends = [min(start + window, len(rows)) for start in starts]
+    noise_factors = _window_factors(run, rows, starts, window_ends)
+    window_means = []
     stds = []
-    for start, end, noise_factor in zip(starts, ends, noise_factors, strict=True):
+    for start, end, noise_factor in zip(starts, window_ends, noise_factors, strict=True):
         mean = mean_over(rows[start:end], name, largest_loss=largest_loss)
         round_std = rows[start]["stddev"]["clients"]
         std = math.nan
@@ -254,9 +254,11 @@ def private_curve(run: Run, name: str) -> PrivateCurve:
             num_clients = sum(row["clients"] for row in rows[start:end])
             client_std = round_std * noise_factor * half_range
             std = client_std * math.hypot(1, mean / half_range - 1) / num_clients
-        means.append(mean)
+        window_means.append(mean)
         stds.append(std)
-    return PrivateCurve(rounds=np.array(ends, np.int64), means=np.array(means), stds=np.array(stds))
+    return PrivateCurve(
+        rounds=np.array(window_ends, np.int64), means=np.array(window_means), stds=np.array(stds)
+    )
 
 
 def _window_factors(
@@ -319,20 +321,22 @@ def simulation_note(runs: Sequence[Run]) -> str:
 
     It is empty if no run simulates a larger cohort.
     """
-    simulated = [
+    simulated_cohorts = [
         (run.config.cohort_size, run.config.claimed_cohort)
         for run in runs
         if run.config.claimed_cohort is not None
     ]
-    if not simulated:
+    if not simulated_cohorts:
         return ""
     extent = ""
-    if len(simulated) < len(runs):
-        extent = f" in {len(simulated)} of {len(runs)} runs, marked “simulates” in the tables"
+    if len(simulated_cohorts) < len(runs):
+        extent = (
+            f" in {len(simulated_cohorts)} of {len(runs)} runs, marked “simulates” in the tables"
+        )
     cohorts = "; ".join(
         f"{cohort_size:,} clients a round were simulated to estimate a cohort of {claimed:,} "
         f"(noise scaled by {cohort_size:,}/{claimed:,})"
-        for cohort_size, claimed in sorted(set(simulated))
+        for cohort_size, claimed in sorted(set(simulated_cohorts))
     )
     return (
         f"Simulation{extent}: {cohorts}. The epsilon shown is that of the claimed cohort; the "

@@ -53,18 +53,18 @@ def count_labels(
     num_clients = unique_ids.size
     step = -(-num_clients // _MAX_BARS)
     label_counts = np.bincount(label_codes)
-    frequent = np.sort(np.argsort(-label_counts, kind="stable")[:_MAX_COLORS])
-    column_by_label = np.full(unique_labels.size, frequent.size)
-    column_by_label[frequent] = np.arange(frequent.size)
+    frequent_labels = np.sort(np.argsort(-label_counts, kind="stable")[:_MAX_COLORS])
+    column_by_label = np.full(unique_labels.size, frequent_labels.size)
+    column_by_label[frequent_labels] = np.arange(frequent_labels.size)
     is_plotted = client_codes % step == 0
     rows = client_codes[is_plotted] // step
     columns = column_by_label[label_codes[is_plotted]]
-    counts = np.zeros((-(-num_clients // step), frequent.size + 1), np.int64)
+    counts = np.zeros((-(-num_clients // step), frequent_labels.size + 1), np.int64)
     np.add.at(counts, (rows, columns), 1)
     return LabelBars(
         counts=counts,
-        label_names=[_truncate(label) for label in unique_labels[frequent]],
-        has_other_labels=unique_labels.size > frequent.size,
+        label_names=[_truncate(label) for label in unique_labels[frequent_labels]],
+        has_other_labels=unique_labels.size > frequent_labels.size,
         client_names=[_truncate(client) for client in unique_ids[::step]],
         step=step,
         num_clients=num_clients,

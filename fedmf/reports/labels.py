@@ -108,8 +108,8 @@ def group_labels(first_runs: Sequence[Run]) -> list[str]:
         label_names = {name for name in compared_names if _applies(name, config)}
         label_names |= set(differing_fields(configs_by_mechanism[mechanism]))
         values = config.flat()
-        details = [_detail(name, values.get(name)) for name in names if name in label_names]
-        labels.append(", ".join([mechanism, *filter(None, details)]))
+        label_details = [_detail(name, values.get(name)) for name in names if name in label_names]
+        labels.append(", ".join([mechanism, *filter(None, label_details)]))
     return labels
 
 

@@ -125,18 +125,18 @@ def _draw_rounds(ax: Axes, forecast: dict[str, Any]) -> None:
 def _draw_histogram(ax: Axes, forecast: dict[str, Any]) -> None:
     """Draws a histogram of participations: the percentage of clients for each number."""
     fractions = forecast["histogram"]
-    limit = forecast["max_participations"]
+    max_participations = forecast["max_participations"]
     max_times = max(fractions)
     times = range(max_times + 1)
     percents = [100 * fractions.get(k, 0.0) for k in times]
-    colors = [_bar_color(k, limit) for k in times]
+    colors = [_bar_color(k, max_participations) for k in times]
     bar_width = 0.8 if max_times < _MAX_SEPARATE_BARS else 1.0
     bars = ax.bar(times, percents, width=bar_width, color=colors)
     if max_times < _MAX_LABELLED_BARS:
         ax.bar_label(bars, fmt=_percent_label, padding=2, fontsize=7.5)
-    if limit <= max(2 * max_times, 12):
-        ax.axvline(limit + 0.5, color=RED, linewidth=1.1, linestyle=DASHED)
-    axis_label = f"participations, planned limit {limit:,}"
+    if max_participations <= max(2 * max_times, 12):
+        ax.axvline(max_participations + 0.5, color=RED, linewidth=1.1, linestyle=DASHED)
+    axis_label = f"participations, planned limit {max_participations:,}"
     ax.set(title="How often a client takes part", xlabel=axis_label, ylabel="clients, %")
     ax.grid(axis="x", visible=False)
     ax.margins(y=0.18)
@@ -209,7 +209,7 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
       choice: `fedmf.privacy.bands.BandChoice.summary()`.
     """
     rows = choice["rows"]
-    best = choice["best"]
+    best_bands = choice["best"]
     banded_rows = [row for row in rows if row["family"] == "banded"]
     bands = [row["bands"] for row in banded_rows]
     errors = [row["rmse"] for row in banded_rows]
@@ -227,13 +227,21 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
             if row["family"] == "dense":
                 label = "dense, without amplification"
                 ax.axhline(row["rmse"], color=RED, linewidth=1.4, linestyle=DASHED, label=label)
-        near_best = (best["rmse"], 1.01 * best["rmse"])
+        near_best = (best_bands["rmse"], 1.01 * best_bands["rmse"])
         ax.axhspan(*near_best, color=SOFT, alpha=0.18, linewidth=0, label="within 1% of the best")
         best_name = "the dense optimum"
-        if best["family"] != "dense":
-            best_name = f"{best['bands']} {plural('band', best['bands'])}"
-        if best["family"] == "banded":
-            ax.plot(best["bands"], best["rmse"], "o", markersize=11, mfc="none", mec=BLUE, zorder=4)
+        if best_bands["family"] != "dense":
+            best_name = f"{best_bands['bands']} {plural('band', best_bands['bands'])}"
+        if best_bands["family"] == "banded":
+            ax.plot(
+                best_bands["bands"],
+                best_bands["rmse"],
+                "o",
+                markersize=11,
+                mfc="none",
+                mec=BLUE,
+                zorder=4,
+            )
         title = f"Error over bands at epsilon {choice['epsilon']:g}: the choice is {best_name}"
         ax.set_title(title)
         ax.set(xlabel="bands", ylabel="rmse of a round's running query")

@@ -112,9 +112,11 @@ def _draw_validation(ax: Axes, group: RunGroup) -> float | None:
     if not len(rounds):
         return None
     mean = run_values.mean(axis=0)
-    lowest = run_values.min(axis=0)
-    highest = run_values.max(axis=0)
-    ax.fill_between(rounds, lowest, highest, color=group.color, alpha=0.13, linewidth=0)
+    lowest_values = run_values.min(axis=0)
+    highest_values = run_values.max(axis=0)
+    ax.fill_between(
+        rounds, lowest_values, highest_values, color=group.color, alpha=0.13, linewidth=0
+    )
     marker = "o" if len(rounds) <= _MAX_MARKED_POINTS else ""
     ax.plot(
         rounds,
@@ -186,19 +188,19 @@ def private_plot(groups: Sequence[RunGroup]) -> Plot | None:
     Each line is that of the group's first run with private metrics. The function returns None if no
     run has private metrics.
     """
-    drawn = []
+    drawn_runs = []
     for group in groups:
         private_runs = [run for run in group.runs if run.config.private_metrics]
         if private_runs:
-            drawn.append((group, private_runs[0]))
-    if not drawn:
+            drawn_runs.append((group, private_runs[0]))
+    if not drawn_runs:
         return None
-    note = simulation_note([run for _, run in drawn])
+    note = simulation_note([run for _, run in drawn_runs])
     final_values = []
     with canvas(2.8, note) as (figure, png):
         panels = figure.subplots(1, len(_PRIVATE_METRICS))
         for ax, name in zip(panels, _PRIVATE_METRICS, strict=True):
-            for group, run in drawn:
+            for group, run in drawn_runs:
                 curve = private_curve(run, name)
                 ax.plot(
                     curve.rounds,

@@ -144,14 +144,14 @@ def _unfinished_details(group: RunGroup) -> list[str]:
 
     If the group has several runs, a line names the seed.
     """
-    details = []
+    run_details = []
     for run in group.runs:
         progress = unfinished(run)
         if progress and len(group.runs) > 1:
             progress = f"seed {run.config.seed}: {progress}"
         if progress:
-            details.append(progress)
-    return details
+            run_details.append(progress)
+    return run_details
 
 
 def _adaptive_servers(groups: Sequence[RunGroup]) -> str:
@@ -217,12 +217,12 @@ def _metric_cell(group: RunGroup, split: str) -> Cell:
     values = [value for value in value_by_seed.values() if value is not None]
     if not values:
         return _NO_VALUE
-    details: Sequence[str] = ()
+    value_by_seed_text: Sequence[str] = ()
     if len(value_by_seed) > 1:
-        details = [
+        value_by_seed_text = [
             f"seed {seed}: {metric_value(metric, value)}" for seed, value in value_by_seed.items()
         ]
-    return Cell(metric_value(metric, sum(values) / len(values)), "number", details)
+    return Cell(metric_value(metric, sum(values) / len(values)), "number", value_by_seed_text)
 
 
 def participation_table(groups: Sequence[RunGroup]) -> Table:
@@ -234,13 +234,13 @@ def participation_table(groups: Sequence[RunGroup]) -> Table:
         for run in group.runs:
             runs_by_cells.setdefault(repr(_participation_cells(run)), []).append(run)
         for runs in runs_by_cells.values():
-            details = []
+            row_details = []
             if len(group.runs) > 1:
                 seeds = join([str(run.config.seed) for run in runs])
-                details.append(f"{plural('seed', len(runs))} {seeds}")
-            details += dict.fromkeys(filter(None, map(unfinished, runs)))
-            details += dict.fromkeys(filter(None, map(ended, runs)))
-            heading = Cell(group.label, "strong", details, group.color)
+                row_details.append(f"{plural('seed', len(runs))} {seeds}")
+            row_details += dict.fromkeys(filter(None, map(unfinished, runs)))
+            row_details += dict.fromkeys(filter(None, map(ended, runs)))
+            heading = Cell(group.label, "strong", row_details, group.color)
             rows.append([heading, *_participation_cells(runs[0])])
     comparison = "it is never above the planned ε while the controller is obeyed."
     if any(map(_amplified, groups)):
@@ -267,8 +267,10 @@ def participation_table(groups: Sequence[RunGroup]) -> Table:
 
 def _participation_cells(run: Run) -> list[Cell]:
     """Returns the table cells for a run's participation and achieved guarantee."""
-    planned = run.plan["participation"]
-    planned_separation, planned_times = Participation.from_limits(planned).describe_planned_limits()
+    planned_participation = run.plan["participation"]
+    planned_separation, planned_times = Participation.from_limits(
+        planned_participation
+    ).describe_planned_limits()
     if run.result is None:
         return [
             Cell("–", "muted", [planned_separation]),
@@ -277,33 +279,41 @@ def _participation_cells(run: Run) -> list[Cell]:
             _NO_VALUE,
             _achieved_cell(run),
         ]
-    observed = run.result["participation"]
-    separation = observed["min_separation"]
+    observed_participation = run.result["participation"]
+    separation = observed_participation["min_separation"]
     separation_text = "no client twice"
     separation_complaint = ""
     if separation is not None:
         separation_text = f"{separation:,}"
-        if separation < planned["min_sep"]:
+        if separation < planned_participation["min_sep"]:
             separation_complaint = "less than planned"
-    times = observed["max_participations"]
+    times = observed_participation["max_participations"]
     times_complaint = ""
-    if times > planned["max_participations"]:
+    if times > planned_participation["max_participations"]:
         times_complaint = "more than planned"
     return [
         _compared_cell(separation_text, planned_separation, separation_complaint),
         _compared_cell(f"{times:,}", planned_times, times_complaint),
-        Cell(f"{observed['clients']:,}", "number", [f"of {observed['population']:,}"]),
-        Cell(f"{observed['short_rounds']:,}", "number", [f"of {observed['rounds']:,}"]),
+        Cell(
+            f"{observed_participation['clients']:,}",
+            "number",
+            [f"of {observed_participation['population']:,}"],
+        ),
+        Cell(
+            f"{observed_participation['short_rounds']:,}",
+            "number",
+            [f"of {observed_participation['rounds']:,}"],
+        ),
         _achieved_cell(run),
     ]
 
 
 def _achieved_cell(run: Run) -> Cell:
     """Returns the table cell for a run's achieved epsilon, with the planned epsilon below."""
-    planned = run.plan["epsilon"]
-    if planned is None:
+    planned_epsilon = run.plan["epsilon"]
+    if planned_epsilon is None:
         return _NO_PRIVACY
-    planned_in_words = f"planned {significant(planned)}"
+    planned_in_words = f"planned {significant(planned_epsilon)}"
     is_simulation = run.config.claimed_cohort is not None
     if is_simulation:
         planned_in_words += ", of the claimed cohort"
@@ -312,11 +322,11 @@ def _achieved_cell(run: Run) -> Cell:
     if is_simulation:
         return Cell("not observed", "muted", [planned_in_words])
     achieved = run.result["achieved"]["epsilon"]
-    unamplified = run.result["achieved"].get("unamplified_epsilon")
-    if run.plan.get("sampling") and unamplified is not None:
-        planned_in_words += f"; {significant(unamplified)} if the cohorts are known"
+    unamplified_value = run.result["achieved"].get("unamplified_epsilon")
+    if run.plan.get("sampling") and unamplified_value is not None:
+        planned_in_words += f"; {significant(unamplified_value)} if the cohorts are known"
     complaint = ""
-    if achieved is None or achieved > planned * (1 + 1e-9):
+    if achieved is None or achieved > planned_epsilon * (1 + 1e-9):
         complaint = "weaker than planned"
     achieved_text = "no privacy" if achieved is None else significant(achieved)
     return _compared_cell(achieved_text, planned_in_words, complaint)

@@ -27,12 +27,12 @@ def significant(value: float, digits: int = 3) -> str:
         return "∞" if value > 0 else "−∞"
     if value == 0:
         return "0"
-    rounded = f"{value:.{digits - 1}e}"
-    exponent = int(rounded.split("e")[1])
+    rounded_text = f"{value:.{digits - 1}e}"
+    exponent = int(rounded_text.split("e")[1])
     if exponent < -3 or exponent > 6:
         return f"{value:.{digits - 1}e}"
     if exponent < digits:
-        return f"{float(rounded):,.{max(0, digits - 1 - exponent)}f}"
+        return f"{float(rounded_text):,.{max(0, digits - 1 - exponent)}f}"
     return f"{value:,.0f}"
 
 

@@ -103,7 +103,7 @@ def _audit(run: Run) -> Audit:
     committed_rounds = files.committed_rounds() if is_partial else 0
     measured_rounds = {row["round"] for row in run.metrics if row.get("clients") != 0}
     later_rounds = {t for t in measured_rounds if t >= len(ledger)}
-    unrecorded = sorted(later_rounds.union(range(len(ledger), committed_rounds)))
+    unrecorded_rounds = sorted(later_rounds.union(range(len(ledger), committed_rounds)))
     # The number of rounds of a run that was stopped because of its results depends on data. So the
     # run does not count as a run of a shorter plan.
     if run.result is None and files.was_stopped_by_data():
@@ -113,12 +113,15 @@ def _audit(run: Run) -> Audit:
             unrecorded=range(len(ledger), plan.participation.rounds),
             hint="the run was stopped before them because of its results",
         )
-    if is_partial and not unrecorded and len(ledger) < plan.participation.rounds:
+    if is_partial and not unrecorded_rounds and len(ledger) < plan.participation.rounds:
         # Plans with sampling, and some mechanisms, have a guarantee for all rounds together only.
         with contextlib.suppress(ValueError):
             plan = stopped_after(plan, len(ledger))
     return audit_ledger(
-        ledger, plan, unrecorded=unrecorded, hint="resume the run, and audit it when it is done"
+        ledger,
+        plan,
+        unrecorded=unrecorded_rounds,
+        hint="resume the run, and audit it when it is done",
     )
 
 

@@ -45,8 +45,8 @@ def programs_phrase(first_rounds: Sequence[int], rounds: int) -> str:
     """
     if len(first_rounds) < 2:
         return ""
-    ends = [*first_rounds[1:], rounds]
-    spans = [f"{first}-{end - 1}" for first, end in zip(first_rounds, ends, strict=True)]
+    end_rounds = [*first_rounds[1:], rounds]
+    spans = [f"{first}-{end - 1}" for first, end in zip(first_rounds, end_rounds, strict=True)]
     return f"rounds {', '.join(spans[:-1])} and {spans[-1]} were computed by different programs"
 
 

@@ -29,19 +29,19 @@ def recorded_plan(run: Run) -> Plan:
     Raises:
       ValueError: plan.json does not belong to mechanism.npz or config.json.
     """
-    recorded = run.plan
+    plan_content = run.plan
     mechanism = run.mechanism
     try:
-        config = PlanConfig.from_mapping(recorded["config"], "plan.json")
+        config = PlanConfig.from_mapping(plan_content["config"], "plan.json")
         noise_multiplier = config.noise_multiplier or 0.0
         plan = config.plan_with(mechanism, noise_multiplier)
         # Another version of the accountant may compute another epsilon, but the noise must be the
         # same.
-        has_same_noise = math.isclose(plan.stddev, recorded["stddev"], rel_tol=1e-9)
-        has_same_mechanism = mechanism_digest(mechanism) == recorded["mechanism_sha256"]
+        has_same_noise = math.isclose(plan.stddev, plan_content["stddev"], rel_tol=1e-9)
+        has_same_mechanism = mechanism_digest(mechanism) == plan_content["mechanism_sha256"]
         expected_plan = run.config.plan_with(mechanism, noise_multiplier)
         # A plan that the caller passed may have another delta than the config.
-        if recorded.get("is_callers_plan"):
+        if plan_content.get("is_callers_plan"):  # The caller's plan may have another delta.
             expected_plan = dataclasses.replace(expected_plan, delta=plan.delta)
         if expected_plan != plan:
             raise ValueError("it is not of the run's config.json")
@@ -51,7 +51,7 @@ def recorded_plan(run: Run) -> Plan:
         ) from error
     if not (has_same_noise and has_same_mechanism):
         raise ValueError(
-            f"{run.path}: plan.json records noise of standard deviation {recorded['stddev']}, its "
-            f"mechanism.npz needs {plan.stddev}: one of them is another run's, put it back"
+            f"{run.path}: plan.json records noise of standard deviation {plan_content['stddev']}, "
+            f"its mechanism.npz needs {plan.stddev}: one of them is another run's, put it back"
         )
     return plan

@@ -103,13 +103,13 @@ def compute_round_metrics(
     value_by_name: dict[str, float] = {}
     for metric in metrics:
         value = metric.compute(_copied(finished))
-        number = checks.real_number(value)
-        if isinstance(value, bool) or number is None:
+        metric_value = checks.real_number(value)
+        if isinstance(value, bool) or metric_value is None:
             raise TypeError(
                 f"round metric {metric.name} returned {reprlib.repr(value)} in round "
                 f"{finished.round}: return one number"
             )
-        value_by_name[metric.name] = number
+        value_by_name[metric.name] = metric_value
     return value_by_name
 
 

@@ -319,8 +319,8 @@ class RunRounds:
         """
         self._journal.commit(committed.t, committed.row(), committed.arrays())
         clients = committed.clients.tolist()
-        selected = committed.selected.tolist()
-        if len(selected) > len(clients) and not self._has_selections:
+        selected_ids = committed.selected.tolist()
+        if len(selected_ids) > len(clients) and not self._has_selections:
             self._has_selections = True
             # In all earlier rounds every selected client took part, so selected.csv begins with the
             # rows of participation.csv.
@@ -330,7 +330,7 @@ class RunRounds:
                 raise self._edited_error(error) from None
             self._selected.restore((self.path / "participation.csv").read_bytes())
         if self._has_selections:
-            self._selected.append(_csv_rows(committed.t, selected).encode())
+            self._selected.append(_csv_rows(committed.t, selected_ids).encode())
         self._participation.append(_csv_rows(committed.t, clients).encode())
         self._flush()
 

@@ -137,13 +137,13 @@ def pretraining(config: TrainConfig, record: Mapping[str, Any]) -> str:
     weights = record.get("initial_weights", {})
     digest = f" (SHA-256 digest {weights['digest']})" if "digest" in weights else ""
     if config.initial_model is None:
-        origin = f"that the task makes with seed {config.seed}"
+        origin_phrase = f"that the task makes with seed {config.seed}"
         if weights.get("given"):
-            origin = "that the task was given by starting_from"
+            origin_phrase = "that the task was given by starting_from"
         return (
-            f"the initial weights are those {origin}{digest}, and the run does not know whether "
-            "they were trained before; for clients whose data they were trained on as well, the "
-            "losses add up"
+            f"the initial weights are those {origin_phrase}{digest}, and the run does not know "
+            "whether they were trained before; for clients whose data they were trained on as "
+            "well, the losses add up"
         )
     path = expanded(config.initial_model)
     if path.suffix == ".keras":

@@ -85,15 +85,15 @@ def clip_after(
     0.8187
     """
     bits = _cast(xp, bits, np.float32)
-    within = state.within + bits / np.float32(clients) + np.float32(0.5)
-    mean = _clip(xp, within / np.float32(clipping.every), np.float32(0), np.float32(1))
+    num_within = state.within + bits / np.float32(clients) + np.float32(0.5)
+    mean = _clip(xp, num_within / np.float32(clipping.every), np.float32(0), np.float32(1))
     with np.errstate(over="ignore"):  # Large learning rates overflow; `_clip` bounds the result.
         step = xp.exp(-clipping.learning_rate * (_cast(xp, mean, np.float64) - clipping.quantile))
         next_norm = _clip(xp, state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
     is_due = xp.equal((t + 1) % clipping.every, 0)
     # If a round's sum is not finite, its bits may be NaN, and a NaN must not become the clip norm.
     norm = xp.where(is_due & (next_norm < np.inf), next_norm, state.norm)
-    return ClipState(norm, state.norm, bits, xp.where(is_due, np.float32(0), within))
+    return ClipState(norm, state.norm, bits, xp.where(is_due, np.float32(0), num_within))
 
 
 def initial_scaling(shapes: Sequence[Any], xp: Any = np) -> ScalingState:

@@ -63,12 +63,12 @@ class AppendedFile:
             content = self.path.read_bytes()
         except FileNotFoundError:
             content = b""
-        written = content[: len(rows)]
-        if not rows.startswith(written):
+        written_rows = content[: len(rows)]
+        if not rows.startswith(written_rows):
             raise FileWasEdited(f"{self.path.name} has other rows than the journal")
-        self._end = len(written)
-        self._digest = hashlib.sha256(written)
-        self._pending = rows[len(written) :]
+        self._end = len(written_rows)
+        self._digest = hashlib.sha256(written_rows)
+        self._pending = rows[len(written_rows) :]
         self._stamp = None
         return content[len(rows) :]
 
@@ -86,8 +86,8 @@ class AppendedFile:
         try:
             with open(self.path, "rb") as file:
                 if self._stamp != stamp_of(file.fileno()):
-                    written = hashlib.sha256(file.read(self._end))
-                    if written.digest() != self._digest.digest():
+                    written_digest = hashlib.sha256(file.read(self._end))
+                    if written_digest.digest() != self._digest.digest():
                         raise FileWasEdited(f"{self.path.name} was edited")
         except FileNotFoundError:
             raise FileWasEdited(f"{self.path.name} was removed") from None

@@ -338,16 +338,16 @@ def released_rows(
     `resume_at`, unless it is 0, the audited code is made again, and resumes from its state.
     """
     make_audited = subject or ServerMeans
-    audited = make_audited(plan, coordinates, noise_seed)
-    state = audited.initial_state
+    audited_run = make_audited(plan, coordinates, noise_seed)
+    state = audited_run.initial_state
     client_places = np.zeros(2, np.int64)
     size = 0.0
     for t in range(plan.mechanism.rounds):
         if t and t == resume_at:
-            audited = make_audited(plan, coordinates, noise_seed)
+            audited_run = make_audited(plan, coordinates, noise_seed)
         if clients is not None:
             client_places, size = clients(t)
-        state, release = audited.release(state, client_places, size)
+        state, release = audited_run.release(state, client_places, size)
         yield release
 
 

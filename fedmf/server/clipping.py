@@ -115,9 +115,9 @@ def clip_update(
     """
     leaf_sizes = [leaf.size for leaf in leaves]
     values = np.zeros(sum(leaf_sizes))
-    target = clip_norm * (1 - clip_margin(len(values), max_clients))
+    target_norm = clip_norm * (1 - clip_margin(len(values), max_clients))
     float32_memory = np.empty(len(values), np.float32)
-    clipping = _Clipping(leaves, scales, float32_memory, target, zeroing_norm)
+    clipping = _Clipping(leaves, scales, float32_memory, target_norm, zeroing_norm)
     for start, block in clipping.blocks():
         values[start : start + len(block)] = block
     flat_leaves = np.split(values, np.cumsum(leaf_sizes)[:-1])
@@ -182,8 +182,8 @@ class UpdateSum:
           clip_norm, zeroing_norm, scales: arguments of `clip_update`.
         """
         self.clients += 1
-        target = clip_norm * (1 - self._margin)
-        clipping = _Clipping(leaves, scales, self._float32_memory, target, zeroing_norm)
+        target_norm = clip_norm * (1 - self._margin)
+        clipping = _Clipping(leaves, scales, self._float32_memory, target_norm, zeroing_norm)
         self.zeroed += clipping.is_zeroed
         self.clipped += clipping.is_clipped
         for start, block in clipping.blocks():
@@ -233,13 +233,13 @@ class _Clipping:
             # The norm of an update is at least its largest entry. So only an update whose norm is
             # near zeroing_norm or above it is searched for its largest entry.
             if not (norm < math.inf and norm <= zeroing_norm / 2):
-                largest = _largest(self._leaves, self._scales)
-                if not (largest <= zeroing_norm and math.isfinite(largest)):
+                largest_magnitude = _largest(self._leaves, self._scales)
+                if not (largest_magnitude <= zeroing_norm and math.isfinite(largest_magnitude)):
                     self.is_zeroed = True
                     return
                 # The squares of the entries overflow, although the entries are finite.
                 if not math.isfinite(norm):
-                    unit = largest
+                    unit = largest_magnitude
                     norm = _norm(_blocks(self._leaves, self._scales, unit=unit))
             self.is_clipped = bool(norm * unit > target)
         if self.is_clipped:
@@ -287,9 +287,9 @@ def _blocks(
         for start in range(0, len(leaf), _BLOCK):
             entries = leaf[start : start + _BLOCK]
             if copies:
-                copied = copies[i][start : start + _BLOCK]
-                np.copyto(copied, entries, casting="unsafe")
-                entries = copied
+                copied_block = copies[i][start : start + _BLOCK]
+                np.copyto(copied_block, entries, casting="unsafe")
+                entries = copied_block
             block = memory[: len(entries)]
             np.copyto(block, entries, casting="unsafe")
             if scales:

@@ -66,12 +66,12 @@ def _shapes(name: str, shapes: Any) -> tuple[tuple[int, ...], ...]:
     for shape in shapes:
         if isinstance(shape, str) or not isinstance(shape, Sequence):
             raise TypeError(f"{name}={shapes!r} holds {shape!r}, no shape: {hint}")
-    checked = tuple(
+    checked_shapes = tuple(
         tuple(checks.integer(name, n, low=0, hint=hint) for n in shape) for shape in shapes
     )
-    if not sum(map(math.prod, checked)):
+    if not sum(map(math.prod, checked_shapes)):
         raise ValueError(f"{name}={shapes!r} have no entries: {hint}")
-    return checked
+    return checked_shapes
 
 
 def _clients(hint: str) -> Callable[[str, Any], int]:
@@ -383,9 +383,9 @@ def _released(committed: Committed, size: int, num_metrics: int) -> Released:
     """
     rows, arrays = committed.rows, committed.arrays
     clients = [row["clients"] for row in rows]
-    selected = [row.get("selected") for row in rows]
+    selected_by_round = [row.get("selected") for row in rows]
     if not rows:
-        return Released(None, None, [], clients, selected)
+        return Released(None, None, [], clients, selected_by_round)
     mean = arrays["mean"]
     metrics = np.zeros(0, np.float32)
     if num_metrics:
@@ -401,13 +401,13 @@ def _released(committed: Committed, size: int, num_metrics: int) -> Released:
     before = committed.numbered_arrays(_BEFORE)
     for array in before:
         array.setflags(write=False)
-    return Released(mean, state, before, clients, selected)
+    return Released(mean, state, before, clients, selected_by_round)
 
 
 def _log_rows(t: int, clients: Sequence[int | str]) -> bytes:
     """Returns the rows of round t for participation.jsonl, as lines of JSON."""
-    rows = [f'{{"round": {t}, "client": {_json(client)}}}\n' for client in clients]
-    return "".join(rows).encode()
+    json_lines = [f'{{"round": {t}, "client": {_json(client)}}}\n' for client in clients]
+    return "".join(json_lines).encode()
 
 
 def _json(client: int | str) -> str:

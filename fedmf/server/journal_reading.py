@@ -78,10 +78,10 @@ def arrays_of(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _open_newest_file(path: pathlib.Path) -> Any:
     """Opens the newest file of a journal, even if another process commits rounds meanwhile."""
     for _ in range(_MAX_TRIES):
-        newest = path / JOURNAL / f"{max(newest_number(path), 0):06d}.npz"
+        newest_path = path / JOURNAL / f"{max(newest_number(path), 0):06d}.npz"
         # Another process may have removed the file since its name was read.
         with contextlib.suppress(FileNotFoundError):
-            return np.load(newest, allow_pickle=False)
+            return np.load(newest_path, allow_pickle=False)
     raise FileNotFoundError(f"{path / JOURNAL} has no file")
 
 

@@ -119,12 +119,14 @@ class MetricsStream:
             sums, for which N is fitted.
           released: the sum of their releases.
         """
-        scaled = np.asarray(released, np.float64) / self._weight
-        num_clients = float(scaled[0])
+        scaled_sums = np.asarray(released, np.float64) / self._weight
+        num_clients = float(scaled_sums[0])
         count_stddev = self._count_stddev(rounds)
         values: dict[str, Any] = {"clients": num_clients}
         stddev_by_name = {"clients": count_stddev}
-        for (name, largest), entry in zip(self._largest_by_name.items(), scaled[1:], strict=True):
+        for (name, largest), entry in zip(
+            self._largest_by_name.items(), scaled_sums[1:], strict=True
+        ):
             half_range = largest / 2
             centred_mean = float(entry) / num_clients if num_clients >= 1 else 0.0
             values[name] = half_range + half_range * centred_mean
@@ -168,10 +170,10 @@ def _number(name: str, value: Any) -> float:
       TypeError: it is no number.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
-        kind = type(value).__name__
-        raise TypeError(f"`metrics` has a {kind} for {name}: give an int or a float")
+        type_name = type(value).__name__
+        raise TypeError(f"`metrics` has a {type_name} for {name}: give an int or a float")
     try:
         return float(value)
     except OverflowError:  # The int is finite, but too large for float64.
-        largest = sys.float_info.max
-        return largest if value > 0 else -largest
+        largest_float = sys.float_info.max
+        return largest_float if value > 0 else -largest_float

@@ -303,14 +303,14 @@ class BlockRows:
         To go back to an earlier round, sequential work computes all blocks from round 0 on again.
         """
         bounds = self._work.bounds
-        number = bisect.bisect_right(bounds, t) - 1
-        self._make_block(number, t)
+        block_index = bisect.bisect_right(bounds, t) - 1
+        self._make_block(block_index, t)
         row = np.empty(self._draws.size, np.float32)
         for tile in self._store.tiles:
             self._store.read(tile.row_slots[t], row[tile.columns])
-        if self._block == number + 1 < len(bounds) - 1:
-            num_rounds = bounds[number + 1] - bounds[number]
-            num_tiles = len(self._store.tiles) * (t - bounds[number] + 1) // num_rounds
+        if self._block == block_index + 1 < len(bounds) - 1:
+            num_rounds = bounds[block_index + 1] - bounds[block_index]
+            num_tiles = len(self._store.tiles) * (t - bounds[block_index] + 1) // num_rounds
             self._make_tiles(num_tiles, t)
         return row
 

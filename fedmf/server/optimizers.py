@@ -236,11 +236,11 @@ def _stepped_weights(
         )
     arrays = [np.array(array) for array in stepped]
     shapes = [array.shape for array in arrays]
-    expected = [np.shape(weight) for weight in weights]
-    if shapes != expected:
+    expected_shapes = [np.shape(weight) for weight in weights]
+    if shapes != expected_shapes:
         raise ValueError(
             f"server_optimizer={optimizer.name} returned weights of shapes {shapes}, and the model "
-            f"has {expected}: {hint}"
+            f"has {expected_shapes}: {hint}"
         )
     is_masked = any(map(np.ma.isMaskedArray, stepped))
     if is_masked or any(array.dtype.kind not in "fiu" for array in arrays):

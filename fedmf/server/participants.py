@@ -129,16 +129,16 @@ class Participants:
             are too many.
         """
         max_clients = self._config.clients_per_round
-        drawn: set[Client] | None = None
+        drawn_clients: set[Client] | None = None
         if self._controller is not None:
-            drawn = set(self.draw(t).tolist())
-            max_clients = len(drawn)
+            drawn_clients = set(self.draw(t).tolist())
+            max_clients = len(drawn_clients)
         is_eligible = self.roster.is_eligible(list(client_by_id.values()), t).tolist()
         for (client_id, client), may_add in zip(client_by_id.items(), is_eligible, strict=True):
             client_text = f"client={identifiers.format_client(client)}"
             if client_id in self._added_by_id:
                 raise ValueError(f"{client_text} is in round {t} already: add one update a client")
-            if drawn is not None and client not in drawn:
+            if drawn_clients is not None and client not in drawn_clients:
                 raise ValueError(
                     f"{client_text} was not drawn for round {t}: add clients of server.cohort()"
                 )
@@ -159,8 +159,8 @@ class Participants:
 
     def _rounds_of(self, client: Client) -> list[int]:
         """Returns the rounds in which a client has taken part."""
-        number = self.roster.existing_number(client)
-        return [t for t in range(len(self.ledger)) if number in self.ledger.cohort(t)]
+        client_number = self.roster.existing_number(client)
+        return [t for t in range(len(self.ledger)) if client_number in self.ledger.cohort(t)]
 
     def added(self) -> list[Client]:
         """Returns the clients that were added to the coming round, as records spell them."""

@@ -51,37 +51,37 @@ class Roster:
         """
         verb = "is" if name == "client" else "has"
         if isinstance(client, bool | np.bool_) or not isinstance(client, int | np.integer | str):
-            kind = type(client).__name__
-            raise TypeError(f"`{name}` {verb} a {kind}: name clients by ints or texts")
+            type_name = type(client).__name__
+            raise TypeError(f"`{name}` {verb} a {type_name}: name clients by ints or texts")
         if isinstance(client, str):
             # This takes the characters of the text, even if a subclass overrides `__str__`.
-            plain: Client = str.__str__(client)
+            plain_id: Client = str.__str__(client)
         else:
-            plain = int.__index__(client) if isinstance(client, int) else int(client)
-            if not -(2**63) <= plain < 2**64:
+            plain_id = int.__index__(client) if isinstance(client, int) else int(client)
+            if not -(2**63) <= plain_id < 2**64:
                 raise ValueError(
                     f"`{name}` {verb} an int of more than 64 bits: name the client by a text"
                 )
-        client_text = f"client={identifiers.format_client(plain)}"
+        client_text = f"client={identifiers.format_client(plain_id)}"
         if self._population is not None and not (
-            isinstance(plain, int) and 0 <= plain < self._population
+            isinstance(plain_id, int) and 0 <= plain_id < self._population
         ):
             raise ValueError(
                 f"{client_text} is none of 0 .. {self._population - 1}: with a population clients "
                 "are these numbers"
             )
-        if self.names and type(plain) is not type(self.names[0]):
+        if self.names and type(plain_id) is not type(self.names[0]):
             raise TypeError(
                 f"{client_text} beside clients such as {identifiers.format_client(self.names[0])}: "
                 "name all of them by ints, or all by texts"
             )
-        if isinstance(plain, str):
-            fault = identifiers.client_fault(plain)
+        if isinstance(plain_id, str):
+            fault = identifiers.client_fault(plain_id)
             if fault is not None:
                 raise ValueError(f"{client_text}: it {fault}")
-            if any("\ud800" <= character <= "\udfff" for character in plain):
+            if any("\ud800" <= character <= "\udfff" for character in plain_id):
                 raise ValueError(f"{client_text} holds half of a character: give a whole text")
-        return plain
+        return plain_id
 
     def by_normalised_id(
         self, name: str, clients: Any, *, allows_repeats: bool = True
@@ -127,8 +127,8 @@ class Roster:
         """Returns a client's id as records spell it, which is the spelling in its first update. So
         a log has one spelling for each client.
         """
-        number = self.number(client)
-        return number if self._population is not None else self.names[number]
+        client_number = self.number(client)
+        return client_number if self._population is not None else self.names[client_number]
 
     def existing_number(self, client: Client) -> int | None:
         """Returns a client's number in the ledger; None for a client that has none yet."""

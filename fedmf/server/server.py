@@ -178,8 +178,8 @@ class Server(ExclusiveCalls):
         if plan.private_metrics is not None:
             self._metrics = MetricsStream(plan, noise_seed=seed)
         self._participants = Participants(plan, config, seed)
-        private = None if folder is None else folder.path / "private"
-        self._noise = HostNoise(plan, config.size, noise_seed=seed, folder=private)
+        private_folder = None if folder is None else folder.path / "private"
+        self._noise = HostNoise(plan, config.size, noise_seed=seed, folder=private_folder)
         self._state = self._means.initial()
         self._last_mean: np.ndarray | None = None
         self._last_before: list[np.ndarray] = []
@@ -273,8 +273,8 @@ class Server(ExclusiveCalls):
         """
         if self._metrics is None or not self.round:
             return None
-        released = np.asarray(self._state.metrics)
-        return self._metrics.values(range(self.round - 1, self.round), released)
+        released_metrics = np.asarray(self._state.metrics)
+        return self._metrics.values(range(self.round - 1, self.round), released_metrics)
 
     @exclusive
     def add(

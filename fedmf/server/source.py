@@ -176,13 +176,15 @@ class GaussianSource:
         words = self._words[: rows * chunks * CHUNK]
         for r, row_words in enumerate(words.reshape(rows, chunks * CHUNK)):
             self._bits(row_words.view(np.uint8), row + r, chunk * _BLOCKS)
-        pairs = words.reshape(rows * chunks, 2, _PAIRS)
-        first = pairs[:, 0]
-        second = pairs[:, 1]
-        radius, cosine, sine = self._polar_coordinates(first, second, row, chunk, chunks)
+        word_pairs = words.reshape(rows * chunks, 2, _PAIRS)
+        first_words = word_pairs[:, 0]
+        second_words = word_pairs[:, 1]
+        radius, cosine, sine = self._polar_coordinates(
+            first_words, second_words, row, chunk, chunks
+        )
         is_contiguous = rows == 1 and width == len(words) and out.strides[1] == out.itemsize
         normals = out[0] if is_contiguous else self._normals[: len(words)]
-        normal_pairs = normals.reshape(pairs.shape)
+        normal_pairs = normals.reshape(word_pairs.shape)
         np.multiply(radius, cosine, out=normal_pairs[:, 0])
         np.multiply(radius, sine, out=normal_pairs[:, 1])
         if not is_contiguous:
@@ -218,12 +220,12 @@ class GaussianSource:
         chunk_index, pair_index = np.divmod(np.flatnonzero(is_near_end), _PAIRS)
         low_bits = second[chunk_index, pair_index] & np.uint32(255)
         first_bits = first[chunk_index, pair_index].astype(np.uint64) << np.uint64(8) | low_bits
-        uniform = (first_bits + 0.5) * 2.0**-40
+        uniform_numbers = (first_bits + 0.5) * 2.0**-40
         for i in np.flatnonzero(first_bits < _FAR_OUT):
             pair_row = int(row + chunk_index[i] // chunks)
             pair_number = int((chunk + chunk_index[i] % chunks) * _PAIRS + pair_index[i])
-            uniform[i] = self._far_out(int(first_bits[i]), pair_row, pair_number)
-        radius[chunk_index, pair_index] = np.sqrt(-2 * np.log(uniform))
+            uniform_numbers[i] = self._far_out(int(first_bits[i]), pair_row, pair_number)
+        radius[chunk_index, pair_index] = np.sqrt(-2 * np.log(uniform_numbers))
         angle = number.view(np.int32)
         np.right_shift(second.view(np.int32), 8, out=angle)
         np.copyto(sine, angle, casting="unsafe")
@@ -238,7 +240,7 @@ class GaussianSource:
         """Draws 64 more bits of a uniform number whose first 40 bits are `bits`, and returns the
         number.
         """
-        drawn = np.empty(16, np.uint8)
-        self._bits(drawn, _SECOND_STREAM + row, pair)
-        low_bits = int(drawn[:8].view("<u8")[0])
+        drawn_bytes = np.empty(16, np.uint8)
+        self._bits(drawn_bytes, _SECOND_STREAM + row, pair)
+        low_bits = int(drawn_bytes[:8].view("<u8")[0])
         return (bits + (low_bits + 0.5) * 2.0**-64) * 2.0**-40

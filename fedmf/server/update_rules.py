@@ -80,8 +80,8 @@ class Optimizer:
             velocity = [xp.zeros_like(w) for w in weights]
         moment: list[Any] = []
         if self.rule in _FIRST_MOMENT:
-            first = _FIRST_MOMENT[self.rule]
-            moment = [xp.ones_like(w) * self.scalar_like(first, w) for w in weights]
+            first_moments = _FIRST_MOMENT[self.rule]
+            moment = [xp.ones_like(w) * self.scalar_like(first_moments, w) for w in weights]
         start = list(weights) if self.proximal else []
         return OptimizerState(xp.zeros((), np.float32), velocity, moment, start)
 

@@ -41,8 +41,8 @@ def validation_figure(
     below a line mark values whose runs were `stopped` or whose models diverged. For a search it
     draws a point for each run, over each of the numbers that were searched.
     """
-    tried = [*runs, *stopped]
-    names = varying(tried)
+    tried_runs = [*runs, *stopped]
+    names = varying(tried_runs)
     if searched:
         return _points_figure(runs, [name for name in names if name in searched], smoothed_over)
     axis = next((name for name in (*_TUNED_AXES, *_COMPARED_AXES) if name in names), None)
@@ -50,11 +50,11 @@ def validation_figure(
         return None
     lines: dict[TrainConfig, tuple[Run, _Points]] = {}
     for run in runs:
-        line_run = _off_axis(tried, run, axis, {})
+        line_run = _off_axis(tried_runs, run, axis, {})
         _, points = lines.setdefault(line_run.config, (line_run, {}))
         points.setdefault(getattr(run.config, axis), []).append(validation_of(run, smoothed_over))
     for run in stopped:
-        config = _off_axis(tried, run, axis, {}).config
+        config = _off_axis(tried_runs, run, axis, {}).config
         if config in lines:
             lines[config][1].setdefault(getattr(run.config, axis), []).append(math.nan)
     groups = group_runs([run for run, _ in lines.values()])
@@ -110,11 +110,15 @@ def _draw_crosses(
     """Marks points without a finite height at the foot of the axes, and returns whether there are
     any.
     """
-    lost = [x for x, height in zip(positions, heights, strict=True) if not math.isfinite(height)]
-    if not lost:
+    lost_positions = [
+        x for x, height in zip(positions, heights, strict=True) if not math.isfinite(height)
+    ]
+    if not lost_positions:
         return False
     cross = {"marker": "x", "linestyle": "", "markersize": 5, "color": color}
-    ax.plot(lost, [0.03] * len(lost), transform=ax.get_xaxis_transform(), **cross)
+    ax.plot(
+        lost_positions, [0.03] * len(lost_positions), transform=ax.get_xaxis_transform(), **cross
+    )
     return True
 
 
@@ -129,9 +133,9 @@ def best_figure(
 
     Returns None if no field is tuned, no number is compared, or settings were searched.
     """
-    tried = [*runs, *stopped]
-    names = varying(tried)
-    fields = tuned_fields(tried)
+    tried_runs = [*runs, *stopped]
+    names = varying(tried_runs)
+    fields = tuned_fields(tried_runs)
     if searched:
         return None
     axis = next((name for name in _COMPARED_AXES if name in names and name not in fields), None)
@@ -146,8 +150,8 @@ def best_figure(
         run = next(run for run in runs if _has_values(run, group[0].compared))
         # The tuned fields, except the number of bands, vary along a line, so the line's label
         # leaves them out.
-        tuned = {name: getattr(runs[0].config, name) for name in fields if name != "bands"}
-        first_runs.append(_off_axis(runs, run, axis, tuned))
+        tuned_values = {name: getattr(runs[0].config, name) for name in fields if name != "bands"}
+        first_runs.append(_off_axis(runs, run, axis, tuned_values))
     groups = [
         _of_all_bands(line, group)
         for line, group in zip(group_runs(first_runs), lines.values(), strict=True)
@@ -210,9 +214,9 @@ def _draw_lines(
                 ax.axhline(float(np.mean(values[None])), linewidth=1.4, **style)
                 continue
             positions = sorted(x for x in values if x is not None)
-            means = [float(np.mean(values[x])) for x in positions]
-            ax.plot(positions, means, marker="o", markersize=4, linewidth=1.6, **style)
-            has_crosses |= _draw_crosses(ax, positions, means, line.color)
+            mean_values = [float(np.mean(values[x])) for x in positions]
+            ax.plot(positions, mean_values, marker="o", markersize=4, linewidth=1.6, **style)
+            has_crosses |= _draw_crosses(ax, positions, mean_values, line.color)
             ax.vlines(
                 positions,
                 [min(values[x]) for x in positions],

@@ -118,10 +118,10 @@ def typed_value(name: str, text: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        number = "a whole number" if kind is int else "a number"
-        spelled = name.replace("_", "-")
+        number_phrase = "a whole number" if kind is int else "a number"
+        option_name = name.replace("_", "-")
         raise ValueError(
-            f"vary='{spelled}={text}': {text!r} is not {number}: give values such as 1,2"
+            f"vary='{option_name}={text}': {text!r} is not {number_phrase}: give values such as 1,2"
         ) from None
 
 
@@ -171,9 +171,9 @@ def sweep_configs(
     taken_fields: set[str] = set()
     seen_configs: set[TrainConfig] = set()
     for values in product(*varied.values()):
-        chosen = dict(zip(varied, values, strict=True))
-        taken_fields |= set(applying(fixed, chosen))
-        name, config = sweep_config(fixed, chosen)
+        chosen_values = dict(zip(varied, values, strict=True))
+        taken_fields |= set(applying(fixed, chosen_values))
+        name, config = sweep_config(fixed, chosen_values)
         if name in configs and configs[name] != config:
             raise ValueError(f"two runs would be named {name}: vary values whose names differ")
         if config not in seen_configs:
@@ -235,10 +235,10 @@ def run_name(chosen: Mapping[str, Any]) -> str:
         elif name in ("mechanism", "data") and value is not None:
             text = pathlib.PurePath(value).stem
         entries.append(f"{name}={re.sub(r'[^A-Za-z0-9.+_-]+', '-', text)}")
-    joined = ",".join(entries)
-    if len(joined) > MAX_NAME_CHARACTERS:
+    joined_entries = ",".join(entries)
+    if len(joined_entries) > MAX_NAME_CHARACTERS:
         raise ValueError(
             "vary has so many fields that a folder would be named "
-            f"{joined[:60]}...: vary fewer at once"
+            f"{joined_entries[:60]}...: vary fewer at once"
         )
-    return joined
+    return joined_entries

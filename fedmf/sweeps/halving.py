@@ -74,10 +74,10 @@ def expected_rounds(configs: Mapping[str, TrainConfig], after: int = 0) -> int:
     for _, settings in _settings(configs):
         config = configs[settings[0][0]]
         runs_of_settings = [len(runs) for runs in settings]
-        previous = 0
+        previous_end = 0
         for end in (*(rung for rung in rungs(config) if rung > after), config.rounds):
-            total += sum(runs_of_settings) * (end - previous)
-            previous = end
+            total += sum(runs_of_settings) * (end - previous_end)
+            previous_end = end
             # Which settings go on is not known yet. Most settings have the same number of seeds, so
             # the first half of the settings costs about as much as the better half.
             runs_of_settings = runs_of_settings[: _half(runs_of_settings)]
@@ -100,17 +100,17 @@ def runs_going_on(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: i
       configs: the runs, by name; those that are not compared at this rung go on.
       rung: number of rounds that they have done, unless they failed.
     """
-    compared = {name: config for name, config in configs.items() if rung in rungs(config)}
-    going_on = set(configs) - set(compared)
-    for values, settings in _settings(compared):
+    compared_configs = {name: config for name, config in configs.items() if rung in rungs(config)}
+    going_on = set(configs) - set(compared_configs)
+    for values, settings in _settings(compared_configs):
         standings = [_standing(out, runs, rung) for runs in settings]
         # NaN cannot be sorted, so a setting without a finite score is put last.
         order = sorted(standings, key=lambda s: s.score if math.isfinite(s.score) else math.inf)
-        best = [setting for setting in order if setting.may_go_on][: _half(order)]
-        if not best:
-            best = order[:1]
-            _warn_that_all_rose(best[0], values, rung)
-        going_on.update(name for setting in best for name in setting.runs)
+        best_settings = [setting for setting in order if setting.may_go_on][: _half(order)]
+        if not best_settings:
+            best_settings = order[:1]
+            _warn_that_all_rose(best_settings[0], values, rung)
+        going_on.update(name for setting in best_settings for name in setting.runs)
     return [name for name in configs if name in going_on]
 
 
@@ -128,15 +128,15 @@ def _settings(
     names = [
         name for name in differing_fields(list(configs.values())) if name not in ("data", "seed")
     ]
-    compared = [name for name in names if name not in TUNED]
-    tuned = [name for name in names if name in TUNED]
+    compared_names = [name for name in names if name not in TUNED]
+    tuned_names = [name for name in names if name in TUNED]
     groups: dict[tuple[object, ...], dict[tuple[object, ...], list[str]]] = {}
     for name, config in configs.items():
         values = config.flat()
-        settings = groups.setdefault(tuple(map(values.get, compared)), {})
-        settings.setdefault(tuple(map(values.get, tuned)), []).append(name)
+        settings = groups.setdefault(tuple(map(values.get, compared_names)), {})
+        settings.setdefault(tuple(map(values.get, tuned_names)), []).append(name)
     for values_of_group, settings in groups.items():
-        pairs = zip(compared, values_of_group, strict=True)
+        pairs = zip(compared_names, values_of_group, strict=True)
         words = ", ".join(f"{name}={format_value(value)}" for name, value in pairs)
         yield words, list(settings.values())
 
@@ -200,11 +200,11 @@ def _warn_that_all_rose(best: _Setting, values: str, rung: int) -> None:
     """
     if not best.validated:
         return
-    subject = f" with {values}" if values else ""
+    values_phrase = f" with {values}" if values else ""
     warnings.warn(
-        f"after {rung} rounds the {best.measure} of every setting{subject} is above that of its "
-        f"first validation, or not finite: {best.runs[0]} goes on alone, with {best.score:.4g}; "
-        "try smaller learning rates",
+        f"after {rung} rounds the {best.measure} of every setting{values_phrase} is above that of "
+        f"its first validation, or not finite: {best.runs[0]} goes on alone, with "
+        f"{best.score:.4g}; try smaller learning rates",
         stacklevel=3,
     )
 
@@ -215,8 +215,8 @@ def uncovered_note(runs: Sequence[Run], subject: str) -> str:
 
     The sentence is empty where the guarantee covers the metrics that settings were chosen by.
     """
-    private = [run for run in runs if run.plan["epsilon"] is not None]
-    if all(run.config.private_metrics for run in private):
+    private_runs = [run for run in runs if run.plan["epsilon"] is not None]
+    if all(run.config.private_metrics for run in private_runs):
         return ""
     return (
         f" {subject} went by validations, which the guarantee does not cover; it would cover "

@@ -168,19 +168,25 @@ def best_settings(
     smallest. Fields that were searched are tuned as well, and none of their values is at an edge.
     The settings of `stopped` runs count as tried, and none of them is the best.
     """
-    tried = [*runs, *stopped]
-    names = varying(tried)
-    tuned = [name for name in names if name in (*tuned_fields(tried), *searched)]
-    compared = [name for name in names if name not in (*tuned, "seed")]
+    tried_runs = [*runs, *stopped]
+    names = varying(tried_runs)
+    tuned_names = [name for name in names if name in (*tuned_fields(tried_runs), *searched)]
+    compared_names = [name for name in names if name not in (*tuned_names, "seed")]
     groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Run]]] = {}
-    for run in tried:
+    for run in tried_runs:
         values = config_as_run(run).flat()
-        settings = groups.setdefault(tuple(map(values.get, compared)), {})
-        finished_runs = settings.setdefault(tuple(map(values.get, tuned)), [])
+        settings = groups.setdefault(tuple(map(values.get, compared_names)), {})
+        finished_runs = settings.setdefault(tuple(map(values.get, tuned_names)), [])
         if run.result is not None:
             finished_runs.append(run)
     return [
-        _best(dict(zip(compared, values, strict=True)), tuned, settings, smoothed_over, searched)
+        _best(
+            dict(zip(compared_names, values, strict=True)),
+            tuned_names,
+            settings,
+            smoothed_over,
+            searched,
+        )
         for values, settings in groups.items()
         if any(settings.values())
     ]
@@ -201,26 +207,28 @@ def _best(
     }
     (metric,) = {run.plan["task"]["headline_metric"] for runs in tried.values() for run in runs}
     sign = -1 if smaller_is_better(metric) else 1
-    means = {setting: float(sign * np.mean(values)) for setting, values in metrics.items()}
-    for setting, mean in means.items():
+    mean_by_setting = {
+        setting: float(sign * np.mean(values)) for setting, values in metrics.items()
+    }
+    for setting, mean in mean_by_setting.items():
         # A setting whose model diverged is never the best.
         if not math.isfinite(mean) or any(map(_has_diverged, tried[setting])):
-            means[setting] = -math.inf
-    best = max(means, key=means.__getitem__)
+            mean_by_setting[setting] = -math.inf
+    best_setting = max(mean_by_setting, key=mean_by_setting.__getitem__)
     edges = {
         name: (min(values), max(values))
         for name, *values in zip(tuned, *tried, strict=True)
         if name not in searched and len(set(values)) > 2
     }
-    chosen = dict(zip(tuned, best, strict=True))
-    at_edge = [name for name, value in chosen.items() if value in edges.get(name, ())]
+    chosen_values = dict(zip(tuned, best_setting, strict=True))
+    at_edge = [name for name, value in chosen_values.items() if value in edges.get(name, ())]
     return Best(
         compared=compared,
-        tuned=chosen,
-        validation=metrics[best],
-        test=[_metric(run, "test") for run in tried[best]],
+        tuned=chosen_values,
+        validation=metrics[best_setting],
+        test=[_metric(run, "test") for run in tried[best_setting]],
         settings=len(tried),
-        at_edge=[] if math.isinf(means[best]) else at_edge,
+        at_edge=[] if math.isinf(mean_by_setting[best_setting]) else at_edge,
     )
 
 
@@ -238,19 +246,19 @@ def best_table(
     stopped: Sequence[Run] = (),
 ) -> str:
     """Returns the result of `best_settings` as a text table."""
-    best = best_settings(runs, smoothed_over, searched, stopped=stopped)
+    best_rows = best_settings(runs, smoothed_over, searched, stopped=stopped)
     metric = metric_name(runs[0].plan["task"]["headline_metric"])
     rows = [
         [
-            *best[0].compared,
-            *best[0].tuned,
+            *best_rows[0].compared,
+            *best_rows[0].tuned,
             f"validation {metric}",
             f"test {metric}",
             "seeds",
             "settings tried",
         ]
     ]
-    for setting in best:
+    for setting in best_rows:
         row = list(map(_value_text, setting.compared.values()))
         for name, value in setting.tuned.items():
             text = _value_text(value)
@@ -259,7 +267,7 @@ def best_table(
         row += [str(len(setting.validation)), str(setting.settings)]
         rows.append(row)
     lines = aligned(rows)
-    if any(setting.at_edge for setting in best):
+    if any(setting.at_edge for setting in best_rows):
         lines.append("* the smallest or largest that was tried: a better one may lie beyond")
     if smoothed_over:
         lines.append(f"validation: the mean over the last {smoothed_over} rounds")

@@ -83,7 +83,7 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
       ValueError: the folder holds a run that differs in a field that neither name contains, or
         whose mechanism file of the same name had other content.
     """
-    present = {
+    config_by_name = {
         path.parent.name: TrainConfig.from_mapping(read_config_file(path), str(path))
         for path in sorted((out / "runs").glob("*/config.json"))
     }
@@ -91,10 +91,10 @@ def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str
     for name, config in configs.items():
         same_runs = [
             present_name
-            for present_name, present_config in present.items()
+            for present_name, present_config in config_by_name.items()
             if dataclasses.replace(present_config, data=config.data) == config
         ]
-        for present_name, present_config in present.items():
+        for present_name, present_config in config_by_name.items():
             if name not in same_runs or present_name == name:
                 _check_beside(name, config, run_folder(out, present_name), present_config)
         # An earlier command may have trained the same run under another name: the name of seed 0
@@ -256,13 +256,13 @@ def write_results(
       searched: fields whose values a search chose.
       chosen_by: the method that used results while runs were trained, such as "Halving".
     """
-    failed = {name: failure._asdict() for name, failure in failures.items()}
+    failure_by_name = {name: failure._asdict() for name, failure in failures.items()}
     names = list(names)
     # Runs that earlier commands trained in this folder count as well.
     folder_names = sorted(path.name for path in (out / "runs").iterdir())
     names += [name for name in folder_names if name not in names]
-    begun = begun_runs(run_folder(out, name) for name in names)
-    runs = [run for run in begun if run.result is not None]
+    begun_run_list = begun_runs(run_folder(out, name) for name in names)
+    runs = [run for run in begun_run_list if run.result is not None]
     if not runs:
         empty: dict[str, Any] = {
             "report": None,
@@ -271,8 +271,8 @@ def write_results(
             "together": "",
             "text": "",
         }
-        return empty | {"failed": failed}
-    stopped = results.stopped_by_data(begun)
+        return empty | {"failed": failure_by_name}
+    stopped = results.stopped_by_data(begun_run_list)
     for name, content in (
         ("results.csv", results.results_csv(runs, smoothed_over, stopped=stopped)),
         ("figure.png", figures.validation_figure(runs, smoothed_over, searched, stopped=stopped)),
@@ -281,9 +281,9 @@ def write_results(
         if content is not None:
             write_atomically(out / name, content, mode=0o600)
     report = write_report(runs, out / "report", title=f"fedmf sweep {out.name}")
-    guarantee = results.together(begun)
+    guarantee = results.together(begun_run_list)
     if chosen_by:
-        guarantee += halving.uncovered_note(begun, chosen_by)
+        guarantee += halving.uncovered_note(begun_run_list, chosen_by)
     best_settings = results.best_settings(runs, smoothed_over, searched, stopped=stopped)
     table = results.best_table(runs, smoothed_over, searched, stopped=stopped)
     return {
@@ -292,7 +292,7 @@ def write_results(
         "best": [dataclasses.asdict(setting) for setting in best_settings],
         "together": guarantee,
         "text": f"{table}\n{guarantee}\nopen {report}",
-        "failed": failed,
+        "failed": failure_by_name,
     }
 
 
@@ -355,27 +355,27 @@ def train_all(
                 if name and options.progress:
                     progress.write(f"{name}: {outcome(out, name, failures)}", file=sys.stderr)
 
-        remaining = dict(configs)
+        remaining_configs = dict(configs)
         if options.halving:
             rungs_by_run = {name: halving.rungs(config) for name, config in configs.items()}
             for rung in sorted(set().union(*rungs_by_run.values())):
-                compared = [name for name in remaining if rung in rungs_by_run[name]]
-                behind = [name for name in compared if rounds_done(name) < rung]
-                train(behind, "--stop-after", str(rung))
-                names = halving.runs_going_on(out, remaining, rung)
-                for name in remaining.keys() - set(names):
+                compared_names = [name for name in remaining_configs if rung in rungs_by_run[name]]
+                names_behind = [name for name in compared_names if rounds_done(name) < rung]
+                train(names_behind, "--stop-after", str(rung))
+                names = halving.runs_going_on(out, remaining_configs, rung)
+                for name in remaining_configs.keys() - set(names):
                     if rounds_done(name) and state(out, name) != "finished":
                         # The run ends here because of its validation metrics, so the number of its
                         # rounds depends on data, unlike that of a plan. The folder records this.
                         RunFolder(run_folder(out, name)).mark_stopped_by_data(rounds_done(name))
-                remaining = {name: configs[name] for name in names}
-                stopped_names = [name for name in configs if name not in remaining]
+                remaining_configs = {name: configs[name] for name in names}
+                stopped_names = [name for name in configs if name not in remaining_configs]
                 rounds_stopped = sum(rounds_done(name) for name in stopped_names)
-                rounds_expected = halving.expected_rounds(remaining, after=rung)
+                rounds_expected = halving.expected_rounds(remaining_configs, after=rung)
                 progress.total = max(rounds_done(), rounds_stopped + rounds_expected)
                 progress.refresh()
-        unfinished = (name for name in remaining if state(out, name) != "finished")
-        train(name for name in unfinished if name not in failures)
+        unfinished_names = (name for name in remaining_configs if state(out, name) != "finished")
+        train(name for name in unfinished_names if name not in failures)
     return failures
 
 

@@ -34,10 +34,10 @@ def prepare(out: pathlib.Path, name: str, config: TrainConfig, noise_seed: int |
 
     The seed reaches another machine only through the shared folder.
     """
-    private = out / "private"
-    make_folder(private)
+    private_folder = out / "private"
+    make_folder(private_folder)
     write_atomically(out / "logs" / f"{name}.json", config.to_json())
-    write_atomically(private / f"{name}.seed", str(noise_seed), mode=0o600)
+    write_atomically(private_folder / f"{name}.seed", str(noise_seed), mode=0o600)
 
 
 def request(out: pathlib.Path, name: str, options: list[str]) -> dict[str, Any]:
@@ -85,12 +85,12 @@ class LocalRuns:
         A status is negative if the process died of that signal.
         """
         statuses = {name: running.status() for name, running in self._running.items()}
-        ended = [(name, status) for name, status in statuses.items() if status is not None]
-        for name, _ in ended:
+        ended_statuses = [(name, status) for name, status in statuses.items() if status is not None]
+        for name, _ in ended_statuses:
             idle_job = self._running.pop(name)
             if idle_job.process.poll() is None:
                 self._idle.append(idle_job)
-        return ended
+        return ended_statuses
 
     def under_way(self) -> int:
         """Returns the number of runs that have not ended."""
@@ -144,8 +144,8 @@ class ClusterRuns:
 
     def finished(self) -> list[tuple[str, int]]:
         """Returns the runs that have ended since the last call, with their exit statuses."""
-        ended = [name for name, call in self._running.items() if self._cluster.finished(call)]
-        return [(name, self._status(name, self._running.pop(name))) for name in ended]
+        ended_names = [name for name, call in self._running.items() if self._cluster.finished(call)]
+        return [(name, self._status(name, self._running.pop(name))) for name in ended_names]
 
     def _status(self, name: str, call: Any) -> int:
         """Returns the exit status of a run that has ended. If its worker was lost, the log gets the

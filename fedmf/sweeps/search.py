@@ -73,29 +73,31 @@ class Space:
         run.
         """
         named_values = dict(entry.split("=", 1) for entry in run.split(",") if "=" in entry)
-        chosen: dict[str, Any] = {}
+        chosen_values: dict[str, Any] = {}
         for name, values in self.varied.items():
             value = config.flat().get(name)
             texts = {grid.run_name({name: value}), f"{name}={named_values.get(name)}"}
             if isinstance(values, list):
-                chosen.update((name, v) for v in values if grid.run_name({name: v}) in texts)
+                chosen_values.update((name, v) for v in values if grid.run_name({name: v}) in texts)
             # The option was left at the family's default.
             elif value is None and name in named_values:
                 value = grid.typed_value(name, named_values[name])
             if isinstance(values, Range) and value in values:
-                chosen[name] = value
-        if "family" in self.varied and "family" not in chosen:
+                chosen_values[name] = value
+        if "family" in self.varied and "family" not in chosen_values:
             return None
-        needed = grid.applying(self.fixed, dict.fromkeys(self.varied) | chosen)
-        chosen = {name: value for name, value in chosen.items() if name in needed}
-        if set(chosen) != set(needed) & set(self.varied):
+        needed_names = grid.applying(self.fixed, dict.fromkeys(self.varied) | chosen_values)
+        chosen_values = {
+            name: value for name, value in chosen_values.items() if name in needed_names
+        }
+        if set(chosen_values) != set(needed_names) & set(self.varied):
             return None
         try:
-            _, chosen_config = grid.sweep_config(self.fixed, chosen)
+            _, chosen_config = grid.sweep_config(self.fixed, chosen_values)
         except ValueError:  # These values and the fixed fields make no valid configuration.
             return None
         is_same = dataclasses.replace(chosen_config, data=config.data) == config
-        return chosen if is_same else None
+        return chosen_values if is_same else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,9 +128,9 @@ def trials_in(out: pathlib.Path, space: Space) -> dict[str, Trial]:
         if path.exists():
             config = TrainConfig.from_mapping(read_config_file(path), str(path))
             config = dataclasses.replace(config, data=space.fixed.get("data"))
-            chosen = space.chosen_in(name, config)
-            if chosen is not None:
-                trials[name] = Trial(chosen=chosen, config=config)
+            chosen_values = space.chosen_in(name, config)
+            if chosen_values is not None:
+                trials[name] = Trial(chosen=chosen_values, config=config)
     return trials
 
 
@@ -152,15 +154,15 @@ def next_trial(space: Space, trials: Mapping[str, Trial]) -> tuple[str, Trial] |
     """
     study, pruned = _study(space, trials)
     for _ in range(_MAX_SUGGESTIONS):
-        suggested = study.ask()
-        chosen = _suggested(space, suggested)
+        suggested_trial = study.ask()
+        chosen_values = _suggested(space, suggested_trial)
         try:
-            name, config = grid.sweep_config(space.fixed, chosen)
+            name, config = grid.sweep_config(space.fixed, chosen_values)
         except ValueError:  # The suggested fields make no valid configuration.
-            study.tell(suggested, state=pruned)
+            study.tell(suggested_trial, state=pruned)
             continue
         if all(config != trial.config for trial in trials.values()):
-            return name, Trial(chosen=chosen, config=config)
+            return name, Trial(chosen=chosen_values, config=config)
     return None
 
 
@@ -239,10 +241,10 @@ def _suggested_value(name: str, values: list[Any] | Range, trial: Any) -> Any:
         texts = _texts(name, values)
         return values[texts.index(trial.suggest_categorical(name, texts))]
     suggest = trial.suggest_int if values.whole else trial.suggest_float
-    drawn = suggest(name, values.low, values.high, log=values.low > 0)
+    drawn_value = suggest(name, values.low, values.high, log=values.low > 0)
     if values.whole:
-        return drawn
-    return min(max(float(f"{drawn:.{_DIGITS}g}"), values.low), values.high)
+        return drawn_value
+    return min(max(float(f"{drawn_value:.{_DIGITS}g}"), values.low), values.high)
 
 
 def run_search(
@@ -272,18 +274,20 @@ def run_search(
     search: dict[str, Any] = {"trials": len(names), "by": None, "best": None, "value": None}
     runs = [Run.load(run_folder(out, name)) for name in names if _finished(out, name)]
     scores = {run.path.name: results.score_of(run, smoothed_over) for run in runs}
-    sound = {name: score for name, score in scores.items() if not math.isnan(score)}
-    if sound:
+    score_by_trial = {name: score for name, score in scores.items() if not math.isnan(score)}
+    if score_by_trial:
         headline = runs[0].plan["task"]["headline_metric"]
         kind = "private" if runs[0].config.private_metrics else "validation"
-        best = max(sound, key=lambda name: sound[name])
-        value = -sound[best] if smaller_is_better(headline) else sound[best]
-        search |= {"by": f"{kind} {metric_name(headline)}", "best": best, "value": value}
+        best_name = max(score_by_trial, key=lambda name: score_by_trial[name])
+        value = (
+            -score_by_trial[best_name] if smaller_is_better(headline) else score_by_trial[best_name]
+        )
+        search |= {"by": f"{kind} {metric_name(headline)}", "best": best_name, "value": value}
         num_failed = sum(name in failures for name in names)
         trial_text = f"{len(names)} trials"
         if num_failed:
             trial_text += f" ({num_failed} failed)"
-        best_text = f"best of {trial_text} by {search['by']}: {best} ({value:.4f})"
+        best_text = f"best of {trial_text} by {search['by']}: {best_name} ({value:.4f})"
         answer["text"] = f"{best_text}\n{answer['text']}"
     if len(names) < trials and not failures:
         answer["text"] += f"\n{len(names)} trials and not {trials}: no other setting was found"
@@ -340,8 +344,8 @@ def train_trials(
 
     def names() -> Iterator[str]:
         """Yields the names of the unfinished trials, and then of new ones."""
-        unfinished = [name for name in trial_by_name if not _finished(out, name)]
-        yield from map(prepare_trial, unfinished)
+        unfinished_names = [name for name in trial_by_name if not _finished(out, name)]
+        yield from map(prepare_trial, unfinished_names)
         while len(trial_by_name) < trials:
             update_trials()
             statuses = [failure.status for failure in failures.values()]

@@ -69,13 +69,13 @@ def list_batches(clients: Sequence[Epochs], batch_size: int) -> Batches:
     num_batches = -(-num_examples // batch_size)
     first_batch = np.cumsum(num_batches) - num_batches
     first_row = np.cumsum(num_examples) - num_examples
-    number = np.arange(num_batches.sum()) - np.repeat(first_batch, num_batches)
-    start = np.repeat(first_row, num_batches) + number * batch_size
-    rows_left = np.repeat(num_examples, num_batches) - number * batch_size
+    batch_number = np.arange(num_batches.sum()) - np.repeat(first_batch, num_batches)
+    start = np.repeat(first_row, num_batches) + batch_number * batch_size
+    rows_left = np.repeat(num_examples, num_batches) - batch_number * batch_size
     return Batches(
         client=np.repeat(client, num_batches).astype(np.int32),
         epoch=np.repeat(epoch, num_batches).astype(np.int32),
-        number=number.astype(np.int32),
+        number=batch_number.astype(np.int32),
         start=start.astype(np.int32),
         size=np.minimum(rows_left, batch_size).astype(np.int32),
     )

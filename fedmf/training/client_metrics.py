@@ -30,7 +30,7 @@ def client_metrics(
     """
     values = list(_client_values(task, config, weights, progress=progress))
     finite_values = [value for value in values if math.isfinite(value)]
-    undefined = sum(map(math.isnan, values))
+    num_undefined = sum(map(math.isnan, values))
     not_finite = sum(map(math.isinf, values))
     num_clients = len(task.client_ids)
     if not finite_values and not_finite:
@@ -42,7 +42,7 @@ def client_metrics(
     if not finite_values:
         raise ValueError(
             f"{task.headline} of task {task.name!r} is not defined on any client's examples "
-            f"({undefined} of {num_clients} clients have some): choose another headline_metric"
+            f"({num_undefined} of {num_clients} clients have some): choose another headline_metric"
         )
     if not_finite:
         warnings.warn(
@@ -54,7 +54,7 @@ def client_metrics(
     return {
         "clients": len(finite_values),
         "clients_without_examples": num_clients - len(values),
-        "clients_undefined": undefined,
+        "clients_undefined": num_undefined,
         "clients_not_finite": not_finite,
         **mean_and_deciles(finite_values),
     }

@@ -60,11 +60,11 @@ def sums_of_copies(
       ValueError: after the last group, if client work wrote to the copy. Then clients began with
         weights that depend on the examples of clients that trained before.
     """
-    copied = _copied(sent)
-    yield from work.sums(copied, groups)
+    sent_copy = _copied(sent)
+    yield from work.sums(sent_copy, groups)
     for name, arrays, originals in (
-        ("weights", copied.weights, sent.weights),
-        ("scales", copied.params.scales, sent.params.scales),
+        ("weights", sent_copy.weights, sent.weights),
+        ("scales", sent_copy.params.scales, sent.params.scales),
     ):
         if not _has_same_values(arrays, originals):
             raise ValueError(

@@ -87,10 +87,10 @@ class DivergenceWatch:
     def _report(self, problem: str, client_rate: str = "") -> str:
         """Returns a message that says what to change, and remembers that the run was reported."""
         self._has_reported = True
-        rate = self.rate_for_noise
+        suggested_rate = self.rate_for_noise
         suggestion = ""
-        if rate is not None and rate < self.server_learning_rate:
-            suggestion = f", such as {rate:.2g}, which {_RULE}"
+        if suggested_rate is not None and suggested_rate < self.server_learning_rate:
+            suggestion = f", such as {suggested_rate:.2g}, which {_RULE}"
         return (
             f"{problem}: start again with a smaller {client_rate}`server_learning_rate` than "
             f"{self.server_learning_rate:g}{suggestion}"

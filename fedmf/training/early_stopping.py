@@ -61,14 +61,14 @@ class EarlyStopping(Callback):
         """Returns the loss of each evaluation so far; infinity for a loss that is not finite."""
         interval = training.config.evaluate_every
         metrics = training.plan.private_metrics
-        ends = range(interval, len(self._rows) + 1, interval)
+        row_counts = range(interval, len(self._rows) + 1, interval)
         if metrics is None:
-            losses = [self._rows[end - 1]["validation"]["loss"] for end in ends]
+            losses = [self._rows[end - 1]["validation"]["loss"] for end in row_counts]
         else:
             releases = [row["private"] for row in self._rows]
             losses = [
                 mean_over(releases[end - interval : end], "loss", largest_loss=metrics.largest_loss)
-                for end in ends
+                for end in row_counts
             ]
         # Minus infinity counts as infinity too, because a model with this loss has diverged.
         return [loss if math.isfinite(loss) else math.inf for loss in losses]

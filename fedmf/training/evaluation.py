@@ -50,9 +50,11 @@ class Evaluator:
         names = [name for name, value in evaluation.values.items() if not math.isfinite(value)]
         if not names:
             return values
-        untrained = self._evaluation(self._task.initial_weights(self._seed), examples)
+        initial_evaluation = self._evaluation(self._task.initial_weights(self._seed), examples)
         for name in names:
-            is_defined = name not in untrained.undefined and math.isfinite(untrained.values[name])
+            is_defined = name not in initial_evaluation.undefined and math.isfinite(
+                initial_evaluation.values[name]
+            )
             values[name] = math.inf if is_defined else math.nan
         return values
 

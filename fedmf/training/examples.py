@@ -162,10 +162,10 @@ def has_spec(examples: Examples, expected: Any) -> bool:
     """Returns whether the examples have this spec, as `spec_of` would return it."""
     if not nest.has_same_structure(examples, expected):
         return False
-    pairs = zip(nest.flatten(examples), nest.flatten(expected), strict=True)
+    leaf_pairs = zip(nest.flatten(examples), nest.flatten(expected), strict=True)
     return all(
         array.shape[1:] == spec.shape and _dtype_name(array.dtype) == spec.dtype
-        for array, spec in pairs
+        for array, spec in leaf_pairs
     )
 
 
@@ -175,8 +175,8 @@ def digest(*structures: Any) -> str:
     """
     sha = hashlib.sha256()
     for structure in structures:
-        description = nest.map_leaves(lambda array: f"{array.dtype} {array.shape}", structure)
-        sha.update(repr(description).encode())
+        leaf_descriptions = nest.map_leaves(lambda array: f"{array.dtype} {array.shape}", structure)
+        sha.update(repr(leaf_descriptions).encode())
         for array in nest.flatten(structure):
             sha.update(_content(array))
     return sha.hexdigest()[:16]
@@ -336,8 +336,8 @@ def _is_supported(dtype: np.dtype) -> bool:
     support.
     """
     if dtype.kind in "fc":
-        widest = np.dtype(complex if dtype.kind == "c" else float)
-        return dtype.itemsize <= widest.itemsize
+        widest_dtype = np.dtype(complex if dtype.kind == "c" else float)
+        return dtype.itemsize <= widest_dtype.itemsize
     return dtype.kind in "biuSU" or dtype.name.startswith(_EXTENSIONS)
 
 
@@ -372,9 +372,11 @@ def class_weight_table(class_weight: Mapping[int, float]) -> np.ndarray:
         raise ValueError(
             f"class_weight={class_weight!r} has other keys than 0, 1, 2 ...: {hint}, as in Keras"
         )
-    largest = float(np.finfo(np.float32).max)
+    largest_float32 = float(np.finfo(np.float32).max)
     weights = [
-        checks.positive(f"class_weight[{c}]", class_weight[c], hint, below=largest, allow_zero=True)
+        checks.positive(
+            f"class_weight[{c}]", class_weight[c], hint, below=largest_float32, allow_zero=True
+        )
         for c in range(len(class_weight))
     ]
     return np.array(weights, np.float32)

@@ -204,12 +204,12 @@ class _FineTuning:
                 if tuned_weights is None:
                     left_out["training_not_finite"] += 1
                 elif split_examples is None:
-                    before = self._evaluator.on_marked(self._weights, client.evaluation)
-                    after = self._evaluator.on_marked(tuned_weights, client.evaluation)
-                    changes.append(Change(before, after))
+                    metrics_before = self._evaluator.on_marked(self._weights, client.evaluation)
+                    metrics_after = self._evaluator.on_marked(tuned_weights, client.evaluation)
+                    changes.append(Change(metrics_before, metrics_after))
                 else:
-                    after = self._evaluator.on_marked(tuned_weights, split_examples)
-                    changes.append(Change(split_metrics, after))
+                    metrics_after = self._evaluator.on_marked(tuned_weights, split_examples)
+                    changes.append(Change(split_metrics, metrics_after))
         if not changes:
             raise ValueError(
                 f"none of clients={len(client_ids)} of task {task.name!r} has two examples, all "
@@ -339,14 +339,14 @@ def _warn_of_values_not_finite(summary_by_metric: Mapping[str, Mapping[str, Any]
     """Warns of metrics whose means leave out clients, because the model's values for them are not
     finite.
     """
-    counts = [
+    metric_phrases = [
         f"{name} of {summary['clients_not_finite']} clients"
         for name, summary in summary_by_metric.items()
         if summary["clients_not_finite"]
     ]
-    if counts:
+    if metric_phrases:
         warnings.warn(
-            f"not finite before or after fine-tuning: {', '.join(counts)}; the means and deciles "
-            "leave these clients out, and look better than the models are",
+            f"not finite before or after fine-tuning: {', '.join(metric_phrases)}; the means and "
+            "deciles leave these clients out, and look better than the models are",
             stacklevel=4,
         )

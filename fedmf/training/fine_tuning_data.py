@@ -86,8 +86,8 @@ def _id_bytes(client_id: Hashable) -> bytes:
 def _random_halves(examples: Examples, rng: np.random.Generator) -> tuple[Examples, Examples]:
     """Splits examples at random into two halves, in random order."""
     order = rng.permutation(count(examples))
-    middle = (count(examples) + 1) // 2
-    return take(examples, order[:middle]), take(examples, order[middle:])
+    half_size = (count(examples) + 1) // 2
+    return take(examples, order[:half_size]), take(examples, order[half_size:])
 
 
 def sample_clients(task: Task, clients: int, seed: int) -> list[str]:

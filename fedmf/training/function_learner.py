@@ -282,11 +282,13 @@ class _SequentialClients(ClientWork):
         for number, batch in enumerate(settings.batches(client.epochs)):
             batch_client = ClientData([batch], (*client.seed, number))
             step, loss = _client_update(self._learner, settings, current_weights, batch_client)
-            clipped = clip_update(step, clip_norm=settings.max_step_norm, zeroing_norm=math.inf)
+            clipped_update = clip_update(
+                step, clip_norm=settings.max_step_norm, zeroing_norm=math.inf
+            )
             # A step with NaN or infinity is not shortened, so that the weights become not finite as
             # well.
-            if not clipped.is_zeroed:
-                step = clipped.values
+            if not clipped_update.is_zeroed:
+                step = clipped_update.values
             current_weights = [
                 (weight + array).astype(weight.dtype)
                 for weight, array in zip(current_weights, step, strict=True)

@@ -285,8 +285,8 @@ def function_text(function: Any) -> str:
     """
     if isinstance(function, functools.partial):
         arguments = [_value_text(value) for value in function.args]
-        named = sorted(function.keywords.items())
-        arguments += [f"{name}={_value_text(value)}" for name, value in named]
+        sorted_keywords = sorted(function.keywords.items())
+        arguments += [f"{name}={_value_text(value)}" for name, value in sorted_keywords]
         return f"{function_text(function.func)}({', '.join(arguments)})"
     owner = getattr(function, "__self__", function)
     is_object = dataclasses.is_dataclass(owner) and not isinstance(owner, type)

@@ -135,11 +135,11 @@ def train(
     with task.learner.limited_threads(machine.threads), numpy_defaults():
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
         splits = SPLITS if machine.test else SPLITS[:1]
-        checked = CheckedTask.of(task, config, splits=() if resume else splits)
-        setup = None if resume else new_run(checked, config, folder, noise_seed, plan, machine)
+        checked_task = CheckedTask.of(task, config, splits=() if resume else splits)
+        setup = None if resume else new_run(checked_task, config, folder, noise_seed, plan, machine)
         run_folder = RunFolder.open(folder) if setup is None else setup.folder
         with run_folder.locked():
-            setup = setup or reopen_run(checked, config, run_folder, plan, machine, noise_seed)
+            setup = setup or reopen_run(checked_task, config, run_folder, plan, machine, noise_seed)
             with build_execution(
                 setup.task,
                 setup.plan,
@@ -218,10 +218,10 @@ def _round(training: Training) -> dict[str, Any]:
         raise misfit_error(training) or error from error
     if metrics is not None:
         private_values = metrics.release(t, metric_sum)
-    committed = training.commit(release, private_values)
+    committed_round = training.commit(release, private_values)
     training.not_finite = int(release.row["not_finite"])
     training.take_step(release)
-    row = training.add_record(committed, weights_before)
+    row = training.add_record(committed_round, weights_before)
     training.seconds = time.perf_counter() - start_time
     training.folder.add_timing(t, training.seconds)
     return row

@@ -141,7 +141,7 @@ class RunSetup:
         if self.task.vocabulary is not None:
             vocabulary_text = self.task.vocabulary.to_json()
             write_atomically(folder.path / VOCABULARY, vocabulary_text, mode=0o600)
-        record = plan_record(self.config, plan) | {
+        plan_content = plan_record(self.config, plan) | {
             "is_callers_plan": self.is_callers_plan,
             "task": self.checked.summary,
             "workload": workload.name,
@@ -155,13 +155,13 @@ class RunSetup:
             "versions": installed_versions(),
             "date": today(),
         }
-        folder.write_json("plan", record)
+        folder.write_json("plan", plan_content)
         values = statement_values(
             plan,
             population=self.checked.num_clients + self.config.canaries,
-            pretraining=pretraining(self.config, record),
+            pretraining=pretraining(self.config, plan_content),
             canaries=self.config.canaries,
-            subject=subject_of_run(self.config, record),
+            subject=subject_of_run(self.config, plan_content),
         )
         values |= scaling_values(self.config)
         values |= {"synthetic_clients": self.task.synthetic_clients}

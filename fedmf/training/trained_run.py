@@ -78,14 +78,18 @@ class TrainedRun(Run):
         Raises:
           ValueError: no round is committed yet.
         """
-        newest = newest_round(self.path)
-        if newest is None:
+        newest_committed = newest_round(self.path)
+        if newest_committed is None:
             raise ValueError(f"run {self.path} has no model yet: no round is committed")
         options = RunOptions(progress=False)
-        release = Release(arrays=newest.release, row=newest.numbers, canaries=newest.canaries)
+        release = Release(
+            arrays=newest_committed.release,
+            row=newest_committed.numbers,
+            canaries=newest_committed.canaries,
+        )
         plan = recorded_plan(self)
         with build_execution(self.task, plan, self.config, 0, options=options) as execution:
-            state = execution.step(execution.from_before(newest.before), release)
+            state = execution.step(execution.from_before(newest_committed.before), release)
             return execution.weights(state)
 
     def num_rounds(self) -> int:

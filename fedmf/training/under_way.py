@@ -43,8 +43,8 @@ class Training:
         self.options = options
         self.execution = execution
         self.controller = setup.controller()
-        committed = self.folder.rounds.committed
-        self.done = len(committed.rows)
+        committed_rounds = self.folder.rounds.committed
+        self.done = len(committed_rounds.rows)
         # The run cannot end before the rounds that are released already, because its guarantee must
         # cover them.
         self.last = max(setup.rounds(), self.done)
@@ -62,16 +62,19 @@ class Training:
                 self.task, self.plan, setup.noise_seed, self.evaluator
             )
         self.program = setup.program
-        self._first_rounds = [0, *(row["round"] for row in committed.rows if "program" in row)]
+        self._first_rounds = [
+            0,
+            *(row["round"] for row in committed_rounds.rows if "program" in row),
+        ]
         self.folder.note_programs(self._first_rounds)
-        self._canary_releases = [np.array(row.get("canaries", ())) for row in committed.rows]
+        self._canary_releases = [np.array(row.get("canaries", ())) for row in committed_rounds.rows]
         self.seconds = 0.0
         self.cohort: list[int] = []
         self.not_finite = 0
         self.stops = False
         self._state = execution.init()
-        if committed.rows:
-            self._resume_from(committed)
+        if committed_rounds.rows:
+            self._resume_from(committed_rounds)
         self.folder.rounds.forget_committed()
 
     def _resume_from(self, committed: Committed) -> None:
@@ -82,12 +85,14 @@ class Training:
             [np.array(row["clients"], np.int64) for row in committed.rows],
             [selected_of(row) for row in committed.rows],
         )
-        newest = CommittedRound.of(committed)
-        release = Release(arrays=newest.release, row=newest.numbers, canaries=newest.canaries)
-        state_before = self.execution.from_before(newest.before)
+        newest_round = CommittedRound.of(committed)
+        release = Release(
+            arrays=newest_round.release, row=newest_round.numbers, canaries=newest_round.canaries
+        )
+        state_before = self.execution.from_before(newest_round.before)
         self._state = self.execution.step(state_before, release)
         if "record" not in committed.rows[-1]:
-            self.add_record(newest, self.execution.weights(state_before))
+            self.add_record(newest_round, self.execution.weights(state_before))
             self.recorded = Run.load(self.folder.path)
 
     def collect_release(self, clients: Sequence[Any], canaries: Sequence[int]) -> Release:
@@ -121,7 +126,7 @@ class Training:
         """
         t = self.done
         ledger = self.controller.ledger
-        committed = CommittedRound(
+        committed_round = CommittedRound(
             t=t,
             clients=ledger.cohort(t),
             selected=ledger.selected(t),
@@ -132,13 +137,13 @@ class Training:
             before=self.execution.before(self._state),
             program=self.program,
         )
-        self.folder.rounds.commit(committed)
+        self.folder.rounds.commit(committed_round)
         if self.program is not None:
             self._first_rounds.append(t)
             self.folder.note_programs(self._first_rounds)
         self.program = None
         self._canary_releases.append(release.canaries)
-        return committed
+        return committed_round
 
     def add_record(
         self, committed: CommittedRound, weights_before: list[np.ndarray]

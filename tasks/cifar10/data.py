@@ -154,10 +154,11 @@ def _members(archive: pathlib.Path) -> dict[str, bytes]:
                     content_by_name[name] = file.read()
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise ValueError(f"{archive} is no whole .tar.gz archive ({error}): {_HINT}") from None
-    missing = sorted(expected_names - set(content_by_name))
-    if missing:
+    missing_names = sorted(expected_names - set(content_by_name))
+    if missing_names:
         raise ValueError(
-            f"{archive} has no {missing[0]}, so it is not the Python version of CIFAR-10: {_HINT}"
+            f"{archive} has no {missing_names[0]}, so it is not the Python version of CIFAR-10: "
+            f"{_HINT}"
         )
     return content_by_name
 
@@ -260,10 +261,10 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
         counts = np.bincount(y, minlength=10).tolist()
         labels = dict(zip(images.label_names, counts, strict=True))
         splits[name] = {"images": len(y), "labels": labels}
-    origin = "synthetic substitute" if images.synthetic else "CIFAR-10"
+    origin_text = "synthetic substitute" if images.synthetic else "CIFAR-10"
     return {
         "path": str(path),
         "bytes": expanded(path).stat().st_size,
-        "origin": origin,
+        "origin": origin_text,
         "splits": splits,
     }

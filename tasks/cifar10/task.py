@@ -61,11 +61,11 @@ def build_task(o: Cifar10Options) -> Task:
         x, y = splits[split]
         return scaled(x), y
 
-    origin = "a synthetic substitute for CIFAR-10" if images.synthetic else "CIFAR-10"
+    origin_text = "a synthetic substitute for CIFAR-10" if images.synthetic else "CIFAR-10"
     return Task(
         name="cifar10",
         description=(
-            f"{origin}: {client_description}; "
+            f"{origin_text}: {client_description}; "
             f"network {o.model!r}; validated on {o.validation} images"
         ),
         synthetic_clients=partition_description,

@@ -227,10 +227,10 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
                 "labels": {CLASSES[i]: int(count) for i, count in enumerate(counts)},
             },
         }
-    origin = "synthetic substitute" if file.synthetic else "federated EMNIST"
+    origin_text = "synthetic substitute" if file.synthetic else "federated EMNIST"
     return {
         "path": str(file.path),
         "bytes": file.path.stat().st_size,
-        "origin": origin,
+        "origin": origin_text,
         "splits": splits,
     }

@@ -139,10 +139,10 @@ def _distances(font: int) -> np.ndarray:
         face.set_text(character, 0.0)
         face.draw_glyphs_to_bitmap(antialiased=True)
         bitmap = np.asarray(face.get_image())
-        below = face.get_descent() // 64
+        pixels_below = face.get_descent() // 64
         # Capital letters stand on the base line. They are moved so that their middle is the middle
         # of the field.
-        bottom = min(_FIELD_SIDE, (_FIELD_SIDE + _CAPITAL_HEIGHT) // 2 + below)
+        bottom = min(_FIELD_SIDE, (_FIELD_SIDE + _CAPITAL_HEIGHT) // 2 + pixels_below)
         top_row = max(0, bottom - bitmap.shape[0])
         left_column = max(0, (_FIELD_SIDE - bitmap.shape[1]) // 2)
         is_ink = np.zeros((_FIELD_SIDE, _FIELD_SIDE), bool)
@@ -216,8 +216,8 @@ def _ink(distances: np.ndarray, pen_widths: np.ndarray, x: np.ndarray, y: np.nda
       x, y: points, in pixels of the image from the middle of the character.
     """
     zoom = _CAPITAL_HEIGHT / _IMAGE_CAPITAL_HEIGHT
-    middle = (_FIELD_SIDE - 1) / 2
-    distance = _interpolated(distances, y * zoom + middle, x * zoom + middle) / zoom
+    middle_pixel = (_FIELD_SIDE - 1) / 2
+    distance = _interpolated(distances, y * zoom + middle_pixel, x * zoom + middle_pixel) / zoom
     return np.clip(pen_widths - distance, 0, 1)
 
 

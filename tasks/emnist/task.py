@@ -58,11 +58,12 @@ def build_task(o: EmnistOptions) -> Task:
         data_version = f"{file.version}-{synthetic.version}"
         client_ids = tuple(synthetic.indices)
         client_description = synthetic.description
-    origin = "a synthetic substitute" if file.synthetic else "the federated file"
+    origin_text = "a synthetic substitute" if file.synthetic else "the federated file"
     return Task(
         name="emnist",
         description=(
-            f"EMNIST on {origin}: {client_description}, {o.classes} classes, network {o.model!r}"
+            f"EMNIST on {origin_text}: {client_description}, {o.classes} classes, "
+            f"network {o.model!r}"
         ),
         synthetic_clients="" if synthetic is None else synthetic.description,
         data_version=data_version,

@@ -74,9 +74,9 @@ class Corpus(ClientDatabase):
 
     def features(self, record: object) -> dict[str, Feature]:
         """Decodes the features of a record with `decode_example`."""
-        blob = self.blob(record)
+        serialized_example = self.blob(record)
         with self._decoding():
-            return decode_example(blob)
+            return decode_example(serialized_example)
 
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:

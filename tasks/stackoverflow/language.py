@@ -186,10 +186,11 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     """
     if not 1 <= topics <= MAX_TOPICS:
         raise ValueError(f"topics={topics} must lie between 1 and {MAX_TOPICS}")
-    smallest = _smallest_vocabulary(topics)
-    if vocabulary_size < smallest:
+    smallest_vocabulary = _smallest_vocabulary(topics)
+    if vocabulary_size < smallest_vocabulary:
         raise ValueError(
-            f"vocabulary_size={vocabulary_size} is too small for {topics} topics: use {smallest}+"
+            f"vocabulary_size={vocabulary_size} is too small for {topics} topics: use "
+            f"{smallest_vocabulary}+"
         )
     lexicon = Lexicon()
     # Words get their ids in the order in which they are added here.
@@ -205,13 +206,13 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
     ends, end_weights = lexicon.weighted_texts(_ENDS)
     topic_names = _TOPIC_NAMES.split()[:topics]
     technology = lexicon.word_ids(" ".join(topic_names))
-    shared = lexicon.word_ids(_SHARED_NOUNS)
+    shared_words = lexicon.word_ids(_SHARED_NOUNS)
     nouns, verbs, adjectives = _topic_words(lexicon, vocabulary_size, topics)
     # The remaining words of the vocabulary are divided equally among the topics. Those that are
     # left over are shared by all topics, so that the language has exactly `vocabulary_size` words.
     num_remaining = vocabulary_size - len(lexicon.words)
     remainder = [lexicon.coin_word("et") for _ in range(num_remaining)]
-    shared = np.concatenate([shared, np.array(remainder, np.int64)])
+    shared_words = np.concatenate([shared_words, np.array(remainder, np.int64)])
     return Language(
         words=lexicon.words,
         topics=topic_names,
@@ -225,11 +226,11 @@ def make_language(vocabulary_size: int, topics: int) -> Language:
         end_weights=end_weights,
         small=small_words,
         technology=technology,
-        shared=shared,
+        shared=shared_words,
         nouns=nouns,
         verbs=verbs,
         adjectives=adjectives,
-        favourite=_favourites(nouns, verbs, adjectives, shared, len(lexicon.words)),
+        favourite=_favourites(nouns, verbs, adjectives, shared_words, len(lexicon.words)),
     )
 
 
@@ -359,25 +360,25 @@ def draw_sentences(
       (ids, lengths): int64 word ids of all sentences one after the other, and each sentence's
       length >= 1.
     """
-    uniform = rng.random((len(topics), 2 * MAX_CLAUSES + 1))
-    num_clauses = 1 + _choose(style.clause_counts, uniform[:, 0])
-    pieces = []
+    uniform_numbers = rng.random((len(topics), 2 * MAX_CLAUSES + 1))
+    num_clauses = 1 + _choose(style.clause_counts, uniform_numbers[:, 0])
+    sentence_pieces = []
     for index in range(MAX_CLAUSES):
-        clause_uniform = uniform[:, 1 + 2 * index]
-        join_uniform = uniform[:, 2 + 2 * index]
+        clause_uniform = uniform_numbers[:, 1 + 2 * index]
+        join_uniform = uniform_numbers[:, 2 + 2 * index]
         question_clause = _choose(style.question_weights, clause_uniform)
         answer_clause = _choose(style.answer_weights, clause_uniform)
         clause = np.where(questions, question_clause, answer_clause)
         is_present = (index < num_clauses)[:, None]
-        pieces.append(np.where(is_present, language.clauses[clause], NOTHING))
+        sentence_pieces.append(np.where(is_present, language.clauses[clause], NOTHING))
         is_last = np.equal(index + 1, num_clauses)[:, None]
         is_followed = np.less(index + 1, num_clauses)[:, None]
         joint = language.joints[_choose(language.joint_weights, join_uniform)]
         end = language.ends[_choose(language.end_weights, join_uniform)]
         join = np.where(is_last, end, np.where(is_followed, joint, NOTHING))
         # A clause that ends in its own punctuation gets no further punctuation after it.
-        pieces.append(np.where(language.closed[clause][:, None], NOTHING, join))
-    codes = np.concatenate(pieces, axis=1)
+        sentence_pieces.append(np.where(language.closed[clause][:, None], NOTHING, join))
+    codes = np.concatenate(sentence_pieces, axis=1)
     has_adverb = rng.random(codes.shape) < _ADVERB_PROBABILITY
     is_word = (codes != NOTHING) & ((codes != ADVERB) | has_adverb)
     lengths = is_word.sum(axis=1)

@@ -17,8 +17,8 @@ def _content_word(index: int, ending: str) -> str:
     while index >= radix**num_syllables:
         index -= radix**num_syllables
         num_syllables += 1
-    scrambled = index * 7919 % radix**num_syllables
-    digits = [scrambled // radix**power % radix for power in range(num_syllables)]
+    scrambled_index = index * 7919 % radix**num_syllables
+    digits = [scrambled_index // radix**power % radix for power in range(num_syllables)]
     syllables = [onsets[digit % len(onsets)] + _VOWELS[digit // len(onsets)] for digit in digits]
     return "".join(syllables) + ending
 

@@ -103,12 +103,12 @@ def _backward(trace: _Trace, kernel: Any, upstream: Any) -> tuple[Any, Any]:
             axis=2,
         )
     )
-    forgets = tf.unstack(forget)
+    forget_gates = tf.unstack(forget)
     # Multiplying by a transposed copy takes a third of the time of matmul with transpose_b. The
     # copy is made in two halves, because TensorFlow's graph optimiser would fold a single
     # transposition back into the matmul.
     halves = tf.split(kernel, 2, axis=1)
-    transposed = tf.concat([tf.transpose(half) for half in halves], axis=0)
+    transposed_weights = tf.concat([tf.transpose(half) for half in halves], axis=0)
     d_gates: list[Any] = []
     d_state = None
     d_cell = None
@@ -118,8 +118,8 @@ def _backward(trace: _Trace, kernel: Any, upstream: Any) -> tuple[Any, Any]:
         d_cell = through_state if d_cell is None else through_state + d_cell
         d_gates.append(tf.concat([d_cell, d_cell, d_cell, d_state], axis=1) * factors[step])
         if step:
-            d_cell = d_cell * forgets[step]
-            d_state = tf.matmul(d_gates[-1], transposed)
+            d_cell = d_cell * forget_gates[step]
+            d_state = tf.matmul(d_gates[-1], transposed_weights)
     d_gates.reverse()
     states_before = tf.concat(trace.states[:-1], 0)
     d_kernel = tf.matmul(states_before, tf.concat(d_gates, 0), transpose_a=True)

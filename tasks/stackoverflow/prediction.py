@@ -52,11 +52,11 @@ def next_words(run: Run, text: str, count: int = 5) -> dict[str, Any]:
     probabilities /= probabilities.sum()
     ids = preprocessor.ids
     names = dict(enumerate(vocabulary.words, 1)) | {ids.end: END_OF_SENTENCE}
-    likely = [
+    likely_indices = [
         index for index in np.argsort(-probabilities, kind="stable").tolist() if index in names
     ]
     return {
-        "words": {names[index]: float(probabilities[index]) for index in likely[:count]},
+        "words": {names[index]: float(probabilities[index]) for index in likely_indices[:count]},
         "unknown": [word for word in words if word not in vocabulary_words],
     }
 

@@ -67,8 +67,8 @@ class Preprocessor:
         length = self.length
         rows = []
         for sentence in sentences:
-            encoded = sentence.encode() if isinstance(sentence, str) else sentence
-            words = encoded.split()[:length]
+            encoded_sentence = sentence.encode() if isinstance(sentence, str) else sentence
+            words = encoded_sentence.split()[:length]
             row = [self.ids.begin]
             row += [id_of(word, unknown_id) for word in words]
             if len(words) < length:

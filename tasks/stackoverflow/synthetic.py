@@ -99,18 +99,18 @@ def _users(clients: int) -> dict[str, np.ndarray]:
 
     Multiples of ten are held out. Four in five test users are train users.
     """
-    heldout = 10 * (1 + np.arange(round(clients * _HELDOUT_USERS)))
+    heldout_numbers = 10 * (1 + np.arange(round(clients * _HELDOUT_USERS)))
     num_test = round(clients * _TEST_USERS)
     num_shared = min(clients, num_test * 4 // 5)
     user_index = np.arange(clients + num_test - num_shared)
     # These are the whole numbers that are not multiples of ten, in ascending order.
     numbers = 10 * (user_index // 9) + user_index % 9 + 1
     step = clients / max(num_shared, 1)
-    shared = numbers[(np.arange(num_shared) * step).astype(np.int64)]
+    shared_numbers = numbers[(np.arange(num_shared) * step).astype(np.int64)]
     return {
         "train": numbers[:clients],
-        "heldout": heldout,
-        "test": np.concatenate([shared, numbers[clients:]]),
+        "heldout": heldout_numbers,
+        "test": np.concatenate([shared_numbers, numbers[clients:]]),
     }
 
 
@@ -176,9 +176,9 @@ def _records(
 def _texts(words: language.Language, ids: np.ndarray, lengths: np.ndarray) -> list[str]:
     """Returns the sentences as texts of words."""
     all_words = [words.words[i] for i in ids.tolist()]
-    ends = np.cumsum(lengths).tolist()
-    starts = [0, *ends[:-1]]
-    return [" ".join(all_words[start:end]) for start, end in zip(starts, ends, strict=True)]
+    end_offsets = np.cumsum(lengths).tolist()
+    starts = [0, *end_offsets[:-1]]
+    return [" ".join(all_words[start:end]) for start, end in zip(starts, end_offsets, strict=True)]
 
 
 def _dates(split: str, num_posts: int, rng: np.random.Generator) -> list[str]:

@@ -173,15 +173,15 @@ def _encode_slice(
         client_start = 0
         for client_id, size in corpus.client_sizes("test").items():
             client_stop = client_start + size
-            first = max(client_start, start)
+            first_row = max(client_start, start)
             end = min(client_stop, stop)
-            if first < end:
+            if first_row < end:
                 sentences = _all_sentences(corpus, client_id, size)
-                rows = slice(first - start, end - start)
+                rows = slice(first_row - start, end - start)
                 x[rows], y[rows] = preprocessor.encode(
-                    sentences[first - client_start : end - client_start]
+                    sentences[first_row - client_start : end - client_start]
                 )
-                bar.update(end - first)
+                bar.update(end - first_row)
             client_start = client_stop
     x.flags.writeable = False
     y.flags.writeable = False
@@ -194,9 +194,9 @@ def _all_sentences(corpus: data.Corpus, client_id: str, size: int) -> list[bytes
     """
     sentences = corpus.sentences("test", client_id, size + 1)
     if len(sentences) != size:
-        number = "more" if len(sentences) > size else f"only {len(sentences)}"
+        count_phrase = "more" if len(sentences) > size else f"only {len(sentences)}"
         raise ValueError(
             f"{corpus.path}: client_metadata lists {size} test examples of client "
-            f"{client_id!r}, but there are {number}: fetch or write the file again"
+            f"{client_id!r}, but there are {count_phrase}: fetch or write the file again"
         )
     return sentences

@@ -89,10 +89,10 @@ class ImportOptions(fields.Checked):
         """
         key = self.seed.to_bytes(8, "big")
         digest = hashlib.blake2b(user.encode(), key=key, digest_size=8).digest()
-        uniform = int.from_bytes(digest, "big") / 2**64
-        if uniform < self.test_users:
+        uniform_number = int.from_bytes(digest, "big") / 2**64
+        if uniform_number < self.test_users:
             return "test"
-        if uniform < self.test_users + self.heldout_users:
+        if uniform_number < self.test_users + self.heldout_users:
             return "heldout"
         return "train"
 
@@ -202,14 +202,14 @@ def _load(
     """
     import duckdb
 
-    visible = f"trim({tables.visible_text_sql('spelling')})"
+    visible_sql = f"trim({tables.visible_text_sql('spelling')})"
     columns = {"user_column": options.user_column, "text_column": options.text_column}
     try:
         scan = tables.scan_file(db, path, columns, scratch, ids=("user_column",))
         user, text = scan.columns
         db.execute(
-            f"CREATE TABLE texts AS SELECT nullif({visible}, '') AS client, "
-            f"nullif(spelling, {visible}) AS spelling, text, fault FROM "
+            f"CREATE TABLE texts AS SELECT nullif({visible_sql}, '') AS client, "
+            f"nullif(spelling, {visible_sql}) AS spelling, text, fault FROM "
             f"(SELECT {user}::VARCHAR AS spelling, {text}::VARCHAR AS text, "
             f"{scan.fault} AS fault FROM {scan.table})"
         )

@@ -142,9 +142,9 @@ def _count_words(corpus: data.Corpus, clients: list[str], progress: bool) -> lis
             sentences = corpus.sentences("train", client_id)
             users.update({word for sentence in sentences for word in sentence.split()})
             bar.update()
-    ordered = sorted(users.items(), key=lambda item: (-item[1], item[0]))
+    ordered_words = sorted(users.items(), key=lambda item: (-item[1], item[0]))
     # Counts are text as in TFF's file. Bytes outside UTF-8 do not occur in it.
-    return [(word.decode("utf-8", errors="replace"), count) for word, count in ordered]
+    return [(word.decode("utf-8", errors="replace"), count) for word, count in ordered_words]
 
 
 def _write_cache(cache: pathlib.Path, stamp: str, words: list[tuple[str, int]]) -> None:

@@ -157,9 +157,9 @@ class CompiledClient:
         loss_sum = 0.0
         new_weights = [weight.copy() for weight in weights]
         for start in range(0, len(y), self._batch_size):
-            rows = slice(start, start + self._batch_size)
+            batch_rows = slice(start, start + self._batch_size)
             loss_sum += self._epoch(
-                new_weights, x[rows], y[rows], self._learning_rate, self._update_arrays
+                new_weights, x[batch_rows], y[batch_rows], self._learning_rate, self._update_arrays
             )
             squared_norm = sum(float(np.vdot(step, step)) for step in self._update_arrays)
             factor = np.float32(1.0)

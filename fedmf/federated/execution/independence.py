@@ -61,9 +61,9 @@ def check_independent(
         is_checked = False
         for transform in _TRANSFORMS:
             arguments = _random_arguments(rng, slots, size, transform)
-            stacked = gradients_of_slots(*arguments)
-            if all(np.isfinite(leaf).all() for leaf in tf.nest.flatten(stacked)):
-                _check_arguments(gradients_of_slots, slots.number, arguments, stacked)
+            stacked_gradients = gradients_of_slots(*arguments)
+            if all(np.isfinite(leaf).all() for leaf in tf.nest.flatten(stacked_gradients)):
+                _check_arguments(gradients_of_slots, slots.number, arguments, stacked_gradients)
                 is_checked = True
         if not is_checked:
             raise ValueError("losses or gradients are not finite on any random examples")
@@ -80,9 +80,9 @@ def _check_arguments(
     """
     for shift in (1, num_slots // 2 + 1):
         rotate = functools.partial(np.roll, shift=-shift, axis=0)
-        rotated = tf.nest.map_structure(rotate, arguments)
-        expected = tf.nest.map_structure(rotate, stacked)
-        _check_equal_bits(gradients_of_slots(*rotated), expected)
+        rotated_arguments = tf.nest.map_structure(rotate, arguments)
+        expected_gradients = tf.nest.map_structure(rotate, stacked)
+        _check_equal_bits(gradients_of_slots(*rotated_arguments), expected_gradients)
     # Slot 0 has the first client, and all other slots have copies of the second client.
     clients = np.minimum(np.arange(num_slots), 1)
     beside_copies = tf.nest.map_structure(
@@ -112,9 +112,11 @@ def _random_arguments(
 
     def stack(*leaves: Any) -> np.ndarray:
         """Stacks the leaves of the slots' batches."""
-        stacked = np.stack([np.asarray(leaf) for leaf in leaves])
-        is_float = stacked.dtype.kind == "f"
-        return transform(stacked).astype(stacked.dtype) if is_float else stacked
+        stacked_leaves = np.stack([np.asarray(leaf) for leaf in leaves])
+        is_float = stacked_leaves.dtype.kind == "f"
+        if not is_float:
+            return stacked_leaves
+        return transform(stacked_leaves).astype(stacked_leaves.dtype)
 
     x, y = tf.nest.map_structure(stack, *batches)
     return weights, x, y
@@ -140,8 +142,8 @@ def random_batch(rng: np.random.Generator, batch_specs: tuple[Any, Any], size: i
 
 def _check_equal_bits(stacked: Sequence[Any], expected: Sequence[Any]) -> None:
     """Raises ValueError unless two lists of arrays are bitwise identical."""
-    pairs = zip(tf.nest.flatten(stacked), tf.nest.flatten(expected), strict=True)
-    for actual, leaf in pairs:
+    gradient_pairs = zip(tf.nest.flatten(stacked), tf.nest.flatten(expected), strict=True)
+    for actual, leaf in gradient_pairs:
         if np.asarray(actual).tobytes() != np.asarray(leaf).tobytes():
             raise ValueError(
                 "a client's update is rounded by its place in the call, and so by other clients"

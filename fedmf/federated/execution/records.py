@@ -155,9 +155,9 @@ class Records:
         for leaf in tf.nest.flatten(structure):
             shape = leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)
             shapes.append(tf.TensorShape(shape))
-        pairs = zip(shapes, self.flat_specs, strict=False)
+        shape_pairs = zip(shapes, self.flat_specs, strict=False)
         has_same_shapes = len(shapes) == len(self.flat_specs) and all(
-            shape.is_compatible_with(spec.shape) for shape, spec in pairs
+            shape.is_compatible_with(spec.shape) for shape, spec in shape_pairs
         )
         if not has_same_shapes:
             raise ValueError(

@@ -123,21 +123,21 @@ class VectorisedClients(ClientWork):
         params = tf.nest.map_structure(
             lambda spec: tf.ones(spec.shape, spec.dtype), sent_spec.params
         )
-        sent = TensorBroadcast(weights, params)
+        sent_tensors = TensorBroadcast(weights, params)
         slots = Slots(
             number=self._num_slots,
             weights=weights,
             batch_specs=self._batch_specs,
             share_weights=not self._is_small,
         )
-        check_independent(self._traced_gradients(sent), slots, self._batch_sizes())
+        check_independent(self._traced_gradients(sent_tensors), slots, self._batch_sizes())
         # One call is run here, because an operation that lacks a kernel on this machine fails only
         # when it runs. An example is the gradient of a grouped convolution on processors for which
         # TensorFlow does not use oneDNN.
         epochs = [tf.nest.map_structure(np.asarray, (x, y))]
         if not self._is_small:
             epochs = [tf.nest.map_structure(lambda leaf: leaf[:1], epochs[0])]
-        self._train_chunk(sent, self._records.zero(), [epochs, epochs])
+        self._train_chunk(sent_tensors, self._records.zero(), [epochs, epochs])
 
     def _traced_training(self, sent_spec: TensorBroadcast) -> Any:
         """Returns a tf.function that trains up to one client per slot and adds up their updates."""
@@ -227,10 +227,12 @@ class VectorisedClients(ClientWork):
         keras_gradients = gradients(tape, total_loss, variables)
         pairs = [(loss, keras_loss), *zip(gradient_list, keras_gradients, strict=True)]
         for stateless_value, keras_value in pairs:
-            actual = np.asarray(tf.convert_to_tensor(stateless_value))
-            expected = np.asarray(tf.convert_to_tensor(keras_value))
-            scale = np.nanmax(np.abs(expected), initial=1e-6)
-            if not np.allclose(actual, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
+            stateless_array = np.asarray(tf.convert_to_tensor(stateless_value))
+            keras_array = np.asarray(tf.convert_to_tensor(keras_value))
+            scale = np.nanmax(np.abs(keras_array), initial=1e-6)
+            if not np.allclose(
+                stateless_array, keras_array, rtol=1e-3, atol=1e-3 * scale, equal_nan=True
+            ):
                 raise ValueError(
                     "the stateless model is another function of the weights than the model"
                 )
@@ -250,18 +252,18 @@ class VectorisedClients(ClientWork):
         for group in groups:
             # Whether a client is vectorised depends only on the client's own data. So one client's
             # data cannot change how another client is computed.
-            vectorised = [client for client in group if self._is_vectorised(client)]
-            others = [client for client in group if not self._is_vectorised(client)]
-            total, loss_sum = self._sum_updates(tensors, with_finite_examples(vectorised))
+            vectorised_clients = [client for client in group if self._is_vectorised(client)]
+            single_clients = [client for client in group if not self._is_vectorised(client)]
+            total, loss_sum = self._sum_updates(tensors, with_finite_examples(vectorised_clients))
             clipped_sum = group_sum(
-                vectorised,
+                vectorised_clients,
                 [np.asarray(leaf) for leaf in total.record],
                 clipped=int(total.clipped),
                 zeroed=int(total.zeroed),
                 loss_sum=loss_sum,
             )
-            if others:
-                for other_sum in self._fallback().sums(sent, [others]):
+            if single_clients:
+                for other_sum in self._fallback().sums(sent, [single_clients]):
                     clipped_sum = _merge(clipped_sum, other_sum)
             yield clipped_sum
 
@@ -369,12 +371,12 @@ class VectorisedClients(ClientWork):
         """
         global_weights, params = sent
 
-        initial = tf.nest.map_structure(
+        initial_state = tf.nest.map_structure(
             tf.convert_to_tensor,
             _ClientsState(self._optimizer.initial(list(global_weights)), list(global_weights)),
         )
         state = tf.nest.map_structure(
-            lambda leaf: tf.repeat(leaf[tf.newaxis], self._num_slots, axis=0), initial
+            lambda leaf: tf.repeat(leaf[tf.newaxis], self._num_slots, axis=0), initial_state
         )
         loss_sum = tf.constant(0.0)
         for s in tf.range(tf.shape(steps.size)[0]):
@@ -395,7 +397,7 @@ class VectorisedClients(ClientWork):
         self, state: _ClientsState, has_batch: tf.Tensor, gradient_list: list[tf.Tensor]
     ) -> _ClientsState:
         """Takes a step for each client that has a batch, and returns the state of all clients."""
-        after = self._optimizer.next(
+        next_state = self._optimizer.next(
             state.optimizer, state.weights, gradient_list, self._learning_rate
         )
 
@@ -404,7 +406,7 @@ class VectorisedClients(ClientWork):
             is_new = tf.reshape(has_batch, [self._num_slots] + [1] * (old.shape.rank - 1))
             return tf.where(is_new, new, old)
 
-        new_state: _ClientsState = tf.nest.map_structure(select, state, _ClientsState(*after))
+        new_state: _ClientsState = tf.nest.map_structure(select, state, _ClientsState(*next_state))
         return new_state
 
 

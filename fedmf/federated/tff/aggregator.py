@@ -97,14 +97,14 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
 def _checked_type(value_type: Any) -> Any:
     """Converts a value to a TFF type of tensors, or raises TypeError if it is none."""
     hint = "give a TensorType of TFF, or a structure of them, as of tff.to_type"
-    shown = reprlib.repr(value_type)
+    type_text = reprlib.repr(value_type)
     try:
         checked_type = tff.to_type(value_type)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"value_type={shown} is no type ({error}): {hint}") from None
+        raise TypeError(f"value_type={type_text} is no type ({error}): {hint}") from None
     is_structure = isinstance(checked_type, tff.StructType) and len(checked_type) > 0
     if not (is_structure or isinstance(checked_type, tff.TensorType)):
-        raise TypeError(f"value_type={shown} is no type of tensors: {hint}")
+        raise TypeError(f"value_type={type_text} is no type of tensors: {hint}")
     return checked_type
 
 
@@ -235,12 +235,12 @@ class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
         counts_type = tff.to_type(
             collections.OrderedDict((name, np.int32) for name in _COUNT_NAMES)
         )
-        records = tff.aggregators.SecureSumFactory(self._bound).create(record_type)
+        secure_record_sum = tff.aggregators.SecureSumFactory(self._bound).create(record_type)
         counts = tff.aggregators.SecureSumFactory(1, 0).create(counts_type)
 
         @tff.federated_computation
         def initialize() -> Any:
-            return tff.federated_zip((records.initialize(), counts.initialize()))
+            return tff.federated_zip((secure_record_sum.initialize(), counts.initialize()))
 
         @tff.tensorflow.computation(value_type)
         def split_sample(sample: Any) -> Any:
@@ -261,7 +261,7 @@ class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
         def next_round(state: Any, value: Any) -> Any:
             record, count = tff.federated_map(split_sample, value)
             records_state, counts_state = state
-            records_output = records.next(records_state, record)
+            records_output = secure_record_sum.next(records_state, record)
             counts_output = counts.next(counts_state, count)
             measurements = collections.OrderedDict(
                 records=records_output.measurements, counts=counts_output.measurements

@@ -143,17 +143,17 @@ def _only_noise_call(flow: RoundFlow, output: _RoundOutput) -> NoiseCall | None:
 
 def _check_covered(flow: RoundFlow, output: _RoundOutput, noise_call: NoiseCall | None) -> None:
     """Raises ValueError for a tensor in state or result that the guarantee does not cover."""
-    hidden: set[Origin] = set()
+    hidden_origins: set[Origin] = set()
     names: dict[Path, Any] = {}
     if noise_call is not None:
-        hidden = _state_origins(noise_call, {"secret", "count"})
+        hidden_origins = _state_origins(noise_call, {"secret", "count"})
         names = _next_state_names(noise_call)
     for path, leaf in output.state.items():
         is_next_noise_state = leaf.name is not None and leaf.name == names.get(path)
         if not is_next_noise_state:
-            _check_released(flow, leaf, hidden)
+            _check_released(flow, leaf, hidden_origins)
     for leaf in output.result:
-        _check_released(flow, leaf, hidden)
+        _check_released(flow, leaf, hidden_origins)
 
 
 def _next_state_names(noise_call: NoiseCall) -> dict[Path, Any]:
@@ -163,8 +163,8 @@ def _next_state_names(noise_call: NoiseCall) -> dict[Path, Any]:
 
 def _state_origins(noise_call: NoiseCall, roles: Iterable[str]) -> set[Origin]:
     """Returns origins for the tensors of the noise's state that have one of these roles."""
-    pairs = zip(noise_call.paths, noise_call.roles, strict=True)
-    return {Origin("state", path) for path, role in pairs if role in roles}
+    path_roles = zip(noise_call.paths, noise_call.roles, strict=True)
+    return {Origin("state", path) for path, role in path_roles if role in roles}
 
 
 def _check_noise_state(output: _RoundOutput, noise_call: NoiseCall) -> None:

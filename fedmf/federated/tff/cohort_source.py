@@ -168,27 +168,27 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         controller = cls.source.controller
         state = json.loads(buffer)
         arguments = _arguments(controller)
-        changed = sorted(
+        changed_names = sorted(
             name for name in arguments if state["controller"].get(name) != arguments[name]
         )
-        if changed:
+        if changed_names:
             raise ValueError(
                 "the program state was saved with a controller of another "
-                f"{' and '.join(changed)}, which samples other cohorts under the same noise: make "
-                "the controller with the arguments that it had, or use another state folder"
+                f"{' and '.join(changed_names)}, which samples other cohorts under the same noise: "
+                "make the controller with the arguments that it had, or use another state folder"
             )
-        saved = ParticipationLedger(cohort_size=controller.ledger.cohort_size)
+        saved_ledger = ParticipationLedger(cohort_size=controller.ledger.cohort_size)
         for cohort, selected in state["rounds"]:
-            saved.append(np.array(cohort, np.int64), selected=np.array(selected, np.int64))
-        if len(controller.ledger) < len(saved):
-            controller.resume_from(saved)
-        elif controller.ledger.first(len(saved)).to_csv() != saved.to_csv():
+            saved_ledger.append(np.array(cohort, np.int64), selected=np.array(selected, np.int64))
+        if len(controller.ledger) < len(saved_ledger):
+            controller.resume_from(saved_ledger)
+        elif controller.ledger.first(len(saved_ledger)).to_csv() != saved_ledger.to_csv():
             raise ValueError(
-                f"the program state's first {len(saved)} rounds had other cohorts than the "
+                f"the program state's first {len(saved_ledger)} rounds had other cohorts than the "
                 "controller's: it belongs to another run; use another state folder, or a new "
                 "controller to resume that run"
             )
-        return cls(len(saved))
+        return cls(len(saved_ledger))
 
 
 def _arguments(controller: ParticipationController) -> dict[str, str]:

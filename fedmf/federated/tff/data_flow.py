@@ -109,10 +109,10 @@ class RoundFlow:
                     argument = self._value(block.argument, values)
                 return self._value(block.function, values).call(argument)
             case building_blocks.Lambda():
-                captured = _reference_names(block.result) & values.keys()
+                captured_names = _reference_names(block.result) & values.keys()
                 return _Function(
                     lambda value: self._value(block.result, values | {block.parameter_name: value}),
-                    origins_of(values[name] for name in captured),
+                    origins_of(values[name] for name in captured_names),
                 )
             case building_blocks.Intrinsic():
                 return _Function(lambda value: self._intrinsic(block, value))

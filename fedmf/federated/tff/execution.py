@@ -67,8 +67,8 @@ class TffExecution(Execution):
     def init(self) -> Any:
         """Returns TFF's state before round 0, with the same initial weights as other executions."""
         if self._state is None:
-            initial = self.task.initial_weights(self.config.seed)
-            model = tff.learning.models.ModelWeights(trainable=initial, non_trainable=[])
+            initial_weights = self.task.initial_weights(self.config.seed)
+            model = tff.learning.models.ModelWeights(trainable=initial_weights, non_trainable=[])
             self._state = self._worker.run(
                 lambda: self._process.set_model_weights(self._process.initialize(), model)
             )

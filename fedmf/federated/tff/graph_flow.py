@@ -93,13 +93,13 @@ class GraphFlow:
     def _origins(self, operations: Iterable[Any], excluded: Iterable[Any] = ()) -> Origins:
         """Returns the origins of operations, except those that come through `excluded` ones."""
         pending = list(operations)
-        visited = {operation.name for operation in excluded}
+        visited_names = {operation.name for operation in excluded}
         origins: Origins = frozenset()
         while pending:
             operation = pending.pop()
-            if operation.name in visited:
+            if operation.name in visited_names:
                 continue
-            visited.add(operation.name)
+            visited_names.add(operation.name)
             leaf = self._known_leaf(operation)
             if leaf is None:
                 pending += _input_operations(operation)
@@ -210,13 +210,12 @@ class GraphFlow:
         origins = self._origins_of_inputs(operations.values())
         aggregates = frozenset(origin for origin in origins if origin.kind == "aggregate")
         sum_operations = {self._calls.aggregates[origin.key].operation for origin in aggregates}
-        secured = list(origins - aggregates)
-        is_secure_sum = [origin.kind for origin in secured] == ["secured"] and sum_operations == {
-            "federated_secure_sum_bitwidth"
-        }
+        secured_origins = list(origins - aggregates)
+        has_one_source = [origin.kind for origin in secured_origins] == ["secured"]
+        is_secure_sum = has_one_source and sum_operations == {"federated_secure_sum_bitwidth"}
         if not is_secure_sum:
             return {operation.name: Leaf(origins=origins) for operation in operations.values()}
-        [clipping_name] = [origin.key for origin in secured]
+        [clipping_name] = [origin.key for origin in secured_origins]
         return {
             operation.name: Leaf(
                 ("sum", clipping_name, tag.number), aggregates | {Origin(tag.role, clipping_name)}
@@ -242,14 +241,14 @@ class GraphFlow:
                 "clipping's: give get_noised_result of the query that clips the state that it "
                 "returned in the round before"
             )
-        number = len(self._calls.noise_calls)
+        call_index = len(self._calls.noise_calls)
         total_origins = origins_of(total)
         roles = [tag.role for tag in next_state]
-        self._calls.noise_calls.append(NoiseCall(number, clipping, total_origins, paths, roles))
-        release_origin = frozenset({Origin("release", number)})
+        self._calls.noise_calls.append(NoiseCall(call_index, clipping, total_origins, paths, roles))
+        release_origin = frozenset({Origin("release", call_index)})
         origins_by_role = {
             "public": release_origin,
-            "secret": frozenset({Origin("secret", number)}),
+            "secret": frozenset({Origin("secret", call_index)}),
             "count": frozenset(origin for origin in total_origins if origin.kind != "record"),
         }
         results = {
@@ -257,7 +256,7 @@ class GraphFlow:
             for operation in self._tagged(call, "result").values()
         }
         for tag, operation in next_state.items():
-            name = ("next", number, tag.number)
+            name = ("next", call_index, tag.number)
             results[operation.name] = Leaf(name, origins_by_role[tag.role])
         return results
 

@@ -65,9 +65,13 @@ class GraphNoise:
     _form: BlockForm | None = dataclasses.field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        chosen = choose_graph_strategy(self.stream, self.size, self.strategy)
-        values = {"strategy": chosen.name, "state_rows": chosen.width, "_form": chosen.form}
-        fields.set_fields(self, values)
+        chosen_strategy = choose_graph_strategy(self.stream, self.size, self.strategy)
+        field_values = {
+            "strategy": chosen_strategy.name,
+            "state_rows": chosen_strategy.width,
+            "_form": chosen_strategy.form,
+        }
+        fields.set_fields(self, field_values)
 
     def initial_state(self, key: Any) -> NoiseState:
         """Returns the state before round 0 of the run with this key, four uint64 words."""
@@ -205,6 +209,6 @@ class GraphNoise:
         If the state is rolling, only its first row is returned.
         """
         M = form.matrix(t)
-        padded = np.zeros((1 + form.width, 1 + form.width))
-        padded[: M.shape[0], : M.shape[1]] = M
-        return padded[:1] if form.is_rolling else padded
+        padded_matrix = np.zeros((1 + form.width, 1 + form.width))
+        padded_matrix[: M.shape[0], : M.shape[1]] = M
+        return padded_matrix[:1] if form.is_rolling else padded_matrix

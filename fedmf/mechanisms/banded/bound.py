@@ -104,9 +104,9 @@ class SymmetricBand:
 
     def add_to_main_diagonal(self, diagonal_blocks: np.ndarray, values: np.ndarray) -> None:
         """Adds `values`, float64 (n,), to the main diagonal in place."""
-        padded = np.zeros(self.count * self.length)
-        padded[: self.n] = values
-        np.einsum("tii->ti", diagonal_blocks)[...] += padded.reshape(self.count, self.length)
+        padded_values = np.zeros(self.count * self.length)
+        padded_values[: self.n] = values
+        np.einsum("tii->ti", diagonal_blocks)[...] += padded_values.reshape(self.count, self.length)
 
 
 def banded_bound(
@@ -168,8 +168,10 @@ def banded_bound(
         MD = {i: block_product(M, D, i) for i in (-1, 0, 1, 2)}
         DMD = _sandwich(D, MD)
         target = band.clear_outside_band(BandBlocks(M[0] + DMD.diagonal, M[1] + DMD.below))
-        symmetric = band.clear_outside_band(_symmetric_part(MD))
-        U = BandBlocks(target.diagonal - symmetric.diagonal, target.below - symmetric.below)
+        symmetric_part = band.clear_outside_band(_symmetric_part(MD))
+        U = BandBlocks(
+            target.diagonal - symmetric_part.diagonal, target.below - symmetric_part.below
+        )
         main_diagonal = band.main_diagonal(U)
         a = loss - (np.vdot(gram.diagonal, MD[0]) + np.vdot(gram.below, MD[1][:-1]))
         a -= np.vdot(gram.below.transpose(0, 2, 1), MD[-1][1:])

@@ -112,11 +112,11 @@ def check_memory_of_fit(rounds: int, bands: int, *, hint: str | None = None) -> 
     """
     # Most of the memory is for the vectors that L-BFGS stores. The largest use that was measured is
     # 59 arrays of shape (rounds, bands). It is 39 for arrays so large that memory matters.
-    what = f"the fit of family='banded' with bands={bands}"
+    fit_text = f"the fit of family='banded' with bands={bands}"
     options = {}
     if hint is not None:
         options["hint"] = hint
-    checks.fits_in_memory(what, (rounds, bands), copies=40, **options)
+    checks.fits_in_memory(fit_text, (rounds, bands), copies=40, **options)
 
 
 def fit_banded(
@@ -233,7 +233,7 @@ class _BandedFit:
         x = self.start()
         if self.epochs is not None:
             x = self.variables.better_norms(self.start_gradient)
-        interrupted = False
+        was_interrupted = False
         try:
             steps = minimise(self.objective, x) if x.size else iter(())
             for x, value in steps:
@@ -242,14 +242,14 @@ class _BandedFit:
                     break
         except KeyboardInterrupt:
             raise_if_interruptible()
-            interrupted = True
-        certificate = self._final_certificate(x, interrupted)
+            was_interrupted = True
+        certificate = self._final_certificate(x, was_interrupted)
         if certificate.gap > self.stopping.tolerance:
             self.stopping.warn(
                 "banded",
                 iterations=certificate.iterations,
                 gap=certificate.gap,
-                interrupted=interrupted,
+                interrupted=was_interrupted,
             )
         diagonals = rows_of_columns(self.variables.encoder(x))
         return BandedMechanism(diagonals=diagonals, certificate=certificate)

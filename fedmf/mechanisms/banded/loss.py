@@ -111,19 +111,19 @@ class DenseLoss:
         # -2 B^T W^T, where W = C^-1 B^T. Its entries inside the band need only the blocks of W on
         # the diagonal and to the right of it. These are computed from the first block of rows on.
         G, G_band = self._with_band_view()
-        previous = self.blocks[0]
+        previous_block = self.blocks[0]
         previous_W = np.empty((0, 0))
         for block in self.blocks:
             Bt = B[block.start :, block].T
             right_side = Bt.copy(order="F")
-            if block is not previous:
-                previous_W = previous_W[:, block.start - previous.start :]
-                right_side -= C[block, previous] @ previous_W
-                G[block, previous] = Bt @ previous_W.T
+            if block is not previous_block:
+                previous_W = previous_W[:, block.start - previous_block.start :]
+                right_side -= C[block, previous_block] @ previous_W
+                G[block, previous_block] = Bt @ previous_W.T
             W = scipy.linalg.blas.dtrsm(1.0, C[block, block], right_side, lower=1, overwrite_b=1)
             G[block, block] = Bt @ W.T
             previous_W = W
-            previous = block
+            previous_block = block
         return np.einsum("ij,ij->", B, B), clear_outside(-2.0 * G_band)
 
     def bound(
@@ -166,9 +166,9 @@ class DenseLoss:
             block = self.blocks[index]
             right_side = self.A[block.start :, block].copy(order="F")
             if index + 1 < len(self.blocks):
-                following = self.blocks[index + 1]
-                product = B[following.start :, following] @ C[following, block]
-                right_side[following.start - block.start :] -= product
+                following_block = self.blocks[index + 1]
+                product = B[following_block.start :, following_block] @ C[following_block, block]
+                right_side[following_block.start - block.start :] -= product
             B[block.start :, block] = scipy.linalg.blas.dtrsm(
                 1.0, C[block, block], right_side, side=1, lower=1, overwrite_b=1
             )
@@ -180,12 +180,12 @@ class DenseLoss:
         """
         # Row j of `padded` holds column j of the matrix, so that the rows of the view are
         # contiguous.
-        padded = np.zeros((self.n, self.n + self.bands))
-        row_stride, entry_stride = padded.strides
+        padded_matrix = np.zeros((self.n, self.n + self.bands))
+        row_stride, entry_stride = padded_matrix.strides
         view = np.lib.stride_tricks.as_strided(
-            padded, (self.n, self.bands), (row_stride + entry_stride, entry_stride)
+            padded_matrix, (self.n, self.bands), (row_stride + entry_stride, entry_stride)
         )
-        return padded.T[: self.n], view
+        return padded_matrix.T[: self.n], view
 
 
 def clear_outside(columns: np.ndarray) -> np.ndarray:

@@ -61,10 +61,10 @@ def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]
     # Row i of slab t holds column t * length + i of the matrix, from the first row of its block on:
     # the column's entries in D[t] and then those in E[t].
     slabs = np.zeros((num_blocks, length, 2 * length))
-    padded = np.zeros((num_blocks * length, bands))
-    padded[:n] = columns
-    padded[n:, 0] = 1.0
-    _band_view(slabs, bands)[...] = padded.reshape(num_blocks, length, bands)
+    padded_rows = np.zeros((num_blocks * length, bands))
+    padded_rows[:n] = columns
+    padded_rows[n:, 0] = 1.0
+    _band_view(slabs, bands)[...] = padded_rows.reshape(num_blocks, length, bands)
     return slabs[:, :, :length].transpose(0, 2, 1), slabs[:-1, :, length:].transpose(0, 2, 1)
 
 

@@ -74,8 +74,8 @@ class EncoderVariables:
         norms = self._norms(x)
         # Each column is divided by its length, so the loss depends on its direction only. The part
         # of the gradient along the column is therefore removed.
-        parallel = np.einsum("ij,ij->i", gradient, unit_columns)
-        ratio_gradient = gradient[:, 1:] - unit_columns[:, 1:] * parallel[:, None]
+        parallel_parts = np.einsum("ij,ij->i", gradient, unit_columns)
+        ratio_gradient = gradient[:, 1:] - unit_columns[:, 1:] * parallel_parts[:, None]
         if norms is not None:
             lengths = lengths / norms
         ratio_gradient /= lengths[:, None]
@@ -84,11 +84,11 @@ class EncoderVariables:
         x_gradient = (by_rows[: self.n] @ self.preconditioner).ravel()
         if norms is None:
             return x_gradient
-        parallel *= norms
+        parallel_parts *= norms
         # The squared norms of a class are a softmax of its variables. This is the derivative of the
         # softmax.
-        class_sums = np.bincount(self.classes, parallel)[self.classes]
-        norm_gradient = parallel - norms**2 * class_sums
+        class_sums = np.bincount(self.classes, parallel_parts)[self.classes]
+        norm_gradient = parallel_parts - norms**2 * class_sums
         return np.append(x_gradient, _NORM_UNIT * norm_gradient)
 
     def _unit_columns(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -138,10 +138,10 @@ class BLTProblem:
             return first_entry * first_entry + squares
 
         last_window = np.array([self.k - 1.0])
-        squared = sum_window(last_window, self.n - (self.k - 1) * self.b)[:, 0]
+        squared_norms = sum_window(last_window, self.n - (self.k - 1) * self.b)[:, 0]
         if self.k > 1:
-            squared = squared + sum_window(self.windows, self.b) @ self.window_weights
-        return squared
+            squared_norms = squared_norms + sum_window(self.windows, self.b) @ self.window_weights
+        return squared_norms
 
     def _squared_error(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
         """Returns the weighted sum of squares of the first column of A N, where A is the workload
@@ -274,7 +274,7 @@ def _divided_powers(log_pole: float, log_decay: np.ndarray, t: np.ndarray) -> np
     and z, which loses no digits when they are close.
     """
     is_larger = log_decay.real > log_pole
-    larger = np.where(is_larger, log_decay, log_pole)[:, None, :]
-    smaller = np.where(is_larger, log_pole, log_decay)[:, None, :]
-    powers = np.exp(t[:, None] * larger) * -_expm1(t[:, None] * (smaller - larger))
-    return powers / (np.exp(larger) * -_expm1(smaller - larger))
+    larger_log = np.where(is_larger, log_decay, log_pole)[:, None, :]
+    smaller_log = np.where(is_larger, log_pole, log_decay)[:, None, :]
+    powers = np.exp(t[:, None] * larger_log) * -_expm1(t[:, None] * (smaller_log - larger_log))
+    return powers / (np.exp(larger_log) * -_expm1(smaller_log - larger_log))

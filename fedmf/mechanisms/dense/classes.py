@@ -211,8 +211,8 @@ class Resolvents:
 
         def P_block(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
             lags = np.abs(rows[:, None] - columns)
-            earlier = np.minimum(rows[:, None], columns)
-            return np.where(lags < p, P_diagonals[np.minimum(lags, p - 1), earlier], 0.0)
+            earlier_indices = np.minimum(rows[:, None], columns)
+            return np.where(lags < p, P_diagonals[np.minimum(lags, p - 1), earlier_indices], 0.0)
 
         self._diagonal_blocks = [P_block(rounds, rounds) for rounds in chunk_rounds]
         self._lower_blocks = [

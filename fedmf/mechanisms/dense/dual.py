@@ -122,10 +122,10 @@ class PairsDual:
             size = block.shape[1]
             root_v = np.sqrt(np.square(norms).mean(axis=1))
             unit_rows = block / norms[:, :, None]
-            parallel = np.einsum("cij,cij->ci", g, unit_rows)
-            orthogonal = g - parallel[:, :, None] * unit_rows
+            parallel_parts = np.einsum("cij,cij->ci", g, unit_rows)
+            orthogonal = g - parallel_parts[:, :, None] * unit_rows
             orthogonal = orthogonal * (root_v[:, None] / norms)[:, :, None]
-            v_derivative = parallel.sum(axis=1) / (size * root_v)
+            v_derivative = parallel_parts.sum(axis=1) / (size * root_v)
             T_gradient.append(orthogonal + v_derivative[:, None, None] * block)
             budget_gradient.append(block * (2.0 / size))
         return T_gradient, budget_gradient

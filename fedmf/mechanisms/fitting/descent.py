@@ -122,8 +122,8 @@ def descend(
 
     start_time = time.perf_counter()
     objective = _Objective(log_loss, start, stopping)
-    converged = True
-    interrupted = False
+    has_converged = True
+    was_interrupted = False
     try:
         if len(start):
             scipy_optimize.minimize(
@@ -143,20 +143,20 @@ def descend(
             )
         # If the optimiser has ended before max_iterations, its line search has found no lower
         # point, so it has converged.
-        converged = objective.iterations < stopping.max_iterations
+        has_converged = objective.iterations < stopping.max_iterations
     except _Finished:
         pass
     except KeyboardInterrupt:
         raise_if_interruptible()
-        converged = False
-        interrupted = True
+        has_converged = False
+        was_interrupted = True
     return Descent(
         point=objective.best_point,
         loss=float(np.exp(objective.best_value)),
         iterations=objective.iterations,
         seconds=time.perf_counter() - start_time,
-        converged=converged,
-        interrupted=interrupted,
+        converged=has_converged,
+        interrupted=was_interrupted,
     )
 
 
@@ -255,8 +255,8 @@ def _two_loops(gradient: np.ndarray, corrections: collections.deque[_Correction]
         multiplier = s @ q / curvature
         multipliers.append(multiplier)
         q = axpy(y, q, a=-multiplier)
-    latest = corrections[-1]
-    q *= latest.curvature / (latest.y @ latest.y)
+    latest_correction = corrections[-1]
+    q *= latest_correction.curvature / (latest_correction.y @ latest_correction.y)
     for (s, y, curvature), multiplier in zip(corrections, reversed(multipliers), strict=True):
         q = axpy(s, q, a=multiplier - y @ q / curvature)
     return q

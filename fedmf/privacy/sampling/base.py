@@ -319,9 +319,9 @@ class Sampling(fields.Checked, abc.ABC):
         """Returns a list with one sentence of evidence if the largest round has more clients than
         sampling from `draws` clients makes likely. Otherwise the list is empty.
         """
-        largest = int(observed.cohort_sizes.max())
-        words = f"a round has {largest} clients"
-        return self.unlikely(words, largest, draws=draws, times=observed.rounds)
+        largest_cohort = int(observed.cohort_sizes.max())
+        words = f"a round has {largest_cohort} clients"
+        return self.unlikely(words, largest_cohort, draws=draws, times=observed.rounds)
 
     @abc.abstractmethod
     def description(self, mechanism: Mechanism, noise: float) -> Description:

@@ -44,30 +44,30 @@ class BinLosses(Losses):
         The first bin is uniform. Each further draw is bin k with a probability proportional to
         exp(sum of gram[j, k] over the bins j that were drawn before).
         """
-        inner = np.zeros((size, self.bins))
+        inner_products = np.zeros((size, self.bins))
         log_factor = np.zeros(size)
         for pattern_index in range(order):
             if pattern_index == 0:
                 bin_indices = rng.integers(self.bins, size=size)
             else:
-                cumulative_weights = np.cumsum(np.exp(inner), axis=1)
+                cumulative_weights = np.cumsum(np.exp(inner_products), axis=1)
                 total_weight = cumulative_weights[:, -1]
                 log_factor += np.log(total_weight / self.bins)
                 threshold = (rng.random(size) * total_weight)[:, None]
                 bin_indices = (cumulative_weights < threshold).sum(axis=1)
                 np.minimum(bin_indices, self.bins - 1, out=bin_indices)
-            inner += self.gram[bin_indices]
-        inner += rng.standard_normal((size, self.bins)) @ self.root.T
-        return log_factor, self.loss(inner)
+            inner_products += self.gram[bin_indices]
+        inner_products += rng.standard_normal((size, self.bins)) @ self.root.T
+        return log_factor, self.loss(inner_products)
 
     def loss(self, inner: np.ndarray) -> np.ndarray:
         """Computes the privacy losses L from the inner products <m_j, y> / sigma^2, a float64 array
         of shape (size, bins), which it overwrites.
         """
         inner -= np.diagonal(self.gram) / 2
-        largest = inner.max(axis=1)
-        inner -= largest[:, None]
-        return np.log(np.exp(inner, out=inner).mean(axis=1)) + largest
+        largest_products = inner.max(axis=1)
+        inner -= largest_products[:, None]
+        return np.log(np.exp(inner, out=inner).mean(axis=1)) + largest_products
 
     def log_factor_bound(self, order: int) -> float:
         """Computes the log of an upper bound on the weight T of K = `order` bins.
@@ -125,9 +125,9 @@ def _toeplitz_bin_gram(column: np.ndarray, rounds: int, bins: int) -> np.ndarray
     checks.fits_in_memory("the sums of columns by bin", (rounds, bins), copies=2)
     # Entry t of the sum of bin 0 is the sum over i of c[t - i bins]. The sum of bin j has the same
     # entries, shifted by j rounds.
-    padded = np.zeros(-(-rounds // bins) * bins)
-    padded[: len(column)] = column
-    first_sum = np.cumsum(padded.reshape(-1, bins), axis=0).ravel()[:rounds]
+    padded_coefficients = np.zeros(-(-rounds // bins) * bins)
+    padded_coefficients[: len(column)] = column
+    first_sum = np.cumsum(padded_coefficients.reshape(-1, bins), axis=0).ravel()[:rounds]
     column_sums = np.zeros((rounds, bins))
     for bin_index in range(min(bins, rounds)):
         column_sums[bin_index:, bin_index] = first_sum[: rounds - bin_index]

@@ -89,10 +89,10 @@ class CyclicFixedSize(IndependentRounds):
         more clients than are sampled.
         """
         sentences = super().contradictions(observed, rounds)
-        largest = int(observed.cohort_sizes.max())
-        if largest > self.cohort_size:
+        largest_cohort = int(observed.cohort_sizes.max())
+        if largest_cohort > self.cohort_size:
             sentences.append(
-                f"a round has {largest} clients where {self.cohort_size} were to be sampled"
+                f"a round has {largest_cohort} clients where {self.cohort_size} were to be sampled"
             )
         return sentences
 

@@ -120,8 +120,8 @@ def largest_log_factor(
     n = products.shape[1]
     # The largest log T so far, for each combination of the patterns' ages. Axis i is for pattern i,
     # and index j on it means that the pattern's age is j + 1 before the round.
-    largest = np.zeros((b,) * K)
-    updated = np.empty_like(largest)
+    largest_logs = np.zeros((b,) * K)
+    updated_logs = np.empty_like(largest_logs)
     block_size = -(-n // blocks)
     for start in range(0, n, block_size):
         # The factor z increases with every inner product. So replacing the products of all rounds
@@ -129,15 +129,15 @@ def largest_log_factor(
         block_products = products[:, start : start + block_size].max(axis=1)
         log_z = _log_z(block_products, b, probability, K, advance)
         for _ in range(start, min(start + block_size, n)):
-            largest += log_z
+            largest_logs += log_z
             for axis in range(K):
-                by_age = np.moveaxis(largest, axis, 0)
-                updated_by_age = np.moveaxis(updated, axis, 0)
+                by_age = np.moveaxis(largest_logs, axis, 0)
+                updated_by_age = np.moveaxis(updated_logs, axis, 0)
                 updated_by_age[1:] = by_age[:-1]
                 np.maximum(updated_by_age[-1], by_age[-1], out=updated_by_age[-1])
                 updated_by_age[0] = by_age[-1] - advance
-                largest, updated = updated, largest
-    return float(largest.max())
+                largest_logs, updated_logs = updated_logs, largest_logs
+    return float(largest_logs.max())
 
 
 def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np.ndarray:
@@ -183,17 +183,17 @@ def bound_by_credits(
     largest_exponent += K * (K - 1) * largest_products[1:].max(initial=0)
     if largest_exponent > MAX_EXPONENT:
         return FactorBound(math.inf, 0.0)
-    best = FactorBound(math.inf, 0.0)
+    best_bound = FactorBound(math.inf, 0.0)
     advance = 0.0
     for _ in range(_CREDIT_STEPS):
         log_factor, credit = _credit_bound(
             largest_products, K, advance, rounds=rounds, min_sep=min_sep, p=p
         )
-        best = min(best, FactorBound(log_factor, advance))
+        best_bound = min(best_bound, FactorBound(log_factor, advance))
         if not credit < MAX_EXPONENT / K or abs(credit - advance) < 1e-6 * abs(credit):
             break
         advance = max(credit, 0.0)
-    return best
+    return best_bound
 
 
 def _credit_bound(

@@ -95,15 +95,15 @@ class MinSepLosses(Losses):
         n = self.rounds
         normals = rng.standard_normal((n, size))
         # The inner products <c_t, y> / sigma^2 of the columns with the output y.
-        inner = np.zeros((n, size))
+        inner_products = np.zeros((n, size))
         for block in self._blocks:
             rows = normals[block.first_column : block.end_row]
-            inner[block.first_column : block.end_column] = block.entries.T @ rows
+            inner_products[block.first_column : block.end_column] = block.entries.T @ rows
         del normals
         log_factor = np.zeros(size)
         if order:
-            log_factor += self._draw_patterns(order, inner, rng)
-        return log_factor, self.loss(inner)
+            log_factor += self._draw_patterns(order, inner_products, rng)
+        return log_factor, self.loss(inner_products)
 
     def _draw_patterns(self, K: int, inner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Draws K patterns for each sample, and returns the logs of their weights T. It adds the
@@ -136,15 +136,15 @@ class MinSepLosses(Losses):
                 log_factor += np.log(factor)
                 factor[:] = 1.0
             threshold = rng.random(size) * weights[-1]
-            active = np.flatnonzero(threshold >= weights[0])
-            if len(active):
-                is_above = threshold[active] >= weights[:, active]
-                m = np.minimum(is_above.sum(axis=0), num_eligible[active])
-                taking_part[t + b, active] = m
-                num_eligible[active] -= m.astype(np.int8)
-                num_participations[active] += m
+            active_samples = np.flatnonzero(threshold >= weights[0])
+            if len(active_samples):
+                is_above = threshold[active_samples] >= weights[:, active_samples]
+                m = np.minimum(is_above.sum(axis=0), num_eligible[active_samples])
+                taking_part[t + b, active_samples] = m
+                num_eligible[active_samples] -= m.astype(np.int8)
+                num_participations[active_samples] += m
                 low, high, products = self._products_around(t)
-                mean[low:high, active] += products[:, None] * m
+                mean[low:high, active_samples] += products[:, None] * m
         inner += mean
         return log_factor - advance * num_participations
 
@@ -162,8 +162,8 @@ class MinSepLosses(Losses):
         size = taking_part.shape[1]
         for _ in range(K):
             wait = rng.choice(self.b, size=size, p=weights / weights.sum())
-            waiting = np.flatnonzero(wait)
-            taking_part[wait[waiting], waiting] += 1
+            waiting_samples = np.flatnonzero(wait)
+            taking_part[wait[waiting_samples], waiting_samples] += 1
 
     def _products_around(self, t: int) -> tuple[int, int, np.ndarray]:
         """Returns the inner products of column t with all columns that overlap it.
@@ -173,10 +173,10 @@ class MinSepLosses(Losses):
         """
         low = max(0, t - self.bands + 1)
         high = min(self.rounds, t + self.bands)
-        earlier = self.products[t - np.arange(low, t), t]
+        earlier_products = self.products[t - np.arange(low, t), t]
         later_rounds = np.arange(t, high)
-        later = self.products[later_rounds - t, later_rounds]
-        return low, high, np.concatenate([earlier, later])
+        later_products = self.products[later_rounds - t, later_rounds]
+        return low, high, np.concatenate([earlier_products, later_products])
 
     def _weights(self, K: int, t: int, advance: float) -> np.ndarray:
         """Returns the weights in round t of m out of e patterns taking part, as a matrix with
@@ -242,11 +242,11 @@ def _column_products(columns: np.ndarray) -> np.ndarray:
     shape (bands, rounds).
     """
     rounds, bands = columns.shape
-    padded = np.hstack([columns, np.zeros_like(columns)])
+    padded_columns = np.hstack([columns, np.zeros_like(columns)])
     products = np.zeros((bands, rounds))
     for d in range(bands):
         later_columns = columns[d:]
-        earlier_columns = padded[: len(later_columns), d : d + bands]
+        earlier_columns = padded_columns[: len(later_columns), d : d + bands]
         products[d, d:] = (later_columns * earlier_columns).sum(axis=1)
     return products
 

@@ -66,9 +66,11 @@ class Simulated(Sampling):
         """
         if noise == 0:
             return math.inf
-        unamplified = exact_gaussian_epsilon(self._unamplified_multiplier(mechanism, noise), delta)
-        estimate = expected_epsilon(self.losses(mechanism, noise), delta, unamplified)
-        return min(unamplified, estimate)
+        unamplified_value = exact_gaussian_epsilon(
+            self._unamplified_multiplier(mechanism, noise), delta
+        )
+        estimate = expected_epsilon(self.losses(mechanism, noise), delta, unamplified_value)
+        return min(unamplified_value, estimate)
 
     def curve(
         self, mechanism: Mechanism, noise: float, *, search: bool = False
@@ -111,8 +113,10 @@ class Simulated(Sampling):
 
     def _simulate(self, mechanism: Mechanism, noise: float, delta: float) -> SimulatedEpsilon:
         """Returns the result of the simulation of epsilon, from the cache if it is there."""
-        unamplified = exact_gaussian_epsilon(self._unamplified_multiplier(mechanism, noise), delta)
-        return simulated_epsilon(self.losses(mechanism, noise), delta, unamplified)
+        unamplified_value = exact_gaussian_epsilon(
+            self._unamplified_multiplier(mechanism, noise), delta
+        )
+        return simulated_epsilon(self.losses(mechanism, noise), delta, unamplified_value)
 
     def _unamplified_multiplier(self, mechanism: Mechanism, noise: float) -> float:
         """Returns the noise multiplier of the whole run as one Gaussian release, whose epsilon has

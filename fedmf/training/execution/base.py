@@ -241,8 +241,8 @@ def packed_like(template: Any, leaves: Sequence[np.ndarray]) -> Any:
     expected_specs = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in nest.flatten(template)]
     recorded_specs = [(leaf.shape, leaf.dtype) for leaf in leaves]
     if expected_specs != recorded_specs:
-        pairs = itertools.zip_longest(recorded_specs, expected_specs)
-        recorded_spec, expected_spec = next(pair for pair in pairs if pair[0] != pair[1])
+        spec_pairs = itertools.zip_longest(recorded_specs, expected_specs)
+        recorded_spec, expected_spec = next(pair for pair in spec_pairs if pair[0] != pair[1])
         raise ValueError(
             f"the run has {_spec_text(recorded_spec)} where weights and optimizer state of this "
             f"task have {_spec_text(expected_spec)}: resume with the model, server optimizer and "

@@ -80,7 +80,7 @@ class ClusterClients(ClientWork):
         from ray import cloudpickle
 
         try:
-            pickled = cloudpickle.dumps(setup)
+            pickled_setup = cloudpickle.dumps(setup)
         except Exception as error:
             raise TypeError(
                 f"task {setup.settings.task!r} cannot be sent to workers ({type(error).__name__}: "
@@ -88,9 +88,9 @@ class ClusterClients(ClientWork):
                 "that is open here, such as files, connections or locks"
             ) from error
         self._cluster = cluster
-        self._setup = cluster.put(pickled)
-        target = f"{__name__}:train_group"
-        self._train_group = cluster.function(target, frameworks=setup.learner.packages)
+        self._setup = cluster.put(pickled_setup)
+        remote_function = f"{__name__}:train_group"
+        self._train_group = cluster.function(remote_function, frameworks=setup.learner.packages)
 
     def explain(self) -> str:
         """Returns a sentence that says where clients are trained."""

@@ -127,9 +127,9 @@ def _checked_copy(
             raise ValueError("the result has a masked array, and no sum leaves entries out")
         array = np.asarray(value)
         kind = f"{array.dtype} {array.shape}"
-        expected = f"float64 {copied.shape}"
-        if kind != expected:
-            raise ValueError(f"the result has an array of {kind} and not of {expected}")
+        expected_kind = f"float64 {copied.shape}"
+        if kind != expected_kind:
+            raise ValueError(f"the result has an array of {kind} and not of {expected_kind}")
         np.copyto(copied, array)
     counts = {
         name: _whole_number(name, getattr(group_sum, name))
@@ -183,6 +183,8 @@ def _check_norm(group_sum: ClippedSum, clip_norm: float) -> None:
     """
     with np.errstate(over="ignore"):
         norm = sum(float(np.dot(leaf, leaf)) for leaf in map(np.ravel, group_sum.values)) ** 0.5
-    most = largest_norm(group_sum.clients, clip_norm, sum(leaf.size for leaf in group_sum.values))
-    if not norm <= most:
-        raise ValueError(f"the norm is {norm:.9g}, and at most {most:.9g} is possible")
+    norm_bound = largest_norm(
+        group_sum.clients, clip_norm, sum(leaf.size for leaf in group_sum.values)
+    )
+    if not norm <= norm_bound:
+        raise ValueError(f"the norm is {norm:.9g}, and at most {norm_bound:.9g} is possible")

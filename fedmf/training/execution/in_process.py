@@ -110,18 +110,18 @@ class FastExecution(Execution):
         """Trains the cohort and returns the release of the next round. Its first array is the noisy
         mean, and the other arrays are the state of the means after the round.
         """
-        means = state.means
-        assert means is not None, "a state of `from_before` is for `step` only"
-        t = int(means.next_round)
-        sent = self._means.client_params(means)
-        scales = in_shapes(sent.scales, self._shapes) if len(sent.scales) else ()
-        broadcast = Broadcast(state.weights, sent._replace(scales=scales))
+        means_state = state.means
+        assert means_state is not None, "a state of `from_before` is for `step` only"
+        t = int(means_state.next_round)
+        client_params = self._means.client_params(means_state)
+        scales = in_shapes(client_params.scales, self._shapes) if len(client_params.scales) else ()
+        broadcast = Broadcast(state.weights, client_params._replace(scales=scales))
         groups = list(in_groups(cohort, self._group_size))
         group_sums = check_group_sums(
             sums_of_copies(self._client_work, broadcast, groups),
             [len(group) for group in groups],
             shapes=self._shapes,
-            clip_norm=sent.clip_norm,
+            clip_norm=client_params.clip_norm,
         )
         total = self._means.empty_sum()
         loss_sum = 0.0
@@ -134,8 +134,8 @@ class FastExecution(Execution):
             loss_sum += group_sum.loss_sum
             num_examples += group_sum.examples
             not_finite += group_sum.not_finite
-        self._canaries.add(total, canaries, sent)
-        noisy_mean, means = self._means.release(means, total, self.noise.row(t))
+        self._canaries.add(total, canaries, client_params)
+        noisy_mean, means_state = self._means.release(means_state, total, self.noise.row(t))
         row = {
             "examples": num_examples,
             "train_loss": loss_sum / num_examples if num_examples else math.nan,
@@ -144,27 +144,27 @@ class FastExecution(Execution):
         canary_products: np.ndarray = np.zeros(0)
         if self.config.canaries:
             clients_per_round = self._means.clients_per_round
-            canary_products = clients_per_round * self._canaries.released(noisy_mean, sent)
+            canary_products = clients_per_round * self._canaries.released(noisy_mean, client_params)
         return Release(
-            arrays=[noisy_mean, *nest.flatten(means)],
-            row=row | self._means.metrics(means, total),
+            arrays=[noisy_mean, *nest.flatten(means_state)],
+            row=row | self._means.metrics(means_state, total),
             canaries=canary_products,
         )
 
     def step(self, state: FastState, release: Release) -> FastState:
         """Returns the state after the server optimizer's step along the released mean."""
         noisy_mean, *leaves = release.arrays
-        means = nest.unflatten(self._means_structure, leaves)
+        means_state = nest.unflatten(self._means_structure, leaves)
         mean_arrays = in_shapes(noisy_mean, self._shapes)
         update = [
             array.astype(weight.dtype)
             for array, weight in zip(mean_arrays, state.weights, strict=True)
         ]
-        learning_rate = float(self._learning_rates[int(means.next_round) - 1])
+        learning_rate = float(self._learning_rates[int(means_state.next_round) - 1])
         optimizer_state, weights = checked_step(
             self._optimizer, state.optimizer, state.weights, update, learning_rate
         )
-        return FastState(weights, optimizer_state, means)
+        return FastState(weights, optimizer_state, means_state)
 
     def before(self, state: FastState) -> list[np.ndarray]:
         """Returns the arrays that `step` reads from a state: weights and optimizer state."""

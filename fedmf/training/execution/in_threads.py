@@ -87,8 +87,8 @@ class ClientsInThreads(ClientWork):
         try:
             for group in groups:
                 values = [np.zeros(shape) for shape in self._shapes]
-                clipped = 0
-                zeroed = 0
+                num_clipped = 0
+                num_zeroed = 0
                 loss_sum = 0.0
                 for _ in with_finite_examples(group):
                     for epochs in itertools.islice(clients, self._max_pending - len(pending)):
@@ -96,11 +96,13 @@ class ClientsInThreads(ClientWork):
                     update = pending.popleft().result()
                     for total, array in zip(values, update.values, strict=True):
                         total += np.asarray(array)
-                    clipped += update.clipped
-                    zeroed += update.zeroed
+                    num_clipped += update.clipped
+                    num_zeroed += update.zeroed
                     loss_sum += update.loss_sum
                     interrupts.check()
-                yield group_sum(group, values, clipped=clipped, zeroed=zeroed, loss_sum=loss_sum)
+                yield group_sum(
+                    group, values, clipped=num_clipped, zeroed=num_zeroed, loss_sum=loss_sum
+                )
         finally:
             # If an error ended the round early, its clients must not delay clients of the next
             # round.

@@ -77,10 +77,10 @@ def _compile(cc: str, source: pathlib.Path, path: pathlib.Path) -> pathlib.Path 
     fails.
     """
     has_mcpu = platform.machine() in ("aarch64", "arm64", "ppc64le")
-    native = "-mcpu=native" if has_mcpu else "-march=native"
+    native_flag = "-mcpu=native" if has_mcpu else "-march=native"
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         output = pathlib.Path(temporary) / path.name
-        for options in ([native], []):
+        for options in ([native_flag], []):
             command = [cc, *_FLAGS, *options, "-o", str(output), str(source), "-lm"]
             if subprocess.run(command, capture_output=True, check=False).returncode == 0:
                 os.replace(output, path)
@@ -103,6 +103,6 @@ def pointer(array: np.ndarray, dtype: type = np.float32, *, written: bool = Fals
     if array.dtype != dtype:
         raise TypeError(f"the array is {array.dtype}, the compiled code takes {np.dtype(dtype)}")
     if not array.flags.c_contiguous or (written and not array.flags.writeable):
-        required = "C-contiguous and writeable" if written else "C-contiguous"
-        raise ValueError(f"the array {array.shape} must be {required} for the compiled code")
+        required_layout = "C-contiguous and writeable" if written else "C-contiguous"
+        raise ValueError(f"the array {array.shape} must be {required_layout} for the compiled code")
     return int(array.ctypes.data)
