@@ -321,7 +321,7 @@ def _order_by_label(codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _scatter(order: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Returns the client of each example, if example order[i] belongs to clients[i]."""
+    """Returns the client of each example: example order[i] belongs to clients[i]."""
     client_of_example = np.empty(order.size, np.int64)
     client_of_example[order] = clients
     return client_of_example

@@ -68,7 +68,8 @@ def check_cohort(tests: MovementTests) -> None:
 def _scenarios_of_double_movement(
     tests: MovementTests, base_scenario: Scenario, sender_counts: Sequence[int]
 ) -> Iterator[list[Scenario]]:
-    """Yields lists of scenarios in which each sender may move a release twice as far.
+    """Yields lists of scenarios, to find clip norms or weights that depend on the cohort: between
+    two scenarios of a list, a sender may move a release by twice the sensitivity.
 
     A list has one scenario for each number of senders.
     """
@@ -104,7 +105,8 @@ def _scenarios_of_double_movement(
 
 
 def _slow_movements(tests: MovementTests, base_scenario: Scenario) -> Iterator[Movement]:
-    """Yields movements by a quarter of the clients, who are in all rounds of a run or in none.
+    """Yields movements for clip norms that adapt slowly: the difference between runs in which a
+    quarter of the clients send updates in all rounds, and runs in which they send zeros.
 
     In the first three quarters of a run some of the other clients take part as well; in the last
     quarter all do. A clip norm that has slowly adapted to the participants then affects everyone.
@@ -152,7 +154,7 @@ def _slow_movements(tests: MovementTests, base_scenario: Scenario) -> Iterator[M
 
 
 def _sender_counts(num_clients: int) -> list[int]:
-    """Returns the numbers of clients with large updates that are tested, in increasing order.
+    """Returns the numbers of senders of large updates that are tested, in increasing order.
 
     They are at most a quarter of all clients apart.
     """
@@ -168,7 +170,7 @@ def _movements_between_counts(
     rows: Sequence[Scenario],
     movement_per_client: int,
 ) -> Iterator[Movement]:
-    """Yields the difference of releases, as a movement, for any two numbers of senders.
+    """Yields a movement for any two numbers of senders: the difference between their releases.
 
     Args:
       tests: the movement tests.

@@ -107,7 +107,7 @@ def is_tested(model: NoiseModel) -> np.ndarray:
 def _audit_two_runs(
     runs: list[np.ndarray], columns: np.ndarray, claim: AggregatorClaim
 ) -> Iterator[Finding]:
-    """Yields what `audit_noise` finds in the first two runs, except about the tails."""
+    """Yields the findings of `audit_noise` for the first two runs, except those about tails."""
     num_rounds = min(_MAX_AUDITED_ROUNDS, *(len(rows) for rows in runs[:2]))
     array_ends = np.cumsum(claim.sizes)
     column_step = max(1, math.ceil(len(columns) / _MAX_AUDITED_COLUMNS))
@@ -263,7 +263,8 @@ def _largest_lag(rows: np.ndarray, name: str, num_lags: int) -> Finding:
 
 
 def _root_of_exponent(products: np.ndarray, num_pairs: np.ndarray) -> np.ndarray:
-    """Returns sqrt(u) for which sums of products equal the bound of `_lags`.
+    """Returns sqrt(u) for which the bound of `_lags` on a sum of products equals the given sum,
+    entry by entry.
 
     The bound is sqrt(2 pairs u) + 2 u.
     """

@@ -121,11 +121,15 @@ class _Projection:
         self.gains = np.sqrt(self._sum_by_owner(self.white_vector**2))
 
     def __call__(self, release: np.ndarray) -> np.ndarray:
-        """Projects a release on each weighted vector, and returns an array (owners,)."""
+        """Projects a release onto the weighted vectors, and returns one number for each unit
+        vector.
+        """
         return self._sum_by_owner(release * self._entry_weights)
 
     def _sum_by_owner(self, entries: np.ndarray) -> np.ndarray:
-        """Sums the entries that belong to each unit vector, and returns an array (owners,)."""
+        """Sums the entries that belong to each unit vector, and returns one number for each of
+        them.
+        """
         return np.bincount(self.owner, entries[self.is_owned], minlength=self.num_owners)
 
 
@@ -230,7 +234,9 @@ class Measurements:
         return (variance @ design.T @ precision)[-1], float(variance[-1, -1])
 
     def _num_blocks(self, scenario: Scenario, variance: float) -> int:
-        """Returns the number of blocks of rounds that the detection of the excess requires."""
+        """Returns the number of blocks of rounds that must be measured to detect a movement above
+        the claim by `scenario.detectable_excess`.
+        """
         detectable_deviation = (
             scenario.detectable_excess
             * self.allowed_deviation(scenario.allowed_movement)
@@ -294,7 +300,7 @@ class Measurements:
         return sums
 
     def _relative_error(self, projection: _Projection) -> np.ndarray:
-        """Returns the relative error of the estimated noise along each unit vector, (owners,)."""
+        """Returns the relative error of the estimated noise scale along each unit vector."""
         weight_by_array = np.zeros((projection.num_owners, self._num_arrays))
         owned_squares = projection.white_vector[projection.is_owned] ** 2
         owned_arrays = self.array_of[projection.is_owned]

@@ -152,7 +152,7 @@ def participations_seen(claim: AggregatorClaim) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _SamplingPlan:
-    """Numbers of runs and rounds to sample, and of entries to store.
+    """Numbers of runs and rounds that are sampled, and of entries that are stored.
 
     Attributes:
       run_lengths: number of rounds of each run.
@@ -248,7 +248,8 @@ def sample_noise(runs: AggregatorRuns, claim: AggregatorClaim) -> NoiseSample:
 def _working_update(
     runs: AggregatorRuns, claim: AggregatorClaim, num_entries: int
 ) -> tuple[np.ndarray, str]:
-    """Returns an update that the function accepts, and a text on its error for zeros.
+    """Returns an update that the function accepts, and a text about its error if it refuses updates
+    of zeros.
 
     It is an update of zeros, or a small one if the function raises an error on zeros.
     """

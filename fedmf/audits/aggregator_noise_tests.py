@@ -161,7 +161,8 @@ def smallest_noise_ratio(
 def _relative_squares(
     sample: NoiseSample, model: NoiseModel, claim: AggregatorClaim
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields sums of squares of the scaled noise, with their degrees of freedom.
+    """Yields sums of squares of the scaled noise over arrays, rounds or entries, with their degrees
+    of freedom.
 
     The first array has the sum of each round, and the second the sum of each entry.
     """
@@ -176,7 +177,9 @@ def _relative_squares(
 def _size_p_values(
     sample: NoiseSample, model: NoiseModel, claim: AggregatorClaim, required_std: np.ndarray
 ) -> Iterator[tuple[str, float]]:
-    """Yields names of parts of the noise, with the p-value of the smallest noise among them."""
+    """Yields for each kind of part of the noise (array, round, entry) its name, and a p-value of
+    the smallest noise in any part of this kind.
+    """
     from scipy import stats
 
     sizes = np.array(claim.sizes)

@@ -100,7 +100,7 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
 
 
 def _first_largest(values: Iterable[float]) -> int:
-    """Returns the index of the first value that equals the largest up to rounding.
+    """Returns the index of the first value that equals the largest value up to rounding.
 
     The result is then the same on all processors.
     """
@@ -134,7 +134,7 @@ def worst_contributions(X: np.ndarray, participation: Participation) -> np.ndarr
 
 
 def _worst_of(X: np.ndarray, patterns: Sequence[Sequence[int]]) -> np.ndarray:
-    """Returns the client contributions that releases reveal best, for one of several patterns.
+    """Returns the client contributions that releases reveal best, over several patterns of rounds.
 
     A pattern is a set of rounds. The contributions u have the largest u^T X u.
     """

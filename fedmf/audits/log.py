@@ -112,7 +112,7 @@ class SortedLog:
         self.rounds = int(self._single_value("SELECT max(round) FROM log")) - first_round + 1
 
     def _single_value(self, query: str) -> Any:
-        """Returns the value of a query with one row and one column."""
+        """Returns the single value in the result of a query that has one row and one column."""
         return self._db.execute(query).fetchall()[0][0]
 
     def cohort_sizes(self) -> np.ndarray:

@@ -87,7 +87,9 @@ def tail_findings(values: np.ndarray) -> Iterator[Finding]:
 
 
 def _count_p_value(count: int, num_entries: int, chance: float) -> float:
-    """Returns the exact two-sided p-value of a count that is binomial under the claim."""
+    """Returns the exact two-sided p-value of a count that has a binomial distribution if the claim
+    holds.
+    """
     import scipy.special
 
     # bdtr and bdtrc are the binomial distribution function and its complement.

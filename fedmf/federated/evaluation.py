@@ -93,7 +93,9 @@ class KerasEvaluator:
         self._batch_size = 0
 
     def _keras_outputs(self, x: Any) -> "_BatchOutputs":
-        """Computes the outputs of a Keras model, with attributes and logits for the metrics."""
+        """Computes the outputs of a Keras model, together with the attributes and logits that the
+        metrics need.
+        """
         outputs = self._model(x, training=False)
         annotations: dict[str, dict[int, tf.Tensor]] = {
             name: {} for name in (*_OUTPUT_ATTRIBUTES, *_LOGIT_OPERATIONS)
@@ -188,12 +190,16 @@ class _BatchOutputs(NamedTuple):
 
 
 def _uncomputed_outputs(x: Any) -> _BatchOutputs:
-    """Returns the inputs of a batch as its outputs, which a TFF model computes later."""
+    """Returns the inputs of a batch in place of outputs, which a TFF model computes later from
+    them.
+    """
     return _BatchOutputs(x, {})
 
 
 def _annotated(outputs: Any, annotations: dict[str, dict[int, tf.Tensor]]) -> Any:
-    """Returns the outputs with Keras's attributes set again, and recomputed from any logits."""
+    """Returns the outputs with Keras's attributes set again. If logits were kept, the outputs are
+    computed from them.
+    """
     leaves = tf.nest.flatten(outputs)
     for name, function in _LOGIT_OPERATIONS.items():
         for index, logits in annotations[name].items():

@@ -59,7 +59,8 @@ def _nested_layers(model: Any) -> list[Any]:
 
 
 def _component_texts(name: str, component: Any) -> dict[str, str]:
-    """Returns texts of a layer or a loss: one of its class, and one of each configuration entry.
+    """Returns texts that describe a layer or a loss: one for its class, and one for each entry of
+    its configuration.
 
     A layer without a configuration has the shapes of its weights instead, and a function its name.
     """

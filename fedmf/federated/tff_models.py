@@ -207,7 +207,9 @@ class _VariableTffModel(TffModel):
         self._save_first_values()
 
     def _save_first_values(self) -> None:
-        """Saves the values of untrained variables, with which each training batch begins."""
+        """Saves the values of the untrained variables. Each training batch begins with these
+        values.
+        """
         self._first_values: list[tuple[tf.Variable, np.ndarray]] = []
         # In a graph of TFF variables have no values yet, and each client has its own variables.
         if tf.executing_eagerly():

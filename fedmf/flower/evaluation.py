@@ -67,7 +67,7 @@ def evaluate(
 
 
 def _has_invalid_weight(reply: Message, weight_key: str) -> bool:
-    """Returns whether a reply has a weight that is negative or not finite."""
+    """Returns whether a reply has a weight that is negative, NaN or infinite."""
     if reply.has_error():
         return False
     weights = [record.get(weight_key, 0) for record in reply.content.metric_records.values()]

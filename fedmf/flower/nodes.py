@@ -176,8 +176,8 @@ class Nodes:
     def _by_node_id(
         self, nodes: Sequence[int], added: Collection[int]
     ) -> tuple[dict[int, int], str]:
-        """Draws connected nodes by their ids. Returns the client of each node, and a reason for the
-        log if there is none.
+        """Draws clients among the connected nodes, by node id. Returns the client of each drawn
+        node, and a reason for the log if none was drawn.
         """
         if self._needs_past_node and not set(self._server.clients) & set(nodes):
             return {}, (
@@ -202,7 +202,7 @@ class Nodes:
         }
 
     def _have_told(self, nodes: Sequence[int]) -> bool:
-        """Returns whether at least one node has told its partition id, and no further answer is
+        """Returns whether at least one node has told its partition id, and no other answer is
         awaited.
         """
         has_partition = any(partition is not None for partition in self._partition_by_node.values())

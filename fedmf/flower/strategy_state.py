@@ -152,16 +152,16 @@ class StrategyState:
             self._replace(originals)
 
     def _replace(self, objects: Mapping[AttributePath, Any]) -> None:
-        """Puts these objects in place of those at their addresses, and sets the initial state with
-        them.
+        """Puts these objects in place of the ones at the same addresses, and sets the initial state
+        in them.
         """
         self._objects |= objects
         self._addresses |= {id(value): path for path, value in objects.items()}
         self._set(EMPTY, replaced=objects.keys())
 
     def _initial_value(self, path: AttributePath, name: str, value: Any) -> Packed:
-        """Returns the packed initial value of an attribute. If a value cannot be packed, it is a
-        reference.
+        """Returns the packed initial value of an attribute, or a reference if the value cannot be
+        packed.
         """
         try:
             return pack_value(value, self._address_of).copied()
@@ -227,7 +227,7 @@ class StrategyState:
         replaced: Set[AttributePath] = frozenset(),
         lost: Set[AttributePath] = frozenset(),
     ) -> None:
-        """Sets attributes and contents of the strategy's objects to those of a state.
+        """Sets the attributes and the contents of the strategy's objects to those of a state.
 
         Args:
           state: state of this strategy.
@@ -291,7 +291,9 @@ class StrategyState:
                 set_attribute(holder, name, value)
 
     def _present(self, value: Any) -> Packed | None:
-        """Returns the packed content of a list, dict or array; None if it refers to new objects."""
+        """Returns the packed present content of a list, dict or array; None if it refers to new
+        objects.
+        """
         try:
             return content_of(value, self._address_of)
         except Unkeepable:

@@ -134,8 +134,8 @@ def try_strategy(strategy: Strategy, t: int, model: Model) -> dict[AttributePath
 
 
 def _fault_of(strategy: Strategy, t: int, model: Model, reply: Model) -> str:
-    """Tries the strategy for some rounds, and returns a phrase on the fault of its next model;
-    empty if there is none.
+    """Tries the strategy for some rounds. Returns a phrase on what is wrong with its next model;
+    empty if nothing is.
 
     A schedule may begin with a learning rate of 0, so that a strategy has some rounds to move the
     model. In a resumed run, which has moved the model before, it need not move.

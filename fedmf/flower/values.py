@@ -62,7 +62,7 @@ def bytes_of(array: np.ndarray) -> np.ndarray:
 
 
 class _Kind(NamedTuple):
-    """The conversion of values of one type to a list of items and back.
+    """The conversion of values of one type to a list of items, and back to a value.
 
     Attributes:
       type: type of the values.
@@ -78,7 +78,9 @@ class _Kind(NamedTuple):
 
 
 def _frozen(value: Any) -> Any:
-    """Converts dicts and arrays in a random generator's state to tuples, which can be packed."""
+    """Converts dicts and arrays in a random generator's state to tuples, because tuples can be
+    packed.
+    """
     if isinstance(value, dict):
         return ("dict", *((name, _frozen(item)) for name, item in value.items()))
     if isinstance(value, np.ndarray):
@@ -327,7 +329,7 @@ def empty_value(packed: Packed) -> Any:
 
 
 def _resolve_to_none(tree: list[Any]) -> None:
-    """Returns None for every reference."""
+    """Returns None for a reference, whatever object it stands for."""
 
 
 def fill(value: Any, packed: Packed, resolve: Resolve) -> bool:

@@ -283,7 +283,7 @@ class ClientSensitivity:
 
 
 class _RoundSet(NamedTuple):
-    """The rounds of one client, and the bound on its squared sensitivity."""
+    """The rounds of one client, and an upper bound on its squared sensitivity."""
 
     squared: float
     rounds: np.ndarray

@@ -302,7 +302,9 @@ class _Approximation:
 
 
 class _SweepResult(NamedTuple):
-    """The iterate of the smallest loss, the number of sweeps, and whether Ctrl-C ended them."""
+    """The iterate with the smallest loss, the number of sweeps, and whether Ctrl-C ended the
+    sweeps.
+    """
 
     best: _Iterate
     num_sweeps: int

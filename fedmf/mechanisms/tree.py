@@ -277,8 +277,8 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
 
 
 def _subtree_estimates(nodes: list[_Node], completion: str) -> list[np.ndarray]:
-    """Returns for each node the weights of the nodes in its subtree in the best estimate of the
-    node's sum.
+    """Returns for each node the best estimate of its sum, as the weights of the nodes in its
+    subtree.
 
     The nodes of a subtree are consecutive and end with its root, so that the weights of an estimate
     are those of the last nodes up to the root.

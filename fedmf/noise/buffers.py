@@ -202,8 +202,8 @@ class Buffers:
 
 
 def _weighted_sum(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns the weighted sum of the rows. The result is that of np.tensordot, without its
-    overhead.
+    """Returns the weighted sum of the rows. It equals the result of np.tensordot, and takes less
+    time.
     """
     flat_rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
     return np.dot(weights[None], flat_rows).reshape(rows.shape[1:])

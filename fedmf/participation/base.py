@@ -467,7 +467,7 @@ class Participation(fields.Checked, abc.ABC):
         return Sensitivity(value=bound.value, exact=False, method=method)
 
     def _maximal_sets(self, first_rounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Yields the maximal sets of allowed rounds that begin with `first_rounds`."""
+        """Yields the maximal sets of allowed rounds whose first rounds are `first_rounds`."""
         unused_rounds = [t for t in range(self.rounds) if t not in first_rounds]
         additions = [t for t in unused_rounds if self.allows((*first_rounds, t))]
         if not additions:

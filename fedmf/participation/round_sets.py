@@ -78,8 +78,8 @@ def of_disjoint_columns(squared_norms: np.ndarray, sets: RoundSets) -> Sensitivi
 
 
 def _are_separated_columns_disjoint(C: np.ndarray, b: int) -> bool:
-    """Returns whether any two columns of C that are b or more rounds apart have no common non-zero
-    row, so that their entries of X = C^T C are 0.
+    """Returns whether columns of C that are b or more rounds apart never have a non-zero entry in
+    the same row. The entries of X = C^T C for these columns are then 0.
 
     The test compares with exact zeros, since a tolerance would drop small entries of X, and the
     noise would be too small.
@@ -101,8 +101,8 @@ def _are_separated_columns_disjoint(C: np.ndarray, b: int) -> bool:
 
 
 def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
-    """Returns for each row of `weights` the largest sum over at most k indices that are at least b
-    apart, float64 (r,).
+    """Returns for each row of `weights` the largest sum of at most k of its entries, whose indices
+    are at least b apart, float64 (r,).
 
     Banded paper, Alg. 3 (VecSens): F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m]), and F = 0 out
     of range. Its inner loop is a running maximum from the right, here of all rows at once.
@@ -200,7 +200,7 @@ def _window_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
 
 
 def _window_sums(X: np.ndarray, width: int) -> np.ndarray:
-    """Returns for every p the sum of the diagonal block X[p : p + width, p : p + width]."""
+    """Returns the sum of each diagonal block X[p : p + width, p : p + width], for every p."""
     if width == X.shape[0]:
         return np.array([X.sum()])
     # Each sum is computed from the entries themselves. Differences of running totals would lose

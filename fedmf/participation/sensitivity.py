@@ -90,9 +90,7 @@ def _squared_column_norms(rows: np.ndarray) -> np.ndarray:
 
 
 def _result_of(mechanism: Any, name: str) -> Any:
-    """Returns the result of calling the mechanism's method `name`, or None if it has no such
-    method.
-    """
+    """Returns the result of the mechanism's method `name`, or None if it has no such method."""
     if isinstance(mechanism, type):
         return None
     method = getattr(mechanism, name, None)

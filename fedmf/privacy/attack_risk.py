@@ -168,13 +168,15 @@ class AttackRisk:
 
     @functools.cached_property
     def _lines(self) -> tuple[np.ndarray, np.ndarray]:
-        """Arrays of exp(epsilon) and of delta, for all pairs whose exp(epsilon) is finite."""
+        """The numbers exp(epsilon) and delta of all pairs whose exp(epsilon) is finite, as two
+        arrays.
+        """
         pairs = np.array([pair for pair in self.pairs if pair[0] <= 700] or [(0.0, 1.0)])
         return np.exp(pairs[:, 0]), pairs[:, 1]
 
     def _pair_trade_off(self, rate: float) -> float:
-        """Computes the least upper bound on the true-positive rate that any of the pairs proves, at
-        a false-positive rate.
+        """Computes an upper bound on the true-positive rate at a false-positive rate: the least one
+        that any of the pairs (epsilon, delta) proves.
         """
         ratio, delta = self._lines
         bound_by_removal = delta + ratio * rate

@@ -199,7 +199,9 @@ class Comparison:
                 yield self._row(plan, unit_rmse, epsilon, name)
 
     def _without_sampling(self, family: str) -> PlanConfig:
-        """Returns the config of a mechanism family without sampling, for the first epsilon."""
+        """Returns the config of a mechanism family without sampling, for the first of the
+        epsilons.
+        """
         bands = self.config.bands if "bands" in FAMILIES[family].options else None
         return dataclasses.replace(
             self.config, family=family, bands=bands, epsilon=self.epsilons[0]

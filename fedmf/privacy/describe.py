@@ -98,7 +98,7 @@ def _further_streams(plan: Plan) -> dict[str, Any]:
 
 
 def _sampling_facts(plan: Plan, further_facts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the facts of the sampling scheme together with `further_facts`; None without
+    """Returns the facts of the sampling scheme and further facts, in one dict; None without
     sampling.
     """
     if plan.sampling is None:

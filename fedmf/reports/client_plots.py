@@ -184,7 +184,9 @@ def participation_plot(runs: Sequence[Run]) -> Plot | None:
 
 
 def _draw_participation(ax: Axes, runs: Sequence[Run]) -> str:
-    """Draws the mean histogram over runs of the same size, and returns it in words."""
+    """Draws a histogram of participations, averaged over runs of the same size, and returns it in
+    words.
+    """
     histograms = [_clients_by_participations(run) for run in runs]
     limits = {run.plan["participation"]["max_participations"] for run in runs}
     limit = None

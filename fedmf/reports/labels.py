@@ -114,7 +114,7 @@ def group_labels(first_runs: Sequence[Run]) -> list[str]:
 
 
 def _is_compared(name: str, configs: Sequence[TrainConfig]) -> bool:
-    """Returns whether labels show a field, because its values differ between the configs."""
+    """Returns whether labels show a field. They do if its values differ between the configs."""
     if name in _IN_TABLE_ONLY:
         return False
     return len({config.flat().get(name) for config in configs if _applies(name, config)}) > 1
@@ -142,7 +142,9 @@ _UNSET_AT_ZERO = ("private_metrics", "canaries", "dropout", "proximal_strength")
 
 
 def _applies(name: str, config: TrainConfig) -> bool:
-    """Returns whether a field has a meaning in a config, beyond the name of the mechanism."""
+    """Returns whether a field has a meaning in a config that the name of the mechanism does not
+    show already.
+    """
     if name == "bands" and config.family in FAMILIES and "{bands}" in FAMILIES[config.family].label:
         return False
     if config.family not in families_taking(name):

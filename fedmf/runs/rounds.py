@@ -390,7 +390,9 @@ def changed_bound_files(path: pathlib.Path) -> list[str]:
 
 
 def _digest_of(path: pathlib.Path) -> str | None:
-    """Returns the SHA-256 digest of a file's `bound_content`; None if the file does not exist."""
+    """Returns the SHA-256 digest of a file's `bound_content`, the part of it that the journal
+    covers; None if there is no file.
+    """
     try:
         return sha256(bound_content(path))
     except FileNotFoundError:

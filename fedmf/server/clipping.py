@@ -30,8 +30,8 @@ FLOAT32_MARGIN = 1.5e-6
 
 
 def clip_margin(entries: int, clients: int) -> float:
-    """Returns the fraction of clip_norm by which updates are clipped below it, so that rounding
-    never lets an update move a sum by more than clip_norm.
+    """Returns the margin m of clipping: updates are clipped to (1 - m) * clip_norm, so that even
+    with rounding no update moves a sum by more than clip_norm.
 
     Proof, to first order. A kernel squares entries and adds up chunks of K squares with unit
     roundoff v; it computes everything else in float64, with u = 2^-53.
@@ -312,8 +312,8 @@ def _largest(leaves: Sequence[np.ndarray], scales: Sequence[np.ndarray]) -> floa
 
 
 def largest_norm(clients: int, clip_norm: float, entries: int) -> float:
-    """Returns an upper bound of the computed norm of a float64 sum of `clients` updates, each of
-    norm at most clip_norm.
+    """Returns an upper bound on the norm, as computed, of a float64 sum of `clients` updates, each
+    of which has a norm of at most clip_norm.
 
     Proof, with u = 2^-53. An addition moves each entry of the sum by a factor of 1 + u at most, so
     ||S_k|| <= (||S_(k-1)|| + clip_norm) (1 + u), and ||S_n|| <= n clip_norm (1 + u)^n. The sum of d

@@ -75,7 +75,7 @@ def _shapes(name: str, shapes: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _clients(hint: str) -> Callable[[str, Any], int]:
-    """Returns a check for a number of clients, whose error ends with this hint."""
+    """Returns a function that checks a number of clients, and whose errors end with `hint`."""
     return functools.partial(checks.integer, low=1, high=_MOST_CLIENTS, hint=hint)
 
 
@@ -277,7 +277,9 @@ class ServerFolder:
         return config, plan, seed, released
 
     def _undamaged(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Raises ValueError if the block finds this file damaged."""
+        """Raises ValueError if the `with` block, which reads a file of the folder, finds it
+        damaged.
+        """
         return self._journal.undamaged(self.path / name)
 
     def _restore_participations(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -425,7 +427,9 @@ def _entries(state: ClipState | ScalingState | tuple[()]) -> dict[str, np.ndarra
 
 
 def _state_of(state_type: type[State], arrays: Mapping[str, np.ndarray]) -> State | tuple[()]:
-    """Returns the state of this type from a journal's arrays; () if the journal has none."""
+    """Returns the state that a journal's arrays hold, as an object of type `state_type`; () if they
+    hold none.
+    """
     names = [f"{state_type.__name__}.{name}" for name in state_type._fields]
     if names[0] not in arrays:
         return ()

@@ -454,7 +454,9 @@ class Journal:
 
     @contextlib.contextmanager
     def undamaged(self, path: pathlib.Path) -> Iterator[None]:
-        """Raises ValueError if the block finds the file damaged or of another owner."""
+        """Raises ValueError if the `with` block, which reads the file, finds it damaged or of
+        another owner.
+        """
         try:
             yield
         except (checks.TooLargeForMemory, MemoryError):

@@ -197,7 +197,7 @@ class NoisyMeans:
         return mean, MeansState(np.array(t + 1), clip, scaling)
 
     def metrics(self, state: MeansState, total: UpdateSum) -> dict[str, float]:
-        """Returns metrics of the newest round, after which the state is `state`.
+        """Returns metrics of the newest round. `state` is the state after that round.
 
         noise_stddev (of Z), clip_norm (with quantile_clipping) and scale_drift (rho of a `Scaling`)
         are public. clip_fraction and zeroed are exact functions of the clients' data, not covered

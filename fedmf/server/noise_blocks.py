@@ -290,7 +290,7 @@ class BlockRows:
         self._begin()
 
     def _begin(self) -> None:
-        """Starts with block 0, in new memory."""
+        """Begins again with block 0, in new memory."""
         self._store = NoiseStore(self._layout, self._draws.size, self._make_array)
         self._block = 0  # The number of the block that is being computed.
         self._num_tiles_done = 0

@@ -167,7 +167,8 @@ def _has_values(run: Run, values: Mapping[str, Any]) -> bool:
 
 
 def _off_axis(runs: Sequence[Run], run: Run, axis: str, fields: Mapping[str, Any]) -> Run:
-    """Returns a copy of the run that is the same for all runs of one line of the figure.
+    """Returns a copy of the run without the fields that vary along a line, so that all runs of a
+    line have equal copies.
 
     The copy has seed 0, no data path and a common value on the axis.
 

@@ -142,7 +142,9 @@ def _settings(
 
 
 def _standing(out: pathlib.Path, names: Sequence[str], rung: int) -> _Setting:
-    """Reads the results of a setting's runs at the round `rung`, where settings are compared."""
+    """Returns the standing of a setting: the results of its runs at the round `rung`, where
+    settings are compared.
+    """
     scores: list[float] = []
     first_losses: list[float] = []
     validated = False
@@ -174,8 +176,8 @@ def _run(out: pathlib.Path, name: str) -> Run | None:
 
 
 def _curve(run: Run) -> tuple[dict[int, float], str]:
-    """Returns the value to minimise after each validated round of a run, and the name of the
-    measure.
+    """Returns a value that is to be minimised, after each validated round of a run, and the name of
+    this measure.
     """
     if run.config.private_metrics:
         rounds, losses, _ = private_curve(run, "loss")

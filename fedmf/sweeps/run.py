@@ -399,7 +399,7 @@ def writing(out: pathlib.Path) -> Iterator[None]:
 
 
 def _until_one_cannot_begin(names: Iterable[str], failures: Mapping[str, Failure]) -> Iterator[str]:
-    """Yields names until a run could not begin.
+    """Yields names until a run could not begin, because then most likely no other run can.
 
     If one run cannot begin, most likely no other can.
     """

@@ -78,8 +78,8 @@ class Training:
         self.folder.rounds.forget_committed()
 
     def _resume_from(self, committed: Committed) -> None:
-        """Repeats the server's step of the newest committed round. If a crash prevented the round's
-        record, it is computed now.
+        """Repeats the server's step of the newest committed round. If a crash prevented the record
+        of the round, the record is computed now.
         """
         self.controller.restore(
             [np.array(row["clients"], np.int64) for row in committed.rows],

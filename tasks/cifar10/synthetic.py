@@ -212,7 +212,7 @@ def draw_pictures(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _is_in_shape(labels: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns which points (m, side, side) lie in the shape of their image's label."""
+    """Returns which points (m, side, side) lie in the shape that belongs to their image's label."""
     is_shape = np.empty(x.shape, bool)
     for label in range(10):
         has_label = labels == label

@@ -27,7 +27,9 @@ class ClippedRecord(NamedTuple):
 
 
 class _Decision(NamedTuple):
-    """The leaves of a record after zeroing and clipping, and whether each has happened."""
+    """The leaves of a record after zeroing or clipping, and flags that say whether each has
+    happened.
+    """
 
     leaves: list[tf.Tensor]
     is_clipped: tf.Tensor
@@ -148,7 +150,7 @@ def _zeros_or_scaled(
 def _clip_by_norm(
     leaves: list[tf.Tensor], norm: tf.Tensor, target_norm: tf.Tensor, zeroing_norm: tf.Tensor
 ) -> _Decision:
-    """Clips a record, given its norm with a relative error below FLOAT32_MARGIN."""
+    """Clips a record to clip_norm, given its norm with a relative error below FLOAT32_MARGIN."""
     # No entry is larger than the norm. So entries need not be searched for one above zeroing_norm
     # if the norm is far below it, as for most records.
     is_zeroed = tf.cond(

@@ -158,7 +158,8 @@ class VectorisedClients(ClientWork):
         return tf.function(self._train_one_step, input_signature=[*signature, num_clients])
 
     def _traced_gradients(self, sent: TensorBroadcast) -> Any:
-        """Returns the tf.function of the losses and gradients of all slots, as steps compute them.
+        """Returns the tf.function that computes losses and gradients in all slots, as training
+        steps do.
 
         It takes a stack of weights, inputs and labels, one entry for each slot.
         """
@@ -205,7 +206,8 @@ class VectorisedClients(ClientWork):
     def _check_same(
         self, model: tf.keras.Model, loss_and_gradients: Callable[..., Any], x: Any, y: Any
     ) -> None:
-        """Checks that the stateless model computes the same as the Keras model for other weights.
+        """Checks that the stateless model and the Keras model give the same outputs for other
+        weights.
 
         They differ if a model computes a tensor from its weights when it is built. In Keras this
         tensor keeps the value for the first weights. In the stateless model it would follow the

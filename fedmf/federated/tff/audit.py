@@ -42,7 +42,8 @@ class Query:
         self._sum_cache: dict[Any, Any] = {}
 
     def _sum_updates(self, params: Any, places: Any, size: Any) -> Any:
-        """Returns the clipped sum of one update for each place, a coordinate along which it points.
+        """Returns the clipped sum of several updates. Each of them is nonzero at one coordinate,
+        given by `places`.
 
         The update of a place is `size` in this coordinate, and 0 elsewhere.
         """
@@ -56,7 +57,7 @@ class Query:
         return sample
 
     def _release_sum(self, sample: Any, state: Any) -> tuple[Any, Any]:
-        """Returns the noisy release of a sum as one vector, and the next state.
+        """Adds noise to a sum, and returns the release as one vector, and the next state.
 
         With an adaptive clip norm the vector is for the plan's clip norm, and its last entry is the
         noise of the released bits.

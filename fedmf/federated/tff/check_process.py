@@ -123,7 +123,8 @@ def _round_output(process: Any, output: Any) -> _RoundOutput:
 
 
 def _only_noise_call(flow: RoundFlow, output: _RoundOutput) -> NoiseCall | None:
-    """Returns the only call that added noise to the output; None if there is no such call.
+    """Returns the call that added noise to the output, if there is exactly one such call; otherwise
+    None.
 
     Raises:
       ValueError: several calls added noise.
@@ -168,7 +169,9 @@ def _state_origins(noise_call: NoiseCall, roles: Iterable[str]) -> set[Origin]:
 
 
 def _check_noise_state(output: _RoundOutput, noise_call: NoiseCall) -> None:
-    """Raises ValueError unless the noise's next state takes the place of the state before."""
+    """Raises ValueError unless the process returns the noise's next state in place of the state
+    before.
+    """
     for path, name in _next_state_names(noise_call).items():
         if path not in output.state or output.state[path].name != name:
             raise ValueError(

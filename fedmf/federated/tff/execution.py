@@ -51,7 +51,9 @@ class TffExecution(Execution):
         self._state: Any = None
 
     def _model_functions(self) -> ModelFunctions:
-        """Returns the task's learner, or raises TypeError if it does not use TensorFlow."""
+        """Returns the task's learner as `ModelFunctions`, or raises TypeError if it does not use
+        TensorFlow.
+        """
         learner = self.task.learner
         if not isinstance(learner, ModelFunctions):
             raise TypeError(
@@ -130,7 +132,9 @@ class TffExecution(Execution):
         return [leaf is not secret for leaf in tf.nest.flatten(state)]
 
     def _dataset(self, client: ClientData) -> tf.data.Dataset:
-        """Returns the batches of a client; there are none if its examples are not finite."""
+        """Returns the batches of a client as a dataset, which is empty if its examples are not
+        finite.
+        """
         no_examples = tf.nest.map_structure(
             lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), tensor_specs(self.task.spec)
         )

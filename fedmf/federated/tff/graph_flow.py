@@ -91,7 +91,9 @@ class GraphFlow:
         return Leaf(same_leaf.name, origins)
 
     def _origins(self, operations: Iterable[Any], excluded: Iterable[Any] = ()) -> Origins:
-        """Returns the origins of operations, except those that come through `excluded` ones."""
+        """Returns the origins of operations, except those that they have only through `excluded`
+        operations.
+        """
         pending = list(operations)
         visited_names = {operation.name for operation in excluded}
         origins: Origins = frozenset()
@@ -129,7 +131,9 @@ class GraphFlow:
         return self._results_by_call[tag.call][operation.name]
 
     def _results(self, tag: GraphTag) -> dict[str, Leaf]:
-        """Returns the results of the call that made a tag, by the names of their operations."""
+        """Returns the results of the call to which a tag belongs, by the names of their
+        operations.
+        """
         match tag.kind:
             case "params":
                 return self._params_results(tag.call, tag.plan)

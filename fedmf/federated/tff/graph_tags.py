@@ -148,7 +148,7 @@ def _tagged_state(state: Any) -> Any:
 
 
 def _tagged_leaf(leaf: Any, name: str) -> Any:
-    """Tags a tensor of the graph with this name; any other value is returned unchanged.
+    """Tags a tensor of the graph being built with this name. It returns any other value unchanged.
 
     A constant from outside of the graph must stay a constant, because the query refuses states that
     are constants.

@@ -25,7 +25,8 @@ from fedmf.server.state import NoiseState, state_fingerprint
 
 
 def _with_unknown_shape(state_rows: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of a noise state, with a shape that is unknown to the graph being built.
+    """Returns the rows of a noise state, with a static shape that is unknown in the graph being
+    built.
 
     TFF takes the type of its state from this tensor. If that type had the shape of this plan's
     rows, TFF would refuse another plan's rows by "Failed to serialize", before `GraphNoise.next`
@@ -132,7 +133,9 @@ class GraphNoise:
 
     @staticmethod
     def _assertions(*conditions: tuple[tf.Tensor, str]) -> list[tf.Operation]:
-        """Returns operations that check conditions in their order, each with an error message."""
+        """Returns operations that check conditions one after the other, each with its own error
+        message.
+        """
         assertions: list[tf.Operation] = []
         for is_fulfilled, message in conditions:
             with tf.control_dependencies(assertions):
@@ -204,7 +207,8 @@ class GraphNoise:
 
     @staticmethod
     def _padded(form: BlockForm, t: int) -> np.ndarray:
-        """Returns the matrix M_t of the noise recurrence in round t, padded to the same shape.
+        """Returns the matrix M_t of the noise recurrence in round t, padded so that all M_t have
+        the same shape.
 
         If the state is rolling, only its first row is returned.
         """

@@ -359,7 +359,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return tf.constant(text_fingerprint(text), tf.uint64)
 
     def _checked(self, row: tf.Tensor, state: QueryState) -> tf.Tensor:
-        """Returns the noise vector, after a check that clipping is as it was when the run began.
+        """Returns the noise vector, after a check that records are still zeroed, clipped and scaled
+        as when the run began.
 
         Raises:
           tf.errors.InvalidArgumentError: clipping differs. XLA drops the check, and then the vector

@@ -285,14 +285,14 @@ def _solve(
 
 
 def _symmetric_part(products: dict[int, np.ndarray]) -> BandBlocks:
-    """Returns M D + D M from the blocks of the product M D."""
+    """Returns M D + D M, given the blocks of the product M D."""
     diagonal_blocks = products[0] + products[0].transpose(0, 2, 1)
     below_blocks = products[1][:-1] + products[-1][1:].transpose(0, 2, 1)
     return BandBlocks(diagonal_blocks, below_blocks)
 
 
 def _sandwich(D: BandBlocks, MD: dict[int, np.ndarray]) -> BandBlocks:
-    """Returns D M D from the blocks (t + i, t) of the product M D."""
+    """Returns D M D, given the blocks (t + i, t) of the product M D."""
     diagonal_transposed = D.diagonal.transpose(0, 2, 1)
     below_transposed = D.below.transpose(0, 2, 1)
     diagonal_blocks = diagonal_transposed @ MD[0]

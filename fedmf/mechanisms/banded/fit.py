@@ -279,7 +279,9 @@ class _BandedFit:
         return self._new_certificate(loss, lower_bound)
 
     def _new_certificate(self, loss: float, lower_bound: float) -> Certificate:
-        """Returns a certificate that states the number of steps and the time so far."""
+        """Returns a new certificate, which states the number of steps and the time that the fit has
+        taken.
+        """
         duration = time.perf_counter() - self.start_time
         return certify(loss, lower_bound, self.iterations, duration, participation=self.epochs)
 
@@ -297,8 +299,8 @@ class _BandedFit:
 
 
 def _worth_certifying(values: list[float], certified_at: int, tolerance: float) -> bool:
-    """Returns whether a certificate is due after these losses, one for each step: the descent has
-    become slow, or the last certificate is long ago.
+    """Returns whether a certificate is due, given the loss after each step: the descent has become
+    slow, or the last certificate is long ago.
     """
     num_steps = len(values) - 1
     if num_steps < max(_FIRST_CHECK, int(np.ceil(1.15 * certified_at))):

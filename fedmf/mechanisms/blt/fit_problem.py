@@ -112,8 +112,9 @@ class BLTProblem:
         return float(value[0].real), value.imag / _STEP
 
     def _squared_sensitivity(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-        """Returns the squared norm of the sum of the encoder's columns 0, b, 2 b, ..., the rounds
-        of one client. Entry v of the result, (size,), is for the encoder perturbed in variable v.
+        """Returns the squared sensitivity: the squared norm of the sum of the encoder's columns 0,
+        b, 2 b, ..., for the rounds of one client. Entry v of the result, (size,), is for the
+        encoder perturbed in variable v.
 
         In round s b + r, 0 < r < b, the columns sum up to sum over i of P_i(s) decays[i]^(r - 1),
         with P_i(s) = scales[i] (1 - decays[i]^(b (s + 1))) / (1 - decays[i]^b); in round s b to 1 +
@@ -256,8 +257,8 @@ def _difference(u: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-    """Returns the scales of the buffers, float64 (size, d), as `residues` in mechanism.py, for
-    poles and zeros that are given by their positions u.
+    """Returns the scales of the buffers, float64 (size, d), for poles and zeros that are given by
+    their positions u. It computes what `residues` in mechanism.py does.
     """
     to_zeros = _difference(poles[:, :, None], zeros[:, None, :])
     to_poles = _difference(poles[:, :, None], poles[:, None, :])

@@ -149,8 +149,8 @@ def fit_dense(
 
 
 def _epochs(participation: Participation) -> Participation:
-    """Returns the (k, b)-participation to fit for. A client takes part in all rounds of its class,
-    or in a single round.
+    """Returns the (k, b)-participation that the fit is for, in which a client takes part in all
+    rounds of its class or in a single round.
     """
     n = participation.rounds
     b = participation.min_sep

@@ -146,9 +146,9 @@ class ToeplitzProblem:
         return np.vdot(column_sum, column_sum), 2.0 * gradient
 
     def _squared_error(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the weighted sum of squares of the error response e, and its gradient. The error
-        response is the first column of A N, where A is the workload and N the noise matrix. Its
-        generating function is e(x) = a(x) / c(x).
+        """Returns the squared error, a weighted sum of squares of the error response e, and its
+        gradient. The error response is the first column of A N, where A is the workload and N the
+        noise matrix. Its generating function is e(x) = a(x) / c(x).
 
         For prefix sums and momentum e converges to a constant. It is computed until it has settled,
         and constant from there on, so that a million rounds cost no more than the first thousands.
@@ -249,8 +249,8 @@ class InverseProblem:
         return value, gradient[1:]
 
     def _squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the squared sensitivity of the coefficients c, as `fedmf.sensitivity` bounds it,
-        and its gradient.
+        """Returns an upper bound on the squared sensitivity of the coefficients c, as
+        `fedmf.sensitivity` computes it, and the bound's gradient.
         """
         if not self.repeats or not np.isfinite(c).all():
             return c @ c, 2.0 * c
@@ -265,9 +265,9 @@ class InverseProblem:
         return squared, gradient
 
     def _squared_error(self, r: np.ndarray) -> tuple[float, np.ndarray]:
-        """Returns the weighted sum of squares of the error response e, and its gradient. The error
-        response is the first column of A N, where A is the workload and N the noise matrix. Its
-        generating function is e(x) = a(x) r(x).
+        """Returns the squared error, a weighted sum of squares of the error response e, and its
+        gradient. The error response is the first column of A N, where A is the workload and N the
+        noise matrix. Its generating function is e(x) = a(x) r(x).
         """
         import scipy.signal
 

@@ -89,7 +89,7 @@ def _compile(cc: str, source: pathlib.Path, path: pathlib.Path) -> pathlib.Path 
 
 
 def _load(path: pathlib.Path | None) -> ctypes.CDLL | None:
-    """Loads a compiled library, or returns None without a path."""
+    """Loads a compiled library; returns None if `path` is None."""
     return None if path is None else ctypes.CDLL(str(path))
 
 
