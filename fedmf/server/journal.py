@@ -236,8 +236,8 @@ class Journal:
         earlier_rows = content[: header["end"]]
         if hex_digest(earlier_rows) != header["digest"]:
             raise ValueError("it is not the record that the newest round was committed with")
-        # Lines after the rows belong to a commit that did not finish, and a power failure may leave
-        # any part of them. Whole rows of later rounds show that the journal was put back from a
+        # Lines after the rows are left from an unfinished commit, of which a power failure may
+        # leave any part. Whole rows of later rounds show that the journal was put back from a
         # backup.
         for line in self._rows.restore(earlier_rows).splitlines(keepends=True):
             later_round = round_of(line)
@@ -454,9 +454,7 @@ class Journal:
 
     @contextlib.contextmanager
     def undamaged(self, path: pathlib.Path) -> Iterator[None]:
-        """Raises ValueError if the `with` block, which reads the file, finds it damaged or of
-        another owner.
-        """
+        """Raises ValueError if the block, which reads the file, finds it damaged or foreign."""
         try:
             yield
         except (checks.TooLargeForMemory, MemoryError):

@@ -53,8 +53,7 @@ MAX_PRODUCTS = 2**25
 # of the processor: the last entries would be computed by other instructions, and rounded
 # differently.
 SLOT_MULTIPLE = 16
-# A call has at most this many slots. With more slots little time would be saved, and more of them
-# would be empty.
+# Largest number of slots in a call. More would save little time, and more of them would be empty.
 MAX_SLOTS = 64
 # A model with at most this many parameters is small: the dispatch of its operations takes more time
 # than their arithmetic. Larger models would be slower if each client has its own weights.
@@ -158,8 +157,7 @@ class VectorisedClients(ClientWork):
         return tf.function(self._train_one_step, input_signature=[*signature, num_clients])
 
     def _traced_gradients(self, sent: TensorBroadcast) -> Any:
-        """Returns the tf.function that computes losses and gradients in all slots, as training
-        steps do.
+        """Returns the tf.function that computes losses and gradients in all slots, as steps do.
 
         It takes a stack of weights, inputs and labels, one entry for each slot.
         """
@@ -193,8 +191,7 @@ class VectorisedClients(ClientWork):
         """Computes the loss and the gradients of one slot's weights, inputs and labels."""
         weights, x, y = arguments
         loss, gradient_list = self._loss_and_gradients(weights, x, y)
-        # tf.vectorized_map does not vectorise a result that is one of the function's arguments, so
-        # tf.identity copies it.
+        # tf.vectorized_map needs tf.identity for a result that is one of the function's arguments.
         return loss, [tf.identity(dense_rows(gradient)) for gradient in gradient_list]
 
     def _batch_sizes(self) -> list[int]:
@@ -206,8 +203,7 @@ class VectorisedClients(ClientWork):
     def _check_same(
         self, model: tf.keras.Model, loss_and_gradients: Callable[..., Any], x: Any, y: Any
     ) -> None:
-        """Checks that the stateless model and the Keras model give the same outputs for other
-        weights.
+        """Checks that stateless model and Keras model have equal outputs for other weights.
 
         They differ if a model computes a tensor from its weights when it is built. In Keras this
         tensor keeps the value for the first weights. In the stateless model it would follow the
@@ -304,8 +300,7 @@ class VectorisedClients(ClientWork):
         if self._is_small:
             arguments.append(order_steps(list_batches(chunk, self._batch_size), self._num_slots))
         else:
-            # An empty slot computes with the first example of all clients, and its result is not
-            # used.
+            # An empty slot computes with the first example of all, and its result is not used.
             slot_rows = np.arange(self._num_slots)
             slot_rows[len(chunk) :] = 0
             leaves = [leaf[slot_rows, np.newaxis] for leaf in leaves]
