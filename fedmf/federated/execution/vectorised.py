@@ -203,7 +203,8 @@ class VectorisedClients(ClientWork):
     def _check_same(
         self, model: tf.keras.Model, loss_and_gradients: Callable[..., Any], x: Any, y: Any
     ) -> None:
-        """Checks that stateless model and Keras model have equal outputs for other weights.
+        """Checks that stateless model and Keras model agree in loss and gradients for other
+        weights.
 
         They differ if a model computes a tensor from its weights when it is built. In Keras this
         tensor keeps the value for the first weights. In the stateless model it would follow the
