@@ -130,9 +130,9 @@ class VectorisedClients(ClientWork):
             share_weights=not self._is_small,
         )
         check_independent(self._traced_gradients(sent_tensors), slots, self._batch_sizes())
-        # One call is run here, because an operation that lacks a kernel on this machine fails only
-        # when it runs. An example is the gradient of a grouped convolution on processors for which
-        # TensorFlow does not use oneDNN.
+        # One call runs here, because an operation without a kernel on this machine fails only when
+        # it runs, such as the gradient of a grouped convolution where TensorFlow does not use
+        # oneDNN.
         epochs = [tf.nest.map_structure(np.asarray, (x, y))]
         if not self._is_small:
             epochs = [tf.nest.map_structure(lambda leaf: leaf[:1], epochs[0])]
@@ -203,8 +203,7 @@ class VectorisedClients(ClientWork):
     def _check_same(
         self, model: tf.keras.Model, loss_and_gradients: Callable[..., Any], x: Any, y: Any
     ) -> None:
-        """Checks that stateless model and Keras model agree in loss and gradients for other
-        weights.
+        """Checks that stateless and Keras model agree in loss and gradients for other weights.
 
         They differ if a model computes a tensor from its weights when it is built. In Keras this
         tensor keeps the value for the first weights. In the stateless model it would follow the
