@@ -248,8 +248,7 @@ class VectorisedClients(ClientWork):
         """Yields the sum of the clipped updates of each group of clients."""
         tensors = TensorBroadcast.of(sent)
         for group in groups:
-            # Whether a client is vectorised depends only on the client's own data. So one client's
-            # data cannot change how another client is computed.
+            # Whether a client is vectorised depends only on the client's own data.
             vectorised_clients = [client for client in group if self._is_vectorised(client)]
             single_clients = [client for client in group if not self._is_vectorised(client)]
             total, loss_sum = self._sum_updates(tensors, with_finite_examples(vectorised_clients))
