@@ -1,5 +1,5 @@
-"""Trained figures on CIFAR-10 at example level: multi-epoch Figures 1, 7, 8, 9, App. E; banded
-Figure 10, App. H.
+"""Trained figures on CIFAR-10 at example level: Figures 1, 7, 8, 9 of the
+multi-epoch paper, App. E; Figure 10 of the banded paper, App. H.
 
 Training has steps of 500 images in a fixed order and 20 epochs. DP-SGD has no momentum. The
 learning rate falls to 0.05 of its peak over the last quarter. Every image is a client that takes

@@ -1,5 +1,6 @@
-"""Studies (grids of runs) of the StackOverflow experiments: Denisov Figs. 2, 3, 6; multi-epoch
-Figs. 3, 10 to 12; banded Figs. 1 (b), 5 (a), 12.
+"""Studies (grids of runs) of the StackOverflow experiments: Figures 2, 3 and 6 of Denisov et al.
+2022; Figures 3 and 10 to 12 of the multi-epoch paper; Figures 1 (b), 5 (a) and 12 of the banded
+paper.
 
 At the paper's size a study has the settings that the paper prints. A smaller `Size` has the same
 lines.
@@ -138,8 +139,8 @@ def _cohort(size: Size, cohort: int) -> Fields:
 
 @sized(EARLIER, **sizes.DENISOV)
 def denisov(size: Size) -> Study:
-    """Returns the study of Denisov Fig. 2, Tables 3 and 4: one epoch of 100 clients a round,
-    constant rates.
+    """Returns the study of Figure 2 and Tables 3 and 4 of Denisov et al. 2022: one epoch of 100
+    clients a round, with constant rates.
     """
     grid = {
         "client_learning_rate": size.client_rates,
@@ -178,8 +179,8 @@ DECAY_AFTER, M_DECAY = "prefix sums, decay after", "momentum and decay inside"
 
 @sized(EARLIER, **sizes.SCHEDULES)
 def schedules(size: Size) -> Study:
-    """Returns the study of Denisov Fig. 3, where momentum and the rates' fall are part of the
-    mechanism or not.
+    """Returns the study of Figure 3 of Denisov et al. 2022, in whose lines momentum and the fall of
+    the learning rate are part of the mechanism or are not.
 
     The paper has epsilon 18.9.
     """
@@ -189,7 +190,7 @@ def schedules(size: Size) -> Study:
 
 @sized(EARLIER, **sizes.DECAYS)
 def decays(size: Size) -> Study:
-    """Returns the study of Denisov Fig. 6, which has two lines of Fig. 3.
+    """Returns the study of Figure 6 of Denisov et al. 2022, which has two lines of Figure 3.
 
     At the same size it shares runs with Fig. 3.
     """
@@ -238,7 +239,7 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
 
 @sized(EARLIER, **sizes.EPOCHS)
 def epochs(size: Size) -> Study:
-    """Returns the study of multi-epoch Figs. 3, 11 and 12, Tables 4 and 5."""
+    """Returns the study of Figures 3, 11 and 12 and Tables 4 and 5 of the multi-epoch paper."""
     all_epochs = _cohort(size, size.cohort)
     order = _order(size) | all_epochs
     shorter_fields = {"rounds": size.rounds_once}
@@ -266,7 +267,8 @@ def epochs(size: Size) -> Study:
 
 @sized(EARLIER, **sizes.DIVERGENCE)
 def divergence(size: Size) -> Study:
-    """Returns the study of multi-epoch Table 2, where updates with an entry above 100 are zeroed.
+    """Returns the study of Table 2 of the multi-epoch paper, where updates with an entry above 100
+    are zeroed.
 
     Runs without zeroing are left out. There the paper's clip turns huge updates into NaN, and
     fedmf's does not (docs/papers).
@@ -295,8 +297,8 @@ def divergence(size: Size) -> Study:
 
 @sized(EARLIER)
 def unnoised(size: Size) -> Study:
-    """Returns the study of multi-epoch Fig. 10: accuracy without noise, by number of clients a
-    round.
+    """Returns the study of Figure 10 of the multi-epoch paper: accuracy without noise, by number of
+    clients a round.
 
     With the most clients a run trains six epochs, with fewer at most one. Beside these runs are
     private ones. At the paper's size they have the settings of Fig. 3, since those of Fig. 10 are
@@ -330,8 +332,8 @@ def unnoised(size: Size) -> Study:
 
 @sized(SIZES, **sizes.PHONES)
 def phones(size: Size) -> Study:
-    """Returns the study of banded Figs. 5 (a) and 12, Tables 4 and 6, where a client takes part at
-    least 342 rounds apart.
+    """Returns the study of Figures 5 (a) and 12 and Tables 4 and 6 of the banded paper, where a
+    client takes part at least 342 rounds apart.
     """
     separation_fields = {"schema": "min_sep", "min_sep": size.epoch}
     single_epoch = {"rounds": size.rounds_once, "schema": "single"}
@@ -355,7 +357,8 @@ def phones(size: Size) -> Study:
 
 @sized(SIZES, **sizes.CENTRE)
 def centre(size: Size) -> Study:
-    """Returns the study of banded Fig. 1 (b), Tables 5 and 7, where a server samples the clients.
+    """Returns the study of Figure 1 (b) and Tables 5 and 7 of the banded paper, where a server
+    samples the clients.
 
     The number of bands is the best at each epsilon.
     """

@@ -44,8 +44,8 @@ trained(grids.epochs, "multi-epoch-figure-3")(_epochs)
 
 @trained(grids.epochs, "multi-epoch-table-4", "multi-epoch-table-5")
 def multi_epoch_tables(scores: Sequence[Score], size: Size) -> Outcome:
-    """Judges multi-epoch Figure 3, with the rows of Tables 4 and 5: mean, deviation, minimum,
-    maximum and number of runs for each rate.
+    """Judges Figure 3 of the multi-epoch paper, with the rows of Tables 4 and 5: mean, deviation,
+    minimum, maximum and number of runs for each rate.
     """
     return dataclasses.replace(_epochs(scores, size), **accuracy.by_rate(scores))
 

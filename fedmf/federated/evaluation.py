@@ -23,8 +23,8 @@ from fedmf.training.learner import ClientSettings, Evaluation
 
 MAX_BATCH_EXAMPLES = 256
 # The outputs of one batch take at most this many bytes. For more, the C library requests the memory
-# from the system each time, page by page. With batches of 256 examples, 20 words each, and a
-# vocabulary of 10,000, this took a fifth of the time.
+# from the system each time, page by page. These requests took a fifth of the time with batches of
+# 256 examples, 20 words each, and a vocabulary of 10,000.
 MAX_OUTPUT_BYTES = 2**25
 # Keras's layers set these attributes on their outputs, and Keras's losses and metrics read them.
 _OUTPUT_ATTRIBUTES = ("_keras_mask", "_keras_logits")

@@ -131,7 +131,7 @@ def _check_plain(n: int) -> None:
 
 def _spectrum(n: int) -> np.ndarray:
     """Returns Sigma, the spectrum of the circulant, at the frequencies 0..n, complex128 (n + 1,).
-    Its values at the other frequencies are their conjugates.
+    At the frequencies above n, Sigma has the conjugates of these values.
 
     In closed form (multi-epoch paper, Eq. 44): the even frequencies are exactly 0, where a computed
     DFT has rounding errors of 1e-16, whose roots would spoil half the digits.

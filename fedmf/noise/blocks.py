@@ -20,9 +20,9 @@ MAX_DEVIATION = 1e-7
 _CUTS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
 # Two singular values count as equal if their relative difference is below this.
 _EQUAL = 1e-6
-# The first projection whose length is at least this fraction of the longest one is accepted. The
-# fraction is an odd number, so that two lengths hardly ever have this ratio, and rounding does not
-# decide.
+# The first projection whose length is at least this fraction of the longest one is accepted.
+# Because the fraction is not a round number, two lengths hardly ever have exactly this ratio, and
+# rounding does not decide.
 _ACCEPTED_LENGTH = 0.6137
 
 

@@ -27,9 +27,9 @@ from fedmf.server.noise_store import MakeArray, NoiseStore, NoiseTile
 from fedmf.server.source import GaussianSource
 from fedmf.terminal import progress_bar
 
-# Threads of numpy's products are limited for the whole process. If two limits overlapped, the last
-# to end would restore the other one's limit, so this lock allows one at a time. It is reentrant,
-# because a signal handler may call for a row of another run.
+# Threads of numpy's products are limited for the whole process. If two limits overlapped, the one
+# that ends last would restore the limit of the other one. So this lock allows one limit at a time.
+# It is reentrant, because a signal handler may call for a row of another run.
 _ONE_LIMIT = threading.RLock()
 
 

@@ -88,8 +88,8 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
             if min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_FROM:
                 ax.set_xscale("log")
                 ax.xaxis.set_major_formatter(lambda x, _: plain(float(x)))
-                # An axis that spans less than a factor of 10 may contain no power of ten. Then the
-                # other ticks get labels too.
+                # An axis that spans less than a factor of 10 may contain no power of ten. So the
+                # ticks between powers of ten get labels too.
                 if max(values) / min(values) < 10:
                     ax.xaxis.set_minor_formatter(lambda x, _: plain(float(x)))
                 else:

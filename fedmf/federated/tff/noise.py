@@ -99,8 +99,8 @@ class GraphNoise:
         is_in_time = state.next_round < self.stream.rounds
         is_same_plan = tf.equal(state.mechanism, self._state_fingerprint())
         is_handed_in = tf.equal(state.made_for, state.next_round) | (self.strategy != "precomputed")
-        # The plans are compared first: for the state of another plan, the other errors would
-        # mislead.
+        # The plans are compared first, because the messages of the later checks would mislead if
+        # the state belongs to another plan.
         assertions = self._assertions(
             (is_same_plan, self._other_plan_error()),
             (

@@ -178,7 +178,7 @@ class DenseLoss:
         """Returns a zero (n, n) matrix in Fortran order, and a view of its band. Entry [j, o] of
         the view is entry [j + o, j] of the matrix, or padding below its last row.
         """
-        # Row j of `padded` holds column j of the matrix, so that the rows of the view are
+        # Row j of `padded_matrix` has column j of the matrix, so that the rows of the view are
         # contiguous.
         padded_matrix = np.zeros((self.n, self.n + self.bands))
         row_stride, entry_stride = padded_matrix.strides
