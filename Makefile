@@ -91,7 +91,7 @@ bench-cluster: setup
 # Other libraries in an environment of their own, beside fedmf in one sitting; not part of CI. Flower has its environment already.
 # opake does not start on early releases of Python 3.11 and 3.12, and runs from the same environment on 3.13.
 compare: setup .venv-compare/.installed .venv-flower/.installed
-	.venv/bin/python -m benchmarks.compare $(if $(MODERN),--newer $(MODERN)) --write docs/comparison.md
+	.venv/bin/python -m benchmarks.compare $(if $(MODERN),--newer $(MODERN)) --write docs/costs.md
 
 lint: setup .venv-lint/.installed
 	.venv-lint/bin/ruff check .

@@ -1,6 +1,6 @@
 """fedmf beside other libraries: the same work, in one sitting, in turns.
 
-    make compare                                    all of it, into docs/comparison.md
+    make compare                                    all of it, into docs/costs.md
     python -m benchmarks.compare --case "random"    some of it
     python -m benchmarks.compare --small            a check of this program
 
@@ -60,7 +60,7 @@ def main(
     sitting = Sitting(root=environments, newer=newer, seconds=seconds, small=small)
     load = os.getloadavg()[0]
     rows = [(case, run(case, sitting, lambda line: click.echo(line, err=True))) for case in chosen]
-    found = f"{page.circumstances((load, os.getloadavg()[0]))}\n\n{page.table(rows)}"
+    found = f"{page.circumstances((load, os.getloadavg()[0]))}\n\n{page.tables(rows)}"
     click.echo(found)
     if written is not None:
         page.write(written, found)

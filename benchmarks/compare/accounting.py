@@ -345,8 +345,8 @@ def _cases() -> tuple[Case, ...]:
         attack = {"noise": noise, "rounds": rounds, "chance": chance}
         cases.append(
             Case(
-                work=f"attack at 1% false alarms, {name}",
-                value="found at most",
+                work=f"attack at a false-positive rate of 1%, {name}",
+                value="true-positive rate at most",
                 passes=3,
                 sides=(
                     _fedmf(

@@ -127,7 +127,7 @@ def _case(work: str, ours: str, *others: Side) -> Case:
         small=_TOY | {"rounds": 48},
     )
     return Case(
-        work=f"a row of noise, {work}",
+        work=f"a noise vector, {work}",
         value="",
         sides=(fedmf, *others),
         cost="CPU ms",

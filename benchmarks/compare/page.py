@@ -11,15 +11,8 @@ from collections.abc import Sequence
 from benchmarks.compare.sitting import RATE, ROOT, Answer, Case, Result
 
 BEGIN, END = "<!-- make compare writes from here -->", "<!-- make compare writes to here -->"
-_HEADINGS = (
-    "work",
-    "other library",
-    "fedmf found",
-    "the other found",
-    "fedmf took",
-    "the other took",
-    "times fedmf's",
-)
+_RESULTS = ("work", "other library", "result of fedmf", "result of the other")
+_COSTS = ("work", "other library", "cost of fedmf", "cost of the other", "ratio")
 
 
 def cost(case: Case, answer: Answer) -> float:
@@ -103,12 +96,18 @@ def _cost_text(case: Case, result: Result) -> str:
     return f"{_median(case, result):.3g} {case.cost}"
 
 
-def table(sittings: Sequence[tuple[Case, Sequence[Result]]]) -> str:
-    """All rows, in Markdown."""
-    lines = [" | ".join(("", *_HEADINGS, "")).strip(), "|---" * len(_HEADINGS) + "|"]
-    for case, (ours, *others) in sittings:
-        lines += [" | ".join(("", *row(case, ours, other), "")).strip() for other in others]
-    return "\n".join(lines)
+def tables(sittings: Sequence[tuple[Case, Sequence[Result]]]) -> str:
+    """Returns a table of results and a table of costs, in Markdown. Each fits a narrow page."""
+    rows = [row(case, ours, other) for case, (ours, *others) in sittings for other in others]
+    results = [cells[:4] for cells in rows if set(cells[2:4]) != {"–"}]
+    costs = [[*cells[:2], *cells[4:]] for cells in rows]
+    return f"{_markdown(_RESULTS, results)}\n\n{_markdown(_COSTS, costs)}"
+
+
+def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    rule = ["---"] * len(headings)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows))
 
 
 def circumstances(load: Sequence[float]) -> str:
