@@ -21,7 +21,7 @@ class TooLargeForMemory(ValueError):
     """
 
 
-# Largest size in bytes of a single dense array. It is that of a square matrix for 20,000 rounds.
+# Largest size in bytes of a single dense array: the size of a square matrix for 20,000 rounds.
 MAX_BYTES = 8 * 20_000**2
 # Arrays of at most this many bytes are not checked, because reading the free memory would take
 # longer than making them.

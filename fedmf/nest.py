@@ -100,8 +100,8 @@ def _signature(structure: Any) -> Any:
 
 
 def _children(structure: Any) -> list[Any]:
-    """Returns the entries of a dict, list or tuple; those of a dict in the order of its sorted
-    keys.
+    """Returns the entries of a dict, list or tuple. The entries of a dict are in the order of its
+    sorted keys.
     """
     if isinstance(structure, Mapping):
         return [structure[key] for key in sorted(structure)]

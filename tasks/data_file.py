@@ -56,7 +56,7 @@ def create(
     partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _remove_partial_files(path)
-        # This creates the file as private, and SQLite keeps its mode.
+        # The file is created as private here, and SQLite keeps its mode.
         append_privately(partial_path).close()
     except OSError as error:
         raise unwritable(path, error) from None

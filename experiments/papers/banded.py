@@ -236,7 +236,8 @@ def figure_7(request: Request) -> Outcome:
 
 @figure("banded-figure-9")
 def figure_9(request: Request) -> Outcome:
-    """Draws the total error of BandMF, divided by that of DP-SGD and of multi-epoch MF.
+    """Draws the total error of BandMF, divided by the error of DP-SGD and by the error of
+    multi-epoch MF.
 
     The setting is CIFAR-10 with n = 2000 rounds, k = 20 epochs and m = 50,000 images.
     """

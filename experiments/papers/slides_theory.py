@@ -96,7 +96,7 @@ def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
     is computed from the modulus' cepstrum.
     """
     power = _weight(eta, spectrum, sampled) ** -0.5
-    cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # `cepstrum` is that of |C|.
+    cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # This is the cepstrum of |C|.
     causal_cepstrum = np.zeros(POINTS)
     causal_cepstrum[0] = cepstrum[0]
     causal_cepstrum[1 : POINTS // 2] = 2 * cepstrum[1 : POINTS // 2]

@@ -33,7 +33,7 @@ from fedmf.participation.schema import EveryRound
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.plan import Plan, check_plan
 
-# This number of bytes is more than any machine has.
+# A number of bytes that is more than any machine has.
 _MAX_MEMORY = 2**50
 
 

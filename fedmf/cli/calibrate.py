@@ -64,7 +64,7 @@ def calibrate(
         if table or stop_after is not None:
             _check_stop(mechanism, config, stop_after or 1)
         plan = config.plan(mechanism)
-        # These are errors of the running sums of updates at clip norm 1.
+        # The errors are those of the running sums of updates at clip norm 1.
         with elapsed("computing errors", disable=as_json):
             error = rmse(mechanism, config.fit_workload(), plan.participation)
             error *= update_noise_multiplier(plan)

@@ -245,7 +245,8 @@ class ParticipationController:
             )
 
     def resume_from(self, ledger: ParticipationLedger) -> None:
-        """Resumes an interrupted run: the next cohort is that of the round after the ledger's last.
+        """Resumes an interrupted run: the next cohort is for the round after the last one in the
+        ledger.
 
         If the method raises an error, the controller is unchanged.
 
@@ -430,8 +431,8 @@ class ParticipationController:
         return self.ledger.cohort(t)
 
     def _select(self, t: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns two arrays of clients: the ones selected for round t, and the selected ones that
-        are available.
+        """Returns two arrays of clients: all clients that are selected for round t, and those of
+        them that are available.
         """
         if self._draws is None:
             pool = Pool(

@@ -162,7 +162,7 @@ class Reach:
         for name, cell in _cells(function).items():
             try:
                 values[name] = cell.cell_contents
-            except ValueError:  # This closure variable has no value yet.
+            except ValueError:  # A closure variable may have no value yet.
                 continue
         return values
 

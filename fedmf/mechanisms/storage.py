@@ -136,7 +136,8 @@ def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
     reason = entries["certificate_reason"].item()
     if "certificate" in entries:
         certificate = msgspec.json.decode(entries["certificate"].item(), type=Certificate)
-    # This check comes before the constructor, which would fill in a default reason.
+    # The certificate is checked before the constructor is called, because the constructor would
+    # fill in a default reason.
     check_certificate(certificate, reason)
     state = {
         name.removeprefix("state_"): array

@@ -156,8 +156,8 @@ def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
             "(banded paper, Thm. 2): exact",
         )
     decreasing_coefficients = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
-    # `decreasing` is at least |c|, so its sensitivity bounds that of c. If the two sequences differ
-    # only by rounding, the bound counts as exact.
+    # The decreasing coefficients are at least |c|, so their sensitivity bounds the sensitivity of
+    # c. If the two sequences differ only by rounding, the bound counts as exact.
     is_exact = bool(np.abs(decreasing_coefficients - c).max() <= ROUNDING * c[0])
     kind = "(McMahan et al. 2024): exact" if is_exact else "above |C|: upper bound"
     method = f"rounds 0, b, 2b, ... of a decreasing Toeplitz encoder {kind}"

@@ -166,8 +166,8 @@ class Comparison:
         }
 
     def rows(self, left_out: dict[str, str] | None = None) -> Iterator[Row]:
-        """Yields the rows of the comparison: first those of each family, then those of each
-        sampling scheme.
+        """Yields the rows of the comparison: the rows of each family, one for each epsilon, and
+        then the rows of each sampling scheme.
 
         Args:
           left_out: collects the reason for each family that does not fit into memory and has no

@@ -228,7 +228,7 @@ def audit_run_canaries(
     ledger = _participation_record(run)
     takes_part = np.zeros((run.config.rounds, num_canaries), bool)
     for t in range(len(ledger)):
-        # Canaries have the indices that follow those of the clients.
+        # The indices of canaries follow those of the clients.
         canaries = ledger.cohort(t) - run.plan["task"]["clients"]
         takes_part[t, canaries[canaries >= 0]] = True
     try:

@@ -158,7 +158,7 @@ def audit_mechanism(
     scale = plan.stddev / divisor_of(plan)
     first_run = runs.releases(coordinates, noise_seed=16 * seed + 1)
     noises = [whiten(causal_matrix, first_run, scale)]
-    del first_run  # This frees memory as large as the noise.
+    del first_run  # This frees as much memory as the noise takes.
     resumed_run = runs.releases(coordinates, noise_seed=16 * seed + 2, resume_at=num_rounds // 2)
     noises.append(whiten(causal_matrix, resumed_run, scale))
     del resumed_run

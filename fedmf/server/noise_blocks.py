@@ -286,7 +286,8 @@ class BlockRows:
         self._make_array = make_array
         self._free_workers: list[_Worker] = []
         self._newest_matrix = _BlockMatrix(-1, np.zeros((0, 0), np.float32))
-        _blas_libraries()  # This takes milliseconds, which are spent before round 0.
+        # Finding the libraries takes milliseconds, which are spent here, before round 0.
+        _blas_libraries()
         self._begin()
 
     def _begin(self) -> None:

@@ -54,7 +54,7 @@ class Roster:
             type_name = type(client).__name__
             raise TypeError(f"`{name}` {verb} a {type_name}: name clients by ints or texts")
         if isinstance(client, str):
-            # This takes the characters of the text, even if a subclass overrides `__str__`.
+            # `str.__str__` takes the characters of the text, even if a subclass overrides it.
             plain_id: Client = str.__str__(client)
         else:
             plain_id = int.__index__(client) if isinstance(client, int) else int(client)

@@ -203,7 +203,7 @@ def new_run(
     if plan is None:
         plan = config.plan(config.fit(show_progress=options.progress))
     check_plan_of_config(plan, config)
-    # This raises if the cohorts of the plan cannot be drawn.
+    # The controller raises an error if the cohorts of the plan cannot be drawn.
     run_controller(checked.num_clients, config, plan, seed)
     setup = RunSetup(
         checked=checked,
@@ -277,7 +277,8 @@ def check_plan_of_config(plan: Plan, config: TrainConfig) -> None:
             f"plan={reprlib.repr(plan)} must be a fedmf.Plan, or None for the one "
             "that the config describes"
         )
-    _ = plan.stddev  # This raises if float32 cannot represent the scale.
+    # Reading `stddev` raises an error if float32 cannot represent the scale of the noise.
+    _ = plan.stddev
     expected_plan = config.plan_with(plan.mechanism, plan.noise_multiplier)
     changes = differences(
         PlanConfig.of(plan).flat(),

@@ -113,7 +113,7 @@ class Task:
 
     def __post_init__(self) -> None:
         fields.set_fields(self, checked_attributes(self))
-        _ = self._class_table  # This raises if a class weight is invalid.
+        _ = self._class_table  # Reading the table raises an error if a class weight is invalid.
 
     @functools.cached_property
     def headline(self) -> str:

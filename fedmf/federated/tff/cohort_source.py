@@ -117,7 +117,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
     @property
     def federated_type(self) -> tff.FederatedType:
-        """TFF's type of the selected data, that of the source."""
+        """TFF's type of the selected data, which is the type of the source."""
         return self.source.federated_type
 
     def select(self, k: int | None = None) -> list[tf.data.Dataset]:

@@ -212,7 +212,7 @@ class _BandedFit:
         self.unit = start_loss / workload.rounds
 
     def start(self) -> np.ndarray:
-        """Returns the variables at which the descent starts, those of a Toeplitz encoder."""
+        """Returns the variables at which the descent starts. They give a Toeplitz encoder."""
         return np.zeros(self.variables.size)
 
     @property

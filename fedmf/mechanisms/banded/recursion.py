@@ -97,8 +97,8 @@ def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarra
 def squared_rows_by_solving(
     rows: np.ndarray, inverse: np.ndarray, rounds: np.ndarray
 ) -> np.ndarray:
-    """Computes the squared norms of the rows `rounds` of A C^-1, where `rows` holds the rows of C,
-    (n, bands), `inverse` those of P = A^-1, (n, p), and `rounds` increases.
+    """Computes the squared norms of some rows of A C^-1. `rounds` has the indices of these rows, in
+    increasing order, `rows` the rows of C, (n, bands), and `inverse` the rows of P = A^-1, (n, p).
 
     Each takes two triangular solves. The recursion below computes the covariance of errors y, of
     which R = C P takes differences: where they are small beside y, as where a learning rate rises
@@ -120,7 +120,7 @@ def squared_rows_by_solving(
 
 def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bool:
     """Returns whether `squares`, the squared norms of the rows of A C^-1, have a relative error of
-    at most 1e-6 in a sample of the rounds. The other arguments are those of
+    at most 1e-6 in a sample of the rounds. `rows` and `inverse` are as in
     `squared_rows_by_solving`.
     """
     sampled_rounds = np.linspace(0, len(squares) - 1, _NUM_SAMPLED_ROUNDS).round().astype(np.int64)

@@ -324,8 +324,8 @@ class Ascent:
         self.iterations = 0
         self.interrupted = False
         self._current = self.variables
-        # A feasible encoder from the start is that of the best diagonal X. If all rounds are of one
-        # class, it is the optimum.
+        # The best diagonal X gives a feasible encoder from the start. If all rounds are of one
+        # class, this encoder is the optimum.
         diagonal = dual.scale_to_feasible(np.diag(np.sqrt(np.diagonal(dual.gram))))
         self._keep_if_better(lower_factor(dual.classes.in_time_order(diagonal)))
         self._latest_bound = 0.0

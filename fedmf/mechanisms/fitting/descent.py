@@ -243,7 +243,7 @@ def _two_loops(gradient: np.ndarray, corrections: collections.deque[_Correction]
     """Returns the approximate inverse Hessian times the gradient (Nocedal and Wright, Alg. 7.4).
     Without corrections, it returns the gradient scaled to unit length.
     """
-    axpy = scipy.linalg.blas.daxpy  # This routine works in place, without temporary arrays.
+    axpy = scipy.linalg.blas.daxpy  # daxpy works in place, without temporary arrays.
     q = gradient.copy()
     if not corrections:
         norm = np.linalg.norm(q)

@@ -82,8 +82,8 @@ class ToeplitzProblem:
         self.horizon = min(n, 16 * (bands + len(inverse)))
 
     def start(self) -> np.ndarray:
-        """Returns the variables at which the descent starts, those of the square root of the
-        workload.
+        """Returns the variables at which the descent starts. Their coefficients are those of the
+        square root of the workload.
         """
         c = power_series(self.inverse, -0.5, self.bands)
         if self.decreasing:

@@ -221,8 +221,8 @@ class MinSepLosses(Losses):
         return self._bound(order).log_factor + rounding
 
     def _bound(self, K: int) -> FactorBound:
-        """Returns a bound on the weight T of K patterns: the smaller one of the bound by credits
-        and of the bound by ages, if the latter can be computed in time.
+        """Returns a bound on the weight T of K patterns: the bound by credits or, if it can be
+        computed in time and is smaller, the bound by ages.
         """
         if K not in self._bound_by_order:
             bound = bound_by_credits(

@@ -128,7 +128,7 @@ def _num_bytes(client: ClientData | ClientRound) -> int:
     return sum(leaf.nbytes for leaf in nest.flatten(list(client.epochs)))
 
 
-_thread_limits = contextlib.ExitStack()  # It stays open until this process ends.
+_thread_limits = contextlib.ExitStack()  # The stack stays open until this process ends.
 
 
 class _WorkerState(NamedTuple):
