@@ -20,7 +20,7 @@ _PAGE_BY_FILE = {
 _TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
 _ENTRY = re.compile(r"^( *)([\w/-]+)(\??)$", re.MULTILINE)
 # Folders whose pages must be in a toctree of the front page.
-_FOLDERS = (".", "notebooks", "papers", "reference", "tutorials")
+_FOLDERS = (".", "papers", "reference", "tutorials")
 
 
 class Tree(NamedTuple):
