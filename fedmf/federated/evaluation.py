@@ -55,7 +55,8 @@ def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) ->
 
 
 class KerasEvaluator:
-    """A function of weights and examples that evaluates a Keras or TFF model, an `Evaluate`.
+    """A callable of the type `Evaluate`, which takes weights and examples and evaluates a Keras or
+    TFF model on them.
 
     Args:
       functions: the task's functions.

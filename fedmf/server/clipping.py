@@ -230,8 +230,8 @@ class _Clipping:
         unit = 1.0
         with np.errstate(over="ignore", invalid="ignore"):
             norm = _norm(_blocks(leaves, self._scales, copies=self._leaves))
-            # The norm of an update is at least its largest entry. So only an update whose norm is
-            # near zeroing_norm or above it is searched for its largest entry.
+            # No entry is larger than the norm. So an update is searched for an entry above
+            # zeroing_norm only if its norm is above half of zeroing_norm, or not finite.
             if not (norm < math.inf and norm <= zeroing_norm / 2):
                 largest_magnitude = _largest(self._leaves, self._scales)
                 if not (largest_magnitude <= zeroing_norm and math.isfinite(largest_magnitude)):

@@ -196,8 +196,9 @@ class ServerFolder:
                 f"folder={str(self.path)!r} holds a server already: go on with fedmf.Server.open, "
                 "or name another folder"
             )
-        # A process that is killed while it creates a server leaves some of these files, the seed
-        # first. So a folder with a seed and no other files than these may be overwritten.
+        # A process that is killed while it creates a server leaves some of the files in _FILES,
+        # first the seed. So a folder that has a seed, and nothing besides files in _FILES, may be
+        # used again.
         names = {name for name in os.listdir(self.path) if not name.endswith(".part")}
         is_unfinished = (self.path / _SEED).exists() and names <= set(_FILES)
         if (not is_unfinished or self._journal.has_rounds()) and names != {"private"}:
