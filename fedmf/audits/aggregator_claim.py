@@ -1,4 +1,5 @@
-"""`AggregatorClaim`: the claim that an audit of an aggregator tests, and the result types.
+"""`AggregatorClaim`: the claim that an audit of an aggregator tests, such as its clip norm and its
+noise multiplier, and the result types of the audit.
 
 Releases are measured in units of the sensitivity: clip_norm for a sum, clip_norm / clients for a
 mean. In these units one client moves the release by at most 1, and the claimed noise has standard
