@@ -1,7 +1,7 @@
-/* Matrices in panels of NR columns, and the one product that reads them; PACKING.md draws the layouts.
+/* Matrices that are stored in panels (groups of NR columns), and the matrix product that reads them. PACKING.md draws the layouts.
 
-   For gcc and clang, whose vector extensions become the processor's own instructions. Sums are taken in a fixed order: the same input
-   gives the same bits on every thread. */
+   The code uses the vector extensions of gcc and clang. Sums are computed in a fixed order, so that the same input gives bitwise
+   identical results on every thread. */
 
 #pragma once
 
@@ -10,13 +10,13 @@
 
 #if defined(__AVX512F__)
 #define VL 16
-#define ONCE(p) (*(const volatile vec *)(p)) /* gcc would read it again for each of its uses, though 32 registers have room */
+#define ONCE(p) (*(const volatile vec *)(p)) /* volatile, or else gcc would read the vector from memory at each use */
 #else
 #define VL 8
 #define ONCE(p) CV(p)
 #endif
-#define MR 4         /* rows of a tile */
-#define NV 3         /* vectors of a panel's row */
+#define MR 4         /* rows of a tile, the part of a result that stays in registers */
+#define NV 3         /* vectors in a row of a panel */
 #define NR (NV * VL) /* columns of a panel */
 
 typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
@@ -28,7 +28,7 @@ typedef int32_t ivec __attribute__((vector_size(4 * VL), aligned(4), may_alias))
 static long up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
 static long least(long a, long b) { return a < b ? a : b; }
 
-/* ---- elementary functions; a NaN in x stays one ---- */
+/* ---- Elementary functions. If x is NaN, so is the result. ---- */
 
 INLINE vec pick(ivec where, vec yes, vec no) { return (vec)((where & (ivec)yes) | (~where & (ivec)no)); }
 
@@ -38,9 +38,9 @@ INLINE vec clamp(vec x, float low, float high) {
     return pick(x > most, most, x);
 }
 
-/* x = n ln 2 + r with |r| <= ln(2) / 2. Returns exp(r) - 1 - r over r^2, of which less than 6e-9 is missing. */
+/* Splits x into n ln 2 + r with |r| <= ln(2) / 2, and returns (exp(r) - 1 - r) / r^2 with an error below 6e-9. */
 INLINE vec reduce(vec x, vec *r, ivec *n) {
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    const float magic = 12582912.0f; /* 1.5 * 2^23; adding this number to a float rounds the float to an integer */
     vec whole = x * 1.44269504f + magic;
     *n = (ivec)whole;
     *r = x - (whole - magic) * 0.69314718f;
@@ -62,7 +62,7 @@ INLINE vec exponential(vec x) {
 
 INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
 
-/* By exp(2 x) - 1, which loses nothing where x is small. */
+/* Computes tanh from exp(2 x) - 1, which is accurate for small x too. */
 INLINE vec hyperbolic_tangent(vec x) {
     vec r, p;
     ivec n;
@@ -72,27 +72,28 @@ INLINE vec hyperbolic_tangent(vec x) {
     return less_one / (less_one + 2.0f);
 }
 
-/* ---- matrices ---- */
+/* ---- Matrices ---- */
 
-/* A weight, as Keras has it rows x columns; each of `parts` equal parts of its columns (an LSTM's gates) is rounded up to whole panels,
-   and the rows to whole panels of the transpose. The padding is zero and stays zero. */
+/* A weight of the model, which has the shape rows x columns in Keras. Its columns are `parts` parts of the same size (the four gates of
+   an LSTM, otherwise one part). Each part is padded with zeros to whole panels, and the rows to whole panels of the transpose. The
+   padding stays zero. */
 typedef struct {
     long rows, columns, parts, rows_p, columns_p;
-    float *panels, *transposed; /* [columns_p / NR][rows_p][NR], [rows_p / NR][columns_p][NR]; a bias has no transpose */
+    float *panels, *transposed; /* shapes [columns_p / NR][rows_p][NR] and [rows_p / NR][columns_p][NR]; a bias has no transpose */
 } matrix;
 
 static matrix sized(long rows, long columns, long parts) {
     return (matrix){rows, columns, parts, rows == 1 ? 1 : up(rows, NR), parts * up(columns / parts, NR), 0, 0};
 }
 
-/* The columns from j on that lie in one part and one panel: how many, and in *at where they begin in row 0. */
+/* Returns how many columns from column j on lie in the same part and the same panel. *at is where they begin in row 0. */
 static long run_from(const matrix *w, long j, long *at) {
     long part = w->columns / w->parts, to = j / part * up(part, NR) + j % part;
     *at = to / NR * w->rows_p * NR + to % NR;
     return least(part - j % part, NR - to % NR);
 }
 
-/* From Keras's layout, row by row. */
+/* Copies a weight from Keras's layout, row by row, to panels. */
 static void pack(matrix *w, const float *from) {
     memset(w->panels, 0, sizeof(float) * w->rows_p * w->columns_p);
     for (long j = 0, at, run; j < w->columns; j += run) {
@@ -102,7 +103,7 @@ static void pack(matrix *w, const float *from) {
     }
 }
 
-/* update = from - w, in Keras's layout. */
+/* Computes update = from - w, where `from` and `update` are in Keras's layout. */
 static void unpack_difference(const matrix *w, const float *from, float *update) {
     for (long j = 0, at, run; j < w->columns; j += run) {
         run = run_from(w, j, &at);
@@ -124,13 +125,15 @@ static void transpose(const matrix *w) {
         }
 }
 
-/* (length, width), row by row, into [width / MR][length][MR]: the left factor of a gradient. */
+/* Copies a matrix (length, width), which is stored row by row, to the layout [width / MR][length][MR]. In it, the matrix is the left
+   factor of a weight's gradient. */
 static void pack_columns(const float *from, long length, long width, float *to) {
     for (long m = 0; m < width; m += MR)
         for (long k = 0; k < length; k++, to += MR) memcpy(to, from + k * width + m, sizeof(float) * MR);
 }
 
-/* (length, width), row by row, into panels [width / NR][length][NR]: the right factor of a gradient; and the sum of each column. */
+/* Copies a matrix (length, width), which is stored row by row, to panels [width / NR][length][NR], and writes the sum of each column to
+   `sums`. In panels, the matrix is the right factor of a weight's gradient. */
 static void pack_rows(const float *from, long length, long width, float *to, float *sums) {
     for (long p = 0; p < width; p += NR) {
         vec s[NV] = {{0}};
@@ -143,27 +146,28 @@ static void pack_rows(const float *from, long length, long width, float *to, flo
     }
 }
 
-/* ---- the product ---- */
+/* ---- The product ---- */
 
-/* Element (i, k) is at data[i / MR * tile + i % MR * row + k * step]. */
+/* Left factor of a product. Its element (i, k) is data[i / MR * tile + i % MR * row + k * step]. */
 typedef struct {
     const float *data;
     long tile, row, step;
 } left;
 
 static left by_rows(const float *data, long width) { return (left){data, MR * width, width, 1}; }
-/* As `pack_columns` writes it, without the first rows. */
+/* Left factor in the layout of `pack_columns`, without its first `first` rows. */
 static left by_columns(const float *data, long length, long first) {
     return (left){data + first * MR, length * MR, 1, MR};
 }
 
-/* Element (i, j) is at data[j / NR * panel + i * row + j % NR]. */
+/* Result of a product. Its element (i, j) is data[j / NR * panel + i * row + j % NR]. */
 typedef struct {
     float *data;
     long row, panel;
 } result;
 
-/* One tile, MR rows by NR columns, of to = before + alpha a b, or a b + bias where before is NULL. The sums stay in registers. */
+/* Computes one tile (MR rows, NR columns) of to = before + alpha a b or, if `before` is NULL, of to = a b + bias. The sums stay in
+   registers. */
 INLINE void tile(long depth, const float *a, long row, const long step, const float *b, float *to, const float *before,
                  long to_row, float alpha, const float *bias) {
     vec sum[MR][NV] = {{{0}}};
@@ -183,12 +187,13 @@ INLINE void tile(long depth, const float *a, long row, const long step, const fl
         }
 }
 
-#define NEAR_DEPTH 168 /* rows of a panel that fit the first-level cache */
+#define NEAR_DEPTH 168 /* number of rows of a panel that fit into the first-level cache */
 
-/* c (m rows, a multiple of MR, and `panels` panels) = before + alpha a b, or a b + bias where `before` is NULL; bias may be NULL then.
-   `before` is laid out as c and may be c. b's panels are b_panel apart.
+/* Computes c = before + alpha a b or, if `before` is NULL, c = a b + bias, where bias may be NULL. c has m rows, a multiple of MR, and
+   `panels` panels. `before` has the layout of c, and may be c itself. The panels of b are b_panel floats apart.
 
-   A part of `a` stays in the second-level cache while panels of b pass by, a part of each in the first. */
+   A part of a stays in the second-level cache while the panels of b are read one after the other. A part of each panel stays in the
+   first-level cache. */
 static void multiply(long m, long depth, long panels, left a, const float *b, long b_panel, result c, const float *before,
                      float alpha, const float *bias) {
     int gradient = a.step == MR;

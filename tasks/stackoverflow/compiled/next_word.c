@@ -1,31 +1,32 @@
-/* One client's epoch of SGD on the next-word model: embedding, LSTM, two dense layers, softmax. Python's side is epoch.py.
+/* One client's epoch of SGD on the next-word model: embedding, LSTM, two dense layers and softmax. epoch.py calls it from Python.
 
-   The weights stay in panels (matrix.h) for the whole epoch, and gradients are added to them in place. A batch's activations have a row
-   for each position: step t of sentence r is row t * rows + r, where `rows` is the batch's sentences rounded up to MR. Rows that only
-   fill up have no gradient. */
+   The weights stay in panels (matrix.h) for the whole epoch, and gradients are added to them in place. The activations of a batch have a
+   row for each position: step t of sentence r is row t * rows + r, where `rows` is the number of the batch's sentences, rounded up to a
+   multiple of MR. Rows that only pad a batch have no gradient. */
 
 #include <math.h>
 
 #include "matrix.h"
 
-#define BLOCK 160 /* positions whose logits are held at a time */
+#define BLOCK 160 /* number of positions whose logits are in memory at a time */
 
-enum { INPUT, RECURRENT, LSTM_BIAS, PROJECT, PROJECT_BIAS, OUT, OUT_BIAS, MATRICES }; /* Keras's tensors behind the embedding */
+enum { INPUT, RECURRENT, LSTM_BIAS, PROJECT, PROJECT_BIAS, OUT, OUT_BIAS, MATRICES }; /* the weights after the embedding */
 
 typedef struct {
-    long classes, width, units, length, rows, steps; /* rows and steps: of this batch */
-    long e, u, g;                                    /* width, units and gates in whole panels */
+    long classes, width, units, length, rows, steps; /* rows and steps are those of the current batch */
+    long e, u, g;                                    /* width, units and four gates, padded to whole panels */
     matrix w[MATRICES];
-    float *next_out, *next_bias; /* what OUT and OUT_BIAS become after this batch */
+    float *next_out, *next_bias; /* values that OUT and OUT_BIAS have after the current batch */
     float *inputs, *gates, *cells, *states, *projected, *d_cell, *d_states, *d_projected, *d_inputs;
     float *packed, *columns, *sums, *taken, *taken_columns, *logits, *d_taken;
-    long *position; /* rows with a label */
+    long *position; /* rows of the positions that have a label */
     int32_t *label;
-    const int32_t *ends; /* this batch's words where the LSTM's output stays behind their end, at padding; or 0 */
-    long count;          /* sentences of this batch */
+    const int32_t *ends; /* words of the batch, if the LSTM's output stays the same after a sentence has ended; else 0 */
+    long count;          /* number of sentences in the batch */
 } model;
 
-/* Lays out the model and its arrays from `base` on; returns the floats they take. With base = 0 only that number means something. */
+/* Places the model and its arrays in memory from `base` on, and returns how many floats they take. With base = 0, only the returned
+   number has a meaning. */
 static long lay_out(model *s, long batch_size, float *base) {
     long used = 0, all, widest;
     long rows[MATRICES] = {s->width, s->units, 1, s->units, 1, s->width, 1};
@@ -63,14 +64,14 @@ static long lay_out(model *s, long batch_size, float *base) {
     return used;
 }
 
-/* Whether step t of row r, at padding, only keeps what was before it. */
+/* Returns whether step t of row r is padding, at which the LSTM's state and cell stay as they are. */
 static int stays(const model *s, long t, long r) { return s->ends && r < s->count && !s->ends[r * s->length + t]; }
 
 static void forward(model *s) {
     long R = s->rows, u = s->u, g = s->g;
     multiply(R * s->steps, s->e, g / NR, by_rows(s->inputs, s->e), s->w[INPUT].panels, s->e * NR,
              (result){s->gates, g, NR}, 0, 1, s->w[LSTM_BIAS].panels);
-    memset(s->states, 0, sizeof(float) * R * u); /* row t * R of states and cells: before step t */
+    memset(s->states, 0, sizeof(float) * R * u); /* rows t * R + r of states and cells are the values before step t */
     memset(s->cells, 0, sizeof(float) * R * u);
     for (long t = 0; t < s->steps; t++) {
         float *gates = s->gates + t * R * g;
@@ -96,8 +97,8 @@ static void forward(model *s) {
              (result){s->projected, s->e, NR}, 0, 1, s->w[PROJECT_BIAS].panels);
 }
 
-/* Softmax and cross-entropy of up to BLOCK positions, each of weight `each`: writes their part of d_projected, and takes their step of the
-   last layer into next_out and next_bias. Returns the sum of weight times cross-entropy. */
+/* Computes softmax and cross-entropy of up to BLOCK positions, each with the weight `each`. It writes the gradients of these positions to
+   d_projected, and adds their part of the last layer's step to next_out and next_bias. Returns the sum of weight times cross-entropy. */
 static double softmax(model *s, const long *position, const int32_t *label, long count, float each, int first, float rate) {
     long rows = up(count, MR), e = s->e;
     const matrix *out = &s->w[OUT];
@@ -132,7 +133,7 @@ static double softmax(model *s, const long *position, const int32_t *label, long
         for (int j = 0; j < VL; j++) total += totals[r][j];
         loss += (double)each * log((double)total);
         LOGIT(r, label[r]) -= total;
-        scale[r] = each / total; /* brings the row to the gradient of the weighted cross-entropy */
+        scale[r] = each / total; /* with this factor, the row is the gradient of the weighted cross-entropy */
     }
 #undef LOGIT
     pack_columns(s->taken, rows, e, s->taken_columns);
@@ -154,7 +155,8 @@ static double softmax(model *s, const long *position, const int32_t *label, long
     return loss;
 }
 
-/* From d_states, the gradients that the projection leaves; makes `gates` the gradients before the gates. */
+/* Propagates gradients back through the steps of the LSTM. d_states has the gradients that come from the projection, and `gates` gets the
+   gradients of the gates' inputs. */
 static void through_time(model *s) {
     long R = s->rows, u = s->u, g = s->g;
     memset(s->d_cell, 0, sizeof(float) * R * u);
@@ -164,7 +166,7 @@ static void through_time(model *s) {
             float *in = gates + r * g, *forget = in + u, *candidate = in + 2 * u, *open = in + 3 * u;
             const float *before = s->cells + (t * R + r) * u, *cell = before + R * u;
             float *d_cell = s->d_cell + r * u, *d_state = s->d_states + (t * R + r) * u;
-            if (stays(s, t, r)) { /* the gradient of its state and cell is that of those before */
+            if (stays(s, t, r)) { /* the step changes nothing, so gradients pass on to the step before */
                 memset(in, 0, sizeof(float) * g);
                 for (long j = 0; t && j < u; j++) d_state[j - R * u] += d_state[j];
                 continue;
@@ -187,7 +189,7 @@ static void through_time(model *s) {
     }
 }
 
-/* w -= rate * a b, b being `packed`, from its row `first` on, of `length`. */
+/* Computes w -= rate * a b, where b is rows first .. length - 1 of `packed`. */
 static void descend(model *s, matrix *w, left a, long first, long length, float rate) {
     multiply(w->rows_p, length - first, w->columns_p / NR, a, s->packed + first * NR, length * NR,
              (result){w->panels, NR, w->rows_p * NR}, w->panels, -rate, 0);
@@ -197,7 +199,8 @@ static void descend_bias(model *s, matrix *w, float rate) {
     for (long j = 0; j < w->columns_p; j += VL) V(w->panels + j) -= rate * CV(s->sums + j);
 }
 
-/* The positions of `count` sentences whose labels count, all or those that are not 0; also sets rows and steps. */
+/* Lists the positions of `count` sentences whose labels count in the loss: all of them or, if `masked`, those with a label that is not 0.
+   It also sets rows and steps. */
 static long find_labels(model *s, const int32_t *y, long count, int masked) {
     long labels = 0;
     s->rows = up(count, MR), s->steps = 0;
@@ -210,7 +213,7 @@ static long find_labels(model *s, const int32_t *y, long count, int masked) {
     return labels;
 }
 
-/* One batch of `count` sentences; returns the mean loss. */
+/* Trains on one batch of `count` sentences, and returns the mean loss before the step. */
 static double batch(model *s, const float *embedding, float *update, const int32_t *x, const int32_t *y, long count,
                     int ends, int masked, float rate) {
     s->ends = ends ? x : 0, s->count = count;
@@ -247,33 +250,35 @@ static double batch(model *s, const float *embedding, float *update, const int32
     descend(s, &s->w[PROJECT], by_columns(s->columns, all + R, R), 0, all, rate);
     descend_bias(s, &s->w[PROJECT_BIAS], rate);
     pack_rows(s->gates, all, g, s->packed, s->sums);
-    descend(s, &s->w[RECURRENT], by_columns(s->columns, all + R, R), R, all, rate); /* the first step's state is zero */
+    descend(s, &s->w[RECURRENT], by_columns(s->columns, all + R, R), R, all, rate); /* without step 0, whose state is zero */
     pack_columns(s->inputs, all, e, s->columns);
     descend(s, &s->w[INPUT], by_columns(s->columns, all, 0), 0, all, rate);
     descend_bias(s, &s->w[LSTM_BIAS], rate);
     return loss;
 }
 
-/* Floats that `next_word_epoch` needs to work in. */
+/* Returns how many floats of working memory `next_word_epoch` needs. */
 long next_word_arena(long classes, long width, long units, long length, long batch_size) {
     model s = {.classes = classes, .width = width, .units = units, .length = length};
     return lay_out(&s, batch_size, 0);
 }
 
-/* One epoch over `sentences` sentences in their order. `tensors` are the model's 8 as Keras has them, `update` the same before less
-   after, `sizes` the arguments of `next_word_arena`. With `ends` the LSTM's output stays behind the words of a sentence. Returns the sum over batches of the loss before the step times the sentences. */
+/* Trains for one epoch over `sentences` sentences in their order. `tensors` are the model's 8 weights in Keras's layout, and `update` gets
+   the weights before the epoch minus those after it. `sizes` are the arguments of `next_word_arena`. If `ends` is set, the LSTM's output
+   stays the same after the last word of a sentence. Returns the sum, over batches, of the mean loss before the step times the number of
+   sentences. */
 double next_word_epoch(const float *const *tensors, float *const *update, const int32_t *x, const int32_t *y, long sentences,
                        const long *sizes, int ends, int masked, float rate, float *arena) {
     model s = {.classes = sizes[0], .width = sizes[1], .units = sizes[2], .length = sizes[3]};
     long batch_size = sizes[4];
     lay_out(&s, batch_size, arena);
 #if defined(__SSE__)
-    /* Numbers below 2^-126 count as zero, as in TensorFlow's kernels. */
+    /* Numbers below 2^-126 are treated as zero, as in TensorFlow's kernels. */
     unsigned int mode = __builtin_ia32_stmxcsr();
     __builtin_ia32_ldmxcsr(mode | 0x8040);
 #endif
     for (int i = 0; i < MATRICES; i++) pack(&s.w[i], tensors[i + 1]);
-    for (long j = s.classes; j < s.w[OUT].columns_p; j++) s.w[OUT_BIAS].panels[j] = -1e30f; /* classes that are none */
+    for (long j = s.classes; j < s.w[OUT].columns_p; j++) s.w[OUT_BIAS].panels[j] = -1e30f; /* padding gets probability 0 */
     memset(update[0], 0, sizeof(float) * s.classes * s.width);
     double loss = 0;
     for (long first = 0; first < sentences; first += batch_size) {
