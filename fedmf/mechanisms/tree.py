@@ -289,9 +289,10 @@ def _subtree_estimates(nodes: list[_Node], completion: str) -> list[np.ndarray]:
         children = list(node.children)
         if children:
             # The best estimate of a node's sum combines the node's own noisy sum with the estimates
-            # of its children. With completion "virtual" the children have m leaves each, virtual or
-            # not, and the variance v follows from 1 / v(2 m) = 1 + 1 / (2 v(m)), v(1) = 1.
-            # Otherwise virtual rounds are known to be 0, and a virtual child adds no variance.
+            # of its children. With completion "virtual" a node of 2 m leaves has two children of m
+            # leaves, virtual or not, and the variance v of its estimate follows from 1 / v(2 m) = 1
+            # + 1 / (2 v(m)), v(1) = 1. Otherwise virtual rounds are known to be 0, and a virtual
+            # child adds no variance.
             if completion == "virtual":
                 children_variance = node.leaves / (node.leaves - 1.0)
             else:
