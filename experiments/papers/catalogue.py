@@ -9,25 +9,25 @@ reason after the claim.
 
 ITEMS = """
 denisov-figure-1 | Figure 1 | 3 3
-    The optimum has less error than Honaker's trees, evenly over rounds; the one made for
-    momentum the least on it.
+    The optimal mechanism has less error than Honaker's trees, evenly over rounds. On momentum, the
+    one optimised for momentum has the least.
 denisov-figure-2 | Figure 2 | 1100
-    The optimum of the momentum matrix, then of prefix sums, is above both trees at every
-    epsilon.
+    The mechanism optimised for momentum is the most accurate at every epsilon, then the one for
+    prefix sums, then the two trees.
 denisov-figure-3 | Figure 3 | 1150
-    A fall of the rate helps, most inside the mechanism; more clients help again.
+    Learning-rate decay helps, most if the mechanism is optimised for it; more clients help again.
 denisov-figure-4 | Figure 4 | 50 2400
     The fixed point finds the optimum up to a hundred times faster than gradient and Newton
     directions.
 denisov-figure-5 | Figure 5 | 5 5
     The optimal B has a heavy diagonal, and its off-diagonal structure is smooth.
 denisov-figure-6 | Figure 6 | 1100
-    Momentum and fall inside the mechanism are behind at first and ahead at the end.
+    A mechanism optimised for momentum and decay is behind at first and ahead at the end.
 denisov-table-1 | Table 1 | not reproducible
     The factorisations with which one algorithm gives four mechanisms.
     Why: It defines terms and has no result.
 denisov-table-2 | Table 2 | 20 400
-    The optimal factorisation has half the error of Honaker's tree, a low-rank one little more.
+    The optimal factorisation has half the error of Honaker's tree, and a low-rank one little more.
 denisov-table-3 | Table 3 | not reproducible
     The grids that were searched for Figure 2.
     Why: It is the grid of Figure 2, which experiments/papers/stackoverflow_sizes.py has as
@@ -41,7 +41,7 @@ multi-epoch-figure-2 | Figure 2 | 90 90
 multi-epoch-figure-3 | Figure 3 | 900
     The optimum for six epochs is ahead of all, at epsilon 8.8 within 2% of no noise.
 multi-epoch-figure-4 | Figure 4 | 90 90
-    At equal privacy the optimum for 20 epochs has the least variance, and shows the epochs.
+    At equal privacy the optimum for 20 epochs has the least variance, which varies with the epochs.
 multi-epoch-figure-5 | Figure 5 | 120 120
     With momentum and cool-down the optimum for six epochs has the least total variance.
 multi-epoch-figure-6 | Figure 6 | 60 60
@@ -52,13 +52,13 @@ multi-epoch-figure-6-trained | Figure 6, trained | 400
 multi-epoch-figure-7 | Figure 7 | 200
     Honaker's tree is best with a number of stamps in the middle, as its loss says.
 multi-epoch-figure-8 | Figure 8 | 400
-    Accuracy rises as the epochs that a factorisation is made for come near those trained.
+    Accuracy rises as the epochs of a factorisation approach the epochs of training.
 multi-epoch-figure-9 | Figure 9 | 600
     Figure 1, larger.
 multi-epoch-figure-10 | Figure 10 | 400
     Without noise more clients a round and a larger rate help.
 multi-epoch-figure-11 | Figure 11 | 900
-    More updates of huge magnitude are zeroed with more noise and larger rates.
+    With more noise and larger rates, more huge updates are zeroed.
 multi-epoch-figure-12 | Figure 12 | 900
     Figure 3 with all learning rates: matrix factorisation tolerates larger ones.
 multi-epoch-figure-13 | Figure 13 | 90 90
@@ -69,7 +69,7 @@ multi-epoch-figure-14 | Figure 14 | 20 60
 multi-epoch-table-1 | Table 1 | 15 900
     The optimum for 20 epochs has half the loss of any that is stamped or made for one.
 multi-epoch-table-2 | Table 2 | 150
-    Zeroing huge updates prevents most divergences (trained here: the runs with zeroing).
+    Zeroing huge updates prevents most divergences (fedmf trains the runs with zeroing).
 multi-epoch-table-3 | Table 3 | 5 60
     Noise multipliers of three targets, without and with sampling.
 multi-epoch-table-4 | Table 4 | 900
@@ -83,7 +83,7 @@ banded-app-k-1 | App. K.1 | 1 1
 banded-figure-1 | Figure 1 | 500
     With sampling banded matrices beat DP-SGD and the multi-epoch optimum (b; a is Figure 10).
 banded-figure-2 | Figure 2 | 1 1
-    Round t draws from one of b parts of the clients, in turn.
+    Round t samples from one of b partitions of the clients, in turn.
 banded-figure-3 | Figure 3 | 1 1
     With b bands the participations of one client touch different rows of C x.
 banded-figure-4 | Figure 4 | 60 600
@@ -91,7 +91,7 @@ banded-figure-4 | Figure 4 | 60 600
 banded-figure-5 | Figure 5 | 700
     For phones banded matrices are the most accurate (a; the data of b are not public).
 banded-figure-6 | Figure 6 | 5 5
-    Eight factorisations of the prefix sums and what makes their noise.
+    Eight factorisations of the prefix sums, and the matrices of their noise.
 banded-figure-7 | Figure 7 | 1 1
     The full decoder of a binary tree is its pseudo-inverse, which is dense.
 banded-figure-8 | Figure 8 | 1 1
@@ -100,7 +100,7 @@ banded-figure-9 | Figure 9 | 120 300
     For CIFAR-10 BandMF is never worse than DP-SGD, and better than multi-epoch MF up to epsilon
     5.
 banded-figure-10 | Figure 10 | 200
-    With the best bands for each epsilon banded matrices are the best (also Figure 1 a).
+    With the best number of bands for each epsilon, banded matrices are the best (also Figure 1 a).
 banded-figure-11 | Figure 11 | 120 120
     The best server rate is a power of the error of the sums, and not of that of single
     gradients.
@@ -115,8 +115,8 @@ banded-table-1 | Table 1 | not reproducible
     Notation.
     Why: It defines terms and has no result.
 banded-table-2 | Table 2 | 5 300
-    Banded matrices are nearly optimal in a fixed order, and the best where clients only stay
-    apart.
+    Banded matrices are nearly optimal in a fixed order, and the best for clients that only keep
+    a separation.
 banded-table-3 | Table 3 | 60 900
     The best number of bands falls as epsilon falls or epochs rise.
 banded-table-4 | Table 4 | 2 2
@@ -146,14 +146,15 @@ slides-mean-estimation | Mean estimation | 20 300
     The stationary error is of order eta with independent noise and eta² log²(1 / eta) with the
     best, which is nu = eta.
 slides-noise-time | Noise generation time | 10 60
-    The noise of iteration t costs the optimum t vectors, bands and buffers a constant number.
+    For the noise of iteration t the optimum needs t vectors; bands and buffers need a constant
+    number.
 slides-nu-dp-ftrl-on-cifar-10 | nu-DP-FTRL, CIFAR-10 | 500
     nu-DP-FTRL is as accurate as the optimum for all epochs, and more than independent noise.
 slides-nu-dp-ftrl-on-stackoverflow | nu-DP-FTRL, StackOverflow | 700
     nu-DP-FTRL is as accurate as the optimum for all epochs, and more than independent noise.
 slides-production-model | Production model | not reproducible
-    BLT noise is as good as the dense optimum's in a production keyboard.
+    In a production keyboard, BLT noise is as good as that of the dense optimum.
     Why: Its data are a company's and not public.
-fedmf-schemes | Ways to draw clients | 600 2400
-    Places drawn anew need less noise than Poisson sampling at any epsilon.
+fedmf-schemes | Sampling schemes | 600 2400
+    Random allocation needs less noise than Poisson sampling at every epsilon.
 """

@@ -228,7 +228,7 @@ def _study(name: str, size: Size, parts: Sequence[tuple[str, Fields]]) -> Study:
         },
         data=(".tar.gz", write),
         reduced=f"pictures of ten shapes for CIFAR-10, {size.images} of them, steps of "
-        f"{size.cohort}, for which {size.simulated or 'all'} stand, {size.epochs} epochs, {steps} "
+        f"{size.cohort}, simulated by {size.simulated or 'all'}, {size.epochs} epochs, {steps} "
         f"steps, a network of 39,000 parameters, momentum {size.momentum}, {size.repeats} seeds, "
         "fewer rates and epsilons",
     )

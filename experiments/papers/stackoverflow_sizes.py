@@ -215,11 +215,11 @@ def reduced(size: Size, once: bool) -> str:
 
     `once` is true for Denisov's experiments.
     """
-    cohorts = f"{size.rounds} rounds of {size.denisov} clients, for which {size.simulated} stand"
+    cohorts = f"{size.rounds} rounds of {size.denisov} clients, simulated by {size.simulated}"
     if not once:
         cohorts = (
-            f"{size.rounds} rounds of {size.cohort} clients (one epoch: {size.single}), for which "
-            f"{size.simulated} stand, a participation every {size.epoch} rounds"
+            f"{size.rounds} rounds of {size.cohort} clients (one epoch: {size.single}), simulated "
+            f"by {size.simulated}, a participation every {size.epoch} rounds"
         )
     differs = size.differs
     if once and size.noise[0] > DENISOV_NOISE[0]:
