@@ -7,8 +7,10 @@ executes its cells.
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
+import fedmf
 from tests.cli.program import commands_of, printed_by
 from tests.cli.program import fedmf as program
 from tests.test_architecture import FLOORS
@@ -54,6 +56,19 @@ def test_the_page_on_logs_prints_what_it_shows(tmp_path, monkeypatch):
     [shown] = re.findall(r"```text\n(.*?)```", page, re.S)
     assert set(shown.splitlines()) <= set(printed)
     assert (tmp_path / "audited.md").exists()
+
+
+def test_independent_cohorts_have_the_epsilon_that_the_page_on_tff_states():
+    plan = fedmf.PlanConfig(rounds=24, min_sep=4, epsilon=8.0).plan()
+    achieved = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        rows = [f"{t},{c}" for t in range(24) for c in rng.choice(120, 30, replace=False)]
+        text = "\n".join(["round,client", *rows]) + "\n"
+        ledger = fedmf.ParticipationLedger.from_csv(text, rounds=24, cohort_size=30)
+        achieved.append(fedmf.audit_ledger(ledger, plan).epsilon)
+    page = " ".join((DOCS / "tff.md").read_text().split())
+    assert f"then has about {np.mean(achieved):.0f}." in page
 
 
 def test_no_page_with_snippets_is_forgotten():
