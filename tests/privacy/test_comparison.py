@@ -27,7 +27,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs/choose_mechanism.md"
 
 
 def test_the_docs_have_these_check_ins():
-    page = PAGE.read_text()
+    page = " ".join(PAGE.read_text().split())
     frequency = check_ins("every:3days", rounds=2000, population=3_000_000, cohort_size=6500)
     for words in (
         f"{frequency['rounds_a_day']:.1f} rounds a day",
