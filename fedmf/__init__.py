@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedmf import partition as partition
 from fedmf.audits.audit import Audit
 from fedmf.audits.guarantee import audit_ledger, audit_log
-from fedmf.audits.log import LogForm
+from fedmf.audits.log_file import LogForm
 from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp
 from fedmf.mechanisms.budget import Budget

@@ -188,10 +188,10 @@ def clients_in_turn() -> Iterator[None]:
     Tracing the clients side by side takes two thirds of a small run, and tracing at all two thirds
     of the rest; tests/federated/execution has that all train the same model.
     """
-    from fedmf.federated.execution import client_setup, vectorised
+    from fedmf.federated.execution import client_setup, vectorised_sizes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vectorised, "SMALL_MODEL", 0)
+        patch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
         patch.setattr(client_setup, "cores", lambda: 1)
         for module, name, once in _traced():
             patch.setattr(module, name, once)

@@ -26,6 +26,7 @@ from fedmf.reports.groups import final_metric, simulation_note
 from fedmf.reports.text import duration
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
+from fedmf.sweeps import folder as sweep_folder
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
 from fedmf.sweeps.results import validation_of
@@ -261,7 +262,7 @@ def finished(study: Study, request: Request) -> Iterator[tuple[str, TrainConfig,
     out = _folder(study, request)
     for line, name, config in study.configs(request.data or pathlib.Path("data"), out):
         names = [f"{name.removesuffix(_SEED_0)}seed={i}" for i in range(study.repeats + 1)]
-        finished_names = [name for name in names if sweep.state(out, name) == "finished"]
+        finished_names = [name for name in names if sweep_folder.state(out, name) == "finished"]
         if finished_names:
             yield line, config, [Run.load(run_folder(out, name)) for name in finished_names]
 
@@ -349,7 +350,7 @@ def _check(study: Study, out: pathlib.Path, targets: Targets) -> None:
                 study.mechanisms[stem]().save(path)
 
     configs = _all_configs(targets)
-    sweep.in_folder(out, configs)
+    sweep_folder.in_folder(out, configs)
     study_check.check_runs(configs, out, write_mechanisms)
 
 
@@ -400,8 +401,8 @@ def _trained(
     """
     if not configs:
         return {}
-    names = dict(zip(configs, sweep.in_folder(out, configs), strict=True))
-    if any(sweep.state(out, folder_name) != "finished" for folder_name in names.values()):
+    names = dict(zip(configs, sweep_folder.in_folder(out, configs), strict=True))
+    if any(sweep_folder.state(out, folder_name) != "finished" for folder_name in names.values()):
         check()
     training = sweep.SweepOptions(
         noise_seed="os",

@@ -14,7 +14,7 @@ import numpy as np
 from fedmf.audits import tails
 from fedmf.audits.aggregator_claim import TEST_NAMES, AggregatorClaim
 from fedmf.audits.aggregator_runs import AggregatorRuns, WrongResult
-from fedmf.audits.distinguishing import worst_contributions
+from fedmf.audits.worst_case import worst_contributions
 from fedmf.participation.schema import Participation
 
 # The tests must detect noise that is cut off at this many standard deviations.

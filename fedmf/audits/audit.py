@@ -6,7 +6,7 @@ from typing import Any
 
 from fedmf import checks, fields
 from fedmf.audits.achieved import Achieved, NoncompliantClients
-from fedmf.audits.log import ParticipationLog
+from fedmf.audits.log_file import ParticipationLog
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.attack_risk import AttackRisk
 from fedmf.privacy.describe import (

@@ -24,7 +24,8 @@ from fedmf.audits.achieved import (
     unrecorded_sentence,
 )
 from fedmf.audits.audit import Audit
-from fedmf.audits.log import DEFAULT_MEMORY, LogForm, sorted_log
+from fedmf.audits.log import DEFAULT_MEMORY, sorted_log
+from fedmf.audits.log_file import LogForm
 from fedmf.files import checked_path
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.numpy_errors import with_numpy_defaults

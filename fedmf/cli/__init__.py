@@ -9,20 +9,22 @@ import traceback
 
 import click
 
-from fedmf.cli import aggregator  # noqa: F401  (a command of audit)
+from fedmf.cli import aggregator, mechanism  # noqa: F401  (commands of audit)
 from fedmf.cli.audit import audit
 from fedmf.cli.calibrate import calibrate
 from fedmf.cli.completion import completion
 from fedmf.cli.data import data
+from fedmf.cli.demo import demo
 from fedmf.cli.errors import one_line
 from fedmf.cli.evaluate import evaluate, export, predict
 from fedmf.cli.fit import fit
 from fedmf.cli.help import SectionedGroup, colors, say
 from fedmf.cli.paper import paper
 from fedmf.cli.plan import plan
-from fedmf.cli.run import demo, report, train
+from fedmf.cli.report import report
 from fedmf.cli.stopped import no_half_archives
 from fedmf.cli.sweep import sweep
+from fedmf.cli.train import train
 from fedmf.terminal import interrupts, output
 
 # Sections of `fedmf --help`, with the commands in each.

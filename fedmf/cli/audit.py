@@ -1,25 +1,20 @@
-"""The command `fedmf audit`, which checks the guarantee of a run or a log, and the noise of a
-mechanism.
-"""
+"""The command `fedmf audit`, which checks the guarantee of a run or a log, and a run's canaries."""
 
 import dataclasses
 import math
 import pathlib
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from fedmf.cli.errors import Group, arguments_checked, in_option_names
-from fedmf.cli.options import grouped, json_option, plan_config, plan_options, quiet_option, show
+from fedmf.cli.options import grouped, json_option, plan_config, plan_options, show
 from fedmf.cli.values import COUNT, PATH, RUN, FilePath, Gigabytes, OutputFile, Whole
 
 if TYPE_CHECKING:
     from fedmf.audits.audit import Audit
-    from fedmf.audits.finding import Finding
-    from fedmf.server.audit import MechanismAudit
 
 
 class _RunByDefault(Group):
@@ -156,7 +151,7 @@ def log(
         --client-column device --round-column t --first-round 1 --statement statement.md
     """
     from fedmf.audits.guarantee import audit_log
-    from fedmf.audits.log import LogForm
+    from fedmf.audits.log_file import LogForm
     from fedmf.privacy.describe import audit_log_command
 
     with arguments_checked():
@@ -295,158 +290,3 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
             click.echo(line)
     if result.exceeded:
         sys.exit(1)
-
-
-@audit.command()
-@plan_options
-@grouped(
-    "trial",
-    click.option(
-        "--coordinates",
-        type=COUNT,
-        help="Entries of the model, each a sample of the noise.  [default: enough]",
-    ),
-    click.option(
-        "--trials",
-        type=Whole(0),
-        default=20_000,
-        help="Of the distinguishing attack; 0 for none.",
-    ),
-    click.option(
-        "--seed", type=click.IntRange(0), default=1, help="The same seed gives the same findings."
-    ),
-    click.option("--false-positive-rate", type=float, default=1e-6, help="Of the whole audit."),
-)
-@click.option(
-    "--query",
-    is_flag=True,
-    help="Audit the query that dp_aggregator puts into a TFF process, in place of what training "
-    "and fedmf.Server run.",
-)
-@quiet_option
-@json_option
-def mechanism(
-    config_options: dict[str, Any],
-    trial: dict[str, Any],
-    query: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    """Test that the noise that runs is what its plan claims. Exit status 1 if it is not.
-
-    Two runs of all rounds without clients, one of them stopped and resumed, test the noise's
-    covariance; an attack with and without the worst client tests the guarantee.
-    docs/test_aggregator.md says what is tested and what can be seen.
-
-    \b
-    Example:
-      fedmf audit mechanism banded.npz --rounds 256 --min-sep 64 --epsilon 8
-    """
-    from fedmf.server.audit import audit_mechanism
-    from fedmf.terminal import progress_bar
-
-    with arguments_checked(), progress_bar.elapsed("reading the mechanism", disable=as_json):
-        plan = plan_config(config_options).plan()
-
-    subject: Any = None
-    if query:
-        from fedmf.federated.tff.audit import Query as subject
-
-    # An argument may be refused at once. The bar appears with a delay, so that it is not drawn
-    # above that error.
-    bar = progress_bar.bar(desc="audit", unit="round", disable=quiet or as_json, delay=0.5)
-    with arguments_checked(), bar, progress_bar.refreshed(bar):
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        result = audit_mechanism(plan, progress=progress, subject=subject, **trial)
-    if as_json:
-        show(_values(result), as_json)
-    else:
-        click.echo(_table(result))
-    if not result.verdict.consistent:
-        sys.exit(1)
-
-
-def _values(result: "MechanismAudit") -> dict[str, Any]:
-    """Returns the result of a mechanism's audit in plain JSON types."""
-    verdict = result.verdict
-    attack = None
-    if result.attack is not None:
-        attack = dataclasses.asdict(result.attack)
-        del attack["findings"]  # The findings of the whole audit contain these findings already.
-        if not math.isfinite(attack["epsilon_claimed"]):
-            attack["epsilon_claimed"] = None
-    return {
-        "consistent": verdict.consistent,
-        **{
-            name: getattr(result, name)
-            for name in ("rounds", "coordinates", "trials", "entries", "smallest_unseen_cut")
-        },
-        **{name: getattr(verdict, name) for name in ("false_positive_rate", "threshold")},
-        "findings": [
-            dataclasses.asdict(finding) | {"consistent": finding.p_value >= verdict.threshold}
-            for finding in verdict.findings
-        ],
-        "attack": attack,
-    }
-
-
-def _least_likely_findings(findings: "Sequence[Finding]") -> "list[Finding]":
-    """Returns one finding for each test. Of the two runs' findings it is the one with the smaller
-    p-value.
-    """
-    findings_by_test: dict[str, Finding] = {}
-    for finding in findings:
-        name = finding.name
-        if name.startswith("run "):
-            name = name.partition(": ")[2]
-        test_name = name.partition(", the ")[0]
-        previous_finding = findings_by_test.get(test_name)
-        if previous_finding is None or finding.p_value < previous_finding.p_value:
-            findings_by_test[test_name] = dataclasses.replace(finding, name=name)
-    return list(findings_by_test.values())
-
-
-def _table(result: "MechanismAudit") -> str:
-    """Returns the result of a mechanism's audit as a table of tests, followed by the verdict."""
-    verdict = result.verdict
-    attack = result.attack
-    lines = [f"{'test':<86} {'statistic':>9} {'p-value':>9}  verdict"]
-    for finding in _least_likely_findings(verdict.findings):
-        outcome_text = "ok"
-        if finding.p_value < verdict.threshold:
-            outcome_text = click.style("CONTRADICTS THE CLAIM", fg="red")
-        p_value = " < 1e-300"
-        if finding.p_value > 1e-300:
-            p_value = f"{finding.p_value:9.2g}"
-        lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value}  {outcome_text}")
-    if attack is not None:
-        percent = f"{100 * attack.confidence:g}%"
-        lines += [
-            "",
-            f"distinguishing attack, {attack.present:,} trials with the client and "
-            f"{attack.absent:,} without",
-            f"  signal-to-noise   claimed at most {attack.snr_claimed:.4f}, expected of these "
-            f"rounds {attack.snr_expected:.4f}, measured {attack.snr:.4f} ({percent}: "
-            f"{attack.snr_lower:.4f} to {attack.snr_upper:.4f})",
-            f"  epsilon           claimed {attack.epsilon_claimed:.4g}, proved at {percent} to be "
-            f"at least {attack.epsilon_lower:.3f}; "
-            f"so many trials can be expected to prove {attack.epsilon_expected:.3f}",
-        ]
-    conclusion = "consistent with the claim"
-    if not verdict.consistent:
-        conclusion = click.style("NOT WHAT THE PLAN CLAIMS", fg="red")
-    rate = (
-        f"false-positive rate {verdict.false_positive_rate:g}: a p-value below "
-        f"{verdict.threshold:.2g} contradicts"
-    )
-    tail_remark = (
-        f"{result.entries:,} entries of noise: an end of the noise shows up to "
-        f"{result.smallest_unseen_cut:.2f} standard deviations, and none beyond"
-    )
-    return "\n".join(
-        [*lines, "", tail_remark, f"{conclusion} ({len(verdict.findings)} tests, {rate})"]
-    )

@@ -116,6 +116,7 @@ def sweep(
         -o vocabulary-size=500 -o lstm-size=32 -o embedding-size=32 -o max-sentences=16 \\
         --noise-seed os --jobs 2
     """
+    from fedmf.sweeps import folder as sweep_folder
     from fedmf.sweeps import grid, search
     from fedmf.sweeps import run as driver
 
@@ -143,7 +144,7 @@ def sweep(
             configs = space.corners()
         else:
             configs = grid.sweep_configs(settings.fixed, settings.lists())
-        configs = driver.in_folder(out, configs)
+        configs = sweep_folder.in_folder(out, configs)
     if dry_run:
         show(_run_states(out, configs, space, num_trials), as_json)
         return
@@ -225,14 +226,14 @@ def _run_states(
     """Returns the progress of each run of a sweep, and the number of trials that are still to
     come.
     """
-    from fedmf.sweeps import run as driver
+    from fedmf.sweeps import folder as sweep_folder
     from fedmf.sweeps import search
 
     if space is None:
-        return {name: driver.state(out, name) for name in configs}
+        return {name: sweep_folder.state(out, name) for name in configs}
     assert num_trials is not None
     trials = search.trials_in(out, space)
-    states: dict[str, Any] = {name: driver.state(out, name) for name in trials}
+    states: dict[str, Any] = {name: sweep_folder.state(out, name) for name in trials}
     states["trials to ask for"] = max(0, num_trials - len(trials))
     return states
 

@@ -14,13 +14,8 @@ from fedmf.federated.learner import KerasLearner
 from fedmf.federated.model_functions import CompiledEpoch, LossFunction
 from fedmf.federated.task_checks import check_functions, check_model_function
 from fedmf.federated.tff_models import loop_model
-from fedmf.training.examples import (
-    Examples,
-    Weighted,
-    check_examples,
-    concatenate,
-    with_unit_weights,
-)
+from fedmf.training.example_checks import check_examples
+from fedmf.training.examples import Examples, Weighted, concatenate, with_unit_weights
 from fedmf.training.learner import Learner
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.mechanisms.sensitivity import sensitivity
+from fedmf.participation.budgeted import Budgeted
 from fedmf.participation.history import History
-from fedmf.participation.schema import ROUNDS_HINT, Budgeted, EveryRound, Participation
+from fedmf.participation.schema import ROUNDS_HINT, EveryRound, Participation
 
 _NUM_BINS = 10
 

@@ -12,8 +12,9 @@ import scipy.linalg
 from fedmf import checks, fields
 from fedmf.mechanisms.banded.fit import diagonals_of
 from fedmf.mechanisms.base import Mechanism, certify
+from fedmf.mechanisms.dense.ascent import Ascent
 from fedmf.mechanisms.dense.classes import Classes
-from fedmf.mechanisms.dense.dual import Ascent, PairsDual, decoder
+from fedmf.mechanisms.dense.dual import PairsDual, decoder
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 from fedmf.noise.buffers import Buffers

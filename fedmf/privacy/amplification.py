@@ -10,24 +10,16 @@ for adding or removing a client bounds zero-out too.
 
 import functools
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fedmf import checks
 from fedmf.privacy.curves import epsilons_of_curve
 from fedmf.privacy.fixed_size import fixed_size_epsilon
-from fedmf.privacy.gaussian import (
-    MAX_EPSILON,
-    MIN_DELTA,
-    check_delta,
-    check_epsilon,
-    gaussian_epsilon,
-    loss_scale,
-)
+from fedmf.privacy.gaussian import MAX_EPSILON, gaussian_epsilon, loss_scale
+from fedmf.privacy.noise_search import least_noise_multiplier
 
 if TYPE_CHECKING:
-    import dp_accounting
-    from dp_accounting import pld, rdp
+    from dp_accounting import pld
 
 # dp_accounting composes losses by a Fourier transform in float64. Rounding errors change its deltas
 # by up to 1e-13 for 2052 releases (docs/accounting.md). Ten times that error is subtracted from the
@@ -51,16 +43,6 @@ _FINEST_STEP_OF_RARE_SAMPLES = 3e-5
 _ROUNDING_STEP = 1e-11
 # Largest number of grids that are tried for a privacy curve.
 _MAX_REFINEMENTS = 6
-
-# Largest noise multiplier that is tried in the search for the least sufficient one.
-_MAX_SEARCHED_MULTIPLIER = 1e6
-# A target that is reached with a smaller noise multiplier than this is reached because clients are
-# rarely sampled, and not because the noise protects them.
-_NEGLIGIBLE_NOISE = 0.1
-
-# Orders of Renyi divergences. They are dense where the best order for an epsilon from 0.1 to 20
-# lies, and sparse beyond.
-_ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [2**i for i in range(6, 17)]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -259,150 +241,3 @@ def sampled_gaussian_noise_multiplier(
         ),
         epsilon,
     )
-
-
-def least_noise_multiplier(
-    risk_of: Callable[[float], float],
-    target: float,
-    *,
-    relative: float = 1e-5,
-    name: str = "epsilon",
-) -> float:
-    """Computes the least noise multiplier whose risk, such as epsilon, is at most `target`. The
-    result is never too small.
-
-    Args:
-      risk_of: returns the risk of a noise multiplier; decreasing.
-      target: positive risk.
-      relative: relative tolerance of the noise multiplier.
-      name: the name of the risk in errors.
-
-    Raises:
-      ValueError: the target is reached with no noise multiplier below 1e6, or with next to none.
-
-    >>> round(least_noise_multiplier(lambda sigma: 3 / sigma, 2.0), 3)
-    1.5
-    """
-    from scipy import optimize
-
-    target = check_epsilon(target)
-    upper_multiplier = 1.0
-    while risk_of(upper_multiplier) > target:
-        upper_multiplier *= 2
-        if upper_multiplier > _MAX_SEARCHED_MULTIPLIER:
-            way_out = f"{name} or delta" if name == "epsilon" else name
-            raise ValueError(
-                f"{name}={target} cannot be reached with noise multipliers below 1e6: ask for a "
-                f"larger {way_out}"
-            )
-    lower_multiplier = upper_multiplier / 2
-    risk = risk_of(lower_multiplier)
-    while risk <= target:
-        if lower_multiplier < _NEGLIGIBLE_NOISE:
-            _check_protection_by_noise(name, target, risk)
-        upper_multiplier = lower_multiplier
-        lower_multiplier = lower_multiplier / 2
-        risk = risk_of(lower_multiplier)
-
-    def excess(log_sigma: float) -> float:
-        risk = min(max(risk_of(math.exp(log_sigma)), 1e-9), 1e9)
-        return math.log(risk) - math.log(target)
-
-    sigma = math.exp(
-        optimize.brentq(
-            excess, math.log(lower_multiplier), math.log(upper_multiplier), xtol=relative / 4
-        )
-    )
-    # brentq may return a noise multiplier whose risk is slightly above the target.
-    while risk_of(sigma) > target:
-        sigma *= 1 + relative / 2
-    return sigma
-
-
-def _check_protection_by_noise(name: str, target: float, risk: float) -> None:
-    """Raises ValueError if a client is sampled so rarely that an epsilon is reached without noise,
-    or another risk with negligible noise. Sampled clients would then have no protection.
-    """
-    if name != "epsilon":
-        raise ValueError(
-            f"{name}={target} is reached with hardly any noise, because a given client is "
-            "hardly ever sampled, and sampled clients have no protection: ask for an epsilon, or "
-            f"for a smaller {name}"
-        )
-    if risk == 0:
-        raise ValueError(
-            "delta is at least the probability that a given client is ever sampled, and no noise "
-            "at all would do: lower delta below it"
-        )
-
-
-def event_rdp_epsilon(event: "dp_accounting.DpEvent", delta: float) -> float:
-    """Computes epsilon of a dp_accounting event by Renyi accounting, for adding or removing a
-    client. It is infinite without noise.
-    """
-    return float(_rdp_accountant(event).get_epsilon(check_delta(delta)))
-
-
-@functools.lru_cache(maxsize=16)
-def _rdp_accountant(event: "dp_accounting.DpEvent") -> "rdp.RdpAccountant":
-    """Returns the Renyi accountant of a dp_accounting event, from which epsilon for any delta
-    follows.
-    """
-    from dp_accounting import rdp
-
-    accountant = rdp.RdpAccountant(_ORDERS)
-    accountant.compose(event)
-    return accountant
-
-
-def group_epsilon(
-    epsilon_at: Callable[[float], float],
-    delta: float,
-    clients: int,
-    *,
-    min_delta: float = MIN_DELTA,
-) -> float:
-    """Computes epsilon at `delta` for a group of clients, from the epsilons of one client.
-
-    If one client has the guarantee (e, d), then g clients have the guarantee (g e, d (exp(g e) - 1)
-    / (exp(e) - 1)): Vadhan 2017, Lemma 2.2. The function searches for the largest d, down to
-    `min_delta`, for which the delta of the group is at most `delta`. The result is infinite if
-    there is none.
-
-    Args:
-      epsilon_at: returns epsilon of one client at a delta.
-      delta: the delta of the group's guarantee.
-      clients: g, the number of clients in the group.
-      min_delta: the least d that the search tries.
-
-    >>> round(group_epsilon(lambda d: gaussian_epsilon(4.0, d), 1e-6, 2), 2) >= gaussian_epsilon(
-    ...     2.0, 1e-6
-    ... )
-    True
-    """
-    check_delta(delta)
-    if clients == 1:
-        return epsilon_at(delta)
-
-    def group_guarantee(d: float) -> tuple[float, float]:
-        e = epsilon_at(d)
-        if e == 0:
-            return 0.0, clients * d
-        if math.isinf(e) or clients * e > 700:
-            return math.inf, math.inf
-        return clients * e, d * math.expm1(clients * e) / math.expm1(e)
-
-    if delta / clients < min_delta:
-        return math.inf
-    log_low = math.log(min_delta)
-    log_high = math.log(delta / clients)
-    best_epsilon = math.inf
-    for _ in range(24):
-        log_middle = (log_low + log_high) / 2
-        epsilon, delta_of_group = group_guarantee(math.exp(log_middle))
-        if delta_of_group <= delta:
-            best_epsilon = min(best_epsilon, epsilon)
-            log_low = log_middle
-        else:
-            log_high = log_middle
-    return best_epsilon

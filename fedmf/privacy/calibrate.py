@@ -10,11 +10,12 @@ from fedmf.mechanisms.base import Mechanism
 from fedmf.mechanisms.budget import check_affords_each_round
 from fedmf.mechanisms.leading import column_norm
 from fedmf.numpy_errors import with_numpy_defaults
-from fedmf.participation.schema import Budgeted, Participation
-from fedmf.privacy.amplification import least_noise_multiplier
+from fedmf.participation.budgeted import Budgeted
+from fedmf.participation.schema import Participation
 from fedmf.privacy.attack_risk import AttackRisk, risk_by_curve
 from fedmf.privacy.gaussian import check_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.monte_carlo import MAX_ATTEMPTS
+from fedmf.privacy.noise_search import least_noise_multiplier
 from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.source_tail import HOST_END, check_tail

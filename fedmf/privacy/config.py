@@ -16,7 +16,8 @@ from fedmf.mechanisms.fit import fit
 from fedmf.mechanisms.fitting.progress import interruptible_fits, progress_line
 from fedmf.mechanisms.leading import column_norm
 from fedmf.numpy_errors import with_numpy_defaults
-from fedmf.participation.schema import SCHEMAS, Budgeted, Participation
+from fedmf.participation.budgeted import Budgeted
+from fedmf.participation.schema import SCHEMAS, Participation
 from fedmf.privacy.calibrate import (
     Target,
     calibrate,

@@ -21,10 +21,11 @@ from fedmf.mechanisms.leading import column_norm
 from fedmf.mechanisms.sensitivity import Sensitivity, sensitivity
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
-from fedmf.privacy.amplification import event_rdp_epsilon, group_epsilon
+from fedmf.privacy.client_groups import group_epsilon
 from fedmf.privacy.gaussian import check_delta, check_float32_holds, gaussian_epsilon
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import MOST_CHANGE, QuantileClipping
+from fedmf.privacy.renyi import event_rdp_epsilon
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.source_tail import HOST_END, check_tail
 

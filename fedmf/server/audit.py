@@ -15,8 +15,10 @@ import numpy as np
 
 from fedmf import checks
 from fedmf.audits import tails
-from fedmf.audits.distinguishing import Distinguishing, WorstCase, audit_distinguishing, worst_case
-from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise, causal_factor, whiten
+from fedmf.audits.distinguishing import Distinguishing, audit_distinguishing
+from fedmf.audits.noise import FALSE_POSITIVE_RATE, NoiseAudit, audit_noise
+from fedmf.audits.whitening import causal_factor, whiten
+from fedmf.audits.worst_case import WorstCase, worst_case
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.plan import Plan, bit_stddev, update_noise_multiplier
 from fedmf.server.clipping import UpdateSum

@@ -25,14 +25,8 @@ from fedmf.noise.strategy import NoiseStrategy
 from fedmf.noise.stream import NoiseStream
 from fedmf.privacy.plan import Plan, noise_size
 from fedmf.privacy.source_tail import HOST_END, check_tail
-from fedmf.server.noise_blocks import (
-    BlockRows,
-    IndependentRows,
-    NoiseDraws,
-    RecurrentWork,
-    RegeneratedWork,
-    TileWork,
-)
+from fedmf.server.noise_blocks import BlockRows, IndependentRows
+from fedmf.server.noise_tiles import NoiseDraws, RecurrentWork, RegeneratedWork, TileWork
 from fedmf.server.source import check_noise_seed, noise_key
 from fedmf.server.state import NoiseState, check_plan, plan_fingerprint, state_fingerprint
 

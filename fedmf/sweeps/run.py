@@ -15,7 +15,6 @@ read the sweep's folder:
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import os
@@ -26,14 +25,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedmf.files import expanded, make_folder, write_atomically
-from fedmf.mechanisms import load_mechanism
-from fedmf.privacy.statement import mechanism_digest
+from fedmf.files import write_atomically
 from fedmf.reports import write_report
-from fedmf.reports.labels import field_names
-from fedmf.runs.config import TrainConfig, read_config_file
-from fedmf.runs.folder import Run, RunFolder
-from fedmf.sweeps import figures, grid, halving, results
+from fedmf.runs.config import TrainConfig
+from fedmf.runs.folder import RunFolder
+from fedmf.sweeps import figures, halving, results
+from fedmf.sweeps.folder import begun_runs, in_folder, num_rounds_done, state, writing
 from fedmf.sweeps.runs import ClusterRuns, LocalRuns, Runs, log_file, prepare, run_folder
 from fedmf.terminal import interrupts
 from fedmf.terminal.progress_bar import bar
@@ -55,95 +52,6 @@ class Failure(NamedTuple):
 
     status: int
     reason: str
-
-
-def state(out: pathlib.Path, name: str) -> str:
-    """Returns the state of a run: "finished", "not begun" or the number of rounds that are done."""
-    folder = run_folder(out, name)
-    if (folder / "result.json").exists():
-        return "finished"
-    if not (folder / "config.json").exists():
-        return "not begun"
-    num_rounds = _num_rounds(folder)
-    return "1 round done" if num_rounds == 1 else f"{num_rounds} rounds done"
-
-
-def _num_rounds(folder: pathlib.Path) -> int:
-    """Returns the number of rounds that are recorded in a run's folder."""
-    metrics = folder / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-
-def in_folder(out: pathlib.Path, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
-    """Returns the runs of a sweep under the names that they already have in its folder.
-
-    The path of the data may have changed.
-
-    Raises:
-      ValueError: the folder holds a run that differs in a field that neither name contains, or
-        whose mechanism file of the same name had other content.
-    """
-    config_by_name = {
-        path.parent.name: TrainConfig.from_mapping(read_config_file(path), str(path))
-        for path in sorted((out / "runs").glob("*/config.json"))
-    }
-    names = {}
-    for name, config in configs.items():
-        same_runs = [
-            present_name
-            for present_name, present_config in config_by_name.items()
-            if dataclasses.replace(present_config, data=config.data) == config
-        ]
-        for present_name, present_config in config_by_name.items():
-            if name not in same_runs or present_name == name:
-                _check_beside(name, config, run_folder(out, present_name), present_config)
-        # An earlier command may have trained the same run under another name: the name of seed 0
-        # changes when seeds are varied. The run keeps the earlier name, so that it is not trained
-        # twice.
-        folder_name = name
-        if same_runs and name not in same_runs:
-            folder_name = same_runs[0]
-        names[folder_name] = config
-    return names
-
-
-def _check_beside(
-    name: str, config: TrainConfig, folder: pathlib.Path, present_config: TrainConfig
-) -> None:
-    """Raises an error if a new run and a run of the folder cannot belong to the same sweep."""
-    may_differ = {"data"}
-    if name != folder.name:
-        may_differ |= grid.fields_in_name(name) | grid.fields_in_name(folder.name)
-    for field in field_names([config, present_config]):
-        new_value = config.flat().get(field)
-        present_value = present_config.flat().get(field)
-        is_taken = grid.is_taken_by_all(field, config, present_config)
-        if field not in may_differ and new_value != present_value and is_taken:
-            raise ValueError(
-                f"{folder} holds a run with {field}={present_value}, and this sweep has "
-                f"{field}={new_value}: name another folder, "
-                f"or give the options of the sweep that is there, or vary {field}"
-            )
-    if config.mechanism is None or config.mechanism != present_config.mechanism:
-        return
-    trained_file = folder / "mechanism.npz"
-    current_file = expanded(config.mechanism)
-    if trained_file.exists() and current_file.exists():
-        trained_digest = _digest_of(trained_file, trained_file.stat().st_mtime_ns)
-        if trained_digest != _digest_of(current_file, current_file.stat().st_mtime_ns):
-            raise ValueError(
-                f"mechanism={config.mechanism} is not the one that {folder} was trained with: give "
-                "the new one another name"
-            )
-
-
-@functools.lru_cache(maxsize=1024)
-def _digest_of(path: pathlib.Path, modified: int) -> str:
-    """Returns the digest of the mechanism in a file. `modified` is the file's modification time."""
-    # The time is an argument only because it is part of the cache's key: a rewritten file is then
-    # read again.
-    del modified
-    return mechanism_digest(load_mechanism(path))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -296,18 +204,6 @@ def write_results(
     }
 
 
-def begun_runs(folders: Iterable[pathlib.Path]) -> list[Run]:
-    """Returns the runs that have released at least one round, whether finished, stopped or crashed.
-
-    All of them have trained on the clients.
-    """
-    return [
-        Run.load(folder)
-        for folder in folders
-        if (folder / "result.json").exists() or RunFolder(folder).has_released()
-    ]
-
-
 def train_all(
     out: pathlib.Path, configs: Mapping[str, TrainConfig], options: SweepOptions
 ) -> dict[str, Failure]:
@@ -333,7 +229,7 @@ def train_all(
 
     def rounds_done(*names: str) -> int:
         """Returns the total number of rounds that these runs have done, by default of all runs."""
-        return sum(_num_rounds(run_folder(out, name)) for name in names or configs)
+        return sum(num_rounds_done(run_folder(out, name)) for name in names or configs)
 
     total = sum(config.rounds for config in configs.values())
     if options.halving:
@@ -383,19 +279,6 @@ def outcome(out: pathlib.Path, name: str, failures: Mapping[str, Failure]) -> st
     """Returns the outcome of a run that has ended, as text."""
     failure = failures.get(name)
     return f"failed: {failure.reason}" if failure else state(out, name)
-
-
-@contextlib.contextmanager
-def writing(out: pathlib.Path) -> Iterator[None]:
-    """Creates the folder of a sweep. Errors of writing there or in the block say what to do."""
-    try:
-        for name in ("runs", "logs"):
-            make_folder(out / name)
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to folder {out} ({error.strerror}): name a folder you may write to"
-        ) from error
 
 
 def _until_one_cannot_begin(names: Iterable[str], failures: Mapping[str, Failure]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from fedmf.reports.text import metric_name
 from fedmf.runs.config import TrainConfig, read_config_file
 from fedmf.runs.folder import Run
 from fedmf.runs.notes import smaller_is_better
+from fedmf.sweeps import folder as sweep_folder
 from fedmf.sweeps import grid, results
 from fedmf.sweeps import run as driver
 from fedmf.sweeps.grid import Range
@@ -322,14 +323,14 @@ def train_trials(
       ValueError, StoppedSweep: see `driver.train_all`.
       ImportError: Optuna is not installed.
     """
-    driver.in_folder(out, space.corners())
+    sweep_folder.in_folder(out, space.corners())
     trial_by_name = trials_in(out, space)
     failures: dict[str, driver.Failure] = {}
 
     def prepare_trial(name: str) -> str:
         """Writes the files that a trial begins with, and returns its name."""
         config = trial_by_name[name].config
-        with driver.writing(out):
+        with sweep_folder.writing(out):
             prepare(out, name, config, options.seed_of(config))
         return name
 
@@ -349,7 +350,7 @@ def train_trials(
         while len(trial_by_name) < trials:
             update_trials()
             statuses = [failure.status for failure in failures.values()]
-            states = [driver.state(out, name) for name in trial_by_name]
+            states = [sweep_folder.state(out, name) for name in trial_by_name]
             if driver.BAD_ARGUMENTS in statuses and set(states) == {"not begun"}:
                 return  # If one run could not begin, most likely no other run can.
             new_trial = next_trial(space, trial_by_name)
@@ -359,7 +360,7 @@ def train_trials(
             trial_by_name[name] = trial
             yield prepare_trial(name)
 
-    with driver.writing(out):
+    with sweep_folder.writing(out):
         num_finished = sum(_finished(out, name) for name in trial_by_name)
     with bar(
         total=max(trials, len(trial_by_name)),
@@ -378,4 +379,4 @@ def train_trials(
 
 def _finished(out: pathlib.Path, name: str) -> bool:
     """Returns whether a run of the sweep is finished."""
-    return driver.state(out, name) == "finished"
+    return sweep_folder.state(out, name) == "finished"

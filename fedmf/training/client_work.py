@@ -127,3 +127,17 @@ def group_sum(
         loss_sum=loss_sum,
         examples=sum(count(epoch) for client in group for epoch in client.epochs),
     )
+
+
+def merge_sums(first: ClippedSum, second: ClippedSum) -> ClippedSum:
+    """Adds the sums of two sets of clients, and returns the sum over both sets."""
+    values = [a + b for a, b in zip(first.values, second.values, strict=True)]
+    return ClippedSum(
+        values=values,
+        clients=first.clients + second.clients,
+        clipped=first.clipped + second.clipped,
+        zeroed=first.zeroed + second.zeroed,
+        not_finite=first.not_finite + second.not_finite,
+        loss_sum=first.loss_sum + second.loss_sum,
+        examples=first.examples + second.examples,
+    )

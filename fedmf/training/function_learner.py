@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -11,14 +11,9 @@ import numpy as np
 from fedmf import checks
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.executions import execution_kind
-from fedmf.server.clipping import UpdateSum, clip_update
-from fedmf.server.means import in_shapes
-from fedmf.server.messages import ClippedSum
-from fedmf.terminal import interrupts
-from fedmf.training.client_work import Broadcast, ClientWork, group_sum
+from fedmf.training.client_work import ClientWork
 from fedmf.training.examples import (
     ClientData,
-    Epochs,
     Examples,
     count,
     digest,
@@ -35,17 +30,14 @@ from fedmf.training.learner import (
     TaskData,
     function_text,
 )
-
-Weights = list[np.ndarray]
-# A function (weights, epochs, settings) -> (update, loss). The update is the weights after training
-# minus those before. The loss is the sum, over all examples, of the loss before each step.
-ClientUpdate = Callable[[Weights, Epochs, ClientSettings], tuple[Sequence[Any], float]]
+from fedmf.training.sequential_clients import (
+    ClientUpdate,
+    SequentialClients,
+    Weights,
+    checked_update,
+)
 
 _DTYPES = ("float32", "float64")
-# The margin by which updates are clipped (see `clip_margin`) is computed for a sum of at least this
-# many clients. A worker of a cluster sees only some of the clients, and all workers need the same
-# margin.
-_MIN_CLIENTS_OF_MARGIN = 2**16
 
 
 class FunctionLearner(Learner):
@@ -106,7 +98,7 @@ class FunctionLearner(Learner):
 
     def client_work(self, settings: ClientSettings, machine: Machine) -> ClientWork:
         """Returns client work that trains clients one after the other with `client_update`."""
-        return _SequentialClients(self, settings)
+        return SequentialClients(self.client_update, settings)
 
     def evaluator(self, settings: ClientSettings, machine: Machine) -> Evaluate:
         """Returns a function that calls `evaluate` on copies of the weights and checks the
@@ -155,7 +147,7 @@ class FunctionLearner(Learner):
         for _ in range(2):
             # The function may overwrite its examples, so each call gets a copy.
             client = ClientData([take(validation, first_rows)], (config.seed,))
-            update, _ = _client_update(self, settings, weights, client)
+            update, _ = checked_update(self.client_update, settings, weights, client)
             update_digests.append(digest(update))
         if update_digests[0] != update_digests[1]:
             raise ValueError(
@@ -220,138 +212,6 @@ class _Copies:
 
     def __call__(self, seed: int) -> Weights:
         return [weight.copy() for weight in self.weights]
-
-
-class _SequentialClients(ClientWork):
-    """Client work that trains the clients of a `FunctionLearner` one after the other.
-
-    Args:
-      learner: learner whose `client_update` trains the clients.
-      settings: settings of the run.
-    """
-
-    def __init__(self, learner: FunctionLearner, settings: ClientSettings) -> None:
-        self._learner = learner
-        self._settings = settings
-        self._max_clients = max(_MIN_CLIENTS_OF_MARGIN, 2 * settings.cohort_size)
-        self._sum: UpdateSum | None = None
-
-    def explain(self) -> str:
-        """Returns a sentence that says how clients are trained."""
-        return "clients train one after the other, each by the task's client_update"
-
-    def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
-        """Trains the clients of each group, and yields the sum of their clipped updates."""
-        weights = list(sent.weights)
-        params = sent.params
-        shapes = [weight.shape for weight in weights]
-        if self._sum is None:
-            self._sum = UpdateSum(sum(weight.size for weight in weights), self._max_clients)
-        for group in groups:
-            self._sum.clear()
-            loss_sum = 0.0
-            for client in group:
-                if not client.epochs:
-                    continue
-                interrupts.check()
-                update, loss = self._train(weights, client)
-                self._sum.add(
-                    [-array for array in update],
-                    clip_norm=params.clip_norm,
-                    zeroing_norm=params.zeroing_norm,
-                    scales=params.scales,
-                )
-                loss_sum += loss
-            yield group_sum(
-                group,
-                in_shapes(self._sum.total.copy(), shapes),
-                clipped=self._sum.clipped,
-                zeroed=self._sum.zeroed,
-                loss_sum=loss_sum,
-            )
-
-    def _train(self, weights: Weights, client: ClientData) -> tuple[Weights, float]:
-        """Trains a client, and returns its update and its loss. No step is longer than
-        `max_step_norm`.
-        """
-        settings = self._settings
-        if math.isinf(settings.max_step_norm):
-            return _client_update(self._learner, settings, weights, client)
-        current_weights = [weight.copy() for weight in weights]
-        loss_sum = 0.0
-        for number, batch in enumerate(settings.batches(client.epochs)):
-            batch_client = ClientData([batch], (*client.seed, number))
-            step, loss = _client_update(self._learner, settings, current_weights, batch_client)
-            clipped_update = clip_update(
-                step, clip_norm=settings.max_step_norm, zeroing_norm=math.inf
-            )
-            # A step with NaN or infinity is not shortened, so that the weights become not finite as
-            # well.
-            if not clipped_update.is_zeroed:
-                step = clipped_update.values
-            current_weights = [
-                (weight + array).astype(weight.dtype)
-                for weight, array in zip(current_weights, step, strict=True)
-            ]
-            loss_sum += loss
-        update = [
-            trained_weight - weight
-            for trained_weight, weight in zip(current_weights, weights, strict=True)
-        ]
-        return update, loss_sum
-
-
-def _client_update(
-    learner: FunctionLearner, settings: ClientSettings, weights: Weights, client: ClientData
-) -> tuple[Weights, float]:
-    """Calls `client_update` for a client, and returns the checked update and loss. The update has
-    the weights' dtypes.
-
-    The function gets copies of the weights, so that it may overwrite them.
-
-    Raises:
-      TypeError, ValueError: the function does not return an update of the weights' shapes and a
-        loss.
-    """
-    origin = f"client_update of task {settings.task!r}"
-    client_settings = dataclasses.replace(settings, client_seed=client.seed)
-    with errors_of(origin):
-        copied_weights = [weight.copy() for weight in weights]
-        result = learner.client_update(copied_weights, client.epochs, client_settings)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(f"{origin} returns a {type(result).__name__}: return (update, loss)")
-    update, loss = result
-    if not isinstance(update, list | tuple):
-        raise TypeError(
-            f"{origin} returns an update that is a {type(update).__name__}: return a list of "
-            "arrays, one for each weight"
-        )
-    arrays = [np.asarray(array) for array in update]
-    shapes = [array.shape for array in arrays]
-    weight_shapes = [weight.shape for weight in weights]
-    if shapes != weight_shapes:
-        raise ValueError(
-            f"{origin} returns an update of shapes {shapes} where the weights have "
-            f"{weight_shapes}: return the weights after training minus those before"
-        )
-    is_masked = any(map(np.ma.isMaskedArray, update))
-    if is_masked or any(array.dtype.kind not in "fiu" for array in arrays):
-        raise TypeError(
-            f"{origin} returns an update that is not all real numbers: return arrays of floats, "
-            "none of them masked"
-        )
-    loss_sum = checks.real_number(loss)
-    if loss_sum is None:
-        raise TypeError(
-            f"{origin} returns the loss {reprlib.repr(loss)}: return one number, the loss before "
-            "each step summed over examples"
-        )
-    with np.errstate(over="ignore"):  # An update that overflows is zeroed later.
-        converted_update = [
-            array.astype(weight.dtype, copy=False)
-            for array, weight in zip(arrays, weights, strict=True)
-        ]
-    return converted_update, loss_sum
 
 
 def _without_weights(examples: Examples) -> Examples:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fedmf.training.examples import class_weight_table, digest
+from fedmf.training.class_weights import class_weight_table
+from fedmf.training.examples import digest
 from fedmf.training.task import Task
 
 _CHANGE_TEXTS = {

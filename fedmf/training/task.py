@@ -16,11 +16,11 @@ from fedmf import checks, fields, nest
 from fedmf.identifiers import client_array
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.vocabulary import RunVocabulary
+from fedmf.training.class_weights import class_weight_table, with_class_weights
+from fedmf.training.example_checks import check_examples
 from fedmf.training.examples import (
     Examples,
     Weighted,
-    check_examples,
-    class_weight_table,
     count,
     digest,
     errors_of,
@@ -28,7 +28,6 @@ from fedmf.training.examples import (
     spec_of,
     split_weights,
     take,
-    with_class_weights,
     with_unit_weights,
 )
 from fedmf.training.learner import ClientSettings, Learner

@@ -17,6 +17,7 @@ from fedmf import checks
 from fedmf.files import expanded
 from fedmf.tasks import data_file, example_proto
 from fedmf.tasks.stackoverflow import language
+from fedmf.tasks.stackoverflow.user_sentences import draw_sentences, draw_style
 from fedmf.terminal import progress_bar
 
 _EPOCH = datetime.datetime(2008, 8, 1)
@@ -125,7 +126,7 @@ def _records(
     """Draws the serialized examples of one user in one split, oldest post first."""
     # A user writes in the same style in both splits, so the style's generator does not depend on
     # the split.
-    style = language.draw_style(words, _generator(seed, user, 3))
+    style = draw_style(words, _generator(seed, user, 3))
     rng = _generator(seed, user, data_file.SPLITS.index(split))
     spread = 0.7
     count = max(4, round(min(mean * rng.lognormal(-(spread**2) / 2, spread), 50 * mean)))
@@ -142,7 +143,7 @@ def _records(
     topics = np.where(strays, stray_topic, post_topic[post_index])
     # Sentences and titles (which read like questions) are drawn in one call, because the time
     # depends most on the number of numpy calls.
-    ids, lengths = language.draw_sentences(
+    ids, lengths = draw_sentences(
         words,
         style,
         np.concatenate([topics, post_topic]),

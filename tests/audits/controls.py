@@ -3,8 +3,8 @@
 import numpy as np
 import scipy.linalg
 
-from fedmf.audits.distinguishing import worst_case
-from fedmf.audits.noise import causal_factor
+from fedmf.audits.whitening import causal_factor
+from fedmf.audits.worst_case import worst_case
 
 # A change of the covariance by less than rounding is no change.
 UNCHANGED = 1e-9

@@ -8,18 +8,17 @@ import scipy.stats
 from numpy.testing import assert_allclose
 
 import fedmf
-from fedmf.audits import canaries
-from fedmf.audits.canaries import (
+from fedmf.audits import canary_bounds, canary_scores
+from fedmf.audits.canaries import CanaryEvidence, audit_canaries
+from fedmf.audits.canary_bounds import (
     BOUNDS,
-    CanaryEvidence,
-    audit_canaries,
     epsilon_bound,
     gaussian_refuted,
     normal_epsilon_bound,
     p_value,
-    release_scores,
 )
-from fedmf.audits.noise import causal_factor
+from fedmf.audits.canary_scores import release_scores
+from fedmf.audits.whitening import causal_factor
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 from fedmf.privacy.plan import unamplified_epsilon
 from tests.mechanisms.registry import MECHANISMS
@@ -136,7 +135,7 @@ def test_uninformative_scores_give_a_bound_of_zero(bound):
 
 def test_normal_bound_exceeds_the_truth_at_the_stated_rate(monkeypatch):
     monkeypatch.setattr(
-        canaries, "gaussian_epsilon", lambda noise_multiplier, delta: 1 / noise_multiplier
+        canary_bounds, "gaussian_epsilon", lambda noise_multiplier, delta: 1 / noise_multiplier
     )
     num_trials = trials_that_see(
         lambda n: max(missed_by_count(n, SIGNIFICANCE, wrong_rate) for wrong_rate in (0.025, 0.1))
@@ -271,7 +270,7 @@ def test_scores_equal_those_computed_with_matrices(name, canaries):
 
 
 def test_canaries_of_very_many_rounds_form_no_matrix(monkeypatch):
-    monkeypatch.setattr(canaries, "causal_factor", lambda _: pytest.fail("formed"))
+    monkeypatch.setattr(canary_scores, "causal_factor", lambda _: pytest.fail("formed"))
     rounds = np.zeros((30_000, 3), bool)
     rounds[[0, 7, 9], [0, 1, 2]] = True
     releases = np.random.default_rng(1).standard_normal(rounds.shape)

@@ -8,10 +8,8 @@ import pytest
 import scipy.stats
 
 import fedmf
-from fedmf.audits.distinguishing import (
-    audit_distinguishing,
-    worst_case,
-)
+from fedmf.audits.distinguishing import audit_distinguishing
+from fedmf.audits.worst_case import worst_case
 from fedmf.mechanisms import DenseMechanism, IdentityMechanism
 from tests.audits.controls import too_many_rounds
 from tests.mechanisms.registry import every_mechanism

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fedmf import tables
 from fedmf.audits import log
 from fedmf.audits.guarantee import audit_log
+from fedmf.audits.log_file import LogForm
 from fedmf.participation.stats import ParticipationStats
 from tests.mechanisms.schemas import separated
 from tests.privacy.plans import plan
@@ -48,7 +49,7 @@ FORM = {"client_column", "round_column", "first_round", "duplicates"}
 
 def read_log(path, **options):
     """Returns the description of a log and the statistics of its rounds."""
-    log_form = log.LogForm(**{name: options.pop(name) for name in FORM & {*options}})
+    log_form = LogForm(**{name: options.pop(name) for name in FORM & {*options}})
     with log.sorted_log(path, form=log_form, **options) as sorted_rows:
         stats = ParticipationStats.of_clients(
             sorted_rows.clients(), cohort_sizes=sorted_rows.cohort_sizes()

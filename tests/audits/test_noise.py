@@ -5,7 +5,8 @@ import pytest
 import scipy.stats
 
 from fedmf.audits.finding import Finding
-from fedmf.audits.noise import NoiseAudit, audit_noise, causal_factor, whiten
+from fedmf.audits.noise import NoiseAudit, audit_noise
+from fedmf.audits.whitening import causal_factor, whiten
 from tests.audits.controls import mistakes_over_rounds
 from tests.mechanisms.registry import MECHANISMS, every_form, every_mechanism
 from tests.power import (

@@ -11,7 +11,7 @@ import sys
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.execution import vectorised
+from fedmf.federated.execution import vectorised_sizes
 from fedmf.training.execution import groups
 from tests.federated.small_task import small_task
 
@@ -60,7 +60,7 @@ def main(folder: str, execution: str, kill_after: int) -> None:
         cluster = "local"
         vars(groups).update(GROUPS_OF_TWO)
     else:
-        vectorised.SMALL_MODEL = 0  # As in the fixture `clients_in_turn`.
+        vectorised_sizes.SMALL_MODEL = 0  # As in the fixture `clients_in_turn`.
 
     class Kill(federated.Callback):
         def on_round(self, training: object, row: dict[str, object]) -> None:

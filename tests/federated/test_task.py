@@ -15,7 +15,8 @@ import fedmf
 from fedmf import federated
 from fedmf.federated import datasets
 from fedmf.runs.folder import RunFolder
-from fedmf.training.examples import NotFinite, check_examples
+from fedmf.training.example_checks import check_examples
+from fedmf.training.examples import NotFinite
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from fedmf.audits.noise import causal_factor
+from fedmf.audits.whitening import causal_factor
 from fedmf.privacy.gaussian import gaussian_delta
 from tests.mechanisms.registry import MECHANISMS
 from tests.mechanisms.schemas import every_round

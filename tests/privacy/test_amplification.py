@@ -16,14 +16,10 @@ from scipy import special, stats
 
 import fedmf
 from fedmf.mechanisms import BandedMechanism, IdentityMechanism
-from fedmf.privacy.amplification import (
-    event_rdp_epsilon,
-    group_epsilon,
-    least_noise_multiplier,
-    sampled_gaussian_epsilon,
-    sampled_gaussian_noise_multiplier,
-)
+from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
+from fedmf.privacy.client_groups import group_epsilon
 from fedmf.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_noise_multiplier
+from fedmf.privacy.noise_search import least_noise_multiplier
 from fedmf.privacy.plan import (
     dp_event,
     per_query_noise_multiplier,
@@ -32,6 +28,7 @@ from fedmf.privacy.plan import (
     unit_noise,
 )
 from fedmf.privacy.random_allocation import allocation_law
+from fedmf.privacy.renyi import event_rdp_epsilon
 from fedmf.privacy.sampling import CyclicFixedSize, CyclicPoisson, CyclicRandomAllocation
 from tests.mechanisms.registry import MECHANISMS
 from tests.mechanisms.schemas import epochs, single

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.audits.distinguishing import audit_distinguishing, worst_case
-from fedmf.audits.log import LogForm, sorted_log
-from fedmf.audits.noise import audit_noise, causal_factor, whiten
-from fedmf.cohorts.availability import (
-    Always,
-    Diurnal,
-    Independent,
-    Window,
-    availability_from_text,
-)
+from fedmf.audits.distinguishing import audit_distinguishing
+from fedmf.audits.log import sorted_log
+from fedmf.audits.log_file import LogForm
+from fedmf.audits.noise import audit_noise
+from fedmf.audits.whitening import causal_factor, whiten
+from fedmf.audits.worst_case import worst_case
+from fedmf.cohorts.availability import Always, Diurnal, Independent, Window, availability_from_text
 from fedmf.cohorts.devices import DeviceBehavior
 from fedmf.cohorts.forecast import Size, forecast
 from fedmf.mechanisms import (

@@ -6,22 +6,16 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.audits.distinguishing import worst_case
-from fedmf.audits.noise import causal_factor
+from fedmf.audits.whitening import causal_factor
+from fedmf.audits.worst_case import worst_case
 from fedmf.server import audit as audits
-from fedmf.server.audit import (
-    audit_mechanism,
-)
+from fedmf.server.audit import audit_mechanism
 from fedmf.server.clipping import UpdateSum
 from fedmf.server.rows import HostNoise
 from fedmf.server.source import GaussianSource
 from tests.audits.controls import mistakes_over_rounds
 from tests.mechanisms.registry import MECHANISMS, every_form
-from tests.power import (
-    FALSE_POSITIVE_RATE,
-    MISS_RATE,
-    missed_by_noise_audit,
-)
+from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_noise_audit
 from tests.refusals import refusal
 from tests.server.audited import COORDINATES, ROUNDS, judged, run, run_attack
 from tests.server.plans import plan_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.server import calls, noise_blocks
+from fedmf.server import calls, product_threads
 from fedmf.server.folder import ServerFolder
 from fedmf.server.journal import Journal
 from fedmf.server.rows import HostNoise
@@ -67,7 +67,7 @@ def test_signal_handler_may_use_another_server_but_not_the_same_noise(monkeypatc
     server = make_server()
     second_server = make_server(noise_seed=6)
     refused = []
-    blas_libraries = noise_blocks._blas_libraries
+    blas_libraries = product_threads.blas_libraries
 
     def interrupted():  # within the lock of all noise
         if not refused:
@@ -77,7 +77,7 @@ def test_signal_handler_may_use_another_server_but_not_the_same_noise(monkeypatc
             second_server.release()
         return blas_libraries()
 
-    monkeypatch.setattr(noise_blocks, "_blas_libraries", interrupted)
+    monkeypatch.setattr(product_threads, "blas_libraries", interrupted)
     for array, same in zip(server.release(), expected, strict=True):
         np.testing.assert_array_equal(array, same)
     assert refused
@@ -155,7 +155,7 @@ def test_refused_call_does_not_affect_later_calls(monkeypatch):
 class TestForks:
     def test_forked_child_may_make_a_server_while_noise_is_computed(self, tmp_path):
         """The child would wait for ever for a lock that another thread held at the fork."""
-        with noise_blocks._ONE_LIMIT:
+        with product_threads._ONE_LIMIT:
             child = os.fork()
             if child == 0:
                 signal.alarm(30)

@@ -11,7 +11,9 @@ def clients_in_turn():
     takes two thirds of a small run.
     """
     *python, program = job.PROGRAM
-    small = "from fedmf.federated.execution import vectorised; vectorised.SMALL_MODEL = 0; "
+    small = (
+        "from fedmf.federated.execution import vectorised_sizes; vectorised_sizes.SMALL_MODEL = 0; "
+    )
     return *python, small + program
 
 

@@ -184,7 +184,7 @@ def test_the_bar_counts_the_rounds_that_halving_will_train(monkeypatch, tmp_path
 
     monkeypatch.setattr(sweep, "bar", Bar)
     monkeypatch.setattr(sweep, "iter_finished_runs", iter_finished_runs)
-    monkeypatch.setattr(sweep, "_num_rounds", lambda folder: done[folder.name])
+    monkeypatch.setattr(sweep, "num_rounds_done", lambda folder: done[folder.name])
     monkeypatch.setattr(sweep.RunFolder, "mark_stopped_by_data", lambda folder, rounds: None)
     monkeypatch.setattr(
         halving, "runs_going_on", lambda out, names, rung: [*names][:6] if rung == 2 else best

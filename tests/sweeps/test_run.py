@@ -12,6 +12,7 @@ import time
 import pytest
 
 import fedmf
+from fedmf.sweeps import folder as sweep_folder
 from fedmf.sweeps import job
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
@@ -87,7 +88,7 @@ def said(out, name, file="began"):
 def test_so_many_run_at_a_time(trains, tmp_path):
     configs = grid(seed=[0, 1, 3, 4])
     assert train(tmp_path, configs, jobs=2) == {}
-    assert [sweep.state(tmp_path, name) for name in configs] == ["finished"] * 4
+    assert [sweep_folder.state(tmp_path, name) for name in configs] == ["finished"] * 4
     spans = [
         (float(said(tmp_path, name).split()[0]), float(said(tmp_path, name, "ended")))
         for name in configs
@@ -136,14 +137,14 @@ def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
     assert failed["seed=9"].status == 1
     assert "signal 9" in failed["seed=9"].reason
     assert failed["seed=2"] == sweep.Failure(status=1, reason="no such data")
-    states = [sweep.state(tmp_path, f"seed={seed}") for seed in (9, 0)]
+    states = [sweep_folder.state(tmp_path, f"seed={seed}") for seed in (9, 0)]
     assert states == ["1 round done", "finished"]
 
 
 def test_a_run_that_is_there_under_another_name_is_not_trained_again(trains, tmp_path):
     train(tmp_path, grid(epsilon=[8.0]))
     both, names = grid(epsilon=[8.0], seed=[0, 1]), ["epsilon=8", "epsilon=8,seed=1"]
-    assert list(sweep.in_folder(tmp_path, both)) == names
+    assert list(sweep_folder.in_folder(tmp_path, both)) == names
     train(tmp_path, both)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == names
     assert said(tmp_path, "epsilon=8").count("\n") == 1
@@ -155,10 +156,10 @@ def test_runs_that_differ_in_more_than_their_names_say_are_refused(trains, tmp_p
         with refusal(f"holds a run with {field}=.*, or vary {field}"):
             train(tmp_path, sweep_configs(FIXED | {field: value}, {"seed": [5]}))
     moved = sweep_configs(FIXED | {"data": "elsewhere.sqlite"}, {"seed": [0]})
-    assert sweep.in_folder(tmp_path, moved) == moved
+    assert sweep_folder.in_folder(tmp_path, moved) == moved
     # What a name says may differ, and what one of the families does not take.
     for varied in ({"cohort_size": [3]}, {"family": ["banded"], "bands": [2]}):
-        assert sweep.in_folder(tmp_path, grid(**varied)) == grid(**varied)
+        assert sweep_folder.in_folder(tmp_path, grid(**varied)) == grid(**varied)
 
 
 def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_path):
@@ -169,19 +170,19 @@ def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_pat
     first, out = {"seed=0": both["seed=0"]}, tmp_path / "sweep"
     train(out, first)
     shutil.copy(file, sweep.run_folder(out, "seed=0") / "mechanism.npz")  # as a run does
-    assert list(sweep.in_folder(out, both)) == ["seed=0", "seed=1"]
+    assert list(sweep_folder.in_folder(out, both)) == ["seed=0", "seed=1"]
     fedmf.fit(fedmf.prefix_sum(4), once, family="banded", bands=2).save(file)
     for configs in (both, first):
         with refusal("is not the one that .*seed=0 was trained with"):
-            sweep.in_folder(out, configs)
+            sweep_folder.in_folder(out, configs)
 
 
 def test_inputs_with_which_no_run_can_begin_end_the_sweep(trains, tmp_path):
     trains(TRAINS.replace('sys.exit("fedmf: error: no such data")', "sys.exit(2)"))
     failed = train(tmp_path, grid(seed=[0, 2, 1]))
     assert {name: failure.status for name, failure in failed.items()} == {"seed=2": 2}
-    assert sweep.state(tmp_path, "seed=0") == "finished"
-    assert sweep.state(tmp_path, "seed=1") == "not begun"
+    assert sweep_folder.state(tmp_path, "seed=0") == "finished"
+    assert sweep_folder.state(tmp_path, "seed=1") == "not begun"
 
 
 def when(condition, action):
@@ -283,7 +284,7 @@ def test_a_run_that_committed_a_round_has_been_seen_whatever_rows_it_has(tmp_pat
     commit_rounds(copied, [[0]])
     shutil.rmtree(copied.path / "private")
     folders = [never.path, cut.path, copied.path, tmp_path / "none"]
-    assert [run.path for run in sweep.begun_runs(folders)] == [cut.path, copied.path]
+    assert [run.path for run in sweep_folder.begun_runs(folders)] == [cut.path, copied.path]
 
 
 def test_lists_in_a_file_vary(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 
 import fedmf
 from fedmf.privacy.gaussian import gaussian_epsilon
+from fedmf.sweeps import folder as sweep_folder
 from fedmf.sweeps import grid, results, search
 from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import Range, sweep_configs
@@ -261,7 +262,7 @@ def test_fields_that_do_not_go_together_are_no_trial(monkeypatch):
 def test_the_guarantee_counts_every_trial(trains, out):
     """Also those that failed: gaussian runs of one noise multiplier s are as one of s/sqrt(n)."""
     found(out, 7, {**RATES, "clip_norm": [1.0, 3.0]})
-    begun = sweep.begun_runs((out / "runs").iterdir())
+    begun = sweep_folder.begun_runs((out / "runs").iterdir())
     assert len(begun) == 7
     assert any(run.result is None for run in begun)
     sigma = fedmf.TrainConfig(**FIXED).plan().noise_multiplier

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmf.tasks import example_proto
-from fedmf.tasks.stackoverflow import data, describe_file, language, write_synthetic_corpus
+from fedmf.tasks.stackoverflow import data, describe_file, synthetic, write_synthetic_corpus
 from tests.refusals import refusal
 from tests.tasks.data_files import execute, records, sentences
 
@@ -108,7 +108,7 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(language, "draw_sentences", interrupt)
+    monkeypatch.setattr(synthetic, "draw_sentences", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "file")
     assert not list(tmp_path.iterdir())

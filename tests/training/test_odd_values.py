@@ -14,7 +14,8 @@ from fedmf.identifiers import client_array
 from fedmf.runs.round_metrics import FinishedRound, RoundMetric, compute_round_metrics
 from fedmf.server.means import leaves_of
 from fedmf.training.evaluation import Evaluator
-from fedmf.training.examples import ClientData, Weighted, check_examples, digest
+from fedmf.training.example_checks import check_examples
+from fedmf.training.examples import ClientData, Weighted, digest
 from fedmf.training.learner import Machine, function_text
 from tests.refusals import assert_one_sentence
 from tests.training.numpy_task import (

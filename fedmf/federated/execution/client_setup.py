@@ -3,11 +3,17 @@
 The choice is made on each machine that trains clients, which may be a worker of a cluster.
 """
 
+import contextlib
 import functools
+import logging
+from collections.abc import Callable, Iterator
 
+import tensorflow as tf
+
+from fedmf.federated.execution import vectorised_sizes
 from fedmf.federated.execution.in_threads import CompiledClient, KerasClient
 from fedmf.federated.execution.records import Records
-from fedmf.federated.execution.vectorised import vectorised_work
+from fedmf.federated.execution.vectorised import VectorisedClients
 from fedmf.federated.model_functions import CompiledEpoch, ModelFunctions
 from fedmf.training.client_work import ClientWork, cores
 from fedmf.training.execution.in_threads import ClientsInThreads
@@ -83,7 +89,7 @@ def client_work(
         def make_fallback(reason: str) -> ClientWork:
             return in_threads(make_client, reason=reason)
 
-        return vectorised_work(functions, settings, records, make_fallback)
+        return _vectorised_work(functions, settings, records, make_fallback)
     epoch = compiled_epoch(functions, settings)
     if epoch is None:
         raise ValueError(_NOT_COMPILED.format(functions.name))
@@ -91,3 +97,58 @@ def client_work(
         functools.partial(CompiledClient, epoch, settings, records),
         reason="the task's compiled epoch runs here",
     )
+
+
+@contextlib.contextmanager
+def _quiet_tensorflow() -> Iterator[None]:
+    """Silences TensorFlow's logger, which reports each operation without a vectorised form.
+
+    Clients of such a model train one by one.
+    """
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("CRITICAL")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _vectorised_work(
+    functions: ModelFunctions,
+    settings: ClientSettings,
+    records: Records,
+    make_fallback: Callable[[str], ClientWork],
+) -> ClientWork:
+    """Returns client work that is vectorised if the model supports it, else the fallback.
+
+    A model that should be vectorised and cannot be is logged once, with the reason.
+    """
+    if not vectorised_sizes.is_small(records) and settings.batch_size > 1:
+        return make_fallback(
+            f"the model has {records.size} parameters, and vectorised steps are slower from "
+            f"{vectorised_sizes.SMALL_MODEL} on"
+        )
+    if records.size * vectorised_sizes.SLOT_MULTIPLE > vectorised_sizes.MAX_PRODUCTS:
+        return make_fallback(
+            f"the model has {records.size} parameters, and {vectorised_sizes.SLOT_MULTIPLE} "
+            "clients of it in one call would need too much memory"
+        )
+    # In a cohort, some clients may have one example and others several. The clients with several
+    # need the fallback.
+    fallback_for_many = functools.partial(make_fallback, "they have several examples each")
+    try:
+        with _quiet_tensorflow():
+            return VectorisedClients(functions, settings, records, fallback_for_many)
+    except Exception as error:
+        # Any type of error is caught, because tracing a user's model may raise any.
+        first_line = next(iter(str(error).splitlines()), "")
+        reason = f"the model cannot be vectorised ({type(error).__name__}: {first_line})"
+        _log_once(f"task {functions.name!r}: clients train one by one, for {reason}")
+        return make_fallback(reason)
+
+
+@functools.cache
+def _log_once(sentence: str) -> None:
+    """Logs a sentence as a warning, unless this process has logged it before."""
+    logging.getLogger("fedmf").warning(sentence)

@@ -13,15 +13,14 @@ have a batch in it. A check before round 0 moves clients to other slots and besi
 whose updates change by that is not vectorised.
 """
 
-import contextlib
 import functools
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from fedmf.federated.execution import vectorised_sizes
 from fedmf.federated.execution.client_work import (
     TensorBroadcast,
     broadcast_spec,
@@ -41,23 +40,15 @@ from fedmf.server.messages import ClippedSum
 from fedmf.server.update_rules import OptimizerState
 from fedmf.terminal import interrupts
 from fedmf.training.batching import Steps, concatenated_epochs, list_batches, order_steps
-from fedmf.training.client_work import Broadcast, ClientWork, group_sum, with_finite_examples
-from fedmf.training.examples import ClientData, Epochs, count
-from fedmf.training.execution.groups import group_size
+from fedmf.training.client_work import (
+    Broadcast,
+    ClientWork,
+    group_sum,
+    merge_sums,
+    with_finite_examples,
+)
+from fedmf.training.examples import ClientData, Epochs, has_one_example
 from fedmf.training.learner import ClientSettings
-
-# The product of examples and parameters of all clients in one call is at most this number. It
-# bounds the memory of their weights and inputs to 128 MiB.
-MAX_PRODUCTS = 2**25
-# Each call has a multiple of this number of slots, so that no array ends within a vector register
-# of the processor: the last entries would be computed by other instructions, and rounded
-# differently.
-SLOT_MULTIPLE = 16
-# Largest number of slots in a call. More would save little time, and more of them would be empty.
-MAX_SLOTS = 64
-# A model with at most this many parameters is small: the dispatch of its operations takes more time
-# than their arithmetic. Larger models would be slower if each client has its own weights.
-SMALL_MODEL = 10_000
 
 
 class _ClientsState(NamedTuple):
@@ -104,8 +95,8 @@ class VectorisedClients(ClientWork):
         self._optimizer = client_optimizer(settings)
         self._learning_rate = settings.learning_rate
         self._batch_specs = tensor_specs(settings.spec)
-        self._is_small = is_small(records)
-        self._num_slots = slots_per_call(settings, records.size)
+        self._is_small = vectorised_sizes.is_small(records)
+        self._num_slots = vectorised_sizes.slots_per_call(settings, records.size)
         self._fallback = functools.cache(make_fallback)
         self._stateless = stateless_model(functions, settings.seed)
 
@@ -241,7 +232,7 @@ class VectorisedClients(ClientWork):
             return "vectorised: clients of one example each train together in one call"
         return (
             f"vectorised: many clients of a model of {self._records.size} parameters, at most "
-            f"{SMALL_MODEL}, train in one call"
+            f"{vectorised_sizes.SMALL_MODEL}, train in one call"
         )
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
@@ -261,7 +252,7 @@ class VectorisedClients(ClientWork):
             )
             if single_clients:
                 for other_sum in self._fallback().sums(sent, [single_clients]):
-                    clipped_sum = _merge(clipped_sum, other_sum)
+                    clipped_sum = merge_sums(clipped_sum, other_sum)
             yield clipped_sum
 
     def _is_vectorised(self, client: ClientData) -> bool:
@@ -269,7 +260,7 @@ class VectorisedClients(ClientWork):
 
         Clients whose examples are not finite do not train, and are counted here.
         """
-        return self._is_small or not client.epochs or _has_one_example(client.epochs)
+        return self._is_small or not client.epochs or has_one_example(client.epochs)
 
     def _sum_updates(
         self, sent: TensorBroadcast, clients: Sequence[Epochs]
@@ -410,92 +401,3 @@ def _loss_of_step(losses: tf.Tensor, has_batch: tf.Tensor, batch_size: tf.Tensor
     """Returns the sum of the losses of all examples in a step, for clients that have a batch."""
     losses = tf.where(has_batch, losses, tf.zeros_like(losses))
     return tf.reduce_sum(losses) * tf.cast(batch_size, tf.float32)
-
-
-def _merge(first: ClippedSum, second: ClippedSum) -> ClippedSum:
-    """Adds the sums of two sets of clients, and returns the sum over both sets."""
-    values = [a + b for a, b in zip(first.values, second.values, strict=True)]
-    return ClippedSum(
-        values=values,
-        clients=first.clients + second.clients,
-        clipped=first.clipped + second.clipped,
-        zeroed=first.zeroed + second.zeroed,
-        not_finite=first.not_finite + second.not_finite,
-        loss_sum=first.loss_sum + second.loss_sum,
-        examples=first.examples + second.examples,
-    )
-
-
-def _has_one_example(epochs: Epochs) -> bool:
-    """Returns whether a client has one epoch with one example."""
-    return len(epochs) == 1 and count(epochs[0]) == 1
-
-
-@contextlib.contextmanager
-def _quiet_tensorflow() -> Iterator[None]:
-    """Silences TensorFlow's logger, which reports each operation without a vectorised form.
-
-    Clients of such a model train one by one.
-    """
-    logger = tf.get_logger()
-    level = logger.level
-    logger.setLevel("CRITICAL")
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-def slots_per_call(settings: ClientSettings, num_parameters: int) -> int:
-    """Returns the number of slots for clients in each call, given the run's settings."""
-    group = group_size(settings.cohort_size, settings.batch_size, num_parameters)
-    num_clients = min(group, settings.cohort_size)
-    max_slots = min(MAX_SLOTS, MAX_PRODUCTS // (settings.batch_size * num_parameters))
-    max_slots = max(SLOT_MULTIPLE, max_slots // SLOT_MULTIPLE * SLOT_MULTIPLE)
-    num_calls = -(-num_clients // max_slots)
-    return -(-num_clients // (num_calls * SLOT_MULTIPLE)) * SLOT_MULTIPLE
-
-
-def is_small(records: Records) -> bool:
-    """Returns whether a model is small, so that clients with any number of steps are vectorised."""
-    return records.size <= SMALL_MODEL
-
-
-def vectorised_work(
-    functions: ModelFunctions,
-    settings: ClientSettings,
-    records: Records,
-    make_fallback: Callable[[str], ClientWork],
-) -> ClientWork:
-    """Returns client work that is vectorised if the model supports it, else the fallback.
-
-    A model that should be vectorised and cannot be is logged once, with the reason.
-    """
-    if not is_small(records) and settings.batch_size > 1:
-        return make_fallback(
-            f"the model has {records.size} parameters, and vectorised steps are slower from "
-            f"{SMALL_MODEL} on"
-        )
-    if records.size * SLOT_MULTIPLE > MAX_PRODUCTS:
-        return make_fallback(
-            f"the model has {records.size} parameters, and {SLOT_MULTIPLE} clients of it in one "
-            "call would need too much memory"
-        )
-    # In a cohort, some clients may have one example and others several. The clients with several
-    # need the fallback.
-    fallback_for_many = functools.partial(make_fallback, "they have several examples each")
-    try:
-        with _quiet_tensorflow():
-            return VectorisedClients(functions, settings, records, fallback_for_many)
-    except Exception as error:
-        # Any type of error is caught, because tracing a user's model may raise any.
-        first_line = next(iter(str(error).splitlines()), "")
-        reason = f"the model cannot be vectorised ({type(error).__name__}: {first_line})"
-        _log_once(f"task {functions.name!r}: clients train one by one, for {reason}")
-        return make_fallback(reason)
-
-
-@functools.cache
-def _log_once(sentence: str) -> None:
-    """Logs a sentence as a warning, unless this process has logged it before."""
-    logging.getLogger("fedmf").warning(sentence)

@@ -10,8 +10,9 @@ import numpy as np
 
 from fedmf import checks, fields
 from fedmf.mechanisms.base import Mechanism, certify
+from fedmf.mechanisms.dense.ascent import Ascent
 from fedmf.mechanisms.dense.classes import Classes
-from fedmf.mechanisms.dense.dual import Ascent, EqualNormsDual, PairsDual, decoder
+from fedmf.mechanisms.dense.dual import EqualNormsDual, PairsDual, decoder
 from fedmf.mechanisms.family import Family, register
 from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.sensitivity import sensitivity

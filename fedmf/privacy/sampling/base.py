@@ -20,8 +20,9 @@ from fedmf.mechanisms.base import Mechanism, check_mechanism
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
-from fedmf.privacy.amplification import MIN_COMPOSED_DELTA, event_rdp_epsilon
+from fedmf.privacy.amplification import MIN_COMPOSED_DELTA
 from fedmf.privacy.gaussian import check_delta
+from fedmf.privacy.renyi import event_rdp_epsilon
 from fedmf.privacy.sampling.description import Description
 from fedmf.privacy.sampling.draws import Draws
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution import vectorised
+from fedmf.federated.execution import vectorised_sizes
 from fedmf.server.messages import ClientParams
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import ClientData
@@ -44,7 +44,7 @@ def sums_of(monkeypatch):
     """
 
     def make_sum(task, settings, small, threads=1, learner=None):
-        monkeypatch.setattr(vectorised, "SMALL_MODEL", small)
+        monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", small)
         work = work_of(task, settings, threads, learner)
         sent = Broadcast(task.initial_weights(3), ClientParams(settings.clip_norm, math.inf, ()))
 

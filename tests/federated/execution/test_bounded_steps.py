@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution import vectorised
+from fedmf.federated.execution import vectorised_sizes
 from fedmf.server.messages import ClientParams
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import ClientData
@@ -62,7 +62,7 @@ def compiled(weights, x, y, rate, update):
 )
 def test_no_step_is_longer_than_the_bound(monkeypatch, kind, momentum, bound):
     if kind != "vectorised":
-        monkeypatch.setattr(vectorised, "SMALL_MODEL", 0)
+        monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 0)
     task = task_of_arrays(
         X, Y, lambda: tf.keras.Sequential(
             [tf.keras.Input((WIDTH,)), tf.keras.layers.Dense(1, use_bias=False)]

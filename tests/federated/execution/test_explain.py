@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from fedmf import federated
-from fedmf.federated.execution import vectorised
+from fedmf.federated.execution import client_setup, vectorised_sizes
 from fedmf.training.execution.choice import build_execution
 from tests.federated.run_small import config
 from tests.federated.small_task import task_of_arrays
@@ -44,13 +44,13 @@ def test_a_small_model_is_vectorised():
 
 
 def test_a_large_model_trains_one_client_a_thread(monkeypatch):
-    monkeypatch.setattr(vectorised, "SMALL_MODEL", 9)
+    monkeypatch.setattr(vectorised_sizes, "SMALL_MODEL", 9)
     sentence = explained(task())
     assert sentence.startswith("one client a thread, 3 at a time: the model has 10 parameters")
 
 
 def test_a_model_that_cannot_be_vectorised_is_logged_once_with_the_reason(caplog):
-    vectorised._log_once.cache_clear()
+    client_setup._log_once.cache_clear()
     with caplog.at_level(logging.WARNING, "fedmf"):
         sentences = [explained(task(rolled)) for _ in range(2)]
     [record] = caplog.records

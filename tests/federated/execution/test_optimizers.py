@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedmf.federated.execution import vectorised
+from fedmf.federated.execution import vectorised_sizes
 from fedmf.training.client_data import client_data
 from fedmf.training.examples import count
 from tests.federated.small_runs import (
@@ -71,7 +71,7 @@ def test_vectorised_gradients_in_several_calls_equal_those_one_by_one(
     monkeypatch, sums_of, vectorized_map_calls
 ):
     num_parameters = sum(map(np.size, start_of(small_task())))
-    monkeypatch.setattr(vectorised, "MAX_PRODUCTS", 16 * num_parameters)
+    monkeypatch.setattr(vectorised_sizes, "MAX_PRODUCTS", 16 * num_parameters)
     settings = config(proximal_strength=0.1, clip_norm=0.05)
     sums = []
     for batch_size in (1, 4):  # of a model that is not small; a batch of 4 has no single example

@@ -12,19 +12,15 @@ import tensorflow as tf
 
 from fedmf.audits.aggregator import audit_aggregator
 from fedmf.audits.aggregator_claim import AggregatorClaim
-from fedmf.audits.distinguishing import worst_case
-from fedmf.audits.noise import causal_factor
+from fedmf.audits.whitening import causal_factor
+from fedmf.audits.worst_case import worst_case
 from fedmf.federated.tff import audit as audits
 from fedmf.federated.tff import query as queries
 from fedmf.federated.tff.query import MatrixFactorizationQuery
 from tests.audits.controls import mistakes_over_rounds
 from tests.federated.plans import plan_of
 from tests.mechanisms.registry import MECHANISMS
-from tests.power import (
-    FALSE_POSITIVE_RATE,
-    MISS_RATE,
-    missed_by_noise_audit,
-)
+from tests.power import FALSE_POSITIVE_RATE, MISS_RATE, missed_by_noise_audit
 from tests.server.audited import COORDINATES, LEAVES, ROUNDS, judged, run, run_attack
 
 pytestmark = pytest.mark.usefixtures("clients_in_turn")

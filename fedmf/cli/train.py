@@ -1,4 +1,4 @@
-"""The commands `fedmf train`, `demo` and `report`."""
+"""The command `fedmf train`."""
 
 import contextlib
 import dataclasses
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedmf.cli.errors import Command, arguments_checked, in_option_names
+from fedmf.cli.errors import arguments_checked, in_option_names
 from fedmf.cli.help import say
 from fedmf.cli.options import (
     ConfigCommand,
@@ -25,7 +25,7 @@ from fedmf.cli.options import (
     show,
 )
 from fedmf.cli.stopped import training
-from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, RUN, Gigabytes, OneOf, OutputFile
+from fedmf.cli.values import COUNT, EXISTING_FILE, PATH, Gigabytes, OneOf
 
 if TYPE_CHECKING:
     from fedmf.runs.config import TrainConfig
@@ -332,87 +332,3 @@ def _dry_rounds_counted() -> Iterator[None]:
                 if len(dry_messages) > 1:
                     message += f" (and {len(dry_messages) - 1} more such rounds)"
                 say("warning", in_option_names(message))
-
-
-@click.command(cls=Command)
-@click.option("--out", default="demo", type=PATH, help="Folder to write.")
-@click.option(
-    "--seed",
-    "seeds",
-    multiple=True,
-    type=int,
-    default=(1,),
-    help="Repeat for several sets of runs.",
-)
-@click.option("--epsilon", default=8.0, help="Privacy target of the private mechanisms.")
-@json_option
-def demo(out: pathlib.Path, seeds: tuple[int, ...], epsilon: float, as_json: bool) -> None:
-    """Train four mechanisms side by side, and write a report.
-
-    The corpus is synthetic. About three minutes on two cores.
-
-    \b
-    Example:
-      fedmf demo --out demo --seed 1 --seed 2
-    """
-    from fedmf.experiments import demo as driver
-
-    with arguments_checked():
-        driver.check_demo(seeds=seeds, epsilon=epsilon)
-    result = driver.run_demo(out, seeds=seeds, epsilon=epsilon)
-    if as_json:
-        show(result, as_json)
-
-
-@click.command(cls=Command)
-@click.argument("runs", nargs=-1, required=True, type=RUN)
-@click.option("--out", type=PATH, help="Folder to write report.html to.")
-@click.option(
-    "--csv",
-    "table",
-    type=OutputFile(".csv"),
-    help="File to write the metrics of every round to, as a flat table.",
-)
-@click.option("--title", default="fedmf report", help="Title of the report.")
-@json_option
-def report(
-    runs: tuple[pathlib.Path, ...],
-    out: pathlib.Path | None,
-    table: pathlib.Path | None,
-    title: str,
-    as_json: bool,
-) -> None:
-    """Write an HTML report of runs. Or write their metrics as a table, or both.
-
-    \b
-    Example:
-      fedmf report runs/first runs/second --out report
-      fedmf report runs/first --csv first.csv      # round,clients,examples,train_loss,...
-    """
-    from fedmf.files import write_atomically
-    from fedmf.reports import write_report
-    from fedmf.runs.folder import Run
-    from fedmf.runs.metric_table import metrics_csv
-    from fedmf.terminal.progress_bar import elapsed
-
-    with arguments_checked():
-        if out is None and table is None:
-            raise ValueError(
-                "out and csv are both missing: give --out FOLDER for a report, "
-                "--csv FILE for a table"
-            )
-    with elapsed("reading the runs", disable=as_json):
-        loaded_runs = [Run.load(path) for path in runs]
-    written: dict[str, str] = {}
-    if table is not None:
-        write_atomically(
-            table, metrics_csv({str(run.path): run.metrics for run in loaded_runs}), mode=0o600
-        )
-        written["csv"] = str(table)
-    if out is not None:
-        with elapsed("drawing the report", disable=as_json):
-            written["report"] = str(write_report(loaded_runs, out, title=title))
-    if as_json:
-        show(written, as_json)
-    else:
-        click.echo("\n".join(written.values()))

@@ -1,0 +1,33 @@
+"""Sizes of models and calls for which clients are vectorised."""
+
+from fedmf.federated.execution.records import Records
+from fedmf.training.execution.groups import group_size
+from fedmf.training.learner import ClientSettings
+
+# The product of examples and parameters of all clients in one call is at most this number. It
+# bounds the memory of their weights and inputs to 128 MiB.
+MAX_PRODUCTS = 2**25
+# Each call has a multiple of this number of slots, so that no array ends within a vector register
+# of the processor: the last entries would be computed by other instructions, and rounded
+# differently.
+SLOT_MULTIPLE = 16
+# Largest number of slots in a call. More would save little time, and more of them would be empty.
+MAX_SLOTS = 64
+# A model with at most this many parameters is small: the dispatch of its operations takes more time
+# than their arithmetic. Larger models would be slower if each client has its own weights.
+SMALL_MODEL = 10_000
+
+
+def slots_per_call(settings: ClientSettings, num_parameters: int) -> int:
+    """Returns the number of slots for clients in each call, given the run's settings."""
+    group = group_size(settings.cohort_size, settings.batch_size, num_parameters)
+    num_clients = min(group, settings.cohort_size)
+    max_slots = min(MAX_SLOTS, MAX_PRODUCTS // (settings.batch_size * num_parameters))
+    max_slots = max(SLOT_MULTIPLE, max_slots // SLOT_MULTIPLE * SLOT_MULTIPLE)
+    num_calls = -(-num_clients // max_slots)
+    return -(-num_clients // (num_calls * SLOT_MULTIPLE)) * SLOT_MULTIPLE
+
+
+def is_small(records: Records) -> bool:
+    """Returns whether a model is small, so that clients with any number of steps are vectorised."""
+    return records.size <= SMALL_MODEL
