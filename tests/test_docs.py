@@ -102,6 +102,24 @@ def test_code_fits_its_column(path):
     assert long == []
 
 
+HOW_TO = (
+    "own_data text examples_as_clients tff flower pytorch server resume sweep cluster "
+    "choose_mechanism choose_sampling adaptive private_metrics audit_log test_aggregator canaries "
+    "full_scale"
+).split()
+
+
+@pytest.mark.parametrize("name", HOW_TO)
+def test_a_how_to_page_is_short_and_says_what_is_needed_and_what_can_go_wrong(name):
+    page = (DOCS / f"{name}.md").read_text()
+    assert len(page.split()) <= 1500
+    for words in ("\n**You need** ", "\n## What can go wrong\n", "\n## Read on\n"):
+        assert page.count(words) == 1
+    prose = re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S)
+    long = [line for line in prose.splitlines() if len(line) > 100 and not line.startswith("|")]
+    assert not [line for line in long if "](http" not in line]
+
+
 def test_the_page_on_the_layout_has_the_floors_of_the_test_and_names_files_that_exist():
     page = (DOCS / "built.md").read_text()
     _, ground, above = page.partition("    memory\n")
