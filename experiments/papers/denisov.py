@@ -61,7 +61,9 @@ def normalized(X: np.ndarray) -> np.ndarray:
 
 
 def loss_of(gram: np.ndarray, X: np.ndarray) -> float:
-    """Computes the loss tr(gram X^-1) of Eq. 4, where X = C^T C."""
+    """Computes the loss tr(gram X^-1) of Eq. 4, where X = C^T C and `gram` is the Gram matrix of
+    the workload.
+    """
     return np.trace(scipy.linalg.cho_solve(scipy.linalg.cho_factor(X), gram))
 
 
@@ -116,8 +118,8 @@ def descent(gram: np.ndarray, *, newton: bool) -> Iterator[Step]:
 def _newton(
     inverse: np.ndarray, pull: np.ndarray, gradient: np.ndarray, steps: int = 5
 ) -> np.ndarray:
-    """Solves H D = -gradient off the diagonal for the Newton direction D, by a few
-    conjugate-gradient steps.
+    """Solves H D = -gradient off the diagonal for the Newton direction D, where H is the Hessian,
+    by a few conjugate-gradient steps.
 
     The Hessian H maps D to inverse D pull + pull D inverse.
     """
@@ -139,7 +141,7 @@ def _newton(
 
 
 ROUNDS = 512
-# Printed size of the largest entry of B and C, in the caption of Figure 5, App. G.
+# Printed size of the largest entry of the matrices B and C, in the caption of Figure 5, App. G.
 LARGEST_ENTRY = "2.36"
 
 

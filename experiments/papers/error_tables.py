@@ -116,8 +116,8 @@ def stamped(
 
 
 def _spectral_sensitivity(C: np.ndarray, participation: fedmf.Participation) -> float:
-    """Computes sqrt(k) times the largest spectral norm of the columns of C that one client touches
-    (multi-epoch paper, Thm. 2.1, claim 1).
+    """Computes sqrt(k) times the largest spectral norm of the columns of the encoder C that one
+    client touches (multi-epoch paper, Thm. 2.1, claim 1).
 
     C is the encoder, and k is the number of participations of a client.
     """
@@ -174,8 +174,8 @@ def banded_table_2(scale: Scale) -> Iterator[Cell]:
 
 
 def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.ndarray:
-    """Minimises tr(A^T A X^-1) over matrices X = C^T C whose sensitivity for contributions of one
-    dimension is at most 1.
+    """Minimises tr(A^T A X^-1), where A is the workload, over matrices X = C^T C whose sensitivity
+    for contributions of one dimension is at most 1.
 
     A is the workload, and C the encoder.
 

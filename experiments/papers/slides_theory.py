@@ -96,7 +96,8 @@ def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
     is computed from the modulus' cepstrum.
     """
     power = _weight(eta, spectrum, sampled) ** -0.5
-    cepstrum = np.fft.ifft(-0.5 * np.log(power)).real  # This is the cepstrum of |C|.
+    # This is the cepstrum of |C|, where C = 1 / B.
+    cepstrum = np.fft.ifft(-0.5 * np.log(power)).real
     causal_cepstrum = np.zeros(POINTS)
     causal_cepstrum[0] = cepstrum[0]
     causal_cepstrum[1 : POINTS // 2] = 2 * cepstrum[1 : POINTS // 2]

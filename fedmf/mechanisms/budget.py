@@ -24,8 +24,8 @@ _NUM_BINS = 10
 
 
 def pair_costs(mechanism: Mechanism) -> np.ndarray:
-    """Returns |X| for X = C^T C, float64 (rounds, rounds). Entry [s, t] is the cost of the pair of
-    rounds s and t, and entry [t, t] the cost of round t alone.
+    """Returns |X| for X = C^T C, where C is the encoder, float64 (rounds, rounds). Entry [s, t] is
+    the cost of the pair of rounds s and t, and entry [t, t] the cost of round t alone.
     """
     checks.fits_in_memory("the costs of pairs of rounds", (mechanism.rounds, mechanism.rounds))
     C = mechanism.encoder()

@@ -24,7 +24,7 @@ from fedmf.participation.sharpening import (
     largest_sharpened,
 )
 
-# Largest number of entries of X = C^T C that are stored for a Toeplitz encoder, which take 1 GB.
+# Largest number of entries of X = C^T C that are stored for a Toeplitz encoder C, which take 1 GB.
 # Encoders of other types take more memory themselves than X does.
 _MAX_TOEPLITZ_ENTRIES = 2**27
 # For runs of at most this many rounds, banded encoders are multiplied as dense matrices.
@@ -44,8 +44,9 @@ _COUNTS_METHOD = (
 
 
 def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
-    """Returns the diagonals of X = C^T C up to the last non-zero one, float64 (diagonals, rounds).
-    Entry [d, t] is X[t, t + d], or 0 if t + d is beyond the last round.
+    """Returns the diagonals of X = C^T C up to the last non-zero one, where C is the encoder,
+    float64 (diagonals, rounds). Entry [d, t] is X[t, t + d], or 0 if t + d is beyond the last
+    round.
 
     Raises:
       ValueError: the diagonals do not fit into memory.
@@ -274,7 +275,7 @@ class ClientSensitivity:
 
     def gram(self, rounds: np.ndarray) -> np.ndarray:
         """Returns the entries of X = C^T C between a client's rounds, with the extra rounds
-        appended, float64 (k, k).
+        appended, float64 (k, k). C is the encoder.
         """
         t = np.concatenate([rounds, self._extra_rounds])
         lags = np.abs(np.subtract.outer(t, t))

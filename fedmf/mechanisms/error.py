@@ -163,7 +163,7 @@ def _solved_rows(inverse: np.ndarray, N: np.ndarray) -> np.ndarray:
     """
     n, bands = inverse.shape
     squared_norms = np.empty(n)
-    # These are the last rows of A N, the newest first.
+    # The last rows of A N, the newest first, where A is the workload and N the noise matrix.
     previous_rows = np.zeros((bands - 1, N.shape[1]))
     for t in range(n):
         row = (N[t] - inverse[t, 1:] @ previous_rows) / inverse[t, 0]
@@ -241,7 +241,8 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
     if encoder_rows is None or workload.inverse_diagonals is None:
         return None
     inverse = workload.inverse_diagonals
-    # For a square C, N = C^-1 and therefore A N = (C A^-1)^-1.
+    # For a square encoder C, the noise matrix is N = C^-1, and therefore A N = (C A^-1)^-1 for the
+    # workload A.
     with np.errstate(all="ignore"):
         columns = columns_of_rows(checks.banded_product(encoder_rows, inverse))
         squared_norms = NoiseRecursion(columns).squared_errors()

@@ -81,8 +81,8 @@ class FFTMechanism(Mechanism):
             _check_plain(n)
             return scipy.linalg.circulant(_root_of_circulant(n))[:, :n]
         checks.fits_in_memory("the encoder of this FFT mechanism", (n, n))
-        # Reversing the rows and columns of X does not change it. Its Cholesky factor, reversed and
-        # transposed, is therefore the lower-triangular C with C^T C = X.
+        # X = C^T C is the same with its rows and columns reversed. So its Cholesky factor, reversed
+        # and transposed, is the lower-triangular C with C^T C = X.
         factor = scipy.linalg.cholesky(scipy.linalg.toeplitz(self.toeplitz_gram()), lower=True)
         return np.ascontiguousarray(factor[::-1, ::-1].T)
 
@@ -144,7 +144,9 @@ def _spectrum(n: int) -> np.ndarray:
 
 
 def _root_of_circulant(n: int) -> np.ndarray:
-    """Returns the first column of the circulant's square root F* sqrt(Sigma) F, float64 (2n,)."""
+    """Returns the first column of the circulant's square root F* sqrt(Sigma) F, float64 (2n,),
+    where F is the unitary Fourier transform and Sigma the spectrum.
+    """
     # At odd frequencies the real part of Sigma is 1. So Sigma is far from the negative real axis,
     # where the principal square root jumps.
     return np.fft.irfft(np.sqrt(_spectrum(n)), 2 * n)
@@ -223,8 +225,8 @@ def _running_sums(n: int) -> Buffers:
     scales = weights / np.sinh(rates) / (1.0 + falling_powers[-1])
     diagonal = 0.5 + scales @ (1.0 - falling_powers[-1])
     decay = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
-    # The vectors h are in reversed order, as the rows of N need them: h holds exp(-rates (n - t))
-    # at t = n - 1 - s.
+    # The rows of N need the vectors h in reversed order: at t = n - 1 - s, h has exp(-rates (n -
+    # t)).
     read_weights = np.concatenate([np.ones((n, q + 1)), falling_powers], axis=1)
     write_weights = np.empty((n, 2 * q + 1))
     window = np.empty((n, 1))

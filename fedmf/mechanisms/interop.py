@@ -23,8 +23,8 @@ from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.workloads import Workload
 
-# Names that the two matrices may have in .npz archives of other programs. The papers' public code
-# writes W for B and H for C.
+# Names that the encoder C and the decoder B may have in .npz archives of other programs. The
+# papers' public code writes W for B and H for C.
 _ENCODER_NAMES = ("encoder", "C", "c", "H", "h", "h_matrix")
 _DECODER_NAMES = ("decoder", "B", "b", "W", "w", "w_matrix")
 # The papers' public code writes a folder of two files, each of which is one serialized TensorProto
@@ -143,7 +143,9 @@ def _archived_matrix(archive: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> n
 
 
 def _build_mechanism(C: np.ndarray, B: np.ndarray | None, workload: Workload | None) -> Mechanism:
-    """Checks C, B and the workload against each other, and builds the mechanism."""
+    """Checks the encoder C, the decoder B and the workload against each other, and builds the
+    mechanism.
+    """
     C = checks.finite_array("encoder", C, ndim=2)
     m, n = C.shape
     if m < n:
@@ -220,8 +222,8 @@ def _square_mechanism(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
     if np.abs(np.triu(C, 1)).max(initial=0.0) <= _ROUNDING * np.abs(C).max():
         L = np.tril(C)
     else:
-        # The QR factorization of C with its rows and columns reversed gives C = Q L with a
-        # lower-triangular L.
+        # The QR factorization of C with its rows and columns reversed gives C = Q L, where Q is
+        # orthogonal and L lower-triangular.
         L = scipy.linalg.qr(C[::-1, ::-1])[1][::-1, ::-1]
     L = L * np.sign(np.diagonal(L))[:, None]
     if (np.diagonal(L) <= 0.0).any():

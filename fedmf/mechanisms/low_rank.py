@@ -158,11 +158,12 @@ _OPTIMUM = Stopping(tolerance=1e-4, max_iterations=1000)
 # Penalty on the squares of L and R
 # (Denisov et al. 2022, App. H, where the diagonal of B is near 1).
 _PENALTY = 1e-6
-# Computing the loss of the current L and R takes as long as several sweeps. It is computed after
-# sweep 1, and then whenever the number of sweeps has grown by this factor.
+# Computing the loss of the current factors L and R takes as long as several sweeps. It is computed
+# after sweep 1, and then whenever the number of sweeps has grown by this factor.
 _CHECK_GROWTH = 1.3
-# L and R start from the largest singular vectors of the part of B below its diagonals. For more
-# rounds than this, an iterative method computes only the vectors that are needed.
+# The factors L and R start from the largest singular vectors of the part of the decoder B below its
+# diagonals. For more rounds than this, an iterative method computes only the vectors that are
+# needed.
 _MAX_ROUNDS_DECOMPOSED = 512
 
 
@@ -277,8 +278,8 @@ class _Approximation:
         return U[:, :r] * np.sqrt(s[:r]), Vt[:r].T * np.sqrt(s[:r])
 
     def sweep(self) -> None:
-        """Fits each row t of L by least squares over the columns s with t - s >= h, and then each
-        row of R in the same way.
+        """Fits each row t of the factor L by least squares over the columns s with t - s >= h, and
+        then each row of the factor R in the same way.
         """
         self.left = self._fit_rows(self.right, self.lower_part)
         self.right = self._fit_rows(self.left[::-1], self.lower_part.T[::-1, ::-1])[::-1]
@@ -293,11 +294,11 @@ class _Approximation:
         return np.linalg.solve(grams + self.penalty, (targets @ factor)[:, :, None])[:, :, 0]
 
     def iterate(self) -> _Iterate:
-        """Returns the current L and R with their loss."""
+        """Returns the current factors L and R with their loss."""
         B = np.tril(self.left @ self.right.T, -self.h) + self.diagonal_part
         C = scipy.linalg.solve_triangular(B, self.A, lower=True)
-        # The loss is the squared largest column norm of C (multi-epoch paper, Sec. 2) times
-        # ||B||_F^2.
+        # The loss is the squared largest column norm of the encoder C (multi-epoch paper, Sec. 2)
+        # times ||B||_F^2, where B is the decoder.
         loss = np.einsum("ij,ij->j", C, C).max() * np.einsum("ij,ij->", B, B)
         return _Iterate(self.left, self.right, loss)
 

@@ -151,7 +151,7 @@ def has_encoder_rows(mechanism: Mechanism) -> bool:
 
 
 def encoder_blocks(mechanism: Mechanism, rounds: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields rows of C in blocks of columns, each with the first round of the block.
+    """Yields rows of the encoder C in blocks of columns, each with the first round of the block.
 
     Args:
       mechanism: a mechanism that `has_encoder_rows`.
@@ -174,7 +174,7 @@ def encoder_blocks(mechanism: Mechanism, rounds: np.ndarray) -> Iterator[tuple[i
 
 def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
     """Returns the entries of X = C^T C between the given rounds, float64 (len(rounds),
-    len(rounds)).
+    len(rounds)), where C is the encoder.
 
     Raises:
       ValueError: C would have to be formed, and does not fit into memory.

@@ -142,14 +142,14 @@ class StampedMechanism(Mechanism):
         return cls(part=mechanism_of(entries), **scalars, **certificate)
 
     def _noising_of_part(self) -> np.ndarray:
-        """Returns the noise matrix of one part, which is one block of N."""
+        """Returns the noise matrix of one part, which is one block of the whole noise matrix."""
         if self.decoder == "restarted":
             return self.part.noising()
         C = self.part.encoder()
         if C.shape[0] == C.shape[1]:
             return self.part.noising()
-        # For C = Q R of full column rank, pinv(C) = R^-1 Q^T. The rank is full, since the part has
-        # an N with N C = I.
+        # If C has full column rank and C = Q R, then pinv(C) = R^-1 Q^T. The rank is full, since
+        # the part has a noise matrix N with N C = I.
         Q, R = scipy.linalg.qr(C, mode="economic")
         return check_left_inverse(scipy.linalg.solve_triangular(R, Q.T), C)
 

@@ -224,16 +224,16 @@ def _check_memory(rounds: int, completion: str, decoder: str | None = None) -> N
 
 
 def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
-    """Returns the pseudo-inverse pinv(C) = (C^T C)^-1 C^T, float64 (rounds, m). The column of a
-    node is the sum of the columns of its children.
+    """Returns the pseudo-inverse pinv(C) = (C^T C)^-1 C^T of the encoder C, float64 (rounds, m).
+    The column of a node is the sum of the columns of its children.
     """
     _check_memory(rounds, completion, "full")
     nodes = _nodes(rounds, completion)
     X = np.zeros((rounds, rounds))
     for node in nodes:
         X[node.first : node.last + 1, node.first : node.last + 1] += 1.0
-    # C has a row for each leaf, so that X - I is positive semidefinite. The Cholesky factorization
-    # of X therefore cannot fail, and it is cheaper than an SVD of C.
+    # The encoder C has a row for each leaf, so X - I is positive semidefinite for X = C^T C. The
+    # Cholesky factorization of X therefore cannot fail, and it is cheaper than an SVD of C.
     lower_triangle, _ = scipy.linalg.lapack.dpotri(scipy.linalg.cholesky(X, lower=True), lower=True)
     inverse = np.tril(lower_triangle) + np.tril(lower_triangle, -1).T
     columns = np.empty((len(nodes), rounds))

@@ -233,8 +233,8 @@ def deviation(approximation: np.ndarray, N: np.ndarray) -> float:
 def _truncated_matrices(
     N: np.ndarray, bounds: tuple[int, ...], max_width: int, cut: float
 ) -> list[np.ndarray] | None:
-    """Returns the block matrices of N with all singular values up to `cut` dropped, or None if a
-    state has more than `max_width` rows.
+    """Returns the block matrices of the noise matrix N with all singular values up to `cut`
+    dropped, or None if a state has more than `max_width` rows.
 
     The shape of each is (rounds of the block + r_(b+1), rounds of the block + r_b), where r_b is
     the number of rows of the state S_b.

@@ -92,7 +92,7 @@ class Buffers:
         return len(self.decay) + self.window.shape[1] - 1
 
     def step(self, t: int, z: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row t of N Z, the noise vector of round t, and the state after the round.
+        """Returns the noise vector of round t (row t of N Z) and the state after the round.
 
         Args:
           t: round.

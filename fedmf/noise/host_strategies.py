@@ -183,7 +183,7 @@ def _recurrent_blocks(form: BlockForm, length: int, storage: Storage) -> NoiseSt
     L = form.length
     r = form.width
     if form.is_rolling:
-        # The state of a rolling form consists of earlier rows of N Z, which are in memory anyway.
+        # The state of a rolling form consists of earlier noise vectors, which are in memory anyway.
         num_outputs = L
         past_rows = r
         state_rows = 0

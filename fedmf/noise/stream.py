@@ -139,7 +139,7 @@ class NoiseStream(fields.Checked):
         return NoiseStream(rounds=self.rounds, sources=self.rounds, contraction=L)
 
     def rows(self, draw: Callable[[int], np.ndarray]) -> Iterator[np.ndarray]:
-        """Yields the rows of N Z, the noise vectors of the rounds, in float64. Each has the shape
+        """Yields the noise vectors of the rounds, the rows of N Z, in float64. Each has the shape
         of a draw.
 
         This numpy implementation is the reference. If draw(i) is the basis vector e_i, the rows are
@@ -173,7 +173,7 @@ class NoiseStream(fields.Checked):
         return self.buffers.width
 
     def step(self, t: int, z: np.ndarray, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row t of N Z, the noise vector of round t, and the state after the round, for a
+        """Returns the noise vector of round t (row t of N Z) and the state after the round, for a
         recurrence or buffers.
 
         Args:

@@ -175,8 +175,8 @@ def _window_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
     # and by the position of its first round among all rounds with this remainder.
     bounds: list[tuple[float, bool, tuple[int, int]]] = []
     gram_by_start: dict[int, np.ndarray] = {}
-    # The transposed copy has each column in contiguous memory. In C itself, every pass would read
-    # strided columns of a large array.
+    # The transposed copy has each column of the encoder C in contiguous memory. In C itself, every
+    # pass would read strided columns of a large array.
     transposed_encoder = np.ascontiguousarray(C.T)
     for start in range(b):
         columns = transposed_encoder[start::b]
@@ -200,7 +200,9 @@ def _window_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
 
 
 def _window_sums(X: np.ndarray, width: int) -> np.ndarray:
-    """Returns the sum of each diagonal block X[p : p + width, p : p + width], for every p."""
+    """Returns the sum of each diagonal block X[p : p + width, p : p + width] of a matrix X, for
+    every p.
+    """
     if width == X.shape[0]:
         return np.array([X.sum()])
     # Each sum is computed from the entries themselves. Differences of running totals would lose

@@ -34,8 +34,8 @@ _MAX_MAGNITUDE = 1e100
 # For runs of at most this many rounds, a Toeplitz encoder is also treated as a general matrix. The
 # bounds of a general matrix are sometimes smaller than those for Toeplitz encoders.
 _MAX_ROUNDS_TRIED_DENSE = 1024
-# Sharpening is done for a Toeplitz X = C^T C if a client has at most this many rounds, because it
-# forms a square matrix with a row for each of them.
+# If X = C^T C of the encoder C is Toeplitz, the bound is sharpened for clients of at most this many
+# rounds, because sharpening forms a square matrix with a row for each round.
 _MAX_WINDOW_SHARPENED = 4096
 
 
@@ -239,7 +239,7 @@ def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
 
 
 def _largest_spread_sum(x: np.ndarray, b: int, k: int) -> tuple[float, bool]:
-    """Returns an upper bound on the squared sensitivity of an encoder with a Toeplitz X = C^T C,
+    """Returns an upper bound on the squared sensitivity of an encoder C with a Toeplitz X = C^T C,
     X_ij = x_|i - j|, and whether the bound is attained.
 
     The client has at most k rounds, at least b apart. Of m rounds, the i-th and the (i + j)-th are

@@ -18,11 +18,12 @@ from fedmf.participation.vector_bound import vector_sensitivity_bounds
 
 Name = TypeVar("Name")
 
-# The sum of |X_st| over a set of rounds is attained if it equals the sum of X_st, where X = C^T C.
-# The sums count as equal if they differ by at most this relative amount, which is rounding.
+# The sum of |X_st| over a set of rounds is attained if it equals the sum of X_st, where X = C^T C
+# for the encoder C. The sums count as equal if they differ by at most this relative amount, which
+# is rounding.
 ROUNDING = 1e-12
 # Largest number of multiplications that may be spent on sharpening. Sets of rounds that are not
-# sharpened keep their sum of |X_st| as the bound, where X = C^T C.
+# sharpened keep their sum of |X_st| as the bound, where X = C^T C for the encoder C.
 SHARPENING_BUDGET = 2e10
 # Cost of one call of `vector_sensitivity_bounds`, as a multiple of the cost of an eigenvalue.
 _ALIGNMENT_COST = 300

@@ -180,7 +180,9 @@ def _log_power(s: float, j: np.ndarray | float) -> np.ndarray | float:
 
 
 def _log_power_beyond(s: float, j: np.ndarray | float) -> np.ndarray | float:
-    """Computes the log of the part of the moment E R^j that lies beyond the last cell."""
+    """Computes the log of the part of the moment E R^j that lies beyond the last cell, where R is
+    the ratio of two Gaussian densities.
+    """
     from scipy import special
 
     return _log_power(s, j) + special.log_ndtr(j * s - _cells()[0][-1])

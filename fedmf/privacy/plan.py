@@ -437,8 +437,8 @@ def noise_size(plan: Plan, parameters: int) -> int:
 
 
 def unit_noise(plan: Plan) -> float:
-    """Returns the standard deviation of every entry of Z for clip norm 1, without the scaling of a
-    simulated cohort. Sampling schemes take it as their argument `noise`.
+    """Returns the standard deviation of every entry of the Gaussian matrix Z for clip norm 1,
+    without the scaling of a simulated cohort. Sampling schemes take it as their argument `noise`.
     """
     return plan.noise_multiplier * plan.sensitivity.value
 

@@ -71,7 +71,7 @@ def drawn_noise(
     pooled_columns = PooledColumns(len(rounds), noise_rows.num_sources)
     covariance = np.zeros((len(rounds), len(rounds)))
     for first_column, block in noise_rows.blocks(rounds, rounds + 1):
-        # If N is lower triangular, the rows of rounds before the block are 0.
+        # If the noise matrix N is lower triangular, the rows of rounds before the block are 0.
         nonzero_rows = np.flatnonzero(block.any(axis=1))
         if len(nonzero_rows):
             start = nonzero_rows[0]
@@ -85,7 +85,7 @@ def drawn_noise(
 
 
 def is_drawable(mechanism: Mechanism) -> bool:
-    """Returns whether C, N and X can be computed in seconds.
+    """Returns whether the encoder C, the noise matrix N and X = C^T C can be computed in seconds.
 
     Either there are formulas for their rows, or they are small.
     """
@@ -143,7 +143,7 @@ class PooledColumns:
 
 
 def correlation(noising: np.ndarray) -> np.ndarray:
-    """Returns the correlation of the noise N Z between rounds.
+    """Returns the correlation between rounds of the noise N Z, where N is the noise matrix.
 
     Entries of rounds without noise are 0.
     """

@@ -143,8 +143,8 @@ class MetricsStream:
 
     @functools.cached_property
     def _round_deviations(self) -> np.ndarray | None:
-        """The standard deviation of each round's noise at unit scale; None if N is too large for
-        the memory.
+        """The standard deviation of each round's noise at unit scale; None if the noise matrix is
+        too large for the memory.
         """
         try:
             return self._noise_rows.round_deviations()

@@ -32,7 +32,7 @@ def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
     factor, info = scipy.linalg.lapack.dpotrf(U, lower=True, clean=True)
     if info != 0:
         return None
-    # T is the sum of the singular values of A U^(1/2). Computing it from the eigenvalues of A U A^T
+    # The sum of the singular values of A U^(1/2). Computing it from the eigenvalues of A U A^T
     # would lose half the digits of the small ones.
     T = scipy.linalg.svdvals(A @ factor, overwrite_a=True, check_finite=False).sum()
     return T * T / np.trace(U)
@@ -189,7 +189,7 @@ def banded_bound(
 
 
 def _gram(C: BandBlocks) -> BandBlocks:
-    """Returns the gram matrix X = C^T C in blocks."""
+    """Returns the gram matrix X = C^T C of the encoder C in blocks."""
     X = C.diagonal.transpose(0, 2, 1) @ C.diagonal
     X[:-1] += C.below.transpose(0, 2, 1) @ C.below
     return BandBlocks(X, C.diagonal[1:].transpose(0, 2, 1) @ C.below)
@@ -285,14 +285,16 @@ def _solve(
 
 
 def _symmetric_part(products: dict[int, np.ndarray]) -> BandBlocks:
-    """Returns M D + D M, given the blocks of the product M D."""
+    """Returns M D + D M, given the blocks of the product M D of two symmetric matrices."""
     diagonal_blocks = products[0] + products[0].transpose(0, 2, 1)
     below_blocks = products[1][:-1] + products[-1][1:].transpose(0, 2, 1)
     return BandBlocks(diagonal_blocks, below_blocks)
 
 
 def _sandwich(D: BandBlocks, MD: dict[int, np.ndarray]) -> BandBlocks:
-    """Returns D M D, given the blocks (t + i, t) of the product M D."""
+    """Returns D M D for symmetric matrices D and M, given the blocks (t + i, t) of the product M
+    D.
+    """
     diagonal_transposed = D.diagonal.transpose(0, 2, 1)
     below_transposed = D.below.transpose(0, 2, 1)
     diagonal_blocks = diagonal_transposed @ MD[0]

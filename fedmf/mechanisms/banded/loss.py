@@ -39,7 +39,7 @@ class StructuredLoss:
 
     def evaluate(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the loss and its gradient, float64 (n, bands). Gradient entries beyond the last
-        row of C are 0.
+        row of the encoder C are 0.
         """
         recursion = NoiseRecursion(self._product(columns))
         R_gradient = columns_of_blocks(recursion.gradient(), self.n, self.width)

@@ -97,8 +97,9 @@ def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarra
 def squared_rows_by_solving(
     rows: np.ndarray, inverse: np.ndarray, rounds: np.ndarray
 ) -> np.ndarray:
-    """Computes the squared norms of some rows of A C^-1. `rounds` has the indices of these rows, in
-    increasing order, `rows` the rows of C, (n, bands), and `inverse` the rows of P = A^-1, (n, p).
+    """Computes the squared norms of some rows of A C^-1, where A is the workload and C the encoder.
+    `rounds` has the indices of these rows, in increasing order, `rows` the rows of C, (n, bands),
+    and `inverse` the rows of P = A^-1, (n, p).
 
     Each takes two triangular solves. The recursion below computes the covariance of errors y, of
     which R = C P takes differences: where they are small beside y, as where a learning rate rises
@@ -120,8 +121,8 @@ def squared_rows_by_solving(
 
 def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bool:
     """Returns whether `squares`, the squared norms of the rows of A C^-1, have a relative error of
-    at most 1e-6 in a sample of the rounds. `rows` and `inverse` are as in
-    `squared_rows_by_solving`.
+    at most 1e-6 in a sample of the rounds. A is the workload and C the encoder; `rows` and
+    `inverse` are as in `squared_rows_by_solving`.
     """
     sampled_rounds = np.linspace(0, len(squares) - 1, _NUM_SAMPLED_ROUNDS).round().astype(np.int64)
     sampled_rounds = np.unique(sampled_rounds)
@@ -161,12 +162,13 @@ class NoiseRecursion:
             self.covariances[t + 1] += F @ self.covariances[t] @ F.T
 
     def squared_errors(self) -> np.ndarray:
-        """Returns the squared norms of the rows of R^-1, float64 (rounds,)."""
+        """Returns the squared norms of the rows of R^-1, where R = C A^-1, float64 (rounds,)."""
         return np.einsum("tii->ti", self.covariances).reshape(-1)[: self.rounds]
 
     def gradient(self, max_offset: int = 1) -> list[np.ndarray]:
-        """Returns blocks of the derivative of ||R^-1||_F^2 along R, which is -2 R^-T R^-1 R^-T.
-        Item q of the list holds the blocks that are q below the diagonal, for q = 0..max_offset.
+        """Returns blocks of the derivative of ||R^-1||_F^2 along R = C A^-1, which is -2 R^-T R^-1
+        R^-T. Item q of the list holds the blocks that are q below the diagonal, for q =
+        0..max_offset.
 
         Each is (blocks - q, length, length), the first two are for D and E. lam[t], the derivative
         along Sigma_t of the errors of all rounds from block t on, runs backwards: lam[t] = I +

@@ -116,7 +116,9 @@ class Classes:
         return diagonal_blocks
 
     def clear_pairs(self, M: np.ndarray) -> None:
-        """Sets M[i, j] = 0 in place for all pairs of distinct rounds i, j in the same class."""
+        """Sets M[i, j] = 0 in place for all pairs of distinct rounds i, j in the same class, where
+        M is a matrix (n, n).
+        """
         diagonal = np.diagonal(M).copy()
         for group in self.groups:
             for class_slice in group.class_slices():
@@ -146,7 +148,9 @@ class Classes:
         return np.split(values, np.cumsum([group.classes for group in self.groups])[:-1])
 
     def in_time_order(self, M: np.ndarray) -> np.ndarray:
-        """Returns M with its rows and columns, which are in class order, sorted by time."""
+        """Returns the matrix M with its rows and columns sorted by time. In M they are in class
+        order.
+        """
         class_position = np.empty_like(self.order)
         class_position[self.order] = np.arange(len(self.order))
         return M[np.ix_(class_position, class_position)]
@@ -180,8 +184,8 @@ _MAX_BLOCK_FRACTION = 1.0 / 20.0
 
 
 class Resolvents:
-    """The blocks of P = K K^T with K = A^-1, from which the dual bound's T and its derivative dT /
-    dH are evaluated as the module docstring describes.
+    """The blocks of P = K K^T, where K is the inverse of the workload A. From them the dual bound's
+    T and its derivative dT / dH are evaluated, as the module docstring describes.
     """
 
     def __init__(self, inverse_diagonals: np.ndarray, classes: Classes, chunk_size: int) -> None:
@@ -235,8 +239,8 @@ class Resolvents:
         return cls(inverse_diagonals, classes, chunk_size)
 
     def evaluate(self, H: Blocks, A: np.ndarray) -> tuple[float, Blocks]:
-        """Returns T and its derivative dT / dH. The workload A, (n, n) with its columns in class
-        order, only bounds the spectrum.
+        """Returns T = tr((H^T A^T A H)^(1/2)) and its derivative dT / dH for a factor H. The
+        workload A, (n, n) with its columns in class order, only bounds the spectrum.
         """
         shifts, weights = inverse_root(*self._spectrum(H, A))
         H_by_class = list(itertools.chain.from_iterable(H))
@@ -273,8 +277,8 @@ class Resolvents:
         return T, G
 
     def _spectrum(self, H: Blocks, A: np.ndarray) -> tuple[float, float]:
-        """Returns a lower and an upper bound on the eigenvalues of H^-1 P H^-T, from row sums of
-        absolute values.
+        """Returns a lower and an upper bound on the eigenvalues of H^-1 P H^-T, where H is a factor
+        of the dual matrix, from row sums of absolute values.
         """
         H_magnitudes = [np.abs(block) for block in H]
         unit_column = np.ones((len(A), 1))

@@ -108,8 +108,8 @@ class PairsDual:
         return H, float(sum(block_v.sum() for block_v in v))
 
     def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
-        """Returns the derivatives of T and of the budget with respect to the variables, given the
-        derivative G = dT / dH = X_c H_c.
+        """Returns the derivatives of the bound's T and of the budget with respect to the variables,
+        given the derivative G = dT / dH = X_c H_c in each class c.
         """
         T_gradient = []
         budget_gradient = []
@@ -136,8 +136,8 @@ class PairsDual:
         return self._scale_blocks(unit_blocks, root_v)
 
     def scale_to_feasible(self, X: np.ndarray) -> np.ndarray:
-        """Returns X with its rows and columns scaled so that each class has trace 1. If X satisfies
-        all other constraints, the result has sensitivity 1.
+        """Returns a gram matrix X with its rows and columns scaled so that each class has trace 1.
+        If X satisfies all other constraints, the result has sensitivity 1.
         """
         scale = 1.0 / np.sqrt(self.classes.spread(self.classes.sums(np.diagonal(X))))
         return X * scale[:, None] * scale
@@ -175,8 +175,8 @@ class PairsDual:
         return -np.log(self.bound), loss_gradient, G
 
     def gram_matrix(self) -> np.ndarray:
-        """Returns X(U), the gram matrix that belongs to the last evaluation, in class order. It
-        also sets `bound` to the value from the eigendecomposition.
+        """Returns X(U), the gram matrix that belongs to the dual matrix U of the last evaluation,
+        in class order. It also sets `bound` to the value from the eigendecomposition.
         """
         eigen = self._eigen
         if eigen is None:
@@ -189,8 +189,8 @@ class PairsDual:
         return (X + X.T) / 2
 
     def feasible_candidates(self, X: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields feasible gram matrices of sensitivity 1 near X, in class order. The first one may
-        be indefinite.
+        """Yields feasible gram matrices of sensitivity 1 near the gram matrix X, in class order.
+        The first one may be indefinite.
 
         Rounds of one class must be orthogonal. The first candidate sets their entries to 0, which
         changes the loss to second order only but may make it indefinite. The second is a congruence
@@ -224,8 +224,8 @@ class PairsDual:
         return roots, Vt.T
 
     def certified_bound(self, variables: Blocks) -> float:
-        """Returns the bound T^2 / budget with T to full accuracy, from singular values. The
-        eigenvalues of H^T A^T A H would lose half the digits of the small ones.
+        """Returns the bound T^2 / budget, with T computed to full accuracy as a sum of singular
+        values of A H. The eigenvalues of H^T A^T A H would lose half the digits of the small ones.
         """
         H, budget = self.factorize(variables)
         AH = self.classes.apply(transpose_blocks(H), self.A.T).T
@@ -270,8 +270,8 @@ class EqualNormsDual(PairsDual):
         return variables, trace / self.classes.largest
 
     def gradient(self, variables: Blocks, G: Blocks) -> tuple[Blocks, Blocks]:
-        """Returns the derivatives of T and of the budget with respect to the variables H, given G =
-        dT / dH.
+        """Returns the derivatives of the bound's T and of the budget with respect to the variables,
+        which are the factor H, given G = dT / dH.
         """
         return G, [block * (2.0 / self.classes.largest) for block in variables]
 
@@ -282,13 +282,15 @@ class EqualNormsDual(PairsDual):
         return [g * self.classes.largest for g in G]
 
     def scale_to_feasible(self, X: np.ndarray) -> np.ndarray:
-        """Returns X with its rows and columns scaled so that every diagonal entry is 1 / k."""
+        """Returns a gram matrix X with its rows and columns scaled so that every diagonal entry is
+        1 / k.
+        """
         scale = 1.0 / np.sqrt(np.diagonal(X) * self.classes.largest)
         return X * scale[:, None] * scale
 
 
 def decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:
-    """Returns the decoder B = A C^-1."""
+    """Returns the decoder B = A C^-1 of a workload A and an encoder C."""
     return scipy.linalg.blas.dtrsm(1.0, C.T, A.T, lower=False).T
 
 

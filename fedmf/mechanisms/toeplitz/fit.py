@@ -184,8 +184,9 @@ def certified(
         return dataclasses.replace(mechanism, certificate_reason=reason)
     c = mechanism.toeplitz_coefficients()
     noising_column = mechanism.noising_coefficients()
-    # The loss is computed as in `fedmf.loss`: the first column of C has the largest norm, and entry
-    # t of the first column of A N occurs in n - t rows of A N.
+    # The loss is computed as in `fedmf.loss`. The first column of the encoder C has the largest
+    # norm, and entry t of the first column of A N occurs in n - t rows of A N, where A is the
+    # workload and N the noise matrix.
     loss = c @ c * (np.arange(n, 0, -1.0) @ np.square(np.cumsum(noising_column)))
     certificate = certify(loss, prefix_sum_bound(n), descent.iterations, descent.seconds)
     return dataclasses.replace(mechanism, certificate=certificate, certificate_reason="")

@@ -68,9 +68,9 @@ class ToeplitzProblem:
         self.n = n
         self.b = participation.min_sep
         self.k = participation.max_participations
-        # The sensitivity is computed from the columns of C in which one client takes part. If these
-        # columns overlap, that is, have rows in common, it is known for decreasing coefficients c
-        # only.
+        # The sensitivity is computed from the columns of the encoder C in which one client takes
+        # part. If these columns overlap, that is, have rows in common, it is known for decreasing
+        # coefficients c only.
         self.overlapping = self.k > 1 and bands > self.b
         self.decreasing = decreasing
         # The squared error of round t is the sum of the squares of entries 0..t of the error

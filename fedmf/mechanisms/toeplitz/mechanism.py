@@ -118,8 +118,8 @@ class ToeplitzMechanism(Mechanism):
         return NoiseStream(rounds=n, sources=n, buffers=buffers)
 
     def banded_rows(self) -> np.ndarray | None:
-        """Returns the rows of C if it has fewer bands than rounds, or if there is a single round;
-        otherwise None.
+        """Returns the rows of the encoder C if it has fewer bands than rounds, or if there is a
+        single round; otherwise None.
         """
         if self.coefficients is None or 1 < self.rounds == len(self.coefficients):
             return None

@@ -134,8 +134,8 @@ class BallsInBins(Simulated):
         return Participation(rounds=rounds, schema="fixed_epoch", min_sep=min(self.bins, rounds))
 
     def losses(self, mechanism: Mechanism, noise: float) -> Losses:
-        """Returns the privacy losses of one client, computed from the inner products of the bins'
-        sums of columns of C.
+        """Returns the privacy losses of one client. For each bin the columns of the encoder C are
+        summed, and the losses follow from the inner products of these sums.
         """
         return _bin_losses(mechanism, self.bins, noise)
 
@@ -184,8 +184,8 @@ class BallsInBins(Simulated):
         return ""
 
     def _orthogonal_norm(self, mechanism: Mechanism) -> float | None:
-        """Returns the norm of the bins' sums of columns of C if these are orthogonal and have the
-        same norm, and None otherwise.
+        """Returns the norm of the bins' sums of columns of the encoder C if these are orthogonal
+        and have the same norm, and None otherwise.
 
         If they do, each bin is a separate Gaussian release.
         """

@@ -83,7 +83,7 @@ class BinLosses(Losses):
 
 
 def _square_root(gram: np.ndarray) -> np.ndarray:
-    """Returns a matrix R with R R^T = gram.
+    """Returns a matrix R with R R^T = `gram`.
 
     Rows and columns are first scaled to diagonal 1, since a root of the matrix itself would lose
     small bins beside large ones. A bin without a round has zeros in the matrix, which is then

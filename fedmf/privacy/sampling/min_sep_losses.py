@@ -29,7 +29,8 @@ from fedmf.privacy.sampling.min_sep_bound import (
     is_affordable,
 )
 
-# Least number of columns of C in a block. Smaller blocks would make the products of matrices slow.
+# Least number of columns of the encoder C in a block. Smaller blocks would make the products of
+# matrices slow.
 _MIN_BLOCK_WIDTH = 32
 # Logarithms are taken of products of the factors z of this many rounds, and not of each factor.
 # That saves time, and so few factors do not overflow when they are multiplied.
@@ -106,8 +107,9 @@ class MinSepLosses(Losses):
         return log_factor, self.loss(inner_products)
 
     def _draw_patterns(self, K: int, inner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draws K patterns for each sample, and returns the logs of their weights T. It adds the
-        patterns' contribution, the inner products of c_t with C x / sigma^2, to `inner`.
+        """Draws K patterns for each sample, and returns the logs of their importance weights T. It
+        adds the patterns' contribution to `inner`: the inner products of the columns c_t of the
+        encoder C with C x / sigma^2.
         """
         n, size = inner.shape
         b = self.b
@@ -252,8 +254,8 @@ def _column_products(columns: np.ndarray) -> np.ndarray:
 
 
 def _blocks(columns: np.ndarray) -> list[_Block]:
-    """Splits C / sigma into blocks of columns, so that the product of its transpose with a matrix
-    takes a few products of dense matrices.
+    """Splits C / sigma, where C is the encoder, into blocks of columns, so that the product of its
+    transpose with a matrix takes a few products of dense matrices.
     """
     n, bands = columns.shape
     width = max(bands, _MIN_BLOCK_WIDTH)
