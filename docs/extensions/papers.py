@@ -25,7 +25,7 @@ def section(name: str, folder: pathlib.Path) -> str:
     words = results.describe(item, result)
     fields = {"The paper's claim": item.claim, "Verdict": f"**{words.verdict}.** {words.sentence}"}
     if words.reduced:
-        fields["Smaller than in the paper"] = f"{words.reduced}."
+        fields["Smaller than in the paper"] = f"{words.reduced[0].upper()}{words.reduced[1:]}."
     if result is not None:
         fields["How it was computed"] = f"`{result['command']}`. {words.origin}."
     else:
@@ -39,6 +39,8 @@ def _insert(app: Any, page: str, source: list[str]) -> None:
     """Replaces the marks on a page of a paper by the sections of their items."""
     if page.startswith("papers/"):
         folder = pathlib.Path(app.srcdir) / "papers"
+        for name in MARK.findall(source[0]):
+            app.env.note_dependency(str(folder / f"{name}.json"))
         source[0] = MARK.sub(lambda mark: section(mark[1], folder), source[0])
 
 
