@@ -70,8 +70,8 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
         return filtered
     if rows is not None:
         return lambda columns: checks.banded_times(rows, columns)
-    # Memory is needed for N, which may have twice as many columns as rounds, for its QR factors,
-    # and for L.
+    # Memory is needed for the noise matrix N, which may have twice as many columns as rounds, for
+    # its QR factors, and for the causal factor L.
     hint = "audit the canaries of a run with fewer rounds"
     checks.fits_in_memory("the audit of these canaries", (n, n), copies=6, hint=hint)
     L = causal_factor(mechanism.noising())

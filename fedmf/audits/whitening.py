@@ -12,7 +12,8 @@ MAX_ROUNDING_STDDEVS = 1e-2
 
 
 def causal_factor(noising: np.ndarray) -> np.ndarray:
-    """Returns the Cholesky factor L of the noise covariance: L L^T = N N^T.
+    """Returns the Cholesky factor L of the noise covariance, L L^T = N N^T, where N is the noise
+    matrix.
 
     N is the noise matrix. L has shape (n, n) for n rounds, and is lower triangular with a positive
     diagonal.
@@ -68,7 +69,7 @@ def whiten(factor: np.ndarray, rows: np.ndarray, scale: float) -> np.ndarray:
         )
     checks.positive("scale", scale, "noise of a plan without noise cannot be audited")
     inverse = scipy.linalg.solve_triangular(factor, np.eye(n), lower=True, check_finite=False)
-    # Rounding an entry of Y to float32 changes it by at most a relative 2^-24.
+    # Rounding an entry of the released noise Y to float32 changes it by at most a relative 2^-24.
     rounding = 2.0**-24 * math.sqrt(float(((inverse**2) @ (factor**2).sum(axis=1)).max()))
     if not rounding < MAX_ROUNDING_STDDEVS:
         raise ValueError(

@@ -67,7 +67,8 @@ def worst_case(plan: Plan, *, rounds: tuple[int, ...] | None = None) -> WorstCas
             "without noise, or that simulates a larger cohort, guarantees nothing of what runs"
         )
     n = plan.mechanism.rounds
-    # Memory for L, its inverse E, X = E^T E, and one matrix of intermediate results.
+    # Memory for the causal factor L, its inverse E, X = E^T E, and one matrix of intermediate
+    # results.
     hint = "take a plan of the same family with fewer rounds"
     checks.fits_in_memory("the search of all rounds", (n, n), copies=4, hint=hint)
     L = causal_factor(plan.mechanism.noising())
@@ -164,7 +165,8 @@ def _with_signs(X: np.ndarray, pattern: Iterable[int]) -> np.ndarray:
         signs = sign_choices[_first_largest(energies)]
     elif has_negative:
         for _ in range(len(support)):
-            # For signs s, flipping s_i changes s^T X s by -4 s_i (sum over j != i of X_ij s_j).
+            # Let X be the gram matrix of the rounds. For signs s, flipping s_i changes s^T X s by
+            # -4 s_i (sum over j != i of X_ij s_j).
             flip_gain = -signs * (gram @ signs - np.diagonal(gram) * signs)
             if flip_gain.max() <= _RELATIVE_TIE * gram.max():
                 break

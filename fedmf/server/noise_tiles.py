@@ -165,7 +165,7 @@ class RegeneratedWork:
         self._stored_draws = stored_draws
 
     def matrix(self, b: int) -> np.ndarray:
-        """Returns the rows of N for the rounds of block b."""
+        """Returns the rows of the noise matrix N for the rounds of block b."""
         start = self.bounds[b]
         stop = self.bounds[b + 1]
         return self._matrix[start:stop, :stop].astype(np.float32)

@@ -44,8 +44,8 @@ class Ascent:
         self.iterations = 0
         self.interrupted = False
         self._current = self.variables
-        # The best diagonal X gives a feasible encoder from the start. If all rounds are of one
-        # class, this encoder is the optimum.
+        # The best diagonal gram matrix X gives a feasible encoder from the start. If all rounds are
+        # of one class, this encoder is the optimum.
         diagonal = dual.scale_to_feasible(np.diag(np.sqrt(np.diagonal(dual.gram))))
         self._keep_if_better(lower_factor(dual.classes.in_time_order(diagonal)))
         self._latest_bound = 0.0
@@ -141,7 +141,9 @@ class Ascent:
         return max(self.loss / self.bound - 1.0, 0.0)
 
     def _keep_if_better(self, C: np.ndarray | None) -> None:
-        """Makes C the encoder if its loss is the smallest so far. A C that is None is ignored."""
+        """Makes the encoder C the result if its loss is the smallest so far. If C is None, it is
+        ignored.
+        """
         if C is None:
             return
         loss = np.square(decoder(self.A, C)).sum()
