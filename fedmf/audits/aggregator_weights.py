@@ -1,4 +1,4 @@
-"""Scenarios of an aggregator's test in which clients have unequal numbers of examples."""
+"""Scenarios for the audit of an aggregator, in which clients have different numbers of examples."""
 
 import dataclasses
 from collections.abc import Iterator

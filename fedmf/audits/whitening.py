@@ -1,4 +1,6 @@
-"""Whitening of released noise: noise as a plan claims becomes independent normal draws."""
+"""Whitening of released noise. It turns noise with the distribution that a plan claims into
+independent standard normal draws.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The command `fedmf demo`."""
+"""The command `fedmf demo`, which trains four mechanisms and writes a report that compares them."""
 
 import pathlib
 

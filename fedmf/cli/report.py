@@ -1,4 +1,4 @@
-"""The command `fedmf report`."""
+"""The command `fedmf report`, which writes an HTML report of runs, or a table of their metrics."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""The command `fedmf train`."""
+"""The command `fedmf train`, which trains one run."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Participation schema that bounds the sensitivity that each client's rounds cost."""
+"""The participation schema with a budget: it bounds the sensitivity to each client's rounds."""
 
 import dataclasses
 import reprlib

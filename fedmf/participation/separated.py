@@ -1,4 +1,6 @@
-"""Participation schemas that limit the separation and the number of a client's rounds."""
+"""Participation schemas that limit how many rounds a client takes part in, and how close
+together.
+"""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Guarantee of a group of clients, such as the devices of one user."""
+"""The guarantee for a group of clients, such as all devices of one user."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""Threads for precomputed noise, while each of numpy's products uses one thread."""
+"""Threads that compute precomputed noise. Each matrix product of numpy uses a single thread
+meanwhile.
+"""
 
 import concurrent.futures
 import functools

@@ -1,4 +1,4 @@
-"""Checks of the examples of a client or split, which every task makes of what it reads."""
+"""Checks of the examples that a task reads for a client or a split."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

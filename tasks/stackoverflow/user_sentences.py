@@ -1,4 +1,4 @@
-"""Sentences that a user of the synthetic corpus writes, in a style of the user's own."""
+"""Sentences that a user of the synthetic corpus writes. Each user has a writing style."""
 
 import dataclasses
 import functools

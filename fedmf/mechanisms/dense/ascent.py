@@ -1,5 +1,5 @@
-"""Maximisation of a dual bound of `fedmf.mechanisms.dense.dual`, which keeps the best feasible
-encoder on its way.
+"""The maximisation of a dual bound of `fedmf.mechanisms.dense.dual`. On its way it keeps the best
+feasible encoder.
 """
 
 from collections.abc import Iterator
