@@ -1,88 +1,183 @@
-"""Every snippet of the README, of the start and of the tour runs as printed; what several print,
-once.
-
-Exceptions, stated here: `make`, and commands of the tour that train. These get sizes appended that
-a test can afford, and those of full size a synthetic corpus under the file name that they expect.
+"""README.md is short, its snippets run and print what it says, and its numbers are those of the
+files that they come from.
 """
 
+import importlib.util
+import json
 import pathlib
 import re
+import tomllib
+import types
 
+import numpy as np
 import pytest
 
-from tests.cli.program import SMALL_MODEL, commands_in
-from tests.cli.program import fedmf as program
+import fedmf
+from fedmf.experiments.papers import ITEMS, results
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/start.md", "docs/tour.md")}
+README = (ROOT / "README.md").read_text()
+INDEX = (ROOT / "docs" / "index.md").read_text()
+# The run, and the doors of TFF, Flower, a server and PyTorch. tests/flower runs that of Flower.
+RUN, TFF, FLOWER, SERVER, TORCH = re.findall(r"```python\n(.*?)```", README, re.S)
+PLAN = re.search(r"`(plan = [^`]*)`", README)[1]
 
 
-def snippets(language):
-    places = {}
-    for name, page in PAGES.items():
-        for number, text in enumerate(re.findall(rf"```{language}\n(.*?)```", page, re.S)):
-            places.setdefault(text, f"{name} {number}")
-    return [pytest.param(text, place, id=place) for text, place in places.items()]
+def execute(snippet, names):
+    exec(compile(snippet, "README.md", "exec"), names)
 
 
-# Appended to what trains at full size
-AFFORDABLE = "--rounds 2 --min-sep 1 --cohort-size 2 --claimed-cohort 4"
+def docs_extension(name):
+    path = ROOT / "docs" / "extensions" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_the_snippets_are_found():
-    assert len(snippets("python")) == 2 + 5 - 1
-    assert len(snippets("sh")) == 1 + 6
+@pytest.fixture
+def plan():
+    names = {"fedmf": fedmf}
+    execute(PLAN, names)
+    return names["plan"]
 
 
-def test_the_readme_is_short():
-    assert len(PAGES["README.md"].splitlines()) < 150
+def test_it_is_short():
+    lines = README.splitlines()
+    assert len(lines) <= 120
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_run_prints_what_the_text_says(tmp_path, monkeypatch, capsys):
+    """The noise is random. A printed weight rounds to another digit at 20 standard deviations."""
+    monkeypatch.chdir(tmp_path)
+    execute(RUN, {})
+    printed = capsys.readouterr().out.strip()
+    assert f"It prints `{printed}`" in README
+    statement = (tmp_path / "first" / "final_statement.md").read_text()
+    assert statement.startswith("# Privacy statement")
+
+
+def test_the_own_server_trains_a_round(plan):
+    weights = [np.zeros(4), np.zeros(1)]
+    trained_clients = []
+
+    def train_client(client, weights):
+        trained_clients.append(client)
+        return [np.full_like(array, 0.1) for array in weights]
+
+    names = {
+        "fedmf": fedmf,
+        "plan": plan,
+        "shapes": [array.shape for array in weights],
+        "clients": range(20),
+        "train_client": train_client,
+        "weights": weights,
+    }
+    execute(SERVER, names)
+    assert len(trained_clients) == 5
+    assert names["server"].round == 1
+    assert all(np.any(array) for array in names["weights"])
+
+
+def test_the_pytorch_door_moves_the_parameters_by_the_release(plan):
+    """The names of PyTorch that the door uses are numpy's here."""
+    parameters = [types.SimpleNamespace(data=np.zeros(shape, np.float32)) for shape in [(2, 3), 4]]
+    model = types.SimpleNamespace(parameters=lambda: parameters)
+    shapes = [parameter.data.shape for parameter in parameters]
+    server = fedmf.Server(plan, shapes=shapes, clients_per_round=5, noise_seed="os")
+
+    def train_client(client, model):
+        return [np.full_like(parameter.data, 0.1) for parameter in model.parameters()]
+
+    names = {
+        "server": server,
+        "clients": range(20),
+        "train_client": train_client,
+        "model": model,
+        "torch": types.SimpleNamespace(from_numpy=np.asarray),
+    }
+    execute(TORCH, names)
+    for parameter, step in zip(parameters, server.last_release, strict=True):
+        np.testing.assert_array_equal(parameter.data, step)
 
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-@pytest.mark.usefixtures("clients_in_turn")
-@pytest.mark.parametrize(("snippet", "place"), snippets("python"))
-def test_python_snippet(snippet, place, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    names = {"__name__": "readme"}
-    exec(compile(snippet, "a python snippet", "exec"), names)
-    # capfd, not capsys: TFF hands its worker the real file descriptor of standard output.
-    printed = capfd.readouterr().out
-    if "statement(plan)" in snippet:
-        assert "Certificate" in printed
-        assert "# Privacy statement" in printed
-    if "dp_aggregator" in snippet:  # with cohorts that keep to the plan
-        audit = names["controller"].audit(names["plan"])
-        assert audit.observed.rounds == names["plan"].participation.rounds
-        assert audit.contradictions == ()
+def test_the_tff_door_trains_a_round(plan, tff):
+    import tensorflow as tf
+
+    from fedmf import federated
+
+    def model_fn():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])])
+        spec = (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1]))
+        return tff.learning.models.from_keras_model(
+            model, loss=tf.keras.losses.MeanSquaredError(), input_spec=spec
+        )
+
+    build = tff.learning.algorithms.build_unweighted_fed_avg
+    pipeline = {
+        "model_fn": model_fn,
+        "client_optimizer_fn": tff.learning.optimizers.build_sgdm(0.1),
+        "server_optimizer_fn": tff.learning.optimizers.build_sgdm(0.1, 0.9),
+    }
+    examples = tf.data.Dataset.from_tensor_slices(([[1.0, 0.0]], [[1.0]])).batch(2)
+    names = {
+        "fedmf": fedmf,
+        "federated": federated,
+        "plan": plan,
+        "build_unweighted_fed_avg": build,
+        "pipeline": pipeline,
+        "sizes": {"population": 40, "cohort_size": 5, "seed": 1},
+        "data": dict.fromkeys(range(40), examples),
+        "state": build(**pipeline, model_aggregator=federated.dp_aggregator(
+            plan, clients_per_round=5, noise_seed="os"
+        )).initialize(),
+    }  # fmt: skip
+    execute(TFF, names)
+    kernel, _ = names["process"].get_model_weights(names["output"].state).trainable
+    assert np.any(kernel)
 
 
-@pytest.mark.tensorflow
-@pytest.mark.slow
-@pytest.mark.parametrize(("snippet", "place"), snippets("sh"))
-def test_shell_snippet(snippet, place, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    full_size = "stackoverflow.sqlite" in snippet
-    if full_size:
-        program("data synth --clients 12 --sentences-per-client 12 --out stackoverflow.sqlite")
-    for line in commands_in(snippet):
-        if "tour" in place and line.startswith(("fedmf train ", "fedmf sweep ")):
-            line += f" {SMALL_MODEL} --quiet"
-            line += f" {AFFORDABLE}" if full_size else ""
-        program(line)
-        for _, path in re.findall(r"--(out|statement) (\S+)", line):
-            assert (tmp_path / path).exists()
+def test_the_table_of_results_is_computed():
+    assert docs_extension("verdicts").table() in README
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_names_on_the_page_exist(page):
-    import fedmf
+def test_the_number_of_trained_results_is_counted():
+    folder = ROOT / "docs" / "papers"
+    trained_results = [
+        item
+        for item in ITEMS.values()
+        if item.study is not None and results.load(folder / f"{item.name}.json")
+    ]
+    assert f"{len(trained_results)} results are of small models on synthetic data" in README
 
-    for name in set(re.findall(r"`fedmf\.([a-zA-Z_]+)`", PAGES[page])):
+
+def test_accuracies_are_those_of_the_demo():
+    """A slow test of tests/experiments/test_demo.py computes them again."""
+    accuracies = json.loads((ROOT / "docs" / "images" / "demo.json").read_text())
+    percent = {family: 100 * np.mean(values) for family, values in accuracies.items()}
+    text = " ".join(README.split())
+    assert (
+        f"twice the accuracy of DP-FedAvg: {percent['banded']:.1f}% against "
+        f"{percent['identity']:.1f}%. Training without noise has {percent['none']:.1f}%."
+    ) in text
+    assert percent["banded"] / percent["identity"] == pytest.approx(2, abs=0.05)
+
+
+def test_the_repository_is_named_once_it_has_an_address():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    address = project["urls"].get("Repository", "URL")
+    assert f"git clone {address} fedmf\npip install ./fedmf\n" in README
+
+
+def test_names_and_links_exist():
+    for name in set(re.findall(r"fedmf\.([A-Z]\w+|train|training)\b", README)):
         assert hasattr(fedmf, name), name
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        assert link.startswith("https://") or (ROOT / link.partition("#")[0]).exists(), link
 
 
-def test_linked_documents_exist():
-    """The site's build knows those of the other pages."""
-    for link in re.findall(r"\]\(([^)]+)\)", PAGES["README.md"]):
-        assert (ROOT / link.partition("#")[0]).exists(), link
+def test_the_front_page_shows_the_readme():
+    assert "```{include} ../README.md" in INDEX

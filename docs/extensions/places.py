@@ -95,7 +95,16 @@ def _insert(app: Any, page: str, source: list[str]) -> None:
         source[0] = re.sub(rf"\]\({re.escape(file)}(#[^)]*)?\)", f"]({shown_page})", source[0])
 
 
+def _outdated(app: Any, env: Any, added: set, changed: set, removed: set) -> list[str]:
+    """Returns the pages that show the tree, because a new page changes them."""
+    docs = pathlib.Path(app.srcdir)
+    if not (docs / "index.md").exists():
+        return []
+    return ["index", *page_tree(docs, app.config.exclude_patterns).nested]
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Connects to the reading of pages."""
+    app.connect("env-get-outdated", _outdated)
     app.connect("source-read", _insert)
     return {"parallel_read_safe": True}

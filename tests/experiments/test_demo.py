@@ -1,5 +1,6 @@
 """The demo's driver, at a size for tests; the real size is `make demo`."""
 
+import json
 import pathlib
 
 import pytest
@@ -7,12 +8,16 @@ import pytest
 import fedmf
 from fedmf import tasks
 from fedmf.experiments import demo
+from fedmf.sweeps.results import validation_of
 from tests.cli.program import fedmf as program
 from tests.cli.program import printed_by
 from tests.federated.small_runs import Calls
 from tests.refusals import refusal
 
 pytestmark = pytest.mark.tensorflow
+COMMITTED = pathlib.Path(__file__).parents[2] / "docs" / "images" / "demo.json"
+# Other processors round float32 sums in another way, from which runs differ by less than this.
+ROUNDING = 0.005
 
 
 @pytest.fixture
@@ -98,3 +103,25 @@ def test_unwritable_folder_is_one_sentence(tiny, tmp_path):
     (tmp_path / "file").write_text("")
     with refusal("cannot write to folder"):
         demo.run_demo(tmp_path / "file" / "demo", seeds=[1], epsilon=8.0)
+
+
+@pytest.mark.slow
+def test_the_demo_repeats_the_accuracies_that_readme_and_front_page_name(tmp_path):
+    """These are the three of the text; the picture has the tree's, too."""
+    from fedmf.tasks.stackoverflow import write_synthetic_corpus
+
+    accuracy_by_family = json.loads(COMMITTED.read_text())
+    corpus = tmp_path / "corpus.sqlite"
+    write_synthetic_corpus(
+        corpus,
+        clients=demo.CLIENTS,
+        seed=0,
+        sentences_per_client=demo.SENTENCES_PER_CLIENT,
+        vocabulary_size=demo.WORDS,
+    )
+    for config in demo.demo_configs(corpus, seed=1, epsilon=8.0):
+        if config.family == "tree":
+            continue
+        run = demo._run(config, tmp_path / config.family, demo.noise_seed(1, config))
+        [committed_accuracy] = accuracy_by_family[config.family]
+        assert validation_of(run) == pytest.approx(committed_accuracy, abs=ROUNDING), config.family
