@@ -27,11 +27,22 @@ def section_texts(doctree: nodes.document) -> list[tuple[str, str]]:
     return texts
 
 
+def _collect(app: Any, doctree: nodes.document, page: str) -> None:
+    """Keeps the texts of a page whose links have their titles."""
+    if not hasattr(app, "section_texts"):
+        app.section_texts = {}
+    app.section_texts[page] = section_texts(doctree)
+
+
 def _write(app: Any, error: Exception | None) -> None:
     """Writes the script into the folder of static files."""
     if error or app.builder.format != "html":
         return
-    text_by_page = {page: section_texts(app.env.get_doctree(page)) for page in app.env.found_docs}
+    text_by_page = {}
+    for page in sorted(app.env.found_docs):
+        texts = getattr(app, "section_texts", {}).get(page)
+        # A page that this build did not write again has its links without titles.
+        text_by_page[page] = texts or section_texts(app.env.get_doctree(page))
     content = f"const SectionTexts = {json.dumps(text_by_page, separators=(',', ':'))};\n"
     (pathlib.Path(app.outdir) / "_static" / FILE).write_text(content)
 
@@ -45,6 +56,7 @@ def _load(app: Any, page: str, template: str, context: dict[str, Any], doctree: 
 
 def setup(app: Any) -> dict[str, bool]:
     """Connects to the writing of pages."""
+    app.connect("doctree-resolved", _collect)
     app.connect("build-finished", _write)
     app.connect("html-page-context", _load)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,7 +14,7 @@ const snippet = (page, anchor, words) => {
     const start = place - sentence < 120 ? sentence : text.indexOf(" ", place - 100) + 1;
     return `${start ? "… " : ""}${text.slice(start, start + 240).trim()} …`;
   }
-  return found.length ? `${found[0][1].slice(0, 240)} …` : "";
+  return found.length && found[0][1] ? `${found[0][1].slice(0, 240)} …` : "";
 };
 
 const addSnippets = (results) => {

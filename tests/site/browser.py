@@ -24,6 +24,16 @@ COLUMNS_FROM = 1100  # from here on code and its output fit their column
 # Words that a heading has: a page with such a heading is the first result.
 SOUGHT = ("min_sep", "resume", "flower", "sensitivity")
 IN_NO_HEADING = "tensorboard"  # the control
+# Words that readers search for, and the page that answers them.
+PAGE_BY_WORD = {
+    "GPU": "faq",
+    "PyTorch": "pytorch",
+    "resume": "resume",
+    "StackOverflow": "full_scale",
+    "user-level": "guarantee",
+}
+WRONG_PAGE = ("PyTorch", "cluster")  # the control
+FIRST_RESULTS = 3
 # Of WCAG 2.1, criterion 1.4.3: the least contrast of text (AA).
 CONTRAST = 4.5
 
@@ -120,6 +130,20 @@ def search(page: "Page", address: str, word: str) -> list[str]:
     return []
 
 
+def first_results(page: "Page", address: str, word: str, expected: str) -> list[str]:
+    """What is wrong with the first results for a word: one is the page, and each has a snippet."""
+    page.goto(f"{address}?q={word}", wait_until="load")
+    page.wait_for_function("!document.querySelector('.search-summary').innerText.match(/^$/)")
+    items = page.locator("ul.search > li").all()[:FIRST_RESULTS]
+    pages = [(item.locator("a").first.get_attribute("href") or "").split(".")[0] for item in items]
+    wrong = [] if expected in pages else [f"leads to {pages}"]
+    for item, name in zip(items, pages, strict=True):
+        snippet = item.locator("p.context").all_inner_texts()
+        if not snippet or len(snippet[0]) < 40:
+            wrong.append(f"has no snippet of {name}")
+    return wrong
+
+
 def searches(site: pathlib.Path, browser: "Browser") -> dict[str, list[str]]:
     """What is wrong with searches, from the disk and over http."""
     found = {}
@@ -135,8 +159,13 @@ def searches(site: pathlib.Path, browser: "Browser") -> dict[str, list[str]]:
             page.set_default_timeout(300_000)
             for word in SOUGHT:
                 found[f"{kind}: a search for {word}"] = search(page, address, word)
+            for word, name in PAGE_BY_WORD.items():
+                wrong = first_results(page, address, word, name)
+                found[f"{kind}: a search for {word} finds {name}"] = wrong
             seen = search(page, address, IN_NO_HEADING)
             found[f"{kind}: control"] = [] if seen else ["a wrong order is not seen"]
+            seen = first_results(page, address, *WRONG_PAGE)
+            found[f"{kind}: control of pages"] = [] if seen else ["a missing page is not seen"]
             page.close()
         server.shutdown()
     return found
