@@ -58,6 +58,15 @@ def test_the_page_on_logs_prints_what_it_shows(tmp_path, monkeypatch):
     assert (tmp_path / "audited.md").exists()
 
 
+def test_the_audit_of_a_mechanism_on_its_page_passes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fit, audit = commands_of("test_aggregator.md")
+    program(fit)
+    printed = program(audit).stdout
+    assert "consistent with the claim" in printed
+    assert 2.5 < float(re.search(r"proved at 95% to be at least ([\d.]+)", printed)[1]) < 3.5
+
+
 def test_independent_cohorts_have_the_epsilon_that_the_page_on_tff_states():
     plan = fedmf.PlanConfig(rounds=24, min_sep=4, epsilon=8.0).plan()
     achieved = []
