@@ -313,7 +313,7 @@ def plan_config(config_options: Mapping[str, Any]) -> "PlanConfig":
     """Returns the plan's configuration from the values of `plan_options`.
 
     Raises:
-      TypeError, ValueError: naming the argument that cannot work.
+      TypeError, ValueError: an option is out of range, or options do not suit each other.
     """
     from fedmf.privacy.config import PlanConfig
 

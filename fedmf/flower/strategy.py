@@ -81,7 +81,19 @@ class MatrixFactorizationDP(Strategy):
       zeroing_norm: an update with an entry above it counts as zero; None for no limit.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: strategy is no Flower strategy, or an argument has another type.
+      ValueError: the strategy needs metrics of training, the plan simulates a larger cohort,
+        clients_per_round, zeroing_norm or population is out of range, or noise_seed is negative.
+
+    Example:
+      >>> import fedmf
+      >>> from flwr.serverapp.strategy import FedAvg
+      >>> config = fedmf.PlanConfig(rounds=8, min_sep=4, epsilon=8.0)
+      >>> private = MatrixFactorizationDP(
+      ...     FedAvg(), config.plan(), clients_per_round=10, noise_seed="os", folder=None
+      ... )
+      >>> private.plan.epsilon <= 8.0
+      True
     """
 
     def __init__(
@@ -158,7 +170,9 @@ class MatrixFactorizationDP(Strategy):
           Flower's result of the rounds of this call, numbered over the whole run.
 
         Raises:
-          TypeError, ValueError: naming the argument, its value and what to do instead.
+          TypeError: an argument has another type.
+          ValueError: num_rounds is not positive or exceeds the rounds of the plan, timeout is
+            negative, or the folder holds another run.
           TimeoutError: no eligible node was connected in time.
         """
         arguments.check_grid(grid)

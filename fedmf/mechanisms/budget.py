@@ -121,7 +121,8 @@ class Budget:
           participation: the participation whose worst case the budget covers.
 
         Raises:
-          TypeError, ValueError: as in `fedmf.sensitivity`.
+          TypeError: mechanism is no mechanism, or participation is no `fedmf.Participation`.
+          ValueError: their numbers of rounds differ, or no sensitivity is proven for them.
 
         >>> import fedmf
         >>> Budget.of(

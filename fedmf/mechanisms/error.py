@@ -64,7 +64,8 @@ def rmse(mechanism: Any, workload: Workload, participation: Participation) -> fl
       sqrt(loss / rounds).
 
     Raises:
-      TypeError, ValueError: as `loss`.
+      TypeError: workload is not a Workload.
+      ValueError: the numbers of rounds of the three differ, or the noise grows beyond float64.
     """
     return float(np.sqrt(loss(mechanism, workload, participation) / workload.rounds))
 
@@ -81,7 +82,8 @@ def per_round_error(mechanism: Any, workload: Workload, participation: Participa
       Float64 (rounds,), whose squares sum to `loss`.
 
     Raises:
-      TypeError, ValueError: as `loss`.
+      TypeError: workload is not a Workload.
+      ValueError: the numbers of rounds of the three differ, or the noise grows beyond float64.
 
     >>> from fedmf.mechanisms.identity import IdentityMechanism
     >>> from fedmf.workloads import prefix_sum
@@ -103,7 +105,8 @@ def max_error(mechanism: Any, workload: Workload, participation: Participation) 
       The largest of `per_round_error`.
 
     Raises:
-      TypeError, ValueError: as `loss`.
+      TypeError: workload is not a Workload.
+      ValueError: the numbers of rounds of the three differ, or the noise grows beyond float64.
     """
     return float(np.sqrt(_scaled_rows(mechanism, workload, participation).max()))
 

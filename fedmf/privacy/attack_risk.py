@@ -98,7 +98,8 @@ class AttackRisk:
           false_positive_rate: false-positive rate of the attack, in [0, 1].
 
         Raises:
-          TypeError, ValueError: naming the argument.
+          TypeError: false_positive_rate is no number.
+          ValueError: false_positive_rate is not in [0, 1].
         """
         rate = checks.probability("false_positive_rate", false_positive_rate)
         gaussian_rate = _gaussian_trade_off(self.mu, rate)
@@ -256,7 +257,8 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
       `Plan.epsilon`.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: plan is not a `fedmf.Plan`, or devices is no integer.
+      ValueError: devices is not between 1 and 1e9.
 
     >>> import fedmf
     >>> config = fedmf.PlanConfig(rounds=8, min_sep=4, family="identity", epsilon=8.0)

@@ -86,7 +86,9 @@ class BandSearch:
         "min-sep-poisson" and "balls-in-bins" take about a minute each.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: workload is not a `fedmf.Workload`, or a number has another type.
+      ValueError: population, cohort_size, epsilon or delta is out of range, the sampling scheme is
+        unknown, or a number of bands or of rounds does not suit the workload.
     """
 
     workload: Workload
@@ -300,7 +302,9 @@ def choose_bands(
       A row for each number of bands, and the best.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: workload is not a `fedmf.Workload`, or a number has another type.
+      ValueError: population, cohort_size, epsilon or delta is out of range, the sampling scheme is
+        unknown, or a number of bands or of rounds does not suit the workload.
 
     >>> from fedmf.workloads import prefix_sum
     >>> choice = choose_bands(

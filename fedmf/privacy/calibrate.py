@@ -225,14 +225,18 @@ def calibrate(
       clip_norm: L2 bound on one client's update in one round.
       sampling: the sampling scheme, which amplifies the guarantee; None for a guarantee that holds
         however clients are sampled.
-      target: epsilon=, advantage= or true_positive_rate=(false positives, true positives): one of
+      target: exactly one of epsilon (at `delta`), advantage, and true_positive_rate, a pair
+        (false-positive rate, largest true-positive rate of any attack); see
         `fedmf.privacy.calibrate.Target`.
 
     Returns:
       The plan, whose epsilon or risk is at most the target.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: an argument has another type, or the target is not one of the three.
+      ValueError: not exactly one target is passed, a number is out of range, the rounds of
+        mechanism and participation differ, the sampling scheme does not suit the mechanism, or no
+        noise multiplier reaches the target.
 
     Example:
       >>> import fedmf

@@ -107,7 +107,8 @@ class Comparison:
           families: None for the default ones.
 
         Raises:
-          TypeError, ValueError: naming the argument, its value and what to do instead.
+          TypeError: a value has another type.
+          ValueError: a family, a scheme or a field of the plan is unknown or out of range.
         """
         family_names = DEFAULT_FAMILIES if families is None else tuple(families)
         for name in family_names:

@@ -224,7 +224,8 @@ def statement_values(
       is None.
 
     Raises:
-      TypeError, ValueError: naming the argument.
+      TypeError: an argument has another type.
+      ValueError: population or canaries is out of range, or pretraining is no plain text.
     """
     fields.instance(Subject)("subject", subject)
     canaries = checks.integer("canaries", canaries, low=0, hint="use the number of canaries, or 0")

@@ -50,7 +50,8 @@ class Simulation:
       claimed: clients a round of the run whose utility is estimated; above `simulated`.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: a number of clients is not an integer.
+      ValueError: a number of clients is not positive, or simulated is not below claimed.
     """
 
     simulated: int
@@ -94,7 +95,9 @@ class Plan(fields.ShortRepr):
         `fedmf.privacy.stopping.stopped_after`, else None.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: an attribute has another type.
+      ValueError: a number is out of range, the rounds of mechanism and participation differ, or
+        sampling scheme, mechanism and participation do not suit each other.
 
     Example:
       >>> import fedmf

@@ -26,7 +26,8 @@ class PrivateMetrics:
       largest_loss: cap of a client's loss, which must be fixed before the run.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: an attribute is no number.
+      ValueError: share is not in (0, 1), or largest_loss is not in (0, 1e9).
 
     >>> metrics, z = PrivateMetrics(share=0.02), 1.19352
     >>> round(metrics.other_noise_multiplier(z), 5), round(metrics.noise_multiplier(z), 3)

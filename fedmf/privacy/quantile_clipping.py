@@ -49,7 +49,9 @@ class QuantileClipping:
       learning_rate: step size; zeta changes by a factor of at most exp(learning_rate) at once.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: an attribute is no number.
+      ValueError: quantile or share is not in (0, 1), every is not positive, or learning_rate is not
+        positive.
 
     >>> clipping = QuantileClipping(share=0.04)
     >>> round(clipping.update_noise_multiplier(2.0), 4), clipping.bit_noise_multiplier(2.0)

@@ -130,7 +130,9 @@ def audit_mechanism(
       subject: makes the audited code; None for that of `fedmf.Server` and the training loop.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: plan is not a `fedmf.Plan`, or an argument has another type.
+      ValueError: plan has no noise or simulates a larger cohort, seed is negative,
+        false_positive_rate is not in (0, 1), or coordinates or trials are too few or too many.
 
     Example:
       >>> import fedmf

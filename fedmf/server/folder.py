@@ -92,7 +92,9 @@ class ServerConfig(fields.Checked):
         who check in.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: an attribute has another type.
+      ValueError: shapes have no entries or a negative axis, clients_per_round or population is not
+        positive, or zeroing_norm is not positive.
     """
 
     shapes: Sequence[tuple[int, ...]] = fields.validated(_shapes)

@@ -84,7 +84,9 @@ class Scaling(fields.Checked):
       every: rounds between changes of s_t; v moves in every round.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: an attribute has another type.
+      ValueError: rule is unknown, epsilon is too small or too large, decay is not in [0, 1), or
+        every is not positive.
 
     >>> Scaling(rule="adagrad", epsilon=1.0).every
     1

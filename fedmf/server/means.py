@@ -113,7 +113,9 @@ class NoisyMeans:
       scaling: scaling of updates before they are clipped, or None.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: plan is not a `fedmf.Plan`, or a number is not an integer.
+      ValueError: size or clients_per_round is not positive, the clip norm is too small for float32,
+        or clients_per_round does not suit the plan.
     """
 
     plan: Plan

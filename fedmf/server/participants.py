@@ -67,7 +67,9 @@ class Participants:
           available: clients that have checked in; None with a population.
 
         Raises:
-          TypeError, ValueError: naming the argument and what to do instead.
+          TypeError: an id is neither an integer nor a text.
+          ValueError: available is missing without a population or passed with one, or an id occurs
+            twice.
         """
         if self._controller is not None:
             if available is not None:

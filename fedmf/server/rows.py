@@ -50,8 +50,10 @@ class HostNoise:
       folder: private folder for the memory map; None for the system's folder of temporary files.
 
     Raises:
-      TypeError, ValueError: naming the argument, and what to do instead; a mechanism whose noise
-        float32 does not hold.
+      TypeError: plan is not a `fedmf.Plan`, or an argument has another type.
+      ValueError: neither or both of noise_seed and key are passed, size is too large, strategy is
+        unknown, memory_bytes does not suffice, the noise exceeds float32, or the tail of the
+        generator does not suffice for the plan.
 
     Example:
       >>> import fedmf

@@ -79,7 +79,10 @@ class Server(ExclusiveCalls):
         clients of any name, who check in.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: an argument has another type.
+      ValueError: the plan simulates a larger cohort or does not suit the other arguments, shapes
+        have no entries, clients_per_round, zeroing_norm or population is out of range, noise_seed
+        is negative, or folder is not new or empty.
 
     Warns:
       UserWarning: once, where another server of this process has the same noise seed.
@@ -257,7 +260,9 @@ class Server(ExclusiveCalls):
             one.
 
         Raises:
-          TypeError, ValueError: naming the argument and what to do instead; or all rounds are done.
+          TypeError: an id is neither an integer nor a text.
+          ValueError: available is missing without a population or passed with one, an id occurs
+            twice, or all rounds are done.
 
         Warns:
           PoolRanDryWarning: fewer clients of the population are eligible than a round should have.

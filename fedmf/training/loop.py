@@ -118,6 +118,31 @@ def train(
         resumed.
       DivergedRun: the run diverged, and `StopOnDivergence()` is among the callbacks. The run can
         be resumed without it.
+
+    Example:
+      >>> import tempfile
+      >>> import fedmf, numpy as np
+      >>> from fedmf.training import FunctionLearner, Task
+      >>> learner = FunctionLearner(
+      ...     initial_weights=lambda seed: [np.zeros(1)],
+      ...     client_update=lambda weights, epochs, settings: ([np.ones(1)], 0.5),
+      ...     evaluate=lambda weights, examples: {"loss": 0.5},
+      ... )
+      >>> examples = np.ones((4, 1)), np.ones(4)
+      >>> task = Task(
+      ...     name="ones", learner=learner, batch_size=2, client_ids=["ann", "bo", "cy"],
+      ...     client_examples=lambda client: examples, evaluation_examples=lambda split: examples,
+      ...     data_version="1",
+      ... )
+      >>> config = fedmf.TrainConfig(
+      ...     rounds=2, cohort_size=1, min_sep=2, epsilon=8.0, server_learning_rate=0.01
+      ... )
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     run = fedmf.train(
+      ...         task, config, folder=f"{folder}/run", noise_seed=1, progress=False
+      ...     )
+      ...     print(len(run.metrics), [weight.shape for weight in run.weights])
+      2 [(1,)]
     """
     _check_arguments(task, config, folder, noise_seed, plan, resume)
     callbacks = _check_callbacks(callbacks)

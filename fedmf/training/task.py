@@ -93,6 +93,22 @@ class Task:
 
     Raises:
       TypeError, ValueError: an attribute is invalid.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedmf.training import FunctionLearner
+      >>> learner = FunctionLearner(
+      ...     initial_weights=lambda seed: [np.zeros(1)],
+      ...     client_update=lambda weights, epochs, settings: ([np.ones(1)], 0.5),
+      ...     evaluate=lambda weights, examples: {"loss": 0.5},
+      ... )
+      >>> examples = np.ones((4, 1)), np.ones(4)
+      >>> task = Task(
+      ...     name="ones", learner=learner, batch_size=2, client_ids=["ann", "bo"],
+      ...     client_examples=lambda client: examples, evaluation_examples=lambda split: examples,
+      ... )
+      >>> len(task.client_ids)
+      2
     """
 
     name: str

@@ -54,7 +54,8 @@ class ImportOptions(fields.Checked):
       seed: another seed puts other users into the splits.
 
     Raises:
-      TypeError, ValueError: naming the argument.
+      TypeError: an attribute has another type.
+      ValueError: a fraction of users is not in [0, 1), or a name is empty.
     """
 
     user_column: str = fields.text("user", "Column of users.")

@@ -171,7 +171,9 @@ def dp_aggregator(
       clients, as Mime does.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: plan is not a `fedmf.Plan`, or an argument has another type.
+      ValueError: clients_per_round does not suit the plan, noise_seed is negative, zeroing_norm is
+        not positive, or noise_strategy is unknown or does not suit the mechanism.
 
     Example:
       >>> import fedmf, numpy as np, tensorflow_federated as tff

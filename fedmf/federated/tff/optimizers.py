@@ -26,7 +26,8 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
       momentum: in [0, 1); the papers use 0.95.
 
     Raises:
-      TypeError, ValueError: naming the argument and its value.
+      TypeError: an argument has another type.
+      ValueError: a learning rate is not positive and finite, or momentum is not in [0, 1).
 
     >>> optimizer = ScheduledSGDM([1.0, 0.5], momentum=0.5)
     >>> weights = tf.constant([1.0])

@@ -95,7 +95,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
       plan, divisor: the arguments of these names.
 
     Raises:
-      TypeError, ValueError: naming the argument, its value and what to do instead.
+      TypeError: plan is not a `fedmf.Plan`, or an argument has another type.
+      ValueError: a record is not of floats or is too large, noise_seed is negative, zeroing_norm or
+        divisor is not positive, noise_strategy is unknown or does not suit the mechanism, or the
+        plan does not suit a query in a graph.
 
     Example:
       >>> import fedmf
