@@ -63,7 +63,7 @@ def multi_epoch() -> None:
         )
         for epsilon in epsilons
     ]
-    says(page, "Of this column {} agrees; for 0.491 and 0.757 we need {} and {}.", *sampled)
+    says(page, "The value {} agrees; for 0.491 and 0.757 we need {} and {}.", *sampled)
     every_round = [
         gaussian_noise_multiplier(epsilon, DELTA) * math.sqrt(ROUNDS) for epsilon in epsilons
     ]
