@@ -43,28 +43,33 @@ def table(header: list[str], rows: Iterator[list[str]]) -> str:
 
 
 def sensitivities() -> str:
-    """Family x schema: exact or bound, and the theorem that `Sensitivity.method` names."""
+    """Returns a table for each schema: family, exact or bound, and the theorem that
+    `Sensitivity.method` names.
+    """
 
-    def cell(family: str, schema: str) -> str:
-        budget = schema == "budget"  # made of what `min_sep` costs
+    def row(family: str, schema: str) -> list[str]:
+        budget = schema == "budget"  # A budget is made of what `min_sep` costs.
         fitted = "min_sep" if budget else schema
         participation = fedmf.Participation(rounds=ROUNDS, schema=fitted, **SCHEMAS[fitted])
         try:
             mechanism = mechanism_of(family, fitted)
             if budget:
                 participation = fedmf.Budget.of(mechanism, participation).participation
-            found = fedmf.sensitivity(mechanism, participation)
+            computed = fedmf.sensitivity(mechanism, participation)
         except (TypeError, ValueError) as refusal:
-            return f"**refused**: {refusal}"
-        kind = "exact" if found.exact else "bound"
-        return f"**{kind}**: {re.sub(r': (exact|upper bound)| .fedmf[.a-z_]+.', '', found.method)}"
+            return [f"`{family}`", "**refused**", str(refusal)]
+        kind = "exact" if computed.exact else "bound"
+        theorem = re.sub(r": (exact|upper bound)| .fedmf[.a-z_]+.", "", computed.method)
+        return [f"`{family}`", f"**{kind}**", theorem]
 
-    schemas = [*SCHEMAS, "budget"]
-    names = [f"`{schema}`" for schema in schemas]
-    return table(
-        ["family", *names],
-        ([f"`{f}`", *(cell(f, schema) for schema in schemas)] for f in fitted_families()),
-    )
+    parts = []
+    for schema in [*SCHEMAS, "budget"]:
+        rows = table(
+            ["family", "sensitivity", "theorem"],
+            (row(family, schema) for family in fitted_families()),
+        )
+        parts.append(f"Schema `{schema}`:\n\n{rows}")
+    return "\n\n".join(parts)
 
 
 def certificates() -> str:
