@@ -3,7 +3,7 @@
 A hidden cell at the end of a page says them again, with a {} in the place of each number:
 
     epsilon = gaussian_epsilon(1 / math.sqrt(2 * 0.2355), 1e-10)
-    says("fidelity", "{} is the epsilon of rho = 0.2355", epsilon)
+    says("papers/banded", "{} is the epsilon of rho = 0.2355", epsilon)
 """
 
 import decimal
