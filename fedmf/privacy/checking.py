@@ -42,6 +42,12 @@ def command_checks(values: Mapping[str, Any]) -> list[str]:
     for name, check in checks.items():
         if _prints(commands, name):
             sentences.append(f"`{name}`, as printed below, {check}.")
+    if subject.get("model_sha256"):
+        sentences.append(
+            "The SHA-256 digest of model.npz (`sha256sum model.npz`) must be the one at the top."
+        )
+    if (values.get("observed") or {}).get("log"):
+        sentences.append('The SHA-256 digest of the log must be the one under "What was observed".')
     audits_record = any(_prints(commands, name) for name in _AUDITS_OF_RECORDS)
     if audits_record and values.get("contradictions"):
         sentences.append("The audit ends with exit status 1, because the plan was broken.")

@@ -30,6 +30,11 @@ REFERENCES = (
         "Denisov et al. 2022, Improved Differential Privacy for SGD via Optimal Private Linear "
         "Operators on Adaptive Streams. arXiv:2202.08312",
     ),
+    (
+        r"Dwork and Roth 2014",
+        "Dwork and Roth 2014, The Algorithmic Foundations of Differential Privacy. "
+        "doi:10.1561/0400000042",
+    ),
     (r"Dong et al\. 2022", "Dong et al. 2022, Gaussian Differential Privacy. arXiv:1905.02383"),
     (r"Dong et al\. 2026", "Dong et al. 2026, on b-min-sep sampling. arXiv:2602.09338"),
     (

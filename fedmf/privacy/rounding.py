@@ -40,3 +40,12 @@ def down(value: float) -> str:
     ('0.7', '0.123456')
     """
     return _rounded(value, 6, decimal.ROUND_FLOOR)
+
+
+def factor(epsilon: float) -> str:
+    """Returns the text of exp(epsilon), the largest factor between two probabilities, rounded up.
+
+    >>> factor(8.0), factor(0.1)
+    ('2981', '1.106')
+    """
+    return up(math.exp(epsilon) * (1 + 1e-15))

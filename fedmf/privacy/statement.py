@@ -43,13 +43,14 @@ NOT_COVERED = (
     "Values computed from client data before training, such as a vocabulary, tokens or "
     "normalisation constants.",
     "The participation of each client: its record names clients and is not part of the output.",
-    "Single updates, checkpoints and the noise seed: they contain more than the output.",
+    "Single updates, checkpoints, and the noise or its seed: they contain more than the output.",
     "Floating-point arithmetic: attacks on rounding, on the generator of the noise or on timing "
     "are out of scope.",
 )
 _NOTHING_COVERED = "All contributions of clients: without noise there is no guarantee."
 _COVERED_CHOICE = " A choice by the private metrics of the run is covered."
 _COVERED_METRICS = " The private metrics are covered."
+_DATA_VERSION = " The version of the data is such a value if the task computes it from the data."
 _PACKAGES = (
     "fedmf numpy scipy dp-accounting tensorflow tensorflow-federated tensorflow-privacy"
 ).split()
@@ -76,13 +77,15 @@ def not_covered(system: System, *, private_metrics: bool, private: bool) -> list
     """
     if not private:
         return [_NOTHING_COVERED]
-    tuning, choice, metrics, *further_points, arithmetic = NOT_COVERED
+    tuning, choice, metrics, preprocessing, *further_points, arithmetic = NOT_COVERED
     if private_metrics:
         choice += _COVERED_CHOICE
         metrics += _COVERED_METRICS
+    if system.names_data:
+        preprocessing += _DATA_VERSION
     if system.generator is not None:
         arithmetic = f"{arithmetic} {system.generator}"
-    return [tuning, choice, metrics, *further_points, arithmetic]
+    return [tuning, choice, metrics, preprocessing, *further_points, arithmetic]
 
 
 def today() -> str:
@@ -160,6 +163,7 @@ def _environment() -> "jinja2.Environment":
     environment.filters.update(
         up=rounding.up,
         down=rounding.down,
+        factor=rounding.factor,
         client=format_client,
         rounds=format_rounds,
         name=plain_markdown,

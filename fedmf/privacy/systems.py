@@ -36,6 +36,15 @@ class System:
     record: str = ""
     names_data: bool = False
 
+    @property
+    def secret_noise(self) -> str:
+        """A phrase for what must be secret of the noise. It names a seed only if fedmf draws the
+        noise, since another generator may have none.
+        """
+        if self.generator is None:
+            return "the noise (with its seed, if it has one)"
+        return "the seed of the noise"
+
 
 # Sentence about the noise generator `HostNoise`, which docs/randomness.md describes.
 _HOST = "Gaussians are drawn in float32 by AES-256 in counter mode."
@@ -44,8 +53,8 @@ _TESTED = (
     "noise that is accounted here"
 )
 _SEED = (
-    "fedmf cannot see whether the seed of the noise stays secret and served no other run, or with "
-    "sampling whether the sampled clients stay secret."
+    "fedmf cannot see whether the seed of the noise stays secret and is used for no other run, and "
+    "with sampling whether the sampled clients stay secret."
 )
 _SERVER = (
     "enforces this: in each round it refuses the clients that the plan does not allow, clips every "
@@ -55,17 +64,17 @@ _SERVER = (
 _IN_MEMORY = "Without a folder the server keeps its record of participation in memory alone."
 _LEDGER = "`fedmf audit log` can read it once `to_csv` of the ledger has written it to a file."
 _NOT_SEEN = (
-    "How that system clips, sums and draws noise has not been seen; `fedmf audit aggregator` can "
-    "test a function of it."
+    "fedmf has not seen how that system clips, sums and draws noise; `fedmf audit aggregator` can "
+    "test a Python function of it."
 )
 
 SYSTEMS = {
     "plan": System(
-        title="A plan. No system that runs it has been seen.",
+        title="A plan. fedmf has seen no system that runs it.",
         client="The system that runs the plan defines a client.",
         enforced="The plan enforces nothing of this: the system that runs it has to.",
         verification="`fedmf audit mechanism` tests whether the noise that fedmf itself makes for "
-        "the plan is the noise that is accounted here; the noise of other systems it cannot see.",
+        "the plan is the noise that is accounted here. It cannot test the noise of other systems.",
     ),
     "run": System(
         title="A training run of fedmf.",
@@ -134,15 +143,15 @@ SYSTEMS = {
         record=f"The record of participation is the controller's ledger, in memory. {_LEDGER}",
     ),
     "ledger": System(
-        title="A participation ledger. The system that kept it has not been seen.",
+        title="A participation ledger. fedmf has not seen the system that wrote it.",
         client="A client is one of the ledger's numbers.",
-        enforced="fedmf has read the ledger alone: the system that kept it had to enforce all "
+        enforced="fedmf has read the ledger alone: the system that wrote it had to enforce all "
         "of this.",
         verification=_NOT_SEEN,
         record=f"The record of participation is the ledger, in memory. {_LEDGER}",
     ),
     "log": System(
-        title="The log of another system. That system itself has not been seen.",
+        title="The log of another system. fedmf has read the log and nothing else of that system.",
         client="A client is one of the log's client ids.",
         enforced="fedmf has read the log alone: the system that wrote it had to enforce all of "
         "this.",
@@ -163,6 +172,7 @@ class Subject:
       system: the kind of system, a key of `SYSTEMS`.
       task: name of the task.
       data: description of the task's data.
+      data_version: version of the data, as the task names it.
       begun, finished: dates of the run.
       folder: name of the folder that the commands of the statement check.
       model_sha256: digest of the released model's file.
@@ -171,6 +181,7 @@ class Subject:
     system: str = "plan"
     task: str | None = None
     data: str | None = None
+    data_version: str | None = None
     begun: str | None = None
     finished: str | None = None
     folder: str | None = None

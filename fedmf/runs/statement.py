@@ -79,9 +79,13 @@ def _commands(run: Run, folder: str, planned: Plan) -> list[str]:
 def values_of_folder(run: Run) -> dict[str, Any]:
     """Returns the values of a run's statement that come from its folder and not from the audit."""
     task = run.plan["task"]
-    values = {}
+    values: dict[str, Any] = {}
     if "synthetic_clients" in task:
         values["synthetic_clients"] = task["synthetic_clients"]
+    if run.result is not None and "date" in run.result:
+        # The statement of a finished run has the date that the run recorded at its end, so that its
+        # text is the same whenever it is made again.
+        values["date"] = run.result["date"]
     phrase = programs_phrase(_first_rounds(run), run.config.rounds)
     if phrase:
         values["programs"] = phrase
@@ -111,6 +115,7 @@ def subject_of_run(config: TrainConfig, record: Mapping[str, Any]) -> Subject:
         system=system_of_run(config),
         task=task["name"],
         data=task["description"],
+        data_version=task.get("data_version") or None,
         begun=record["date"],
     )
 

@@ -66,9 +66,9 @@ class Task:
     Attributes:
       name: short name, such as "digits".
       description: one line for reports that names the data, the number of clients and the model.
-      synthetic_clients: a description of the partition if no person or device owned the clients'
-        data, such as "60 clients partitioned by dirichlet:0.3 from 5000 images", which statements
-        quote.
+      synthetic_clients: a description of the clients if no person or device owned their data, as
+        in a partition ("60 clients partitioned by dirichlet:0.3 from 5000 images") or in generated
+        data. Privacy statements quote it.
       client_ids: training clients in a fixed order, without missing, repeated or look-alike ids;
         the participation controller's index i is client_ids[i].
       client_examples: client id -> (x, y), structures of arrays of any dtype whose first axis
@@ -92,7 +92,9 @@ class Task:
       vocabulary: the words behind the model's word ids, which run folders and exports contain.
 
     Raises:
-      TypeError, ValueError: an attribute is invalid.
+      TypeError: an attribute is not of its type, or no function of as many arguments.
+      ValueError: a client id is missing, occurs twice or looks like another one; a number is out of
+        its range; or a class weight is negative or not finite.
 
     Example:
       >>> import numpy as np

@@ -71,8 +71,8 @@ TEST = "test_batch"
 META = "batches.meta"
 
 _HINT = (
-    "put cifar-10-python.tar.gz there or name it by data=FILE, or, offline, write a substitute "
-    "with `fedmf data synth --task cifar10 --out FILE`"
+    'download cifar-10-python.tar.gz, the "python version" of the CIFAR-10 page, and name it by '
+    "data=FILE; or, offline, write a substitute with `fedmf data synth --task cifar10 --out FILE`"
 )
 _PICKLE_ERRORS = (
     pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, MemoryError,

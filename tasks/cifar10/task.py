@@ -41,13 +41,15 @@ def build_task(o: Cifar10Options) -> Task:
     if o.partition is None:
         indices: dict[str, Any] = {f"{i:05d}": slice(i, i + 1) for i in range(num_train)}
         version = images.version
-        partition_description = ""
+        synthetic_clients = ""
+        if images.synthetic:
+            synthetic_clients = f"{pool} of a synthetic substitute for CIFAR-10, each a client"
         client_description = f"{pool}, each a client"
     else:
         synthetic = o.synthetic_clients(images.y[:num_train], pool)
         indices = synthetic.indices
         version = f"{images.version}-{synthetic.version}"
-        partition_description = synthetic.description
+        synthetic_clients = synthetic.description
         client_description = synthetic.description
 
     def client_examples(client_id: str) -> tuple[np.ndarray, np.ndarray]:
@@ -68,7 +70,7 @@ def build_task(o: Cifar10Options) -> Task:
             f"{origin_text}: {client_description}; "
             f"network {o.model!r}; validated on {o.validation} images"
         ),
-        synthetic_clients=partition_description,
+        synthetic_clients=synthetic_clients,
         data_version=version,
         client_ids=tuple(indices),
         client_examples=client_examples,

@@ -70,8 +70,9 @@ PIXELS = 28
 _SPLITS = ("digits_only_train", "digits_only_test", "all_train", "all_test")
 _SAMPLED_WRITERS = 100
 _HINT = (
-    f"put TFF's unpacked {FILE_NAME} there or name it by data=FILE, or, offline, write a "
-    "substitute with `fedmf data synth --task emnist --out FILE` (`--letters` gives 62 classes)"
+    f"download TFF's {FILE_NAME} with tff.simulation.datasets.emnist.load_data(), which puts it "
+    "into ~/.tff, and name it by data=FILE; or, offline, write a substitute with `fedmf data synth "
+    "--task emnist --out FILE` (`--letters` gives 62 classes)"
 )
 
 

@@ -54,7 +54,11 @@ def build_task(o: EmnistOptions) -> Task:
     data_version = file.version
     client_ids = train
     client_description = f"{len(train)} writers"
+    synthetic_clients = ""
+    if file.synthetic:
+        synthetic_clients = f"{len(train)} writers of a synthetic substitute for EMNIST"
     if synthetic is not None:
+        synthetic_clients = synthetic.description
         data_version = f"{file.version}-{synthetic.version}"
         client_ids = tuple(synthetic.indices)
         client_description = synthetic.description
@@ -65,7 +69,7 @@ def build_task(o: EmnistOptions) -> Task:
             f"EMNIST on {origin_text}: {client_description}, {o.classes} classes, "
             f"network {o.model!r}"
         ),
-        synthetic_clients="" if synthetic is None else synthetic.description,
+        synthetic_clients=synthetic_clients,
         data_version=data_version,
         client_ids=client_ids,
         client_examples=client_examples,

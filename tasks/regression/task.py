@@ -25,6 +25,7 @@ def build_task(o: RegressionOptions) -> Task:
             f"{o.kind} regression: {o.clients} synthetic clients of {o.examples} examples, "
             f"{o.features} features with effective dimension {data.effective_dimension(o):.3g}"
         ),
+        synthetic_clients=f"{o.clients} clients with random examples",
         data_version=data.version(o),
         client_ids=tuple(str(i) for i in range(o.clients)),
         client_examples=lambda client_id: data.client_examples(o, int(client_id)),

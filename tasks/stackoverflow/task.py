@@ -8,6 +8,7 @@ import numpy as np
 
 from fedmf.federated.task import Task
 from fedmf.runs.vocabulary import RunVocabulary
+from fedmf.tasks.data_file import SYNTHETIC
 from fedmf.tasks.stackoverflow import data, model, vocabulary
 from fedmf.tasks.stackoverflow.compiled import compiled_epoch
 from fedmf.tasks.stackoverflow.lstm import with_keras_lstm
@@ -112,9 +113,13 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
     if num_validation < o.validation_sentences:
         description += f" (half of the test split: fewer than 2 x {o.validation_sentences})"
     description += f", {stop - num_validation} test sentences"
+    synthetic_clients = ""
+    if corpus.application_id == SYNTHETIC:
+        synthetic_clients = f"{len(client_ids)} clients of a synthetic corpus, which fedmf wrote"
     return Task(
         name="stackoverflow_nwp",
         description=description,
+        synthetic_clients=synthetic_clients,
         # The vocabulary may come from another file, which can change while the data file does not.
         data_version=f"{corpus.version}-{words.version}",
         client_ids=client_ids,

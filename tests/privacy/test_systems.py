@@ -13,6 +13,7 @@ from fedmf.privacy.describe import statement_values
 from fedmf.privacy.private_metrics import PrivateMetrics
 from fedmf.privacy.quantile_clipping import QuantileClipping
 from fedmf.privacy.references import REFERENCES, references_of
+from fedmf.privacy.rounding import up
 from fedmf.privacy.sampling import SCHEMES
 from fedmf.privacy.statement import markdown
 from fedmf.privacy.systems import SYSTEMS, Subject
@@ -119,6 +120,57 @@ def test_a_statement_describes_its_kind_of_system_and_nothing_else(named_plan):
         assert private or "Gaussians are drawn" not in text
         affects_nobody_else = "weakens its own guarantee and nobody else's." in text
         assert affects_nobody_else == (private and named_plan.sampling is None)
+
+
+def summary_of(text):
+    """Returns the summary of a statement in one line."""
+    _, _, rest = text.partition("\n## Summary\n")
+    return flat(rest.partition("\n## Terms\n")[0])
+
+
+@pytest.mark.parametrize("named_plan", PLANS, indirect=True)
+def test_the_summary_stands_on_top_and_claims_what_the_details_claim(named_plan):
+    text = markdown(statement_values(named_plan))
+    head, _, rest = text.partition("\n## Summary\n")
+    assert "- **About.** A plan." in head
+    assert "1. **DP setting.**" in rest
+    summary = summary_of(text)
+    if not named_plan.noise_multiplier:
+        assert "- **Guarantee.** None. No noise is added" in summary
+        assert "- **Who is protected.** Nobody." in summary
+        return
+    for words in ("Who is protected", "What may be released", "What it rests on"):
+        assert f"- **{words}.**" in summary
+    stated = f"(epsilon = {up(named_plan.epsilon)}, delta = {named_plan.delta})"
+    assert f"that follows the plan satisfies {stated}-differential privacy" in summary
+    assert stated in flat(rest.partition("**Formal statement.**")[2])
+    assert ("to stay secret" in summary) == (named_plan.sampling is not None)
+    assert ("does not have this guarantee" in summary) == (named_plan.simulation is not None)
+
+
+def test_the_summary_of_a_broken_plan_states_the_achieved_guarantee():
+    stated_plan = plan(APART, two_bands(ROUNDS))
+    audit = audit_ledger(ledger_of([[0], [0], [1]], 1), stated_plan)
+    assert audit.contradictions
+    summary = summary_of(audit.statement())
+    assert f"the planned (epsilon = {up(stated_plan.epsilon)}, delta" in summary
+    assert "cannot be claimed" in summary
+    assert f"the same noise gives (epsilon = {up(audit.epsilon)}, delta" in summary
+    assert f"exp({up(audit.epsilon)}) = " in summary
+
+
+@pytest.mark.parametrize("named_plan", PLANS, indirect=True)
+def test_every_symbol_of_the_details_is_defined(named_plan):
+    text = flat(markdown(statement_values(named_plan)))
+    _, _, after = text.partition("## Terms")
+    terms, _, details = after.partition("## Details")
+    details = re.sub(r"## How to check it.*", "", details)
+    # Citations such as "Corollary F.1" and "Prop. E.1" hold letters that are no symbols.
+    details = re.sub(r"(?:Corollary|Appendix|App\.|Prop\.) [A-Z]", "", details)
+    symbols = set(re.findall(r"(?<![\w.-])[A-Z](?![\w.'-])", details)) - {"A", "B"}
+    symbols |= {word for word in ("epsilon =", "delta =", "rho", "min_sep") if word in details}
+    for symbol in symbols:
+        assert symbol.removesuffix(" =") in terms, symbol
 
 
 def test_the_tables_have_every_kind():

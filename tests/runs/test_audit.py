@@ -57,7 +57,9 @@ def make_run(
     """
     folder = new_run(
         path, config, plan, is_callers_plan=is_callers_plan, versions=VERSIONS, date="2026-11-28",
-        task={"name": "x", "description": "12 | clients", "clients": 12},
+        task={
+            "name": "x", "description": "12 | clients", "clients": 12, "data_version": "v1",
+        },
     )  # fmt: skip
     cohorts = (cohorts or cyclic_cohorts())[:num_rounds]
     commit_rounds(folder, cohorts)
@@ -244,7 +246,8 @@ class TestTheFinalStatement:
         model = hashlib.sha256((finished / "model.npz").read_bytes()).hexdigest()
         dates = {"begun": "2026-11-28", "finished": "2026-11-29"}
         facts = {"task": "x", "data": "12 | clients", "folder": "run", "model_sha256": model}
-        assert values["subject"] == dates | facts
+        assert values["subject"] == dates | facts | {"data_version": "v1"}
+        assert values["date"] == "2026-11-29"
         assert values["guarantee"]["epsilon"] == PLAN.epsilon
         observed = {"min_separation": 3, "population": 12, "short_rounds": 0, "empty_rounds": 0}
         assert values["observed"].items() >= observed.items()
@@ -255,6 +258,8 @@ class TestTheFinalStatement:
         assert values["pretraining"].startswith("the initial weights are those that the task makes")
         assert (finished / "final_statement.md").read_text() == as_text(values, ".md")
         RunFolder(finished).write_json("result", fedmf.Run.load(finished).result)
+        # A statement that is made later has the date that the run recorded, and the same text.
+        monkeypatch.setattr("fedmf.privacy.statement.today", lambda: "2031-01-01")
         out = tmp_path / "statement.md"
         assert printed_by(f"audit {finished} --statement {out}")["contradictions"] == []
         assert out.read_text() == as_text(values, ".md")
