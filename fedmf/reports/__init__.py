@@ -24,7 +24,6 @@ from fedmf.reports.text import (
     metric_value,
     plain,
     plural,
-    significant,
     statement_html,
     without_subject,
 )
@@ -141,6 +140,7 @@ def _render(
         unfinished=sum(bool(unfinished(run)) for run in runs),
         runs=len(runs),
         plots=plot_by_name,
+        clipping_note=plots.clipping_note(groups),
         results=tables.accuracy_table(groups),
         participation=tables.participation_table(groups),
         statements=_statements(groups),
@@ -225,15 +225,15 @@ def _cards(groups: list[RunGroup]) -> list[dict[str, str]]:
 
 
 def _privacy_in_words(plan: dict[str, Any]) -> str:
-    """Returns a short text on the planned guarantee, such as "ε = 8.00, δ = 1e-6"."""
+    """Returns a short text on the planned guarantee, such as "ε = 8, δ = 1e-6"."""
     if plan["epsilon"] is None:
         return "no privacy"
-    guarantee = f"ε = {significant(plan['epsilon'])}, δ = {plain(plan['delta'])}"
+    guarantee = f"ε = {up(plan['epsilon'])}, δ = {plain(plan['delta'])}"
     # Plans of runs of earlier versions lack this entry.
     risk = plan.get("attack_risk")
     if not risk:
         return guarantee
-    return f"{guarantee}, attacker's advantage {up(risk['advantage'], 3)}"
+    return f"{guarantee}, attacker's advantage {up(risk['advantage'])}"
 
 
 def _statements(groups: list[RunGroup]) -> list[dict[str, Any]]:

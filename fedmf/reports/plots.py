@@ -16,7 +16,7 @@ from fedmf.reports.groups import (
     unfinished,
     validation_curve,
 )
-from fedmf.reports.text import is_share, metric_name, metric_value
+from fedmf.reports.text import is_share, join, metric_name, metric_value, significant
 from fedmf.runs.folder import Run
 
 # The legend names all groups if there are at most this many, and otherwise only mechanisms.
@@ -131,6 +131,7 @@ def _draw_validation(ax: Axes, group: RunGroup) -> float | None:
 
 
 # The keys are columns of metrics.jsonl, and the values are titles.
+_ALL_CLIPPED = 0.99  # Share of clipped updates from which a report says that all were clipped.
 _TRAINING_METRICS = {"train_loss": "training loss", "clip_fraction": "updates clipped"}
 
 
@@ -153,7 +154,9 @@ def training_plot(groups: Sequence[RunGroup]) -> Plot | None:
                 ax.plot(rounds, values, color=group.color, linestyle=group.line, linewidth=1.4)
                 final_value = f"{group.label} none"
                 if len(values):
-                    final_value = f"{group.label} {_TRAINING_METRICS[name]} {values[-1]:.4g}"
+                    final_value = (
+                        f"{group.label} {_TRAINING_METRICS[name]} {significant(values[-1], 4)}"
+                    )
                 final_values.append(final_value)
             set_round_axis(ax, _TRAINING_METRICS[name].capitalize())
             if name == "clip_fraction":
@@ -171,6 +174,26 @@ def training_plot(groups: Sequence[RunGroup]) -> Plot | None:
     )
     alt = f"Line plots. Last values: {'; '.join(final_values)}."
     return Plot(png=png.getvalue(), caption=caption, note=note, alt=alt)
+
+
+def clipping_note(groups: Sequence[RunGroup]) -> str:
+    """Returns what to do about groups whose updates were all clipped; empty if there are none."""
+    labels = []
+    for group in groups:
+        if all(_has_metric(run, "clip_fraction") for run in group.runs):
+            _, fractions = mean_over_runs(group, "clip_fraction")
+            if len(fractions) and fractions.min() >= _ALL_CLIPPED:
+                labels.append(group.label)
+    if not labels:
+        return ""
+    return (
+        f"All updates were clipped ({_ALL_CLIPPED:.0%} or more in every round): {join(labels)}. "
+        "The clip norm then scales every update, and the noise with it, as the server's learning "
+        "rate does, and the lengths of the updates are lost. Compare runs with a larger clip norm "
+        "(--clip-norm) and a server learning rate that is smaller by the same factor: such a run "
+        "differs once some updates are no longer clipped. Or let the clip norm follow a quantile "
+        "of the norms (--clip-quantile 0.5), which the guarantee covers."
+    )
 
 
 def _has_metric(run: Run, name: str) -> bool:

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from fedmf.participation.schema import Participation
+from fedmf.privacy.rounding import down, up
 from fedmf.reports.groups import (
     RunGroup,
     ended,
@@ -66,13 +67,6 @@ class Table:
 
 _NO_PRIVACY = Cell("no privacy", "alarm")
 _NO_VALUE = Cell("–", "muted")
-
-
-def _number(value: float | None, *details: str, digits: int = 4) -> Cell:
-    """Returns a cell that shows a number, or a dash if there is none."""
-    if value is None:
-        return Cell("–", "muted", details)
-    return Cell(significant(value, digits), "number", details)
 
 
 def _table(
@@ -189,11 +183,11 @@ def _privacy_cells(group: RunGroup, *, with_delta: bool) -> list[Cell]:
     sensitivity = plan["sensitivity"]
     exactness = "exact" if sensitivity["exact"] else "upper bound"
     return [
-        _number(plan["epsilon"], *epsilon_details, digits=3),
-        _number(plan["rho"], *rho_details),
-        _number(plan["noise_multiplier"]),
-        _number(sensitivity["value"], exactness),
-        _number(plan["rmse"]),
+        Cell(up(plan["epsilon"]), "number", epsilon_details),
+        Cell(up(plan["rho"]), "number", rho_details),
+        Cell(down(plan["noise_multiplier"]), "number"),
+        Cell(up(sensitivity["value"], 6), "number", [exactness]),
+        Cell(significant(plan["rmse"], 4), "number"),
     ]
 
 
@@ -313,7 +307,7 @@ def _achieved_cell(run: Run) -> Cell:
     planned_epsilon = run.plan["epsilon"]
     if planned_epsilon is None:
         return _NO_PRIVACY
-    planned_in_words = f"planned {significant(planned_epsilon)}"
+    planned_in_words = f"planned {up(planned_epsilon)}"
     is_simulation = run.config.claimed_cohort is not None
     if is_simulation:
         planned_in_words += ", of the claimed cohort"
@@ -324,11 +318,11 @@ def _achieved_cell(run: Run) -> Cell:
     achieved = run.result["achieved"]["epsilon"]
     unamplified_value = run.result["achieved"].get("unamplified_epsilon")
     if run.plan.get("sampling") and unamplified_value is not None:
-        planned_in_words += f"; {significant(unamplified_value)} if the cohorts are known"
+        planned_in_words += f"; {up(unamplified_value)} if the cohorts are known"
     complaint = ""
     if achieved is None or achieved > planned_epsilon * (1 + 1e-9):
         complaint = "weaker than planned"
-    achieved_text = "no privacy" if achieved is None else significant(achieved)
+    achieved_text = "no privacy" if achieved is None else up(achieved)
     return _compared_cell(achieved_text, planned_in_words, complaint)
 
 

@@ -180,12 +180,12 @@ def test_tables_mark_amplified_values(make_run):
     epsilon_cell, rho_cell = (
         (cell.text, list(cell.details)) for cell in results_table.rows[1][1:3]
     )
-    assert epsilon_cell == ("2.00", ["amplified by sampling"])
+    assert epsilon_cell == ("2", ["amplified by sampling"])
     assert rho_cell == ("2.975", ["not amplified"])
     assert not any(cell.details for cell in results_table.rows[0][1:3])
     assert "ρ is not amplified" in results_table.caption
     assert "without amplification it is never above the planned ε" in participation_table.caption
-    assert "planned 2.00; 6.50 if the cohorts are known" in participation_table.rows[1][-1].details
+    assert "planned 2; 6.5 if the cohorts are known" in participation_table.rows[1][-1].details
     # And nowhere else.
     for table in (
         tables.accuracy_table(run_groups[:1]),

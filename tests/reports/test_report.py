@@ -13,6 +13,7 @@ import matplotlib
 import pytest
 
 from fedmf import reports
+from fedmf.privacy.rounding import down, up
 from fedmf.reports import canvas, groups, tables, write_report
 from fedmf.reports.text import significant
 
@@ -109,14 +110,31 @@ def test_every_mechanism_and_number_is_there(demo, demo_runs):
         assert f"seed {run.config.seed}: {accuracy}" in page.text
         assert run.path.name in page.text
         if run.config.family != "none":
-            for name in ("epsilon", "rho", "noise_multiplier", "rmse"):
-                assert significant(run.plan[name], 3 if name == "epsilon" else 4) in page.text
-            assert significant(run.plan["sensitivity"]["value"], 4) in page.text
+            # Numbers of the guarantee are rounded as in the statement.
+            for text in (
+                *(up(run.plan[name]) for name in ("epsilon", "rho")),
+                down(run.plan["noise_multiplier"]),
+                up(run.plan["sensitivity"]["value"], 6),
+                significant(run.plan["rmse"], 4),
+            ):
+                assert text in page.text
     for pair in zip(demo_runs[::2], demo_runs[1::2], strict=True):
         mean = sum(run.result["validation"]["accuracy"] for run in pair) / 2
         assert f"{100 * mean:.2f}%" in page.text
     for words in ("δ = 1e-6", "2.14.1", "upper bound", "exact"):
         assert words in page.text
+
+
+@pytest.mark.parametrize(("fraction", "is_noted"), [(1.0, True), (0.98, False)])
+def test_a_run_whose_updates_were_all_clipped_says_what_to_do(
+    make_run, tmp_path, undrawn, fraction, is_noted
+):
+    run = make_run("banded")
+    for row in run.metrics:
+        row["clip_fraction"] = fraction
+    page = report([run, make_run("none")], tmp_path)
+    assert ("All updates were clipped" in page.text) == is_noted
+    assert ("Banded (8 bands). The clip norm then scales" in page.text) == is_noted
 
 
 def test_only_runs_without_noise_have_no_privacy(make_run, tmp_path, undrawn):
@@ -224,7 +242,7 @@ def test_participation_beyond_the_plan_is_an_alarm(make_run, tmp_path, undrawn):
         (
             often_counts,
             11.0,
-            ("less than planned", "more than planned", "weaker than planned", "11.0"),
+            ("less than planned", "more than planned", "weaker than planned", "11"),
         ),
         (once_counts, None, ("no client twice", "weaker than planned", "no privacy")),
     ):
