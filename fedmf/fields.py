@@ -178,7 +178,7 @@ def check_fields(options: Any) -> None:
     None passes without a check if the field's type allows it.
 
     Raises:
-      TypeError, ValueError: a value is wrong; the message names the field, its value and a way out.
+      TypeError, ValueError: a value is not of the field's type, or out of its range.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)

@@ -49,7 +49,9 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
       The client of each example, int64 (n,). The numbers of examples differ by at most one.
 
     Raises:
-      TypeError, ValueError: an argument is wrong; the message names it and a way out.
+      TypeError: an argument is not of its type.
+      ValueError: labels are missing or more than 10,000 distinct, there are more clients than
+        examples, `alpha` is not positive, or `seed` is negative.
 
     >>> dirichlet(["cat", "cat", "dog", "dog"], clients=2, alpha=0.001, seed=0)
     array([0, 0, 1, 1])
@@ -107,7 +109,9 @@ def shards(labels: Any, clients: int, per_client: int, seed: int) -> np.ndarray:
       The client of each example, int64 (n,). The sizes of shards differ by at most one example.
 
     Raises:
-      TypeError, ValueError: an argument is wrong; the message names it and a way out.
+      TypeError: an argument is not of its type.
+      ValueError: labels are missing, there are more shards than examples, a number is below 1, or
+        `seed` is negative.
 
     >>> shards(["cat", "dog", "cat", "dog"], clients=2, per_client=1, seed=0)
     array([0, 1, 0, 1])
@@ -145,7 +149,9 @@ def quantity_skew(examples: int, clients: int, sigma: float, seed: int) -> np.nd
       The client of each example, int64 (n,).
 
     Raises:
-      TypeError, ValueError: an argument is wrong; the message names it and a way out.
+      TypeError: an argument is not of its type.
+      ValueError: there are more clients than examples, a number of them is below 1, or `sigma` or
+        `seed` is negative.
 
     >>> np.bincount(quantity_skew(1000, clients=4, sigma=1.0, seed=0))
     array([226, 175, 378, 221])
@@ -178,7 +184,9 @@ def assign_clients(partition: str, labels: Any, clients: int, seed: int) -> np.n
       The client of each example, int64 (n,).
 
     Raises:
-      TypeError, ValueError: an argument is wrong; the message names it and a way out.
+      TypeError: an argument is not of its type.
+      ValueError: `partition` names no method, its number is out of range, or the method refuses the
+        other arguments.
 
     >>> (assign_clients("shards:2", [0, 1] * 8, 4, 0) == shards([0, 1] * 8, 4, 2, 0)).all()
     True
@@ -215,7 +223,8 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
       The path.
 
     Raises:
-      TypeError, ValueError: an argument is wrong; the message names it and a way out.
+      TypeError: an argument is not of its type.
+      ValueError: `path` does not end in .png, a label or an id is missing, or their numbers differ.
       OSError: the file cannot be written.
     """
     path = checked_path("path", path, hint="name a PNG file")

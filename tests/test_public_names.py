@@ -1,6 +1,9 @@
 """Each public name says what it takes, gives and raises."""
 
 import inspect
+import re
+
+import pytest
 
 import fedmf
 from fedmf.mechanisms import IdentityMechanism
@@ -47,6 +50,55 @@ def lacking(thing):
 
 def test_it_says_what_it_takes_gives_and_raises():
     assert [name for name, thing in NAMES.items() if lacking(thing)] == []
+
+
+# What a Raises section says that does not say when.
+VAGUE = re.compile(
+    r"Error: naming the \w+|(?:argument|attribute|field) is (?:wrong|invalid)|message names"
+)
+
+
+def vague_names(owner, things):
+    """Returns the names of things and of their methods whose Raises section is vague."""
+    names = []
+    for name, thing in things.items():
+        methods = {}
+        if inspect.isclass(thing):
+            members = inspect.getmembers(thing)
+            methods = {key: value for key, value in members if not key.startswith("_")}
+        for key, value in {"": thing, **methods}.items():
+            _, _, raises = (inspect.getdoc(value) or "").partition("Raises:")
+            if VAGUE.search(" ".join(raises.split())):
+                names.append(f"{owner}.{name}.{key}")
+    return names
+
+
+def test_every_raises_section_says_when():
+    assert vague_names("fedmf", NAMES) == []
+    from fedmf import partition
+
+    partitions = {name: getattr(partition, name) for name in partition.__all__}
+    assert vague_names("partition", partitions) == []
+
+
+@pytest.mark.tensorflow
+def test_every_raises_section_of_training_says_when():
+    from fedmf import federated
+
+    names = {name: getattr(federated, name) for name in federated.__all__}
+    assert vague_names("federated", names) == []
+
+
+def test_a_vague_raises_section_is_seen():
+    def vague(x: int) -> int:
+        """Gives x.
+
+        Raises:
+          TypeError, ValueError: naming the argument and its value.
+        """
+        return x
+
+    assert vague_names("here", {"vague": vague})
 
 
 def test_a_docstring_without_sections_is_seen():

@@ -140,7 +140,7 @@ def log(
     """The guarantee of any system's run, from its log. The log is CSV, JSON lines or Parquet.
 
     The plan is what the run was planned with. Of 100 million rows it takes minutes, and no more
-    memory than a few rows. docs/statement.md says what is read and what is refused. Exit status 1
+    memory than a few rows. docs/audit_log.md says what is read and what is refused. Exit status 1
     if the run did not keep to its plan, after all is shown and written.
 
     \b

@@ -68,7 +68,10 @@ class ParticipationController:
       behavior: a simulation of devices that drop out, do not comply, or check in early.
 
     Raises:
-      TypeError, ValueError: arguments that do not fit together; the message names what to change.
+      TypeError: an argument is not of its type, or a participation budget comes without its
+        encoder (pass the `Budget`).
+      ValueError: a number is out of its range; the population is too small for the cohorts that the
+        participation allows; or sampling, availability and behavior cannot be combined.
 
     Example:
       >>> import fedmf

@@ -46,7 +46,22 @@ class Task(training.Task):
         loads without the task's code; None if all layers of `build_model` are Keras's own.
 
     Raises:
-      TypeError, ValueError: an attribute is invalid.
+      TypeError: an attribute is not of its type, or no function of as many arguments.
+      ValueError: as `training.Task`, or only one of loss and metrics is given.
+
+    Example:
+      >>> examples = (np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
+      >>> task = Task(
+      ...     name="toy", client_ids=["ann", "bo"], client_examples=lambda client_id: examples,
+      ...     evaluation_examples=lambda split: examples, batch_size=2,
+      ...     build_model=lambda seed: tf.keras.Sequential(
+      ...         [tf.keras.layers.Dense(2, input_shape=(3,))]
+      ...     ),
+      ...     loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+      ...     metrics=lambda: [tf.keras.metrics.SparseCategoricalAccuracy("accuracy")],
+      ... )
+      >>> task.client_ids, task.headline
+      (('ann', 'bo'), 'accuracy')
     """
 
     learner: Learner = dataclasses.field(init=False, repr=False, compare=False)

@@ -24,7 +24,8 @@ def check_functions(task: Any) -> None:
     """Checks the functions of a task without calling them.
 
     Raises:
-      TypeError, ValueError: naming the attribute and what to do instead.
+      TypeError: an attribute is no function of as many arguments, or is made for Keras 3.
+      ValueError: only one of loss and metrics is given, or the loss is none that clients can use.
     """
     for name in ("loss", "metrics"):
         if note := keras3_note(getattr(task, name)):

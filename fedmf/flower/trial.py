@@ -29,7 +29,8 @@ def check_strategy(strategy: Any) -> None:
     """Raises an error unless the value is a Flower strategy that needs no metrics of training.
 
     Raises:
-      TypeError, ValueError: naming what to do instead.
+      TypeError: the value is no Flower strategy.
+      ValueError: the strategy needs metrics of clients.
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(

@@ -264,12 +264,16 @@ class BandChoice:
 
 
 @with_numpy_defaults
-def choose_bands(
+def choose_bands(  # noqa: PLR0913  (the fields of `BandSearch` are arguments)
     workload: Workload,
     *,
     rounds: int | None = None,
     bands: Iterable[int] | None = None,
-    **target: Any,
+    population: int,
+    cohort_size: int,
+    epsilon: float,
+    delta: float,
+    sampling: str = BandSearch.sampling,
 ) -> BandChoice:
     """Finds the number of bands b with the least error at the same guarantee, sigma(b)^2 * loss(b)
     (banded paper, Sec. 5).
@@ -296,7 +300,7 @@ def choose_bands(
       workload: as in `BandSearch`.
       rounds: n; None takes the workload's, which it must equal.
       bands: candidates, each in 1..rounds; None for the default candidates.
-      target: population, cohort_size, epsilon, delta, and optionally sampling, as in `BandSearch`.
+      population, cohort_size, epsilon, delta, sampling: as in `BandSearch`.
 
     Returns:
       A row for each number of bands, and the best.
@@ -314,8 +318,14 @@ def choose_bands(
     >>> [(row.bands, row.amplified, row.compositions) for row in choice.rows], choice.best.bands
     ([(1, True, 32), (4, True, 8), (16, False, 2)], 4)
     """
-    fields.check_names("choose_bands", BandSearch, {"workload": workload, **target})
-    search = BandSearch(workload=workload, **target)
+    search = BandSearch(
+        workload=workload,
+        population=population,
+        cohort_size=cohort_size,
+        epsilon=epsilon,
+        delta=delta,
+        sampling=sampling,
+    )
     if rounds is not None and checks.rounds("rounds", rounds) != workload.rounds:
         raise ValueError(
             f"rounds={rounds} but workload {workload.name!r} has rounds={workload.rounds}: pass "

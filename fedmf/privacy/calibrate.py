@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
 
 from fedmf import checks
 from fedmf.mechanisms.base import Mechanism
@@ -203,14 +203,16 @@ def _risk_limit(
 
 
 @with_numpy_defaults
-def calibrate(
+def calibrate(  # noqa: PLR0913  (each target is an argument of its own)
     mechanism: Mechanism,
     participation: Participation | None,
     *,
     delta: float,
     clip_norm: float = 1.0,
     sampling: Sampling | None = None,
-    **target: Unpack[Target],
+    epsilon: float | None = None,
+    advantage: float | None = None,
+    true_positive_rate: tuple[float, float] | None = None,
 ) -> Plan:
     """Computes the plan with the least noise that meets a privacy target for the whole run.
 
@@ -225,15 +227,17 @@ def calibrate(
       clip_norm: L2 bound on one client's update in one round.
       sampling: the sampling scheme, which amplifies the guarantee; None for a guarantee that holds
         however clients are sampled.
-      target: exactly one of epsilon (at `delta`), advantage, and true_positive_rate, a pair
-        (false-positive rate, largest true-positive rate of any attack); see
-        `fedmf.privacy.calibrate.Target`.
+      epsilon, advantage, true_positive_rate: the target, exactly one of these three. `epsilon` is
+        the largest epsilon at `delta`, positive and below 5000. `advantage` is the largest
+        advantage of any attack on one client, in (0, 1). `true_positive_rate` is a pair
+        (false-positive rate, largest true-positive rate of any attack at it), both in (0, 1), the
+        second one larger than the first.
 
     Returns:
       The plan, whose epsilon or risk is at most the target.
 
     Raises:
-      TypeError: an argument has another type, or the target is not one of the three.
+      TypeError: an argument has another type.
       ValueError: not exactly one target is passed, a number is out of range, the rounds of
         mechanism and participation differ, the sampling scheme does not suit the mechanism, or no
         noise multiplier reaches the target.
@@ -250,6 +254,11 @@ def calibrate(
         raise TypeError(
             f"participation={participation!r} must be a fedmf.Participation, or None with sampling"
         )
+    target: Target = {
+        "epsilon": epsilon,
+        "advantage": advantage,
+        "true_positive_rate": true_positive_rate,
+    }
     privacy_limit = _limit(delta, target)
     if sampling is not None:
         # `Plan` sets the participation that the sampling scheme ensures.

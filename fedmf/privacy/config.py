@@ -66,7 +66,9 @@ class PlanConfig:
         their default are left out.
 
     Raises:
-      TypeError, ValueError: naming the field, its value and what to do instead.
+      TypeError: a field is not of its type.
+      ValueError: a field is out of its range, needs another field that is not set, or contradicts
+        another field; or there is not exactly one privacy target.
 
     >>> config = PlanConfig(rounds=8, min_sep=4, family="blt", mechanism_options={"buffers": 2},
     ...                     noise_multiplier=2.0)
@@ -342,8 +344,8 @@ class PlanConfig:
           mechanism: the mechanism of the plan; by default the one that `fit` returns.
 
         Raises:
-          TypeError, ValueError: fields that do not fit together. These errors come before the
-            calibration, which can take minutes.
+          TypeError, ValueError: two fields contradict each other, or no noise meets the target.
+            The former errors come before the calibration, which can take minutes.
         """
         if mechanism is None:
             mechanism = self.fit()

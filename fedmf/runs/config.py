@@ -57,7 +57,8 @@ class TrainConfig(PlanConfig):
       task_options: options of the task by name.
 
     Raises:
-      TypeError, ValueError: a field is invalid.
+      TypeError: a field is not of its type.
+      ValueError: a field is out of its range, or contradicts another field.
 
     >>> config = TrainConfig(family="banded", rounds=8, min_sep=4, epsilon=8.0)
     >>> config.participation().max_participations

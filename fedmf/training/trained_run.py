@@ -186,7 +186,8 @@ class TrainedRun(Run):
           quantiles}; these three are missing if the metric is over no client}}}.
 
         Raises:
-          TypeError, ValueError: an invalid argument, or no client has two examples.
+          TypeError: an argument is not of its type.
+          ValueError: a number is out of its range, or no client has two examples.
         """
         progress = checks.boolean("progress", progress)
         hint = "1 is a usual choice"

@@ -3,6 +3,8 @@
 A new public name is a line of CALLS; see tests/test_odd_arguments.py.
 """
 
+import doctest
+
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.clientapp import ClientApp
@@ -109,3 +111,10 @@ def test_every_public_name_has_a_case():
 def test_an_empty_model_is_refused():
     with pytest.raises(ValueError, match="initial_arrays is empty"):
         new().start(Grid(NODES), ArrayRecord())
+
+
+def test_the_example_of_the_strategy_runs():
+    (example,) = doctest.DocTestFinder(recurse=False).find(MatrixFactorizationDP)
+    results = doctest.DocTestRunner().run(example)
+    assert results.failed == 0
+    assert results.attempted >= 7
