@@ -1,8 +1,9 @@
-"""Read a privacy statement, and check it with nothing but numpy and scipy. No TensorFlow.
+"""Check the sensitivity and the epsilon of a privacy statement with numpy and scipy. No TensorFlow.
 
-A statement (JSON) says the mechanism, how often a client takes part, the noise and the epsilon.
-Given the mechanism file as well, the sensitivity and the epsilon follow in a few lines that do not
-trust fedmf's accounting.
+A statement (JSON) has the mechanism, the limits of participation, the noise and epsilon. Together
+with the file of the mechanism, a few lines compute the sensitivity and delta again without fedmf's
+accounting. fedmf only reads the file. The check says nothing about the run: whether updates were
+clipped, whether the noise was added, and who took part.
 
 python examples/check_statement.py                                 makes a statement and checks it
 python examples/check_statement.py statement.json mechanism.npz    checks yours
@@ -31,35 +32,39 @@ def example():
 
 
 statement_file, mechanism_file = sys.argv[1:] or example()
-said = json.loads(pathlib.Path(statement_file).read_text())
-claim, pattern = said["guarantee"], said["participation"]
-if said["sampling"] is not None or said["mechanism"]["bands"] > pattern["min_sep"]:
+statement = json.loads(pathlib.Path(statement_file).read_text())
+claim = statement["guarantee"]
+limits = statement["participation"]
+if statement["sampling"] is not None or statement["mechanism"]["bands"] > limits["min_sep"]:
     sys.exit("this check covers banded mechanisms of at most min_sep bands, without sampling")
 
 # A client's rounds are min_sep or more apart, and columns that far apart do not overlap: their
 # norms add in squares (banded paper, Thm. 2).
 C = fedmf.load_mechanism(mechanism_file).encoder()
 i, j = np.nonzero(C)
-assert (i - j).max() < pattern["min_sep"], "the encoder has more bands than it says"
+assert (i - j).max() < limits["min_sep"], "the encoder has more bands than the statement says"
 norms_squared = np.sort((C**2).sum(axis=0))[::-1]
-sensitivity = float(np.sqrt(norms_squared[: pattern["max_participations"]].sum()))
+sensitivity = float(np.sqrt(norms_squared[: limits["max_participations"]].sum()))
 
 # One Gaussian of sensitivity `sensitivity * clip_norm` and standard deviation `stddev`: Balle and
 # Wang 2018, Theorem 8.
-mu = sensitivity * said["clip_norm"] / said["stddev"]
+mu = sensitivity * statement["clip_norm"] / statement["stddev"]
 
 
 def delta(epsilon):
     return norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
 
 
-print(f"sensitivity  said {claim['sensitivity']:.6f}   found at most {sensitivity:.6f}")
+computed_delta = delta(claim["epsilon"])
+print(f"sensitivity: stated {claim['sensitivity']:.6f}, computed at most {sensitivity:.6f}")
 print(
-    f"delta at epsilon {claim['epsilon']:.6f}   said {claim['delta']:.3e}   found "
-    f"{delta(claim['epsilon']):.3e}"
+    f"delta at epsilon {claim['epsilon']:.6f}: stated {claim['delta']:.3e}, "
+    f"computed {computed_delta:.3e}"
 )
-true = sensitivity <= claim["sensitivity"] * (1 + 1e-9) and delta(claim["epsilon"]) <= claim[
+is_confirmed = sensitivity <= claim["sensitivity"] * (1 + 1e-9) and computed_delta <= claim[
     "delta"
 ] * (1 + 1e-9)
-print("The statement is true." if true else "THE STATEMENT IS NOT TRUE.")
-sys.exit(0 if true else 1)
+if not is_confirmed:
+    print("The stated guarantee is TOO STRONG for this mechanism and this noise.")
+    sys.exit(1)
+print("Sensitivity and epsilon are confirmed for this mechanism and this noise.")

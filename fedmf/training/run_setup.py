@@ -163,7 +163,7 @@ class RunSetup:
             canaries=self.config.canaries,
             subject=subject_of_run(self.config, plan_content),
         )
-        values |= scaling_values(self.config) | {"date": record["date"]}
+        values |= scaling_values(self.config) | {"date": plan_content["date"]}
         values |= {"synthetic_clients": self.task.synthetic_clients}
         write_atomically(folder.path / "statement.md", markdown(values))
         write_atomically(folder.path / "private" / "noise_seed", f"{self.noise_seed}\n", mode=0o600)

@@ -29,7 +29,7 @@ SHOWN = {
     "choose_bands": ("epsilon 8", "choose_bands.png"),
     "flower_accuracy": ("3.8 times less again", "flower_accuracy.png"),
     "audit_own_log": ("observed: 15 rounds apart", "audit_statement.md"),
-    "check_statement": ("The statement is true.", "statement.json"),
+    "check_statement": ("Sensitivity and epsilon are confirmed", "statement.json"),
 }
 MAX_LINES = 80
 
@@ -136,4 +136,4 @@ def test_a_false_statement_is_found(tmp_path, run):
     path.write_text(said.replace(stddev[0], f'"stddev": {0.99 * float(stddev[1])}'))
     status, printed = run("check_statement", "statement.json", "mechanism.npz")
     assert status == 1
-    assert "NOT TRUE" in printed
+    assert "TOO STRONG" in printed
