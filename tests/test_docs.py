@@ -23,7 +23,6 @@ PAGES = (
     "private_metrics",
     "pytorch",
     "server",
-    "statement",
     "test_aggregator",
 )
 
