@@ -117,4 +117,4 @@ def test_the_example_of_the_strategy_runs():
     (example,) = doctest.DocTestFinder(recurse=False).find(MatrixFactorizationDP)
     results = doctest.DocTestRunner().run(example)
     assert results.failed == 0
-    assert results.attempted >= 7
+    assert results.attempted >= 4
