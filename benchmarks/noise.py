@@ -130,7 +130,7 @@ def host(name: str, rounds: int, size: int) -> tuple[Callable[[], Any], Callable
     plan = plan_of(name, rounds)
 
     def set_up() -> Rows:
-        from fedmf.server.rows import HostNoise
+        from fedmf.server.host_noise import HostNoise
 
         # At toy size all noise fits into memory and would be regenerated.
         strategy = "recurrent" if size < SIZE and plan.mechanism.family != "dense" else None

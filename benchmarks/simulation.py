@@ -90,14 +90,14 @@ def serve(kind: str, model: str, clients: int, rounds: int, threads: int | None)
 
     class Measure(federated.Callback):
         def on_start(self, training: Any) -> None:
-            commit = training.folder.rounds.commit
+            commit = training.folder.commit
 
             def timed(committed: Any) -> None:
                 start = time.perf_counter()
                 commit(committed)
                 self._commit = time.perf_counter() - start
 
-            training.folder.rounds.commit = timed
+            training.folder.commit = timed
 
         def on_round(self, training: Any, row: dict[str, Any]) -> None:
             seconds, cpu = time.perf_counter() - began[0], cpu_seconds(_family()) - began[1]

@@ -45,7 +45,7 @@ if not TFF:
 if not _installed("flwr"):
     collect_ignore += ["flower"]
 if not _installed("ray"):
-    collect_ignore += ["federated/execution/test_cluster.py", "sweeps/test_cluster.py"]
+    collect_ignore += ["federated/client_training/test_cluster.py", "sweeps/test_cluster.py"]
 if not _installed("tensorflow"):
     collect_ignore_glob += ["federated/*"]
     collect_ignore += [
@@ -79,25 +79,25 @@ LONG = (
     "experiments/test_study_check.py",
     "examples/test_examples.py",
     "audits/test_aggregator.py",
-    "federated/execution/test_as_keras.py",
-    "federated/execution/test_in_process.py",
+    "federated/client_training/test_as_keras.py",
+    "federated/client_training/test_in_process.py",
     "sweeps/test_run.py",
     "test_packaging.py",
     "federated/training/test_loop.py",
     "privacy/test_attack_risk.py",
     "federated/tff/test_tff_models.py",
     "privacy/test_amplification.py",
-    "federated/execution/test_threads.py",
+    "federated/client_training/test_threads.py",
     "mechanisms/fits/test_dense.py",
     "privacy/test_comparison.py",
     "cli/test_commands.py",
     "cli/test_evaluate.py",
     "federated/tff/test_audit.py",
     "privacy/test_bands.py",
-    "federated/execution/test_optimizers.py",
-    "federated/execution/test_vectorised.py",
+    "federated/client_training/test_optimizers.py",
+    "federated/client_training/test_vectorised.py",
     "federated/tff/test_check_process.py",
-    "federated/execution/test_sample_weights.py",
+    "federated/client_training/test_sample_weights.py",
     "federated/training/test_model_check.py",
     "federated/tff/test_aggregator.py",
 )
@@ -165,7 +165,7 @@ def _traced_once(make: Callable[..., Any], *fields: str) -> Callable[..., Any]:
 def _traced() -> list[tuple[Any, str, Callable[..., Any]]]:
     """What is traced for one task in all of this process: module, name, and what stands there."""
     from fedmf.federated import learner
-    from fedmf.federated.execution import client_setup
+    from fedmf.federated.client_training import client_setup
     from fedmf.training.learner import ClientSettings
 
     # Graphs do not depend on these; a learner has one spec.
@@ -186,9 +186,9 @@ def clients_in_turn() -> Iterator[None]:
     of the same task, for tests whose subject is not their work.
 
     Tracing the clients side by side takes two thirds of a small run, and tracing at all two thirds
-    of the rest; tests/federated/execution has that all train the same model.
+    of the rest; tests/federated/client_training has that all train the same model.
     """
-    from fedmf.federated.execution import client_setup, vectorised_sizes
+    from fedmf.federated.client_training import client_setup, vectorised_sizes
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vectorised_sizes, "SMALL_MODEL", 0)

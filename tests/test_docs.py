@@ -4,6 +4,7 @@ Those that need TensorFlow, such as tff.md, have tests of their own; the build o
 executes its cells.
 """
 
+import ast
 import pathlib
 import re
 
@@ -136,6 +137,19 @@ def test_the_page_on_the_layout_has_the_floors_of_the_test_and_names_files_that_
     assert floors == FLOORS
     for name in re.findall(r"`((?:fedmf|tasks|tests|experiments|docs)/[\w/.]+)`", page):
         assert (DOCS.parent / name).exists(), name
+
+
+def test_the_page_on_the_layout_names_functions_that_exist():
+    """In the table "Where is what" a name in code follows the file that defines it."""
+    page = (DOCS / "built.md").read_text()
+    answers = re.findall(r"`(fedmf/[\w/]+\.py)`: `([\w.]+)`", page)
+    assert len(answers) >= 14
+    for path, name in answers:
+        body = ast.parse((DOCS.parent / path).read_text()).body
+        for part in name.split("."):
+            definitions = [node for node in body if getattr(node, "name", None) == part]
+            assert definitions, f"{path} has no {name}"
+            body = definitions[0].body if isinstance(definitions[0], ast.ClassDef) else []
 
 
 def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import fedmf
 
 
-@pytest.mark.parametrize("module", ["fedmf.reports.pictures", "fedmf.experiments.demo"])
+@pytest.mark.parametrize("module", ["fedmf.reports.command_pictures", "fedmf.experiments.demo"])
 def test_imports_work_with_a_missing_backend(module):
     program = f"import {module}, os; print(os.environ['MPLBACKEND'])"
     backend = "module://matplotlib_inline.no_such_backend"

@@ -12,9 +12,9 @@ import fedmf
 import fedmf.cli
 from fedmf.cli.values import EXISTING, EXISTING_FILE, PATH, FilePath, NoiseSeed, OutputFile
 from fedmf.runs.export import check_export_path
-from fedmf.server import rows
+from fedmf.server import host_noise
 from fedmf.server.folder import ServerFolder
-from fedmf.server.rows import HostNoise
+from fedmf.server.host_noise import HostNoise
 from fedmf.tasks.describe import describe_file
 from fedmf.tasks.stackoverflow.text_import import import_text
 from tests.cli.test_errors import commands
@@ -52,7 +52,7 @@ def noise_in_a_map():
     """Rows that memory has no room for: the strategy looks at the folder's disk first."""
     plan = plan_of(MECHANISMS["banded"](12))
     HostNoise(plan, 100, noise_seed=1, folder="~/map")
-    rows._zeros((2, 100), is_mapped=True, folder="~/map")
+    host_noise._zeros((2, 100), is_mapped=True, folder="~/map")
 
 
 # Function and argument -> a call with a path in the home folder, and what it leaves there.
@@ -91,7 +91,7 @@ CALLS = {
         "who.png"
     ),
     "HostNoise.__init__ folder": (noise_in_a_map, "map"),
-    "ServerFolder.__init__ path": (lambda: ServerFolder("~/folder").close(), "folder/private"),
+    "ServerFolder.__init__ path": (lambda: ServerFolder("~/folder").close(), "folder"),
     "WarmupCooldown file": (lambda: fedmf.schedule.schedule_text("schedule", "~/schedule"), ""),
     "read_config_file path": (lambda: fedmf.runs.config.read_config_file("~/config.json"), ""),
     "import_text path, out": (lambda: import_text("~/texts.csv", "~/texts.sqlite"), "texts.sqlite"),

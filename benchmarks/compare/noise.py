@@ -17,7 +17,7 @@ def fedmf_rows(name: str, size: int, rounds: int = _ROUNDS) -> Work:
     import numpy as np
 
     from benchmarks.noise import plan_of
-    from fedmf.server.rows import HostNoise
+    from fedmf.server.host_noise import HostNoise
 
     strategy = None if size == SIZE else "recurrent"  # toy noise fits into memory
     noise = HostNoise(plan_of(name, rounds), size, noise_seed=_SEED, strategy=strategy)

@@ -157,8 +157,7 @@ class CostlyClient:
 
 
 class Tally:
-    """Tally of a run's clients, which finds the largest sensitivities of the run to them. A client
-    is counted when it passes through `counted`.
+    """Largest sensitivities of a run to its clients, computed while clients pass through `counted`.
 
     Args:
       plan: the allowed participation, and the mechanism.

@@ -1,5 +1,4 @@
-"""Audit of any aggregator of client updates, as a black box, against the claim that it clips and
-adds noise with a certain noise multiplier.
+"""Audit of any aggregator of client updates, as a black box, against a claimed noise multiplier.
 
 The noise is sampled by calls with updates of zeros. Then the audit measures movements: how far the
 updates of clients move a release, along a direction in which the noise is known. A test fails if

@@ -1,5 +1,4 @@
-"""Updates that an audit sends to an aggregator, and how far they may move a release if the claim
-about the aggregator holds.
+"""Updates that an audit sends to an aggregator, with the movement that the claim allows.
 
 A `Scenario` is one row of the table in `fedmf.audits.aggregator_scenarios`.
 """
@@ -41,8 +40,7 @@ Updates = Callable[[], list[np.ndarray]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Updates that clients send in a round, and how far they may move the release if the claim
-    about the aggregator holds.
+    """Updates that clients send in a round, with the movement that the claim allows.
 
     Attributes:
       test: name of the test that the scenario belongs to.
@@ -86,7 +84,7 @@ class Scenario:
 
 
 class Inputs:
-    """Factory of updates, whose arrays have the shapes that a claim states.
+    """Factory of updates with the shapes of a claim.
 
     Attributes:
       zero_update: an update of zeros, or a small one if the function raises an error on zeros.

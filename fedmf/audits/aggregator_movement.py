@@ -66,7 +66,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Movement:
-    """Movement of a release, compared with the largest movement that the claim allows.
+    """Movement of a release relative to the movement that the claim allows.
 
     Attributes:
       scenario: the updates that were sent.
@@ -84,9 +84,7 @@ class Movement:
 
 
 class BaselineEstimates:
-    """Cache of the estimates of scenarios with which others are compared (baselines), so that each
-    is measured once.
-    """
+    """Cache of the estimates of baseline scenarios, so that each is measured once."""
 
     def __init__(self) -> None:
         # A list and not a dict, because scenarios contain arrays and are not hashable. Scenarios
@@ -351,8 +349,7 @@ class Measurements:
     def movements(
         self, scenario: Scenario, num_tests: int, baselines: BaselineEstimates
     ) -> Iterator[Movement]:
-        """Measures a scenario, and yields the movement along each unit vector, compared with the
-        claim.
+        """Measures a scenario, and yields the movement along each unit vector beside the claim.
 
         Args:
           scenario: the updates to send.

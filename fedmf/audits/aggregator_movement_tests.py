@@ -44,7 +44,7 @@ class MovementTests:
         self._skipped_names = (self.claim.leave_out or "").split(",")
 
     def run(self, special_tests: "Mapping[str, SpecialTest]") -> None:
-        """Runs all movement tests, except those that the settings of the claim leave out.
+        """Runs all tests that the claim does not leave out.
 
         Args:
           special_tests: test name -> test that needs more than rows of the table.

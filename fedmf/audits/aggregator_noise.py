@@ -19,7 +19,8 @@ from fedmf.participation.schema import Participation
 
 # The tests must detect noise that is cut off at this many standard deviations.
 DETECTED_CUT = 4.0
-# The error rate of the tail tests is divided by this number of tests.
+# The error rate of the tail tests is divided by this number, an upper bound on how many tail tests
+# there are.
 _NUM_TAIL_TESTS = 16
 # The number of sampled entries is multiplied by this factor. The estimated scale of a small array
 # may be wrong by 1%, so that a cut seems 1% farther out, and detecting it takes a fifth more

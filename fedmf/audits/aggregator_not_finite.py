@@ -202,6 +202,7 @@ def _outlier_p_value(tests: MovementTests, row: np.ndarray) -> float:
     array_means = array_sums / sizes * (sizes > 1)
     deviations = np.abs(white_row - signs * array_means[array_of])
     deviations -= measurements.allowed_deviation(tests.claim.clients) * (sizes == 1)[array_of]
-    # The claim allows the update of one client to move an entry by at most twice the sensitivity.
+    # The claim allows the update of one client to move an entry by twice the sensitivity, from one
+    # extreme to the other.
     largest_excess = float(deviations.max()) * (1 - 1e-3) - 2 * measurements.allowed_deviation(1)
     return min(1.0, 2 * len(white_row) * float(stats.norm.sf(largest_excess)))

@@ -1,6 +1,4 @@
-"""Tests of an aggregator that need procedures of their own, and are not in the table of
-scenarios.
-"""
+"""Tests of an aggregator with procedures of their own, beyond the table of scenarios."""
 
 import dataclasses
 import math
@@ -183,9 +181,7 @@ def _compare_noise(
 
 
 def find_smaller_arrays(tests: MovementTests) -> None:
-    """Finds arrays that have less noise than claimed, and that a client also moves less than
-    claimed.
-    """
+    """Finds arrays with less noise than claimed that a client also moves less than claimed."""
     from scipy import stats
 
     noise_model = tests.measurements.noise_model

@@ -77,7 +77,7 @@ def bands(
     choice = BandChoice(search=search, rows=tuple(rows))
     summary = choice.summary()
     if out is not None:
-        from fedmf.reports.pictures import bands_picture
+        from fedmf.reports.command_pictures import bands_picture
 
         write_atomically(out, bands_picture(summary))
         summary["picture"] = str(out)

@@ -106,7 +106,7 @@ def compare(
     summary["check_ins"] = devices or None
     summary["left_out"] = reasons_left_out
     if out is not None:
-        from fedmf.reports.pictures import comparison_picture
+        from fedmf.reports.command_pictures import comparison_picture
 
         write_atomically(out, comparison_picture(summary))
         summary["picture"] = str(out)

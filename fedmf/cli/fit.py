@@ -249,7 +249,7 @@ def _picture(
 ) -> pathlib.Path:
     """Draws the mechanism, scaled to sensitivity 1, into a file beside `out`."""
     from fedmf.files import write_atomically
-    from fedmf.reports.pictures import mechanism_picture
+    from fedmf.reports.command_pictures import mechanism_picture
     from fedmf.reports.text import plural
 
     path = out.with_suffix(".png")

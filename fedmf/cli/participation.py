@@ -122,7 +122,7 @@ def participation(
         behavior = DeviceBehavior(**{name: options[name] for name in behavior_options})
         values = _forecast_values(options, size, availability, behavior, search=search)
     if out is not None:
-        from fedmf.reports.pictures import participation_picture
+        from fedmf.reports.command_pictures import participation_picture
 
         write_atomically(out, participation_picture(values))
         values["picture"] = str(out)

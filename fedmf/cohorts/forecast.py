@@ -26,9 +26,8 @@ from fedmf.participation.schema import Participation
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.sampling import Sampling
 
-# By default a simulation has about _SIMULATED_CLIENTS clients, and cohorts of at least
-# _SIMULATED_COHORT clients. With fewer clients, chance alone would more often leave too few
-# eligible clients for a cohort.
+# Default numbers of clients and of clients in a cohort in a simulation. With fewer, chance alone
+# would more often leave too few eligible clients for a cohort.
 _SIMULATED_CLIENTS = 200_000
 _SIMULATED_COHORT = 100
 _MAX_POOL_ROUNDS = 200

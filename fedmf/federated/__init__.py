@@ -15,7 +15,7 @@ from fedmf.federated.model_functions import CompiledEpoch  # noqa: E402
 from fedmf.federated.task import Task  # noqa: E402
 from fedmf.federated.tensorboard import TensorBoard  # noqa: E402
 from fedmf.server.following import Scaling  # noqa: E402
-from fedmf.server.rows import HostNoise  # noqa: E402
+from fedmf.server.host_noise import HostNoise  # noqa: E402
 from fedmf.training.callbacks import Callback, StopAfter  # noqa: E402
 from fedmf.training.divergence import DivergedRun, StopOnDivergence  # noqa: E402
 from fedmf.training.early_stopping import EarlyStopping  # noqa: E402

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.execution.records import specs_of
+from fedmf.federated.client_training.records import specs_of
 from fedmf.federated.loss import batch_loss, is_mean, keras_mask
 from fedmf.federated.model_functions import ModelFunctions, tensor_specs
 from fedmf.federated.tensorflow_import import check_eager
@@ -55,8 +55,7 @@ def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) ->
 
 
 class KerasEvaluator:
-    """A callable of the type `Evaluate`, which takes weights and examples and evaluates a Keras or
-    TFF model on them.
+    """A function of weights and examples that evaluates a Keras or TFF model, an `Evaluate`.
 
     Args:
       functions: the task's functions.

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf import checks
+from fedmf.federated.client_training import client_setup
+from fedmf.federated.client_training.threads import limited_threads, use_one_thread_per_operation
 from fedmf.federated.evaluation import KerasEvaluator
-from fedmf.federated.execution import client_setup
-from fedmf.federated.execution.threads import limited_threads, use_one_thread_per_operation
 from fedmf.federated.fingerprint import fingerprint
 from fedmf.federated.keras_file import deflate_words, load_keras_file
 from fedmf.federated.model_check import check_model

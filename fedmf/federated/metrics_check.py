@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from fedmf.federated.client_training.stateless_model import operations
 from fedmf.federated.evaluation import update_metric
-from fedmf.federated.execution.stateless_model import operations
 from fedmf.federated.forbidden_operations import DRAWS, PYTHON, stateful_operations
 from fedmf.federated.model_functions import ModelFunctions, tensor_specs
 from fedmf.federated.tensorflow_errors import error_reason

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from fedmf.federated.execution.stateless_model import operations
+from fedmf.federated.client_training.stateless_model import operations
 from fedmf.federated.forbidden_operations import check_operations
 from fedmf.federated.loss import BatchLoss, batch_loss, minimised
 from fedmf.federated.metrics_check import check_metrics, check_private_metrics

@@ -451,7 +451,7 @@ class Participation(fields.Checked, abc.ABC):
         """
         yield from self._maximal_sets(())
 
-    def sensitivity(self, strategy: Any) -> Sensitivity:
+    def sensitivity(self, encoder_or_mechanism: Any) -> Sensitivity:
         """Returns the L2 sensitivity of x -> C x to one client, or an upper bound on it. C is the
         encoder.
 
@@ -459,10 +459,10 @@ class Participation(fields.Checked, abc.ABC):
         `fedmf.sensitivity` checks its arguments, calls this method and caches the result.
 
         Args:
-          strategy: C, float64 (m, rounds), or a mechanism.
+          encoder_or_mechanism: C, float64 (m, rounds), or a mechanism.
         """
         sets = RoundSets(self.rounds, self.min_sep, self.max_participations, are_windows=False)
-        bound = sensitivity_to_sets(strategy, sets)
+        bound = sensitivity_to_sets(encoder_or_mechanism, sets)
         method = "any rounds within min_sep and max_participations: upper bound"
         return Sensitivity(value=bound.value, exact=False, method=method)
 

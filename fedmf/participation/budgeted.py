@@ -151,7 +151,7 @@ class Budgeted(Participation):
         """
         raise self._missing_encoder()
 
-    def sensitivity(self, strategy: Any) -> Sensitivity:
+    def sensitivity(self, encoder_or_mechanism: Any) -> Sensitivity:
         """Returns the budget, or the sensitivity to a client that takes part in all rounds if that
         is smaller.
 
@@ -159,7 +159,7 @@ class Budgeted(Participation):
         of |X_st|, which the schema bounds.
         """
         assert self.budget is not None
-        of_all_rounds = EveryRound(rounds=self.rounds).sensitivity(strategy)
+        of_all_rounds = EveryRound(rounds=self.rounds).sensitivity(encoder_or_mechanism)
         value = self.budget * (1 + BUDGET_ROUNDING)
         if of_all_rounds.value <= value:
             return of_all_rounds

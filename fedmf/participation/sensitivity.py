@@ -40,39 +40,39 @@ _MAX_WINDOW_SHARPENED = 4096
 
 
 @with_numpy_defaults
-def sensitivity_to_sets(strategy: Any, sets: RoundSets) -> Sensitivity:
+def sensitivity_to_sets(encoder_or_mechanism: Any, sets: RoundSets) -> Sensitivity:
     """Returns the sensitivity of an encoder to one client: exact, or the smallest upper bound
     known.
 
     Args:
-      strategy: C, float64 (m, rounds), or an object with the methods of a mechanism: `encoder()`
-        and any of `toeplitz_coefficients()`, `toeplitz_gram()` and `banded_rows()`.
+      encoder_or_mechanism: C, float64 (m, rounds), or an object with the methods of a mechanism:
+        `encoder()` and any of `toeplitz_coefficients()`, `toeplitz_gram()` and `banded_rows()`.
       sets: sets of rounds of one client.
 
     Raises:
-      TypeError: strategy is not an array of numbers.
+      TypeError: the encoder is not an array of numbers.
       ValueError: the encoder is not 2-D, not finite, or its number of columns is not sets.rounds.
 
     >>> sets = RoundSets(rounds=6, min_sep=2, max_participations=3, are_windows=False)
     >>> sensitivity_to_sets(np.eye(6), sets).value ** 2
     2.9999999999999996
     """
-    coefficients = _result_of(strategy, "toeplitz_coefficients")
+    coefficients = _result_of(encoder_or_mechanism, "toeplitz_coefficients")
     if coefficients is not None:
         toeplitz_bound = _toeplitz_sensitivity(_check_magnitude(coefficients), sets)
         if toeplitz_bound.exact or sets.rounds > _MAX_ROUNDS_TRIED_DENSE:
             return toeplitz_bound
-        dense_bound = sensitivity_to_sets(strategy.encoder(), sets)
+        dense_bound = sensitivity_to_sets(encoder_or_mechanism.encoder(), sets)
         return min(toeplitz_bound, dense_bound, key=lambda bound: bound.value)
-    gram = _result_of(strategy, "toeplitz_gram")
+    gram = _result_of(encoder_or_mechanism, "toeplitz_gram")
     if gram is not None:
         return _toeplitz_gram_sensitivity(_check_magnitude(gram), sets)
-    rows = _result_of(strategy, "banded_rows")
+    rows = _result_of(encoder_or_mechanism, "banded_rows")
     if rows is not None and (rows.shape[1] <= sets.min_sep or sets.max_participations == 1):
         return of_disjoint_columns(_squared_column_norms(_check_magnitude(rows)), sets)
-    encoder = _result_of(strategy, "encoder")
+    encoder = _result_of(encoder_or_mechanism, "encoder")
     if encoder is None:
-        encoder = strategy
+        encoder = encoder_or_mechanism
     C = checks.finite_array("encoder_or_mechanism", encoder, ndim=2)
     check_columns(C.shape[1], sets.rounds)
     return of_matrix(_check_magnitude(C), sets)

@@ -84,7 +84,7 @@ class _Separated(Participation):
         """Yields every maximal set of allowed rounds of one client, as a sorted tuple."""
         yield from self._patterns_from(())
 
-    def sensitivity(self, strategy: Any) -> Sensitivity:
+    def sensitivity(self, encoder_or_mechanism: Any) -> Sensitivity:
         """Returns the L2 sensitivity of an encoder to one client: exact, or the smallest upper
         bound known.
         """
@@ -92,7 +92,7 @@ class _Separated(Participation):
         sets = RoundSets(
             self.rounds, self.min_sep, self.max_participations, are_windows=has_all_rounds
         )
-        return sensitivity_to_sets(strategy, sets)
+        return sensitivity_to_sets(encoder_or_mechanism, sets)
 
     def _patterns_from(self, first_rounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Yields the maximal sets of allowed rounds whose first rounds are `first_rounds`."""
@@ -237,12 +237,12 @@ class FixedEpoch(Participation):
             for first in range(max(len(rounds_in_step) - window_length, 0) + 1):
                 yield rounds_in_step[first : first + window_length]
 
-    def sensitivity(self, strategy: Any) -> Sensitivity:
+    def sensitivity(self, encoder_or_mechanism: Any) -> Sensitivity:
         """Returns the L2 sensitivity of an encoder to one client: exact, or the smallest upper
         bound known.
         """
         sets = RoundSets(self.rounds, self.min_sep, self.max_participations, are_windows=True)
-        return sensitivity_to_sets(strategy, sets)
+        return sensitivity_to_sets(encoder_or_mechanism, sets)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

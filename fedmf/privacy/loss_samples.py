@@ -63,8 +63,7 @@ _Arrays = tuple[np.ndarray, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RemoveSample:
-    """A sample of the weight W that the module docstring defines. The mean of W is delta for
-    removing a client.
+    """A sample of the variable W, whose mean is delta for removing a client.
 
     Attributes:
       order: K, the number of patterns that are drawn together.
@@ -103,8 +102,7 @@ class RemoveSample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class AddSample:
-    """A sample of the privacy loss L under Q, the distribution of the output without the client. It
-    gives delta for adding a client.
+    """A sample of the privacy loss L under Q, for the delta of adding a client.
 
     Attributes:
       loss: the losses in ascending order, float64.
@@ -149,9 +147,8 @@ class AddSample:
     def line_bound(
         self, epsilon: float, points: tuple[float, float], failure: float, size: int
     ) -> float:
-        """Computes the bound on delta for adding a client by Ehrhard's inequality. It is the bound
-        that a sample of `size` losses would give if it had the same shares below the two points as
-        this one.
+        """Computes the bound on delta for adding a client by Ehrhard's inequality, for a sample of
+        `size` losses of which the same shares as here are below the two points.
         """
         from scipy import special
 
@@ -181,8 +178,7 @@ class AddSample:
 
 
 def log_weight_bound(order: int, log_factor_bound: float, epsilon: float) -> float:
-    """Computes the log of the largest possible value at epsilon e of W, the weight whose mean is
-    delta for removing a client.
+    """Computes the log of the largest possible value of W at an epsilon e.
 
     The factor exp(-(K - 1) L) (1 - exp(e - L)) of W is largest where exp(e - L) = 1 - 1/K.
     """
@@ -207,7 +203,7 @@ def bernstein_bound(
 
 
 def remove_sample(losses: Losses, order: int, size: int, purpose: int) -> RemoveSample:
-    """Draws at least `size` samples of the weight W, whose mean is delta for removing a client."""
+    """Draws at least `size` samples of the variable W, for the delta of removing a client."""
 
     def positive_losses(log_factor: np.ndarray, loss: np.ndarray) -> _Arrays:
         is_positive = loss > 0
@@ -224,9 +220,7 @@ def remove_sample(losses: Losses, order: int, size: int, purpose: int) -> Remove
 
 
 def add_sample(losses: Losses, size: int, purpose: int) -> AddSample:
-    """Draws at least `size` samples of the privacy loss L under Q, the distribution without the
-    client. They give delta for adding a client.
-    """
+    """Draws at least `size` samples of the loss L under Q, for the delta of adding a client."""
     shards = _shards(losses, 0, size, purpose, lambda _, loss: (loss,))
     return AddSample(loss=np.sort(np.concatenate([loss for (loss,) in shards])))
 

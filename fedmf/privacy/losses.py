@@ -45,8 +45,8 @@ class Losses(abc.ABC):
 
     @abc.abstractmethod
     def log_factor_bound(self, order: int) -> float:
-        """Computes the log of an upper bound on the weight T of any `order` patterns (see
-        `sample`). It is infinite for orders whose bound is useless.
+        """Computes the log of an upper bound on the weight T of any `order` patterns. It is
+        infinite for orders whose bound is useless.
         """
 
     def __eq__(self, other: object) -> bool:

@@ -22,6 +22,9 @@ def least_noise_multiplier(
     """Computes the least noise multiplier whose risk, such as epsilon, is at most `target`. The
     result is never too small.
 
+    A noise multiplier is a ratio without a unit: the standard deviation of the noise divided by the
+    sensitivity of what the noise is added to. `risk_of` decides which sensitivity that is.
+
     Args:
       risk_of: returns the risk of a noise multiplier; decreasing.
       target: positive risk.

@@ -31,8 +31,7 @@ MOST_CHANGE = 1e6
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantileClipping:
     """Settings of adaptive clipping by the geometric quantile update: after every `every` rounds
-    the clip norm zeta becomes zeta exp(-learning_rate (b - quantile)), where b is the noisy share
-    of updates within zeta.
+    the clip norm zeta becomes zeta exp(-learning_rate (b - quantile)).
 
     Here b is the released share of clients whose update has a norm of at most zeta, averaged over
     these rounds and clipped to [0, 1].

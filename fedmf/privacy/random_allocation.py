@@ -65,9 +65,8 @@ _LARGEST_LOSS = 700.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RatioLaw:
-    """The distribution of the likelihood ratio P / Q on a grid of logarithms: under Q, the ratio is
-    exp(step * (low + i)) with probability `mass[i]`. P and Q are the distributions of the output
-    with and without the client.
+    """The distribution, under Q, of the likelihood ratio P / Q on a grid of logarithms: the ratio
+    is exp(step * (low + i)) with probability `mass[i]`.
 
     Attributes:
       step: distance of neighbouring grid points.
@@ -90,9 +89,7 @@ class RatioLaw:
 
     @functools.cached_property
     def mass_under_p(self) -> np.ndarray:
-        """The probabilities of the grid points under P, the distribution of the output with the
-        client, float64 of shape (points,).
-        """
+        """The probabilities of the grid points under P, float64 of shape (points,)."""
         return self.mass * np.exp(self.losses)
 
     def deltas(self, epsilon: float) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from fedmf import matplotlib_import  # noqa: F401
 from fedmf.files import expanded, make_folder, shell_path, shell_word, write_atomically
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.rounding import up
-from fedmf.reports import client_plots, noise_plots, plots, tables
+from fedmf.reports import client_plots, metric_plots, noise_plots, tables
 from fedmf.reports.canvas import Plot
 from fedmf.reports.groups import RunGroup, final_metric, group_runs, simulation_note, unfinished
 from fedmf.reports.text import (
@@ -65,9 +65,9 @@ def write_report(
     folder = expanded(folder)
     groups = group_runs(runs)
     plot_by_name = {
-        "validation": plots.accuracy_plot(groups),
-        "training": plots.training_plot(groups),
-        "private_metrics": plots.private_plot(groups),
+        "validation": metric_plots.accuracy_plot(groups),
+        "training": metric_plots.training_plot(groups),
+        "private_metrics": metric_plots.private_plot(groups),
         "clients": client_plots.clients_plot(groups),
         "fine_tuned": client_plots.fine_tuned_plot(groups),
         "noise_matrices": noise_plots.matrices_plot(groups),
@@ -140,7 +140,7 @@ def _render(
         unfinished=sum(bool(unfinished(run)) for run in runs),
         runs=len(runs),
         plots=plot_by_name,
-        clipping_note=plots.clipping_note(groups),
+        clipping_note=metric_plots.clipping_note(groups),
         results=tables.accuracy_table(groups),
         participation=tables.participation_table(groups),
         statements=_statements(groups),

@@ -24,7 +24,7 @@ from fedmf.reports.groups import (
     runs_of,
     simulation_note,
 )
-from fedmf.reports.plots import set_round_axis
+from fedmf.reports.metric_plots import set_round_axis
 from fedmf.reports.text import significant
 
 

@@ -1,4 +1,5 @@
-"""The folder of a run. `RunFolder` writes it atomically, and `Run` has its contents.
+"""The folder of a run. `RunFolder` writes it atomically, and `Run` has its contents. What it shares
+with the folder of a server is in `fedmf.server.journal_folder`.
 
 run/
   config.json          TrainConfig
@@ -40,9 +41,6 @@ from fedmf import checks, fields, strict_json
 from fedmf.files import (
     append_privately,
     checked_path,
-    lock,
-    make_folder,
-    sync_names,
     write_atomically,
 )
 from fedmf.mechanisms import Mechanism, load_mechanism
@@ -50,82 +48,31 @@ from fedmf.runs.config import TrainConfig
 from fedmf.runs.digests import AUDITED, RELEASED, digests, sha256
 from fedmf.runs.metric_table import columns, metrics_csv
 from fedmf.runs.reading import read_object, read_rows, read_weights
-from fedmf.runs.rounds import IDENTITY, RunRounds, changed_bound_files
-from fedmf.server.journal import make_private_folder
-from fedmf.server.journal_reading import JOURNAL, newest_number
+from fedmf.runs.rounds import IDENTITY, RUN, CommittedRound, changed_bound_files
+from fedmf.server.journal import Committed
+from fedmf.server.journal_folder import JournalFolder, check_begun
+from fedmf.server.journal_reading import committed_rounds
 
 CANARIES = "private/canaries.npz"
 _BEFORE_ROUND_0 = "config.json plan.json mechanism.npz statement.md vocabulary.json".split()
-# Files of a run outside of private/, except config.json.
-_RUN_FILES = (
-    "plan.json statement.md mechanism.npz metrics.jsonl metrics.csv "
-    "timings.jsonl participation.csv selected.csv result.json model.npz initial_model.npz "
-    "vocabulary.json clients.json fine_tuned.json tensorboard final_statement.md "
-    "final_statement.json stopped_by_data"
-).split()
 
 
 class RunFolder:
-    """Write access to the folder of a run.
+    """The folder of a run. What it has in common with the folder of a server, which is all that is
+    written inside `locked`, is in `JournalFolder`.
 
     It stores the digests of the files that it wrote, or checked when the run was resumed.
     result.json records these digests, so that it never covers a file that was edited meanwhile.
+
+    Attributes:
+      committed: the committed rounds, after `read_rounds`; empty for a new run.
     """
 
     def __init__(self, path: str | pathlib.Path) -> None:
         self.path = checked_path("folder", path, hint="name the folder of a run")
         self._digest_by_name: dict[str, str] = {}
-        self._rounds: RunRounds | None = None
-
-    @staticmethod
-    def create(path: str | pathlib.Path) -> "RunFolder":
-        """Creates the folder of a new run.
-
-        Raises:
-          ValueError: it holds a run, parts of one or other files of the same names, or cannot be
-            written to.
-        """
-        folder = RunFolder(path)
-        try:
-            if (folder.path / "config.json").exists():
-                raise ValueError(
-                    f"{folder.path} already holds a run: resume it with resume=True, "
-                    "or name another folder"
-                )
-            obstacles = folder._obstacles()
-            if obstacles:
-                raise ValueError(
-                    f"{folder.path} has a {obstacles[0]} and no config.json: a new run would "
-                    "overwrite it; name another folder, or empty this one"
-                )
-            make_private_folder(folder.path)
-            write_atomically(folder.path / "metrics.jsonl", "", mode=0o600)
-        except OSError as error:
-            raise folder._cannot_write(error) from error
-        return folder
-
-    def _obstacles(self) -> list[str]:
-        """Returns the names of files in the folder that a new run would overwrite."""
-        names = list(_RUN_FILES)
-        if (self.path / "private").exists():
-            # A run that was stopped before round 0 leaves some of these files beside its private
-            # folder. It may be started again.
-            names = ["result.json"]
-        obstacles = [name for name in names if (self.path / name).exists()]
-        if self.committed_rounds():
-            obstacles.append(JOURNAL)
-        metrics_path = self.path / "metrics.jsonl"
-        if metrics_path.exists() and metrics_path.stat().st_size:
-            obstacles.append(metrics_path.name)
-        if (self.path / "server.json").exists():
-            obstacles.append("server.json")
-        return obstacles
-
-    def _cannot_write(self, error: OSError) -> ValueError:
-        """Returns the error for a folder to which this process cannot write."""
-        return ValueError(
-            f"cannot write to folder {self.path} ({error.strerror}): name a folder you may write to"
-        )
+        self._locked: JournalFolder | None = None
+        self.forget_committed()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -137,22 +84,27 @@ class RunFolder:
         Raises:
           ValueError: another process holds the lock, or the folder cannot be created.
         """
-        try:
-            make_folder(self.path)
-            folder_lock = lock(self.path)
-        except OSError as error:
-            raise self._cannot_write(error) from error
-        if folder_lock is None:
-            raise ValueError(
-                f"another process trains in {self.path}: wait for it, stop it and resume with "
-                "resume=True, or name another folder"
-            )
-        self._rounds = RunRounds(self.path, folder_lock)
+        folder = JournalFolder(self.path, RUN)
+        self._locked = folder
         try:
             yield
         finally:
-            self._rounds = None
-            folder_lock.release()
+            self._locked = None
+            folder.close()
+
+    @property
+    def _journal_folder(self) -> JournalFolder:
+        """The locked folder; available only inside `locked`."""
+        assert self._locked is not None, "a run is begun, read and committed in a locked folder"
+        return self._locked
+
+    def prepare(self) -> None:
+        """Checks that a new run may begin in this locked folder, and creates private/ there.
+
+        Raises:
+          ValueError: it holds a run, parts of one or other files of the same names.
+        """
+        self._journal_folder.prepare()
 
     @staticmethod
     def open(path: str | pathlib.Path) -> "RunFolder":
@@ -162,25 +114,10 @@ class RunFolder:
           ValueError: the folder holds no run.
         """
         folder = RunFolder(path)
-        if not (folder.path / "config.json").is_file():
-            if (folder.path / "private").is_dir() and not folder.committed_rounds():
-                raise ValueError(
-                    f"{folder.path} holds no run yet: one was stopped there before round 0 (no "
-                    "config.json); run its command again, without resume=True"
-                )
-            raise ValueError(
-                f"{folder.path} holds no run to resume or to read (no config.json): name the "
-                "folder of a run, or start one there"
-            )
+        check_begun(folder.path, RUN)
         return folder
 
-    @property
-    def rounds(self) -> RunRounds:
-        """The journal of the run's rounds; available only inside `locked`."""
-        assert self._rounds is not None, "rounds of a run are committed in a locked folder"
-        return self._rounds
-
-    def begin(self, config: TrainConfig, identity: Mapping[str, Any]) -> None:
+    def begin(self, config: TrainConfig, identity: Mapping[str, Any], noise_seed: int) -> None:
         """Creates the journal, and then writes config.json, which makes the folder a run.
 
         All other files of before round 0 must exist.
@@ -188,11 +125,14 @@ class RunFolder:
         Args:
           config: config of the run.
           identity: `task_identity` of the task.
+          noise_seed: secret seed of the noise.
         """
-        text = config.to_json()
-        self.rounds.begin(text, identity)
-        write_atomically(self.path / "config.json", text)
-        sync_names(self.path)
+        texts = {
+            IDENTITY: strict_json.dumps(identity, indent=2) + "\n",
+            "private/noise_seed": f"{noise_seed}\n",
+            "config.json": config.to_json(),
+        }
+        self._journal_folder.begin(texts)
         self._store_digests()
 
     def _store_digests(self) -> None:
@@ -210,13 +150,10 @@ class RunFolder:
         """
         try:
             changed_names = changed_bound_files(self.path)
+            if changed_names:
+                raise RUN.changed_error(changed_names)
         except ValueError as error:
             raise ValueError(f"cannot resume {self.path}: {error}") from error
-        if changed_names:
-            raise ValueError(
-                f"cannot resume {self.path}: {', '.join(changed_names)} changed since the run was "
-                "begun: put back its own, or start a new folder"
-            )
         return read_object(self.path / IDENTITY)
 
     def note_programs(self, first_rounds: Sequence[int]) -> None:
@@ -231,21 +168,35 @@ class RunFolder:
 
     def committed_rounds(self) -> int:
         """Returns the number of committed rounds, by the name of the journal's newest file."""
-        return max(newest_number(self.path), 0)
+        return committed_rounds(self.path)
 
     def has_released(self) -> bool:
         """Returns whether a round was released, which the journal or metrics.jsonl shows."""
         return self.committed_rounds() > 0 or bool(read_rows(self.path / "metrics.jsonl"))
 
     def read_rounds(self) -> None:
-        """Reads the committed rounds and completes the readable files, as `RunRounds.read` does."""
-        self.rounds.read()
+        """Reads the committed rounds and completes the readable files, as `JournalFolder.read`
+        does.
+        """
+        self.committed = self._journal_folder.read()
         self._store_digests()
         path = self.path / "timings.jsonl"
         content = path.read_bytes() if path.exists() else b""
         whole_lines = content[: content.rfind(b"\n") + 1]
         if whole_lines != content:  # A process that was killed left part of a line.
             write_atomically(path, whole_lines, mode=0o600)
+
+    def forget_committed(self) -> None:
+        """Frees the memory that the committed rounds take."""
+        self.committed = Committed(rows=[], arrays={})
+
+    def commit(self, committed: CommittedRound) -> None:
+        """Commits a round, as `JournalFolder.commit` does."""
+        self._journal_folder.commit(committed.t, committed.journal_row(), committed.arrays())
+
+    def add_metrics_row(self, metrics_row: Mapping[str, Any]) -> None:
+        """Writes the newest round's row of metrics.jsonl, which was computed from its release."""
+        self._journal_folder.end_round(metrics_row)
 
     def mark_stopped_by_data(self, rounds_done: int) -> None:
         """Records that the run was stopped because of its results.
@@ -324,9 +275,9 @@ class RunFolder:
             for name in (*AUDITED, *RELEASED)
             if name in self._digest_by_name
         }
-        if self._rounds is not None:
-            self._rounds.sync()
-            written_digests |= self._rounds.digest_by_name()
+        if self._locked is not None:
+            self._locked.sync()
+            written_digests |= self._locked.digest_by_name()
         return digests(self.path) | written_digests
 
 

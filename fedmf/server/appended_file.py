@@ -12,7 +12,15 @@ Stamp = tuple[int, ...]
 
 
 class FileWasEdited(ValueError):
-    """The error for a file that another program edited, replaced or removed."""
+    """The error for a file that another program edited, replaced or removed.
+
+    Args:
+      name: name of the file.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} was edited, replaced or removed")
+        self.name = name
 
 
 class AppendedFile:
@@ -65,7 +73,7 @@ class AppendedFile:
             content = b""
         written_rows = content[: len(rows)]
         if not rows.startswith(written_rows):
-            raise FileWasEdited(f"{self.path.name} has other rows than the journal")
+            raise FileWasEdited(self.path.name)
         self._end = len(written_rows)
         self._digest = hashlib.sha256(written_rows)
         self._pending = rows[len(written_rows) :]
@@ -88,9 +96,9 @@ class AppendedFile:
                 if self._stamp != stamp_of(file.fileno()):
                     written_digest = hashlib.sha256(file.read(self._end))
                     if written_digest.digest() != self._digest.digest():
-                        raise FileWasEdited(f"{self.path.name} was edited")
+                        raise FileWasEdited(self.path.name)
         except FileNotFoundError:
-            raise FileWasEdited(f"{self.path.name} was removed") from None
+            raise FileWasEdited(self.path.name) from None
 
     def flush(self, *, sync: bool = False) -> None:
         """Writes the rows that are not in the file yet. Bytes that follow the rows, left by an
@@ -109,7 +117,7 @@ class AppendedFile:
         try:
             descriptor = os.open(self.path, flags, 0o600)
         except FileNotFoundError:
-            raise FileWasEdited(f"{self.path.name} was removed") from None
+            raise FileWasEdited(self.path.name) from None
         with os.fdopen(descriptor, "r+b") as file:
             if os.fstat(descriptor).st_size != self._end:
                 file.truncate(self._end)

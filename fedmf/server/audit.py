@@ -22,8 +22,8 @@ from fedmf.audits.worst_case import WorstCase, worst_case
 from fedmf.numpy_errors import with_numpy_defaults
 from fedmf.privacy.plan import Plan, bit_stddev, update_noise_multiplier
 from fedmf.server.clipping import UpdateSum
+from fedmf.server.host_noise import HostNoise
 from fedmf.server.means import MeansState, NoisyMeans, in_shapes
-from fedmf.server.rows import HostNoise
 from fedmf.server.state import check_plan
 
 # An audit of the default size detects noise that is cut off at this many standard deviations.

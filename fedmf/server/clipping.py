@@ -98,7 +98,8 @@ def clip_update(
 ) -> ClipResult:
     """Zeroes an invalid update, or clips the L2 norm of an update over all arrays together.
 
-    For every input the result's norm is at most clip_norm in exact arithmetic. An update of norm at
+    Norms and clipped values are computed in float64, whatever the dtype of the leaves. For every
+    input the result's norm is at most clip_norm in exact arithmetic. An update of norm at
     most (1 - 2 clip_margin) clip_norm is only multiplied by its scales.
 
     Args:
@@ -230,8 +231,8 @@ class _Clipping:
         unit = 1.0
         with np.errstate(over="ignore", invalid="ignore"):
             norm = _norm(_blocks(leaves, self._scales, copies=self._leaves))
-            # No entry is larger than the norm. So an update is searched for an entry above
-            # zeroing_norm only if its norm is above half of zeroing_norm, or not finite.
+            # The norm of an update is at least its largest entry. So only an update whose norm is
+            # near zeroing_norm or above it is searched for its largest entry.
             if not (norm < math.inf and norm <= zeroing_norm / 2):
                 largest_magnitude = _largest(self._leaves, self._scales)
                 if not (largest_magnitude <= zeroing_norm and math.isfinite(largest_magnitude)):

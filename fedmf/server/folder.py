@@ -1,4 +1,5 @@
-"""The folder of a server, to which each release is written before it is returned.
+"""The folder of a server, to which each release is written before it is returned. `SERVER` says
+what is special about it, and `fedmf.server.journal_folder` has what it shares with a run's folder.
 
 server/
   server.json          plan, shapes, clients a round; makes the folder a server's
@@ -9,35 +10,28 @@ server/
   private/             noise_seed, secret: do not publish; and the journal, which has the releases
 """
 
-import contextlib
 import dataclasses
 import functools
 import json
 import math
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from fedmf import checks, fields, strict_json
-from fedmf.files import expanded, lock, sync_names, write_atomically
+from fedmf.files import checked_path
 from fedmf.mechanisms import load_mechanism
 from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.statement import mechanism_digest
 from fedmf.privacy.stopping import stopped_after
-from fedmf.server.appended_file import AppendedFile, FileWasEdited
+from fedmf.server.folder_kind import FolderKind, ReadableFile
 from fedmf.server.following import ClipState, ScalingState
-from fedmf.server.journal import (
-    SERVER,
-    Committed,
-    Journal,
-    make_private_folder,
-    with_numbers,
-)
-from fedmf.server.journal_reading import JOURNAL, round_of
+from fedmf.server.journal import Committed, with_numbers
+from fedmf.server.journal_folder import JournalFolder, check_begun
+from fedmf.server.journal_reading import JOURNAL
 from fedmf.server.means import MeansState, check_zeroing_norm
 from fedmf.server.metrics_stream import SIZE
 
@@ -52,9 +46,6 @@ _CONFIG = "server.json"
 _MECHANISM = "mechanism.npz"
 _SEED = "private/noise_seed"
 _LOG = "participation.jsonl"
-# Files that determine the noise vectors and the sums. The journal keeps their digests.
-_BOUND = (_CONFIG, _MECHANISM, _SEED)
-_FILES = (_CONFIG, _MECHANISM, _LOG, "private")
 _BEFORE = "before."
 
 
@@ -131,22 +122,30 @@ class Released(NamedTuple):
     selected_by_round: list[list[int] | None]
 
 
-class _PendingRows(NamedTuple):
-    """Rows of one round for participation.jsonl, which are appended after the round is committed.
+def _log_lines(journal_row: Mapping[str, Any]) -> str:
+    """Returns the lines of a round for participation.jsonl, from its row in the journal."""
+    t = journal_row["round"]
+    clients = journal_row["clients"]
+    return "".join(f'{{"round": {t}, "client": {_json(client)}}}\n' for client in clients)
 
-    Attributes:
-      t: the round.
-      start: the byte of the file at which they begin.
-      rows: JSON lines.
-    """
 
-    t: int
-    start: int
-    rows: bytes
+SERVER = FolderKind(
+    noun="server",
+    way_to_begin="begin it again with fedmf.Server",
+    way_to_resume="open it with fedmf.Server.open",
+    way_to_retry="call release() again",
+    config_name=_CONFIG,
+    bound=(_CONFIG, _MECHANISM, _SEED),
+    first_files=(_MECHANISM,),
+    allows_other_files=False,
+    requires_lock=True,
+    readable_files=(ReadableFile(name=_LOG, lines_of=_log_lines),),
+)
 
 
 class ServerFolder:
-    """Exclusive write access to the folder of one server, until `close`.
+    """The folder of one server, which this process has locked until `close`. What it has in common
+    with the folder of a run is in `JournalFolder`.
 
     Args:
       path: path of the folder.
@@ -158,62 +157,27 @@ class ServerFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, make: bool = True) -> None:
-        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-            raise TypeError(f"folder={path!r} must be the path of a folder, or None")
-        argument = f"folder={str(path)!r}"
-        try:
-            # The path is made absolute, because the process may change its working folder.
-            self.path = expanded(path).absolute()
-            if make:
-                make_private_folder(self.path)
-            folder_lock = lock(self.path, requires_lock=True)
-        except NotImplementedError:
-            raise ValueError(
-                f"{argument} is on a file system without locks, where two servers could use it at "
-                "once: name a folder on a local disk"
-            ) from None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            hint = "name one that you may write to" if make else "name one that fedmf.Server made"
-            raise ValueError(
-                f"{argument} cannot be opened as a folder ({reason}): {hint}"
-            ) from None
-        if folder_lock is None:
-            raise ValueError(
-                f"{argument} is in use by another server: end that one, or name another folder"
-            )
-        self.close = weakref.finalize(self, folder_lock.release)
-        self._journal = Journal(self.path, folder_lock, _BOUND, SERVER)
-        self._participations = AppendedFile(self.path / _LOG)
-        self._pending_rows: _PendingRows | None = None
+        folder_path = checked_path("folder", path, hint="name the folder of a server")
+        self._folder = JournalFolder(folder_path, SERVER, make=make)
+        self.path = self._folder.path
+        self.close = self._folder.close
 
-    def create(self, config: ServerConfig, plan: Plan, seed: int) -> None:
-        """Writes the files that a server has before round 0.
+    def prepare(self) -> None:
+        """Checks that a new server may begin in this folder, and creates private/ there.
 
         Raises:
           ValueError: the folder holds a server, or other files.
         """
-        if (self.path / "server.json").exists():
-            raise ValueError(
-                f"folder={str(self.path)!r} holds a server already: go on with fedmf.Server.open, "
-                "or name another folder"
-            )
-        # A process that is killed while it creates a server leaves some of the files in _FILES,
-        # first the seed. So a folder that has a seed, and nothing besides files in _FILES, may be
-        # used again.
-        names = {name for name in os.listdir(self.path) if not name.endswith(".part")}
-        is_unfinished = (self.path / _SEED).exists() and names <= set(_FILES)
-        if (not is_unfinished or self._journal.has_rounds()) and names != {"private"}:
-            raise ValueError(
-                f"folder={str(self.path)!r} is not empty: name a new folder, so that nothing of "
-                "yours is overwritten"
-            )
-        seed_text = f"{seed}\n"
+        self._folder.prepare()
+
+    def create(self, config: ServerConfig, plan: Plan, seed: int) -> None:
+        """Writes the files that a server has before round 0, in a folder that was prepared.
+
+        Raises:
+          OSError: a file cannot be written.
+        """
         whole_plan = plan.longer or plan
-        write_atomically(self.path / _SEED, seed_text, mode=0o600)
         whole_plan.mechanism.save(self.path / _MECHANISM)
-        mechanism_file = (self.path / _MECHANISM).read_bytes()
-        self._participations.begin()
         config_content = {
             "format": _FORMAT,
             "warning": _WARNING,
@@ -225,10 +189,7 @@ class ServerFolder:
         if plan.longer is not None:
             config_content["stop_after"] = plan.mechanism.rounds
         config_text = strict_json.dumps(config_content, indent=2) + "\n"
-        bound_contents = (config_text.encode(), mechanism_file, seed_text.encode())
-        self._journal.begin(dict(zip(_BOUND, bound_contents, strict=True)))
-        write_atomically(self.path / _CONFIG, config_text)
-        sync_names(self.path)
+        self._folder.begin({_SEED: f"{seed}\n", _CONFIG: config_text})
 
     def read(self) -> tuple[ServerConfig, Plan, int, Released]:
         """Reads the server's config, plan, noise seed and released rounds.
@@ -236,19 +197,16 @@ class ServerFolder:
         Raises:
           ValueError: there is no server, or a file is damaged or of another server.
         """
-        if not (self.path / "server.json").exists():
-            raise ValueError(
-                f"folder={str(self.path)!r} holds no server (no server.json): make one with "
-                "fedmf.Server, or name its folder"
-            )
-        with self._undamaged(_CONFIG):
+        check_begun(self.path, SERVER)
+        undamaged = self._folder.undamaged
+        with undamaged(_CONFIG):
             config_text = (self.path / _CONFIG).read_bytes()
             config_content = json.loads(config_text)
             if config_content["format"] != _FORMAT:
                 raise ValueError(f"its format is {config_content['format']!r}")
             config = ServerConfig(**config_content["server"])
             plan_config = PlanConfig.from_mapping(config_content["plan"], "plan")
-        with self._undamaged(_MECHANISM):
+        with undamaged(_MECHANISM):
             mechanism = load_mechanism(self.path / _MECHANISM)
             if mechanism_digest(mechanism) != config_content["mechanism_sha256"]:
                 raise ValueError("its digest differs from that in server.json")
@@ -259,58 +217,17 @@ class ServerFolder:
                 raise ValueError(
                     f"it needs noise of {plan.stddev}, not of {config_content['stddev']}"
                 )
-            mechanism_file = (self.path / _MECHANISM).read_bytes()
-        with self._undamaged(_SEED):
+        with undamaged(_SEED):
             seed_text = (self.path / _SEED).read_bytes()
             if not (seed_text.endswith(b"\n") and seed_text[:-1].isdigit()):
                 raise ValueError("it is no whole number")
             seed = int(seed_text)
-        bound_contents = (config_text, mechanism_file, seed_text)
-        committed = self._journal.read(dict(zip(_BOUND, bound_contents, strict=True)))
-        try:
-            self._restore_participations(committed.rows)
-        except FileWasEdited:
-            raise ValueError(
-                f"{self.path / _LOG} has other rows than the journal: put back the server's own, "
-                "or remove it, and it is written again"
-            ) from None
-        with self._undamaged(JOURNAL):
+        committed = self._folder.read({_CONFIG: config_text, _SEED: seed_text})
+        self._folder.end_round()
+        with undamaged(JOURNAL):
             num_metrics = 0 if plan.private_metrics is None else SIZE
             released = _released(committed, config.size, num_metrics)
         return config, plan, seed, released
-
-    def _undamaged(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Raises ValueError if the `with` block, which reads a file of the folder, finds it
-        damaged.
-        """
-        return self._journal.undamaged(self.path / name)
-
-    def _restore_participations(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes participations of committed rounds that participation.jsonl lacks after a crash.
-
-        Args:
-          rows: rows of the journal.
-
-        Raises:
-          FileWasEdited: the log has other rows.
-          ValueError: the journal was put back from a backup.
-        """
-        log_rows = [_log_rows(row["round"], row["clients"]) for row in rows]
-        extra_bytes = self._participations.restore(b"".join(log_rows))
-        # Bytes after the rows belong to no committed release, and are removed. If they hold whole
-        # rows of later rounds, the journal was put back from a backup.
-        for line in extra_bytes.splitlines(keepends=True):
-            later_round = round_of(line)
-            if line.endswith(b"\n") and later_round is not None:
-                raise ValueError(
-                    f"{self.path / _LOG} has round {later_round} and the journal's newest round is "
-                    f"{len(rows) - 1}: the journal was put back from a backup, and going on would "
-                    "release rounds again with the same noise; begin a new server, with another "
-                    "seed"
-                )
-        with contextlib.suppress(OSError):  # If this write fails, the next commit tries again.
-            self._participations.flush()
-        self._journal.end_round()
 
     def commit(
         self,
@@ -321,8 +238,7 @@ class ServerFolder:
         state: MeansState,
         before: Sequence[np.ndarray],
     ) -> None:
-        """Commits the release of round t. A crash at any point leaves the round either committed or
-        not. After an error the call may be repeated with the same arguments.
+        """Commits the release of round t, as `JournalFolder.commit` does.
 
         Args:
           t: the round.
@@ -336,43 +252,15 @@ class ServerFolder:
           ValueError: the folder or one of its files is not the one that this process left.
           OSError: it could not be written.
         """
-        if self._journal.rounds == t:
-            self._journal.check_place()
-            self._check_participations()
-            start = self._participations.end
-            self._pending_rows = _PendingRows(t, start, _log_rows(t, clients))
-        row: dict[str, Any] = {"clients": list(clients)}
+        journal_row: dict[str, Any] = {"clients": list(clients)}
         if selected is not None:
-            row["selected"] = list(selected)
+            journal_row["selected"] = list(selected)
         arrays = {"mean": mean} | _entries(state.clip) | _entries(state.scaling)
         if len(state.metrics):
             arrays["metrics"] = np.asarray(state.metrics)
         arrays |= with_numbers(_BEFORE, before)
-        self._journal.commit(t, row, arrays)
-        self._journal.end_round()
-        # The release is committed, and no error from here on may keep it from the caller. If this
-        # write fails, the next commit or `read` writes the missing rows.
-        with contextlib.suppress(OSError, FileWasEdited):
-            self._log_committed()
-
-    def _log_committed(self) -> None:
-        """Writes the participations of the newest round to participation.jsonl. After an interrupt
-        it may be called again.
-        """
-        pending = self._pending_rows
-        if pending is None or self._journal.rounds <= pending.t:
-            return
-        if self._participations.end == pending.start:
-            self._participations.append(pending.rows)
-        self._participations.flush()
-
-    def _check_participations(self) -> None:
-        """Raises ValueError if participation.jsonl was changed since this process wrote it."""
-        try:
-            self._participations.check()
-            self._log_committed()
-        except FileWasEdited:
-            raise self._journal.edited(_LOG) from None
+        self._folder.commit(t, journal_row, arrays)
+        self._folder.end_round()
 
 
 def _released(committed: Committed, size: int, num_metrics: int) -> Released:
@@ -407,12 +295,6 @@ def _released(committed: Committed, size: int, num_metrics: int) -> Released:
     for array in before:
         array.setflags(write=False)
     return Released(mean, state, before, clients, selected_by_round)
-
-
-def _log_rows(t: int, clients: Sequence[int | str]) -> bytes:
-    """Returns the rows of round t for participation.jsonl, as lines of JSON."""
-    json_lines = [f'{{"round": {t}, "client": {_json(client)}}}\n' for client in clients]
-    return "".join(json_lines).encode()
 
 
 def _json(client: int | str) -> str:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from fedmf import checks, fields
 
 RULES = ("adam", "adagrad")
-# `epsilon` is between these bounds, and the root of a second moment is at most LARGEST_ROOT.
-# float32 can hold the ratio of any two such numbers, and the square of LARGEST_ROOT.
+# Bounds on `epsilon`, and on the square root of a second moment. float32 can hold the ratio of any
+# two numbers between the bounds, and the square of the larger bound.
 _LEAST_EPSILON = 1e-12
 LARGEST_ROOT = 1e12
 

@@ -12,9 +12,9 @@ is shown. A round is committed by creating its numbered file, which can be done 
 release is never computed again, and nobody has seen a release that was not committed.
 
 The row of the newest round is in its numbered file. It joins rounds.jsonl before the next round is
-committed, with the record of what was computed from its release. The journal keeps digests of bound
-files, of their contents as this process wrote or read them. It compares them before every commit,
-so that a file which somebody edits meanwhile is refused and never signed.
+committed, with the round's row of metrics.jsonl, which is computed from the release. The journal
+keeps digests of bound files, of their contents as this process wrote or read them. It compares them
+before every commit, so that a file which somebody edits meanwhile is refused and never signed.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import errno
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -40,6 +40,7 @@ from fedmf.files import (
 )
 from fedmf.mechanisms.storage import READ_ERRORS
 from fedmf.server.appended_file import AppendedFile, FileWasEdited, Stamp, stamp_of
+from fedmf.server.folder_kind import FolderKind
 from fedmf.server.journal_reading import (
     JOURNAL,
     ROWS,
@@ -49,19 +50,7 @@ from fedmf.server.journal_reading import (
     round_of,
 )
 
-_CHANGED = (
-    "the {owner}'s folder {path} was moved, replaced, closed or gone on with elsewhere: nothing "
-    "was released; open it again where it is, in one process"
-)
-_EDITED = (
-    "{name} of the {owner}'s folder {path} changed while it was in use: nothing was released; put "
-    "back the {owner}'s own file and {way_to_resume}, or begin a new {owner}, with another seed"
-)
-_DAMAGED = (
-    "{path} is damaged or not of this {owner} ({cause}): without its own newest file no round can "
-    "be released safely, so begin a new {owner}, with another seed"
-)
-_RECORD_KEY = b', "record": '
+_METRICS_KEY = b', "metrics_row": '
 # Errors of the disk or the machine that may not occur again at the next attempt.
 _TRANSIENT_ERRORS = (
     *(errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
@@ -70,29 +59,13 @@ _TRANSIENT_ERRORS = (
 _NO_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Owner:
-    """Words that name the owner of a journal, a server or a run, in error messages.
-
-    Attributes:
-      noun: "server" or "run".
-      way_to_resume: what to do after a file was put back.
-    """
-
-    noun: str
-    way_to_resume: str
-
-
-SERVER = Owner(noun="server", way_to_resume="call release() again")
-RUN = Owner(noun="run", way_to_resume="resume it with resume=True")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Committed:
     """The committed rounds, as they are read from a journal.
 
     Attributes:
-      rows: rows of all rounds, as they were committed; each but the newest with its record.
+      rows: the journal's rows of all rounds. A run's rows have the entry "metrics_row", which only
+        the newest may lack.
       arrays: arrays of the newest round; empty before the first.
       lines: the rows as text.
     """
@@ -101,12 +74,11 @@ class Committed:
     arrays: dict[str, np.ndarray]
     lines: list[bytes] = dataclasses.field(default_factory=list)
 
-    def record_lines(self) -> list[bytes]:
-        """Returns the record of each round except the newest, as lines of JSON. A record holds
-        values that were computed from the round's release.
-        """
+    def metrics_lines(self) -> list[bytes]:
+        """Returns the metrics rows as lines of JSON, of all rounds that have one."""
         # JSON escapes quotation marks inside a text, so these bytes occur only where the key is.
-        return [line.split(_RECORD_KEY, 1)[1][:-2] + b"\n" for line in self.lines[:-1]]
+        lines = [line for line in self.lines if _METRICS_KEY in line]
+        return [line.split(_METRICS_KEY, 1)[1][:-2] + b"\n" for line in lines]
 
     def numbered_arrays(self, prefix: str) -> list[np.ndarray]:
         """Returns the arrays that `with_numbers` stored under this prefix.
@@ -116,14 +88,6 @@ class Committed:
         """
         num_arrays = sum(name.startswith(prefix) for name in self.arrays)
         return [self.arrays[f"{prefix}{i}"] for i in range(num_arrays)]
-
-
-def make_private_folder(path: pathlib.Path) -> None:
-    """Makes the folder `private` inside `path`, for the journal and the noise seed. Only its owner
-    can open it.
-    """
-    make_folder(path / "private")
-    (path / "private").chmod(0o700)
 
 
 def with_numbers(prefix: str, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -140,30 +104,18 @@ class Journal:
     Args:
       path: path of the folder.
       folder_lock: lock of the folder, which `commit` needs.
-      bound: names of the files that noise and sums follow from.
-      owner: owner of the rounds.
-      read_bound: returns the content of a bound file that its digest covers.
+      kind: kind of the folder, with the names of its bound files.
     """
 
-    def __init__(
-        self,
-        path: pathlib.Path,
-        folder_lock: FolderLock,
-        bound: Sequence[str],
-        owner: Owner,
-        *,
-        read_bound: Callable[[pathlib.Path], bytes] = pathlib.Path.read_bytes,
-    ) -> None:
+    def __init__(self, path: pathlib.Path, folder_lock: FolderLock, kind: FolderKind) -> None:
         self.path = path
         self._lock = folder_lock
-        self._bound = tuple(bound)
-        self._owner = owner
-        self._read_bound = read_bound
+        self._kind = kind
         self._rows = AppendedFile(path / ROWS)
         self._header: dict[str, Any] = {}
         self._digest_by_name: dict[str, str] = {}
         self._stamp_by_name: dict[str, Stamp] = {}
-        self._record: dict[str, Any] | None = None
+        self._metrics_row: dict[str, Any] | None = None
 
     @property
     def rounds(self) -> int:
@@ -180,10 +132,10 @@ class Journal:
           ValueError: another process has committed a round here.
           OSError: it cannot be written.
         """
-        self._digest_by_name = {name: hex_digest(contents[name]) for name in self._bound}
+        self._digest_by_name = {name: hex_digest(contents[name]) for name in self._kind.bound}
         make_folder(self._folder)
         if self.has_rounds():
-            raise self._changed()
+            raise self._kind.moved_error(self.path)
         # A process that was killed before round 0 may have left this file.
         self._file(0).unlink(missing_ok=True)
         self._rows.begin()
@@ -195,6 +147,10 @@ class Journal:
         """Returns whether any round has been committed in this folder."""
         return newest_number(self.path) > 0
 
+    def is_newest(self) -> bool:
+        """Returns whether no other process has committed a round since this one did."""
+        return newest_number(self.path) == self.rounds
+
     def read(self, contents: Mapping[str, bytes]) -> Committed:
         """Reads the committed rounds from the folder.
 
@@ -204,7 +160,7 @@ class Journal:
         Raises:
           ValueError: a file is damaged, missing, or of another server or run.
         """
-        self._digest_by_name = {name: hex_digest(contents[name]) for name in self._bound}
+        self._digest_by_name = {name: hex_digest(contents[name]) for name in self._kind.bound}
         num_rounds = newest_number(self.path)
         path = self._file(max(num_rounds, 0))
         with self.undamaged(path):
@@ -214,14 +170,23 @@ class Journal:
                 arrays = arrays_of(archive_entries)
             if header["rounds"] != num_rounds:
                 raise ValueError(f"it is of {header['rounds']} rounds")
-            if header["files"] != self._digest_by_name:
-                raise ValueError(f"it was written with other files {', '.join(self._bound)}")
+            recorded_digests = dict(header["files"])
+        changed_names = [
+            name
+            for name, digest in self._digest_by_name.items()
+            if recorded_digests.get(name) != digest
+        ]
+        if changed_names:
+            raise self._kind.changed_error(changed_names)
         with self.undamaged(self.path / ROWS):
             lines = self._restored_lines(header)
             rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(b"".join(lines))
         # The caller may show these rounds, so a power failure must not undo their commit.
         sync_folder(self._folder)
         self._header = header
+        if self._metrics_row is not None:
+            self._append_newest_row()
+        self._flush_rows()
         self._remove_older_files()
         return Committed(rows=rows, arrays=arrays, lines=lines)
 
@@ -236,9 +201,9 @@ class Journal:
         earlier_rows = content[: header["end"]]
         if hex_digest(earlier_rows) != header["digest"]:
             raise ValueError("it is not the record that the newest round was committed with")
-        # Lines after the rows are left from an unfinished commit, of which a power failure may
-        # leave any part. Whole rows of later rounds show that the journal was put back from a
-        # backup.
+        newest_line = header["newest_row"].encode()
+        # A power failure may leave any part of the rows that follow. Whole rows of later rounds
+        # show that the journal was put back from a backup.
         for line in self._rows.restore(earlier_rows).splitlines(keepends=True):
             later_round = round_of(line)
             if not line.endswith(b"\n") or later_round is None:
@@ -248,17 +213,20 @@ class Journal:
                     f"{later_round + 1} rounds were committed, and the journal's newest file is of "
                     f"{header['rounds']}"
                 )
-        self._flush_rows()
-        newest_row = header["row"].encode()
-        return [*earlier_rows.splitlines(keepends=True), *newest_row.splitlines(keepends=True)]
+            if newest_line and line.startswith(newest_line[:-2] + _METRICS_KEY):
+                self._metrics_row = json.loads(line)["metrics_row"]
+                newest_line = line
+        return [*earlier_rows.splitlines(keepends=True), *newest_line.splitlines(keepends=True)]
 
-    def commit(self, t: int, row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    def commit(
+        self, t: int, journal_row: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    ) -> None:
         """Commits round t. A crash at any point leaves the round either committed or not. After an
         error the call may be repeated with the same arguments.
 
         Args:
           t: the round.
-          row: JSON that is kept for ever.
+          journal_row: JSON that is kept for ever.
           arrays: arrays for the steps after the commit, kept until the next round is committed.
 
         Raises:
@@ -269,7 +237,7 @@ class Journal:
         if self.rounds == t + 1:
             return
         self._append_newest_row()
-        row_text = strict_json.dumps({"round": t, **row}) + "\n"
+        row_text = strict_json.dumps({"round": t, **journal_row}) + "\n"
         next_header = self._next_header(t + 1, row_text)
         self.check_place()
         num_rounds = newest_number(self.path)
@@ -278,7 +246,7 @@ class Journal:
             self._end_commit(next_header)
             return
         if num_rounds != t:
-            raise self._changed()
+            raise self._kind.moved_error(self.path)
         if self._header_of(t) != self._header:
             raise self.edited(f"{JOURNAL}/{self._file(t).name}")
         self.check_files()
@@ -290,18 +258,18 @@ class Journal:
         self._write(t + 1, next_header, arrays)
         self.check_place()
         if newest_number(self.path) != t + 1:
-            raise self._changed()
+            raise self._kind.moved_error(self.path)
         self._end_commit(next_header)
 
-    def end_round(self, record: Mapping[str, Any] | None = None) -> None:
+    def end_round(self, metrics_row: Mapping[str, Any] | None = None) -> None:
         """Appends the row of the newest round to rounds.jsonl. If the journal is put back from a
         backup later, this row shows it.
 
         Args:
-          record: of the values computed from the round's release. A power failure before the next
-            commit may lose it, and then it is computed again.
+          metrics_row: the round's row of metrics.jsonl, with values computed from its release. A
+            power failure before the next commit may lose it, and then it is computed again.
         """
-        self._record = None if record is None else dict(record)
+        self._metrics_row = None if metrics_row is None else dict(metrics_row)
         self._append_newest_row()
         self._flush_rows()
 
@@ -316,13 +284,13 @@ class Journal:
         """Appends the row of the newest round to the rows to be written, unless it is among them
         already.
         """
-        text = self._header["row"]
+        text = self._header["newest_row"]
         if not text or self._rows.end != self._header["end"]:
             return
-        if self._record is not None:
-            # The record becomes the last entry of the row's JSON object.
-            record = strict_json.dumps(self._record)
-            text = f"{text[:-2]}{_RECORD_KEY.decode()}{record}}}\n"
+        if self._metrics_row is not None:
+            # The metrics row becomes the last entry of the row's JSON object.
+            metrics_text = strict_json.dumps(self._metrics_row)
+            text = f"{text[:-2]}{_METRICS_KEY.decode()}{metrics_text}}}\n"
         self._rows.append(text.encode())
 
     def _end_commit(self, next_header: dict[str, Any]) -> None:
@@ -335,7 +303,7 @@ class Journal:
         # seen its release. The round would then be released a second time, with the same noise.
         sync_folder(self._folder)
         self._header = next_header
-        self._record = None
+        self._metrics_row = None
         self._remove_older_files()
 
     def _remove_older_files(self) -> None:
@@ -350,7 +318,7 @@ class Journal:
                 if is_earlier or is_unfinished:
                     path.unlink()
 
-    def _next_header(self, rounds: int, row: str) -> dict[str, Any]:
+    def _next_header(self, rounds: int, row_text: str) -> dict[str, Any]:
         """Returns the header of the file that commits round `rounds` - 1, including the row of that
         round.
         """
@@ -358,7 +326,7 @@ class Journal:
             "rounds": rounds,
             "end": self._rows.end,
             "digest": self._rows.digest(),
-            "row": row,
+            "newest_row": row_text,
             "files": self._digest_by_name,
         }
 
@@ -374,7 +342,7 @@ class Journal:
                 stamp = stamp_of(self.path / name)
                 if stamp == self._stamp_by_name.get(name):
                     continue
-                is_same = hex_digest(self._read_bound(self.path / name)) == digest
+                is_same = hex_digest(self._kind.bound_content(self.path / name)) == digest
             except OSError:
                 is_same = False
             if not is_same:
@@ -388,14 +356,14 @@ class Journal:
           ValueError: the folder is closed, moved or of the process that this was forked from.
         """
         if self._lock.descriptor is None:
-            raise self._changed()
+            raise self._kind.moved_error(self.path)
         locked_folder = os.fstat(self._lock.descriptor)
         try:
             folder_at_path = os.stat(self.path)
         except FileNotFoundError:
-            raise self._changed() from None
+            raise self._kind.moved_error(self.path) from None
         if not os.path.samestat(locked_folder, folder_at_path):
-            raise self._changed()
+            raise self._kind.moved_error(self.path)
 
     @property
     def _folder(self) -> pathlib.Path:
@@ -438,7 +406,7 @@ class Journal:
         try:
             write_exclusively(path, write, mode=0o600)
         except FileExistsError:
-            raise self._changed() from None
+            raise self._kind.moved_error(self.path) from None
         except OSError as error:
             if error.errno not in _NO_LINK_ERRORS:
                 raise
@@ -462,25 +430,11 @@ class Journal:
         except READ_ERRORS as error:
             if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRORS:
                 raise
-            cause = type(error).__name__
-            if str(error):
-                cause = str(error).splitlines()[0]
-            noun = self._owner.noun
-            raise ValueError(_DAMAGED.format(path=path, owner=noun, cause=cause)) from None
-
-    def _changed(self) -> ValueError:
-        """Returns the error for a folder that was moved, or that another process has used."""
-        return ValueError(_CHANGED.format(owner=self._owner.noun, path=self.path))
+            raise self._kind.damaged_error(path, error) from None
 
     def edited(self, name: str) -> ValueError:
         """Returns the error for a file of the folder that was edited while in use."""
-        text = _EDITED.format(
-            name=name,
-            owner=self._owner.noun,
-            path=self.path,
-            way_to_resume=self._owner.way_to_resume,
-        )
-        return ValueError(text)
+        return self._kind.edited_error(self.path, name)
 
 
 def checked_arrays(name: str, value: Any) -> list[np.ndarray]:

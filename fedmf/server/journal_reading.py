@@ -28,6 +28,11 @@ def newest_number(path: pathlib.Path) -> int:
     return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
 
 
+def committed_rounds(path: pathlib.Path) -> int:
+    """Returns the number of committed rounds in a folder; 0 if it has no journal."""
+    return max(newest_number(path), 0)
+
+
 def bound_digests(path: pathlib.Path) -> dict[str, str]:
     """Returns the SHA-256 digests that a folder's journal recorded of the files that determine
     noise and sums, by the files' names.
@@ -53,7 +58,7 @@ def committed_rows(path: pathlib.Path) -> list[dict[str, Any]]:
     if hex_digest(earlier_rows) != header["digest"]:
         raise ValueError(f"{ROWS} is not the record that the newest round was committed with")
     decoder = msgspec.json.Decoder(dict[str, Any])
-    return decoder.decode_lines(earlier_rows + header["row"].encode())
+    return decoder.decode_lines(earlier_rows + header["newest_row"].encode())
 
 
 def newest_of(path: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
@@ -66,7 +71,7 @@ def newest_of(path: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, np.nd
     with _open_newest_file(path) as entries:
         header = json.loads(entries["header"].item())
         arrays = arrays_of(entries)
-    rows = [json.loads(line) for line in header["row"].splitlines()]
+    rows = [json.loads(line) for line in header["newest_row"].splitlines()]
     return rows, arrays
 
 
@@ -86,11 +91,14 @@ def _open_newest_file(path: pathlib.Path) -> Any:
 
 
 def round_of(line: bytes) -> int | None:
-    """Returns the round number in a line of JSON; None if the line is not a row of a round."""
+    """Returns the round number in a line of JSON or in the first cell of a line of CSV; None if the
+    line is not of a round.
+    """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
-        return None
+        first_cell, comma, _ = line.partition(b",")
+        return int(first_cell) if comma and first_cell.isdigit() else None
     t = row.get("round") if isinstance(row, dict) else None
     return t if isinstance(t, int) else None
 

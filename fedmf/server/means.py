@@ -156,7 +156,7 @@ class NoisyMeans:
         return ClientParams(clip_norm, self.zeroing_norm, scales)
 
     def release(
-        self, state: MeansState, total: UpdateSum, noise: np.ndarray
+        self, state: MeansState, total: UpdateSum, noise_row: np.ndarray
     ) -> tuple[np.ndarray, MeansState]:
         """Returns the release of the coming round, float32 (d,), and the state after the round.
 
@@ -166,14 +166,15 @@ class NoisyMeans:
         Args:
           state: state before the round.
           total: sum of the round's updates, each clipped with `client_params(state)`.
-          noise: the vector of the round, from `HostNoise` of the plan; the release overwrites it.
+          noise_row: noise vector of the round, row t of N Z, from `HostNoise` of the plan; the
+            release overwrites it.
         """
         t = int(state.next_round)
         clip = state.clip
         stddev = noise_stddev(self.plan, clip)
         if clip:
             assert self.plan.quantile_clipping is not None
-            bits = released_bits(self.plan, total.clients, total.clipped, noise[-1])
+            bits = released_bits(self.plan, total.clients, total.clipped, noise_row[-1])
             clip = clip_after(
                 self.plan.quantile_clipping,
                 self.plan.clip_norm,
@@ -182,14 +183,14 @@ class NoisyMeans:
                 self.clients_per_round,
                 t,
             )
-            noise = noise[:-1]
+            noise_row = noise_row[:-1]
         # The mean is written over the noise vector to save memory. This is done in blocks of
         # entries that fit the processor's cache.
-        mean = noise
+        mean = noise_row
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
-            noise[block] *= stddev
-            mean[block] = noisy_mean(total.total[block], noise[block], self.clients_per_round)
+            noise_row[block] *= stddev
+            mean[block] = noisy_mean(total.total[block], noise_row[block], self.clients_per_round)
         scaling = state.scaling
         if scaling:
             assert self.scaling is not None
@@ -206,14 +207,14 @@ class NoisyMeans:
         by the guarantee.
         """
         stddev = np.float32(self.plan.stddev)
-        row = {}
+        statistics = {}
         if state.scaling:
-            row["scale_drift"] = float(state.scaling.drifts[0])
+            statistics["scale_drift"] = float(state.scaling.drifts[0])
         if state.clip:
-            row["clip_norm"] = float(np.float32(state.clip.last))
+            statistics["clip_norm"] = float(np.float32(state.clip.last))
             stddev *= np.float32(state.clip.last / self.plan.clip_norm)
         fraction = total.clipped / total.clients if total.clients else 0.0
-        return row | {
+        return statistics | {
             "clip_fraction": float(np.float32(fraction)),
             "zeroed": total.zeroed,
             "noise_stddev": float(stddev),

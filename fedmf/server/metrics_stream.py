@@ -13,7 +13,7 @@ import numpy as np
 
 from fedmf.mechanisms.noising_rows import NoisingRows
 from fedmf.privacy.plan import Plan, metric_stddev
-from fedmf.server.rows import HostNoise
+from fedmf.server.host_noise import HostNoise
 from fedmf.server.source import check_noise_seed, derived_seed
 
 # The number of entries of a client's vector: a constant for its participation, its accuracy and its

@@ -39,10 +39,10 @@ class IndependentRows:
 
     def row(self, t: int) -> np.ndarray:
         """Returns the noise vector of round t, row t of N Z, as float32 (size,)."""
-        row = np.empty((1, self._size), np.float32)
-        self._source.fill(row, t)
+        noise_row = np.empty((1, self._size), np.float32)
+        self._source.fill(noise_row, t)
         scale = np.float32(self._form.matrix(t)[0, 0])
-        return row[0] if scale == 1 else row[0] * scale
+        return noise_row[0] if scale == 1 else noise_row[0] * scale
 
 
 class _BlockMatrix(NamedTuple):
@@ -95,14 +95,14 @@ class BlockRows:
         bounds = self._work.bounds
         block_index = bisect.bisect_right(bounds, t) - 1
         self._make_block(block_index, t)
-        row = np.empty(self._draws.size, np.float32)
+        noise_row = np.empty(self._draws.size, np.float32)
         for tile in self._store.tiles:
-            self._store.read(tile.row_slots[t], row[tile.columns])
+            self._store.read(tile.row_slots[t], noise_row[tile.columns])
         if self._block == block_index + 1 < len(bounds) - 1:
             num_rounds = bounds[block_index + 1] - bounds[block_index]
             num_tiles = len(self._store.tiles) * (t - bounds[block_index] + 1) // num_rounds
             self._make_tiles(num_tiles, t)
-        return row
+        return noise_row
 
     def _make_block(self, number: int, t: int) -> None:
         """Computes block `number` from round t on, after the earlier blocks that it needs."""

@@ -23,6 +23,7 @@ from fedmf.privacy.systems import Subject
 from fedmf.server.calls import ExclusiveCalls, count_seed, exclusive, warn_of_used_seed
 from fedmf.server.clipping import largest_norm
 from fedmf.server.folder import Released, ServerConfig, ServerFolder
+from fedmf.server.host_noise import HostNoise
 from fedmf.server.journal import checked_arrays
 from fedmf.server.means import (
     MeansState,
@@ -35,7 +36,6 @@ from fedmf.server.messages import ClientParams
 from fedmf.server.metrics_stream import MetricsStream
 from fedmf.server.participants import Participants
 from fedmf.server.roster import Client
-from fedmf.server.rows import HostNoise
 from fedmf.server.source import check_noise_seed
 from fedmf.server.state import check_plan
 
@@ -124,6 +124,7 @@ class Server(ExclusiveCalls):
         with contextlib.ExitStack() as failed, numpy_defaults():
             if files is not None:
                 failed.callback(files.close)
+                files.prepare()
             self._begin(config, plan, seed, files)
             path = None if files is None else files.path
             warn_of_used_seed(seed, path)
@@ -243,10 +244,6 @@ class Server(ExclusiveCalls):
         """
         params = self._means.client_params(self._state)
         return params._replace(scales=np.array(params.scales))
-
-    def to_clients(self) -> ClientParams:
-        """Returns `client_params()`. This is its old name, kept for one release."""
-        return self.client_params()
 
     @exclusive
     def cohort(self, available: Sequence[Client] | None = None) -> list[Client]:

@@ -66,12 +66,13 @@ class ClientSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Settings of the machine that computes. They change a model by float32 rounding at most.
+    """Settings of the machine that computes the clients' work.
 
     Attributes:
-      threads: maximal number of threads; None for one on each processor. Results do not depend on
-        it.
+      threads: maximal number of threads; None for one on each processor. A client's update is
+        bitwise identical for any number.
       device: name of the framework's device, such as "cuda"; None for the learner's default.
+        Another device changes an update by float32 rounding.
     """
 
     threads: int | None = None

@@ -91,8 +91,12 @@ def train(
 ) -> TrainedRun:
     """Trains a task's model in federated rounds, and writes the run's folder.
 
-    The same config, noise seed, threads and software give bitwise identical metrics and weights,
-    also if the run is interrupted and resumed.
+    On the same machine and software, the same config, noise seed and options give bitwise identical
+    metrics and weights, also if the run is interrupted and resumed. With execution="fast" the
+    clients' updates and their sum are bitwise identical for any `threads` and `cluster` as well.
+    Results change by float32 rounding with `noise_strategy` and `noise_memory`, with another
+    processor, and with `threads` where a mechanism is fitted or noise is regenerated from all
+    draws.
 
     Args:
       task: a task of fedmf.tasks, or your own.
@@ -191,9 +195,9 @@ def _run(training: Training, callbacks: Sequence[Callback]) -> None:
                 callback.on_start(training)
                 ending.callback(callback.on_end, training)
             while training.done < training.last and not training.stops:
-                row = _round(training)
+                metrics_row = _round(training)
                 for callback in callbacks:
-                    callback.on_round(training, row)
+                    callback.on_round(training, metrics_row)
                 interrupts.check()
     except (KeyboardInterrupt, WorkersLost, DivergedRun) as stop:
         raise _stopped(training, stop) from (stop if isinstance(stop, WorkersLost) else None)
@@ -244,12 +248,12 @@ def _round(training: Training) -> dict[str, Any]:
     if metrics is not None:
         private_values = metrics.release(t, metric_sum)
     committed_round = training.commit(release, private_values)
-    training.not_finite = int(release.row["not_finite"])
+    training.not_finite = int(release.statistics["not_finite"])
     training.take_step(release)
-    row = training.add_record(committed_round, weights_before)
+    metrics_row = training.add_metrics_row(committed_round, weights_before)
     training.seconds = time.perf_counter() - start_time
     training.folder.add_timing(t, training.seconds)
-    return row
+    return metrics_row
 
 
 def _stopped(training: Training, stop: BaseException) -> Exception | KeyboardInterrupt:

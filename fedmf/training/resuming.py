@@ -171,7 +171,7 @@ def _changed_program(
         )
     program: Mapping[str, str] = checked.identity["program"]
     newest_program = identity["program"]
-    for row in folder.rounds.committed.rows:
+    for row in folder.committed.rows:
         newest_program = row.get("program", newest_program)
     reason = program_difference(newest_program, program)
     if reason is None:

@@ -129,8 +129,8 @@ class RunSetup:
         """Writes all files that a run has before round 0. config.json is written last, because it
         makes the folder a run.
         """
-        RunFolder.create(self.folder.path)
         folder = self.folder
+        folder.prepare()
         plan = self.plan
         plan.mechanism.save(folder.path / "mechanism.npz")
         workload = self.config.fit_workload()
@@ -166,8 +166,7 @@ class RunSetup:
         values |= scaling_values(self.config) | {"date": plan_content["date"]}
         values |= {"synthetic_clients": self.task.synthetic_clients}
         write_atomically(folder.path / "statement.md", markdown(values))
-        write_atomically(folder.path / "private" / "noise_seed", f"{self.noise_seed}\n", mode=0o600)
-        folder.begin(self.config, self.identity)
+        folder.begin(self.config, self.identity, self.noise_seed)
 
 
 def new_run(

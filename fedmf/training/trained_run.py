@@ -84,7 +84,7 @@ class TrainedRun(Run):
         options = RunOptions(progress=False)
         release = Release(
             arrays=newest_committed.release,
-            row=newest_committed.numbers,
+            statistics=newest_committed.statistics,
             canaries=newest_committed.canaries,
         )
         plan = recorded_plan(self)

@@ -43,7 +43,7 @@ class Training:
         self.options = options
         self.execution = execution
         self.controller = setup.controller()
-        committed_rounds = self.folder.rounds.committed
+        committed_rounds = self.folder.committed
         self.done = len(committed_rounds.rows)
         # The run cannot end before the rounds that are released already, because its guarantee must
         # cover them.
@@ -75,11 +75,11 @@ class Training:
         self._state = execution.init()
         if committed_rounds.rows:
             self._resume_from(committed_rounds)
-        self.folder.rounds.forget_committed()
+        self.folder.forget_committed()
 
     def _resume_from(self, committed: Committed) -> None:
-        """Repeats the server's step of the newest committed round. If a crash prevented the record
-        of the round, the record is computed now.
+        """Repeats the server's step of the newest committed round. If a crash prevented the round's
+        row of metrics, it is computed now.
         """
         self.controller.restore(
             [np.array(row["clients"], np.int64) for row in committed.rows],
@@ -87,12 +87,14 @@ class Training:
         )
         newest_round = CommittedRound.of(committed)
         release = Release(
-            arrays=newest_round.release, row=newest_round.numbers, canaries=newest_round.canaries
+            arrays=newest_round.release,
+            statistics=newest_round.statistics,
+            canaries=newest_round.canaries,
         )
         state_before = self.execution.from_before(newest_round.before)
         self._state = self.execution.step(state_before, release)
-        if "record" not in committed.rows[-1]:
-            self.add_record(newest_round, self.execution.weights(state_before))
+        if "metrics_row" not in committed.rows[-1]:
+            self.add_metrics_row(newest_round, self.execution.weights(state_before))
             self.recorded = Run.load(self.folder.path)
 
     def collect_release(self, clients: Sequence[Any], canaries: Sequence[int]) -> Release:
@@ -130,14 +132,14 @@ class Training:
             t=t,
             clients=ledger.cohort(t),
             selected=ledger.selected(t),
-            numbers=dict(release.row),
+            statistics=dict(release.statistics),
             private=private,
             canaries=release.canaries,
             release=release.arrays,
             before=self.execution.before(self._state),
             program=self.program,
         )
-        self.folder.rounds.commit(committed_round)
+        self.folder.commit(committed_round)
         if self.program is not None:
             self._first_rounds.append(t)
             self.folder.note_programs(self._first_rounds)
@@ -145,7 +147,7 @@ class Training:
         self._canary_releases.append(release.canaries)
         return committed_round
 
-    def add_record(
+    def add_metrics_row(
         self, committed: CommittedRound, weights_before: list[np.ndarray]
     ) -> dict[str, Any]:
         """Writes the row of the newest round to metrics.jsonl, and returns it.
@@ -156,7 +158,7 @@ class Training:
         """
         t = committed.t
         clients = committed.clients.tolist()
-        row = committed.record()
+        metrics_row = committed.metrics_row()
         metrics = self.options.round_metrics
         weights_after = self.execution.weights(self._state)
         if metrics:
@@ -164,11 +166,11 @@ class Training:
             num_clients = len(self.task.client_ids)
             client_ids = [self.task.client_ids[index] for index in clients if index < num_clients]
             finished_round = FinishedRound(t, weights_before, weights_after, client_ids)
-            row |= compute_round_metrics(metrics, finished_round)
+            metrics_row |= compute_round_metrics(metrics, finished_round)
         if (t + 1) % self.config.evaluate_every == 0 or t + 1 == self.last:
-            row["validation"] = self.evaluator(weights_after, "validation")
-        self.folder.rounds.add_record(row)
-        return row
+            metrics_row["validation"] = self.evaluator(weights_after, "validation")
+        self.folder.add_metrics_row(metrics_row)
+        return metrics_row
 
     def weights(self) -> list[np.ndarray]:
         """Returns copies of the model's trainable weights after the newest round."""

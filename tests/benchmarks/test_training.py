@@ -23,7 +23,7 @@ def bench(tmp_path, monkeypatch, capfd):
 
 def test_rounds_of_two_kinds_train_alike(bench):
     """In compiled C on a cluster, which has what the other kinds of rounds of our loop have, and in
-    stock TFF. tests/federated/execution holds all kinds of client work to one another.
+    stock TFF. tests/federated/client_training holds all kinds of client work to one another.
     """
     kinds = ["cluster", "stock"]
     words = [word for kind in kinds for word in ("--kind", kind)]

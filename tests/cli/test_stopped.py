@@ -9,7 +9,7 @@ import pytest
 
 from fedmf.federated import learner
 from fedmf.mechanisms import IdentityMechanism
-from fedmf.runs.rounds import RunRounds
+from fedmf.runs.folder import RunFolder
 from fedmf.training import loop
 from fedmf.training.run_setup import RunSetup
 from tests.cli.program import SECRET, SEED, TABLE, fedmf, refused
@@ -48,15 +48,15 @@ def test_a_folder_that_lacks_something_is_named(run):
 def test_an_error_in_a_round_is_a_failed_run(tmp_path, monkeypatch):
     """Before the first round it would be bad input."""
     command = f"train --out {tmp_path}/run {TABLE} --epsilon 8 --noise-seed 1 {SLOW}"
-    commit = RunRounds.commit
+    commit = RunFolder.commit
 
     def fails_with(error):
-        def failing(rounds, committed):
+        def failing(folder, committed):
             if committed.t == 2:
                 raise error
-            commit(rounds, committed)
+            commit(folder, committed)
 
-        monkeypatch.setattr(RunRounds, "commit", failing)
+        monkeypatch.setattr(RunFolder, "commit", failing)
 
     fails_with(FULL)
     refused(command, f"2 rounds of the run are saved in {tmp_path}/run", status=1)

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 import fedmf
-from fedmf.server.rows import HostNoise
+from fedmf.server.host_noise import HostNoise
 from fedmf.server.source import GaussianSource, noise_key
 from tests.cli.program import fedmf as program
 

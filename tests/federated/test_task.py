@@ -94,7 +94,7 @@ def of_client_data(data, preprocess, **changes):
 
 
 def test_a_client_data_and_a_preprocessing_function(tff):
-    """tests/federated/execution/test_sample_weights.py compares it with arrays."""
+    """tests/federated/client_training/test_sample_weights.py compares it with arrays."""
 
     def mapped(dataset):
         return dataset.map(lambda e: (e["pixels"], e["label"]))

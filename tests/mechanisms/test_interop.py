@@ -21,8 +21,8 @@ B = np.tri(4) @ np.linalg.inv(C)
 
 
 def serialized(array, dtype=2):
-    """Returns a serialized TensorProto; tests/federated/execution/test_foreign_tensors.py reads
-    those that TensorFlow writes.
+    """Returns a serialized TensorProto. Those that TensorFlow writes are read in
+    tests/federated/client_training/test_foreign_tensors.py.
     """
     shape = {"dim": [{"size": size} for size in array.shape]}
     content = array.astype({1: "<f4", 2: "<f8"}[dtype]).tobytes()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fedmf
-from fedmf.reports import canvas, client_plots, noise_plots, pictures, plots
+from fedmf.reports import canvas, client_plots, command_pictures, metric_plots, noise_plots
 from fedmf.runs.plan_record import plan_record
 
 ROUNDS = 24
@@ -125,7 +125,7 @@ def figures(monkeypatch):
             yield figure, png
         drawn_figures.append(figure)
 
-    for module in (plots, client_plots, noise_plots, pictures):
+    for module in (metric_plots, client_plots, noise_plots, command_pictures):
         monkeypatch.setattr(module, "canvas", watched)
     return drawn_figures
 

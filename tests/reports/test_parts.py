@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from fedmf.reports import canvas, drawn_noise, groups, plots, tables, text
+from fedmf.reports import canvas, drawn_noise, groups, metric_plots, tables, text
 
 
 def test_mean_curve_uses_rounds_that_all_seeds_have(make_run):
@@ -80,7 +80,7 @@ def test_a_legend_of_very_many_runs_names_the_mechanisms(make_run, figures):
             for rate in np.linspace(0.1, 1.0, 9).round(2)
         ]
     )
-    plot = plots.accuracy_plot(run_groups)
+    plot = metric_plots.accuracy_plot(run_groups)
     (figure,) = figures
     (legend,) = figure.legends
     mechanism_names = ["Tree (full Honaker)", "Banded (8 bands)", "DP-FedAvg"]

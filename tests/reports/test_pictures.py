@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from fedmf.reports import client_plots, pictures
+from fedmf.reports import client_plots, command_pictures
 
 
 def test_one_round_is_a_point(figures):
-    pictures.participation_picture(
+    command_pictures.participation_picture(
         {
             "population": 400, "simulated_population": 400, "cohort_size": 10, "rounds": 1,
             "availability": "independent:0.6", "sampling": None, "schema": "min_sep", "min_sep": 1,

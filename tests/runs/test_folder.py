@@ -33,14 +33,22 @@ def new_run(path, config=CONFIG, plan=None, **facts):
       plan: plan of the run; None for the config's.
       facts: other values of plan.json.
     """
-    folder = RunFolder.create(path)
+    folder = RunFolder(path)
     plan = plan or config.plan()
-    plan.mechanism.save(folder.path / "mechanism.npz")
-    folder.write_json("plan", plan_record(config, plan) | facts)
-    write_atomically(folder.path / "statement.md", fedmf.statement(plan))
-    write_atomically(folder.path / "private" / "noise_seed", "17\n", mode=0o600)
     with folder.locked():
-        folder.begin(config, {})
+        folder.prepare()
+        plan.mechanism.save(folder.path / "mechanism.npz")
+        folder.write_json("plan", plan_record(config, plan) | facts)
+        write_atomically(folder.path / "statement.md", fedmf.statement(plan))
+        folder.begin(config, {}, noise_seed=17)
+    return folder
+
+
+def prepared(path):
+    """Returns a run folder as `train` leaves it if it is stopped before it writes a file."""
+    folder = RunFolder(path)
+    with folder.locked():
+        folder.prepare()
     return folder
 
 
@@ -64,12 +72,12 @@ def commit_rounds(folder, cohorts, num_records=None, selections=None):
         for t, (cohort, selected) in enumerate(zip(cohorts, selections, strict=True)):
             clients = np.array(cohort, np.int64)
             committed = CommittedRound(
-                t=t, clients=clients, selected=np.array(selected, np.int64), numbers={},
+                t=t, clients=clients, selected=np.array(selected, np.int64), statistics={},
                 release=[np.full(3, t, np.float32)],
             )  # fmt: skip
-            folder.rounds.commit(committed)
+            folder.commit(committed)
             if num_records is None or t < num_records:
-                folder.rounds.add_record({"round": t, "clients": len(clients)})
+                folder.add_metrics_row({"round": t, "clients": len(clients)})
 
 
 def file_contents(path):
@@ -130,7 +138,7 @@ class TestCreate:
     def assert_refused(self, path, words):
         contents = file_contents(path.parent)
         with refusal(words, naming=[path]):
-            RunFolder.create(path)
+            prepared(path)
         assert file_contents(path.parent) == contents
 
     def test_refuses_an_existing_run(self, folder):
@@ -142,7 +150,7 @@ class TestCreate:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "log.txt").write_text("mine")
         for _ in range(2):
-            folder = RunFolder.create(tmp_path / "run")
+            folder = prepared(tmp_path / "run")
             assert (folder.path / "private").is_dir()
             (folder.path / "plan.json").write_text("{}")
         assert (tmp_path / "run" / "log.txt").read_text() == "mine"
@@ -166,14 +174,14 @@ class TestCreate:
         (path / name).write_text("mine")
         obstacle = name.removesuffix("/000008.npz")
         self.assert_refused(
-            path, f"has a {obstacle} and no config.json: a new run would overwrite it"
+            path, f"has a {obstacle} and no config.json: begin a run in a new folder, or empty"
         )
 
     def test_refuses_a_path_that_cannot_be_written_to(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("contents")
         for path in (tmp_path / "file", tmp_path / "file" / "run"):
             with refusal("cannot write to folder .*: name a folder you may write to"):
-                RunFolder.create(path)
+                prepared(path)
 
         # Permissions do not restrict root, so that the error is simulated.
         def denied(*args, **kwargs):
@@ -214,10 +222,10 @@ class TestLoad:
         assert seed_text not in repr(Run.load(folder.path))
 
     def test_refuses_a_folder_without_a_run_or_with_one_stopped_before_round_0(self, tmp_path):
-        self.assert_refused(tmp_path, "holds no run to resume or to read", "config.json")
-        RunFolder.create(tmp_path)
+        self.assert_refused(tmp_path, "holds no run", "config.json")
+        prepared(tmp_path)
         self.assert_refused(tmp_path, "holds no run yet", "run its command again, without resume")
-        RunFolder.create(tmp_path)  # The way out of the message works.
+        prepared(tmp_path)  # The way out of the message works.
 
     @pytest.mark.parametrize("name", ["plan.json", "mechanism.npz", "metrics.jsonl"])
     @pytest.mark.parametrize("content", [None, b"", b"[]", b"\xff\xfe", b"{}x\n{}"])
@@ -270,9 +278,9 @@ def test_numbers_that_are_not_finite_are_null_in_files_and_nan_when_read(folder)
     with folder.locked():
         folder.read_rounds()
         no_clients = np.zeros(0, np.int64)
-        committed = CommittedRound(t=0, clients=no_clients, selected=no_clients, numbers={})
-        folder.rounds.commit(committed)
-        folder.rounds.add_record(row)
+        committed = CommittedRound(t=0, clients=no_clients, selected=no_clients, statistics={})
+        folder.commit(committed)
+        folder.add_metrics_row(row)
     folder.write_json("result", {"test": {"loss": -math.inf}, "achieved": {"epsilon": None}})
     texts = [(folder.path / name).read_text() for name in ("metrics.jsonl", "result.json")]
     for text in texts:

@@ -12,7 +12,8 @@ import pytest
 
 from fedmf.files import lock
 from fedmf.runs.folder import RunFolder
-from fedmf.runs.rounds import CommittedRound, RunRounds
+from fedmf.runs.rounds import CommittedRound
+from fedmf.server import journal_folder
 from fedmf.server.journal import Journal
 from tests.refusals import refusal
 from tests.runs.test_folder import new_run
@@ -34,7 +35,7 @@ def round_of(t, value=0.0):
         t=t,
         clients=selected[: 2 - t % 2],
         selected=selected,
-        numbers={"train_loss": 0.5 * t},
+        statistics={"train_loss": 0.5 * t},
         private={"accuracy": value},
         canaries=np.array([1.0 / (t + 3), value]),
         release=[np.full(3, value + t, np.float32)],
@@ -42,15 +43,15 @@ def round_of(t, value=0.0):
     )
 
 
-def record_of(t):
+def metrics_row_of(t):
     """Returns the row of round t in metrics.jsonl."""
     return {"round": t, "clients": 2 - t % 2, "train_loss": 0.5 * t}
 
 
-def commit(rounds, t, value=0.0):
-    """Commits round t and writes its record."""
-    rounds.commit(round_of(t, value))
-    rounds.add_record(record_of(t))
+def commit(folder, t, value=0.0):
+    """Commits round t and writes its row of metrics."""
+    folder.commit(round_of(t, value))
+    folder.add_metrics_row(metrics_row_of(t))
 
 
 def read(path):
@@ -58,7 +59,7 @@ def read(path):
     folder = RunFolder.open(path)
     with folder.locked():
         folder.read_rounds()
-        return folder.rounds.committed
+        return folder.committed
 
 
 def assert_holds(path, num_rounds):
@@ -68,7 +69,7 @@ def assert_holds(path, num_rounds):
     if num_rounds:
         newest = CommittedRound.of(committed)
         expected = round_of(num_rounds - 1)
-        assert newest.row() == expected.row()
+        assert newest.journal_row() == expected.journal_row()
         np.testing.assert_equal([*newest.release], expected.release)
         np.testing.assert_equal([*newest.before], expected.before)
     participation = "round,client\n"
@@ -80,7 +81,7 @@ def assert_holds(path, num_rounds):
     if num_rounds > 1:
         assert (path / "selected.csv").read_text() == selections
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert records == [record_of(t) for t in range(len(records))]
+    assert records == [metrics_row_of(t) for t in range(len(records))]
     assert len(records) in (num_rounds, num_rounds - 1)
 
 
@@ -107,7 +108,7 @@ def test_a_kill_between_any_two_writes_leaves_whole_rounds(folder, tmp_path, mon
         for name in OS_FUNCTIONS:
             patch.setattr(os, name, snapshot_before(getattr(os, name)))
         for t in range(ROUNDS):
-            commit(folder.rounds, t)
+            commit(folder, t)
             shown_rounds.append(t)
     assert len(snapshots) > 8 * ROUNDS
     for copy, num_shown in snapshots:
@@ -154,7 +155,7 @@ def test_rounds_that_were_shown_survive_a_power_failure(folder, tmp_path, monkey
         folder.read_rounds()
         monkeypatch.setattr(os, "fsync", fsync_and_record)
         for t in range(ROUNDS):
-            commit(folder.rounds, t)
+            commit(folder, t)
             disk.write(tmp_path / f"after round {t}")
     for t in range(ROUNDS):
         assert_holds(tmp_path / f"after round {t}", t + 1)
@@ -166,14 +167,19 @@ def test_of_two_processes_without_locks_one_commits_a_round(folder, tmp_path, mo
     lock_folders = [tmp_path / "first", tmp_path / "second"]
     for lock_folder in lock_folders:
         lock_folder.mkdir()
-    first_rounds, second_rounds = (RunRounds(folder.path, lock(path)) for path in lock_folders)
-    first_rounds.read()
-    second_rounds.read()
-    commit(second_rounds, 0)
-    for t in (1, 2):
-        with refusal("gone on with elsewhere: nothing was released"):
-            commit(first_rounds, 0, value=9.0)
-        commit(second_rounds, t)
+    locks = iter([lock(path) for path in lock_folders])
+    monkeypatch.setattr(journal_folder, "lock", lambda path, **options: next(locks))
+    first_folder = RunFolder.open(folder.path)
+    second_folder = RunFolder.open(folder.path)
+    with first_folder.locked(), second_folder.locked():
+        first_folder.read_rounds()
+        second_folder.read_rounds()
+        commit(second_folder, 0)
+        for t in (1, 2):
+            with refusal("gone on with elsewhere: nothing was released"):
+                commit(first_folder, 0, value=9.0)
+            commit(second_folder, t)
+    monkeypatch.undo()
     assert [row["private"] for row in read(folder.path).rows] == [{"accuracy": 0.0}] * 3
 
 
@@ -184,13 +190,13 @@ def test_commit_refuses_files_that_were_edited_during_the_run(folder, name):
     path = folder.path / name
     with folder.locked():
         folder.read_rounds()
-        commit(folder.rounds, 0)
+        commit(folder, 0)
         content = path.read_bytes()
         path.write_bytes(content + b" ")
         with refusal(f"{name} of the run's folder .* changed while it was in use"):
-            commit(folder.rounds, 1)
+            commit(folder, 1)
         path.write_bytes(content)
-        commit(folder.rounds, 1)
+        commit(folder, 1)
     assert_holds(folder.path, 2)
 
 
@@ -207,7 +213,7 @@ def test_a_resume_refuses_edited_files_and_completes_truncated_ones(folder, name
     with folder.locked():
         folder.read_rounds()
         for t in range(ROUNDS):
-            commit(folder.rounds, t)
+            commit(folder, t)
     path = folder.path / name
     content = path.read_bytes()
     path.write_bytes(content.replace(b"1", b"2", 1))
@@ -225,28 +231,33 @@ def test_a_resume_refuses_edited_files_and_completes_truncated_ones(folder, name
 def test_a_resume_refuses_a_journal_from_a_backup(folder, tmp_path):
     with folder.locked():
         folder.read_rounds()
-        commit(folder.rounds, 0)
+        commit(folder, 0)
         shutil.copytree(folder.path / "private", tmp_path / "backup")
-        commit(folder.rounds, 1)
-        commit(folder.rounds, 2)
+        commit(folder, 1)
+        commit(folder, 2)
     shutil.rmtree(folder.path / "private")
     shutil.copytree(tmp_path / "backup", folder.path / "private")
-    for name in ("participation.csv", "metrics.jsonl"):
+    for name in ("metrics.jsonl", "participation.csv"):
         for _ in range(2):
-            with refusal(f"{name} has round [12], .* restored from a backup"):
+            with refusal(f"{name} has round [12] and the journal's .* put back from a backup"):
                 read(folder.path)
         (folder.path / name).unlink()
 
 
-def test_the_record_of_the_newest_round_is_computed_again_if_it_was_edited(folder):
+def test_the_newest_row_of_metrics_is_read_from_the_journal_or_computed_again(folder):
     with folder.locked():
         folder.read_rounds()
-        commit(folder.rounds, 0)
-    path = folder.path / "metrics.jsonl"
-    text = path.read_text()
-    for edited_text in (text.replace("0.0", "9.5"), '{"round": 0}\n'):
-        path.write_text(edited_text)
-        assert "record" not in read(folder.path).rows[0]
+        commit(folder, 0)
+    metrics_path = folder.path / "metrics.jsonl"
+    rows_path = folder.path / "private" / "rounds.jsonl"
+    metrics_path.unlink()
+    for _ in range(2):
+        assert read(folder.path).rows[0]["metrics_row"] == metrics_row_of(0)
+        assert json.loads(metrics_path.read_text()) == metrics_row_of(0)
+    # A power failure may lose the end of rounds.jsonl, which is not synced before the next round.
+    rows_path.write_bytes(rows_path.read_bytes()[:-3])
+    assert "metrics_row" not in read(folder.path).rows[0]
+    assert metrics_path.read_text() == ""
 
 
 def test_a_round_that_failed_on_a_full_disk_can_be_committed(folder, monkeypatch):
@@ -259,6 +270,6 @@ def test_a_round_that_failed_on_a_full_disk_can_be_committed(folder, monkeypatch
             with monkeypatch.context() as patch:
                 patch.setattr(os, name, raise_disk_full)
                 with pytest.raises(OSError, match="No space left"):
-                    folder.rounds.commit(round_of(0))
-        commit(folder.rounds, 0)
+                    folder.commit(round_of(0))
+        commit(folder, 0)
     assert_holds(folder.path, 1)

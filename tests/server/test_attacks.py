@@ -16,7 +16,7 @@ import fedmf
 from fedmf import files
 from fedmf.cohorts.controller import PoolRanDryWarning
 from fedmf.server.clipping import UpdateSum
-from fedmf.server.rows import HostNoise
+from fedmf.server.host_noise import HostNoise
 from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import assert_refused, refusal
 from tests.server.plans import make_server, plan_of, update
@@ -68,10 +68,10 @@ class TestTheFolder:
 
     def test_folder_with_files_of_other_programs_is_refused(self, tmp_path):
         (tmp_path / "mechanism.npz").write_bytes(b"mine")
-        assert_refused(lambda: make_server(tmp_path), ValueError, "is not empty")
+        assert_refused(lambda: make_server(tmp_path), ValueError, "has a mechanism.npz and no")
         assert (tmp_path / "mechanism.npz").read_bytes() == b"mine"
-        assert_refused(lambda: make_server(""), TypeError, "must be the path of a folder")
-        assert_refused(lambda: make_server("\0"), ValueError, "cannot be opened")
+        assert_refused(lambda: make_server(""), TypeError, "is no path: name the folder")
+        assert_refused(lambda: make_server("\0"), ValueError, "cannot write to folder")
 
     def test_release_is_on_disk_before_it_is_returned(self, tmp_path, monkeypatch):
         """Names are synced as well: of the folder and those above it, and of private."""

@@ -11,7 +11,7 @@ from fedmf.audits.worst_case import worst_case
 from fedmf.server import audit as audits
 from fedmf.server.audit import audit_mechanism
 from fedmf.server.clipping import UpdateSum
-from fedmf.server.rows import HostNoise
+from fedmf.server.host_noise import HostNoise
 from fedmf.server.source import GaussianSource
 from tests.audits.controls import mistakes_over_rounds
 from tests.mechanisms.registry import MECHANISMS, every_form

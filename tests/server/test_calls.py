@@ -11,8 +11,8 @@ import pytest
 import fedmf
 from fedmf.server import calls, product_threads
 from fedmf.server.folder import ServerFolder
+from fedmf.server.host_noise import HostNoise
 from fedmf.server.journal import Journal
-from fedmf.server.rows import HostNoise
 from tests.refusals import assert_refused, refusal
 from tests.server.plans import make_server, update
 

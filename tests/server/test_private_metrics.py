@@ -21,8 +21,8 @@ from fedmf.privacy.plan import (
     update_noise_multiplier,
 )
 from fedmf.server.audit import audit_mechanism
+from fedmf.server.host_noise import HostNoise
 from fedmf.server.metrics_stream import MetricsStream
-from fedmf.server.rows import HostNoise
 from tests.power import FALSE_POSITIVE_RATE, missed_by_correlation, trials_that_see
 from tests.refusals import refusal
 

@@ -253,7 +253,7 @@ class TestRefuses:
             (lambda: make_server(noise_seed=-8675309), ValueError, "`noise_seed` is negative"),
             (lambda: make_server(zeroing_norm=-1), ValueError, "zeroing_norm=-1"),
             (lambda: make_server(population=2), ValueError, "population=2"),
-            (lambda: fedmf.Server.open(tmp_path / "none"), ValueError, "cannot be opened"),
+            (lambda: fedmf.Server.open(tmp_path / "none"), ValueError, "cannot open folder"),
             (lambda: fedmf.Server.open(tmp_path), ValueError, "holds no server"),
         ]:  # fmt: skip
             with refusal(words, kind) as caught:
@@ -282,7 +282,9 @@ class TestRefuses:
         assert b"another process" in in_a_child(lambda pipe: _tell_refusal(server, pipe))
         server.close()
         assert_refused(server.release, ValueError, "this server is closed")
-        assert_refused(lambda: make_server(tmp_path / "server"), ValueError, "holds a server")
+        assert_refused(
+            lambda: make_server(tmp_path / "server"), ValueError, "already holds a server"
+        )
         fedmf.Server.open(tmp_path / "server").release()
 
     def test_noise_seed_is_in_its_private_file_alone(self, tmp_path):
@@ -370,8 +372,3 @@ class TestResumes:
         assert "| rounds | 12 | 7 |" in text
         assert "audit log 'my server/participation.jsonl' 'my server/mechanism.npz'" in text
         assert "--rounds-run 7" in text
-
-
-def test_to_clients_is_the_old_name_of_client_params():
-    server = make_server()
-    assert server.to_clients().clip_norm == server.client_params().clip_norm

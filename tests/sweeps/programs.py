@@ -12,7 +12,8 @@ def clients_in_turn():
     """
     *python, program = job.PROGRAM
     small = (
-        "from fedmf.federated.execution import vectorised_sizes; vectorised_sizes.SMALL_MODEL = 0; "
+        "from fedmf.federated.client_training import vectorised_sizes; "
+        "vectorised_sizes.SMALL_MODEL = 0; "
     )
     return *python, small + program
 

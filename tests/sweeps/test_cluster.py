@@ -15,7 +15,7 @@ from fedmf.sweeps import run as sweep
 from fedmf.sweeps.grid import sweep_configs
 from fedmf.sweeps.run import SweepOptions
 from tests.cli.program import printed_by
-from tests.federated.execution.test_cluster import assert_same_files
+from tests.federated.client_training.test_cluster import assert_same_files
 from tests.refusals import refusal
 from tests.sweeps.programs import Here
 

@@ -16,7 +16,7 @@ from fedmf.federated.tff import tff
 from fedmf.federated.tff.aggregator import dp_aggregator
 from fedmf.federated.tff.optimizers import tff_client_optimizer, tff_server_optimizer
 from fedmf.federated.tff.worker import TffWorker
-from fedmf.server.rows import replace_noise
+from fedmf.server.host_noise import replace_noise
 from fedmf.training.examples import ClientData
 from fedmf.training.execution.base import Execution, Release, packed_like
 
@@ -90,8 +90,8 @@ class TffExecution(Execution):
         leaves = zip(tf.nest.flatten(output.state), self._is_released, strict=True)
         arrays = [np.asarray(leaf) for leaf, is_released in leaves if is_released]
         num_not_finite = sum(not client.epochs for client in cohort)
-        row = _metrics_row(output.metrics, num_not_finite)
-        return Release(arrays=arrays, row=row, canaries=np.zeros(0))
+        statistics = _statistics(output.metrics, num_not_finite)
+        return Release(arrays=arrays, statistics=statistics, canaries=np.zeros(0))
 
     def step(self, state: Any, release: Release) -> Any:
         """Returns TFF's state after the server's step, which TFF took within the round.
@@ -151,12 +151,12 @@ class TffExecution(Execution):
         return [np.asarray(weight) for weight in weights.trainable]
 
 
-# A round's row of metrics contains these metrics of the query, if the query computes them.
+# The statistics of a round contain these metrics of the query, if the query computes them.
 _QUERY_METRICS = ("scale_drift", "clip_norm", "clip_fraction", "zeroed", "noise_stddev")
 
 
-def _metrics_row(metrics: Any, num_not_finite: int) -> dict[str, float]:
-    """Converts TFF's metrics of a round to a row of metrics.jsonl.
+def _statistics(metrics: Any, num_not_finite: int) -> dict[str, float]:
+    """Converts TFF's metrics of a round to the statistics of a `Release`.
 
     Args:
       metrics: of a LearningProcessOutput.
@@ -164,7 +164,7 @@ def _metrics_row(metrics: Any, num_not_finite: int) -> dict[str, float]:
     """
     train_metrics = metrics["client_work"]["train"]
     num_examples = int(train_metrics["num_examples"])
-    row = {
+    statistics = {
         "examples": num_examples,
         "train_loss": float(train_metrics["loss"]) if num_examples else math.nan,
         "not_finite": num_not_finite,
@@ -172,11 +172,11 @@ def _metrics_row(metrics: Any, num_not_finite: int) -> dict[str, float]:
     query_metrics = metrics["aggregator"]["dp_query_metrics"]
     for name in _QUERY_METRICS:
         if name in query_metrics:
-            row[name] = float(query_metrics[name])
+            statistics[name] = float(query_metrics[name])
     # Clients whose examples or updates are not finite send zeros to the query, which does not
     # count them as zeroed.
-    row["zeroed"] += num_not_finite + int(train_metrics["zeroed"])
-    return row
+    statistics["zeroed"] += num_not_finite + int(train_metrics["zeroed"])
+    return statistics
 
 
 def tff_model(functions: ModelFunctions, seed: int, spec: Any) -> tff.learning.models.VariableModel:

@@ -5,7 +5,8 @@ normal draws for each round. The noise is a pure function of a state that passes
 round. Two strategies keep the state that passes through a graph small:
   recurrent    [x_t; S_(t+1)] = M_t [z_t; S_t], state: the few rows S of the past that future rounds
                need (`fedmf.noise.blocks`).
-  precomputed  the host makes row t and puts it into the state before round t (`fedmf.server.rows`).
+  precomputed  the host makes row t and puts it into the state before round t
+               (`fedmf.server.host_noise`).
 Both compute the rows of `NoiseStream.causal`, each from the draws of its own source.
 """
 

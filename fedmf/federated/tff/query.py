@@ -9,7 +9,7 @@ import dp_accounting
 import tensorflow as tf
 
 from fedmf import checks
-from fedmf.federated.execution.records import QuerySample, Records
+from fedmf.federated.client_training.records import QuerySample, Records
 from fedmf.federated.tff import tfp
 from fedmf.federated.tff.graph_tags import tags_clipping, tags_noise, tags_params
 from fedmf.federated.tff.noise import GraphNoise

@@ -61,9 +61,8 @@ class BinLosses(Losses):
         return log_factor, self.loss(inner_products)
 
     def loss(self, inner: np.ndarray) -> np.ndarray:
-        """Computes the privacy losses L of outputs y from the inner products <m_j, y> / sigma^2,
-        where m_j is the sum of the columns of bin j. It overwrites `inner`, float64 of shape (size,
-        bins).
+        """Computes the privacy losses L from the inner products <m_j, y> / sigma^2, a float64 array
+        of shape (size, bins), which it overwrites.
         """
         inner -= np.diagonal(self.gram) / 2
         largest_products = inner.max(axis=1)
@@ -71,7 +70,7 @@ class BinLosses(Losses):
         return np.log(np.exp(inner, out=inner).mean(axis=1)) + largest_products
 
     def log_factor_bound(self, order: int) -> float:
-        """Computes the log of an upper bound on the importance weight T of K = `order` bins.
+        """Computes the log of an upper bound on the weight T of K = `order` bins.
 
         T is the product over i < K of mean_k exp(sum of i rows of gram). By Hölder's inequality a
         factor is largest where the i rows are the same. The result is infinite if it would

@@ -109,7 +109,7 @@ class IndependentRounds(Cyclic):
 
     def compositions(self, rounds: int) -> int:
         """Returns the largest number of rounds in which one client can be sampled, ceil(rounds /
-        partitions). The accountant composes this number of queries (Thm. 4 of the banded paper).
+        partitions). It is the number of queries that the accountant composes (Thm. 4).
         """
         return -(-rounds // self.num_partitions)
 

@@ -27,8 +27,8 @@ class Draws(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionDraws(Draws):
-    """Samples in which round t takes clients of partition t mod `partitions` only. The partitions
-    are the sets D_j in Alg. 6 of the banded paper; client c is in partition c mod `partitions`.
+    """Samples in which round t takes clients of partition t mod `partitions` only, the sets D_j of
+    banded Alg. 6. Client c is in partition c mod `partitions`.
 
     Attributes:
       population: clients 0 .. population - 1.
@@ -69,7 +69,8 @@ class PartitionDraws(Draws):
 
 
 def partition_size(population: int, partitions: int, partition: int) -> int:
-    """Returns the number of clients c < population with c mod partitions = partition.
+    """Returns the number of clients in a partition: of the c < population with c mod partitions =
+    partition.
 
     >>> [partition_size(7, 3, partition) for partition in range(3)]
     [3, 2, 2]

@@ -18,8 +18,8 @@ from fedmf.noise.host_strategies import HOST_STRATEGIES
 from fedmf.privacy.plan import Plan
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.round_metrics import RoundMetric, check_round_metrics
+from fedmf.server.host_noise import HostNoise
 from fedmf.server.optimizers import ServerOptimizer
-from fedmf.server.rows import HostNoise
 from fedmf.training.client_data import ClientRound, client_data
 from fedmf.training.examples import ClientData
 from fedmf.training.task import Task
@@ -39,7 +39,9 @@ def _worker_task(name: str, value: Any) -> Callable[[], Task]:
 class RunOptions(fields.Checked):
     """Options of a run that concern this machine, and objects that the caller passes.
 
-    Machine settings change the model by float32 rounding at most.
+    With execution="fast", `threads` and `cluster` change no bit of the clients' updates and their
+    sum. `noise_strategy` and `noise_memory` change noise vectors by float32 rounding, and so does
+    `threads` where noise is regenerated from all draws.
 
     Attributes:
       noise_strategy: strategy of `HostNoise` to make the noise; None chooses one. A resumed run may
@@ -80,23 +82,23 @@ class RunOptions(fields.Checked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Release:
-    """The release of a round and numbers of the round, before they are committed.
+    """The release of a round and its statistics, before they are committed.
 
     Attributes:
       arrays: the arrays that the server's step needs. None is a sum without noise, the noise or its
         seed.
-      row: numbers of the round: {"examples", "train_loss", "not_finite", "clip_fraction", "zeroed",
-        "noise_stddev"}; with scaled updates {"scale_drift"}, with an adaptive clip norm
-        {"clip_norm"}. train_loss is the mean over examples of the loss before each step, without
-        the model's own losses; it is NaN in a round without examples. not_finite counts the
-        clients whose examples are not finite: they count as zeroed, and their examples do not
-        count.
+      statistics: counts, losses and public scales of the round: {"examples", "train_loss",
+        "not_finite", "clip_fraction", "zeroed", "noise_stddev"}; with scaled updates
+        {"scale_drift"}, with an adaptive clip norm {"clip_norm"}. train_loss is the mean over
+        examples of the loss before each step, without the model's own losses; it is NaN in a round
+        without examples. not_finite counts the clients whose examples are not finite: they count as
+        zeroed, and their examples do not count.
       canaries: products of the released sum with the directions of the run's canaries, float64
         (canaries,); empty without canaries.
     """
 
     arrays: Sequence[np.ndarray]
-    row: Mapping[str, float]
+    statistics: Mapping[str, float]
     canaries: np.ndarray
 
 

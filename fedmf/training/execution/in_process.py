@@ -40,8 +40,9 @@ class FastState(NamedTuple):
 class FastExecution(Execution):
     """An execution of rounds with the task's learner and numpy.
 
-    It connects to the cluster of its options when it is entered. Results do not depend on threads
-    and cluster. Of the clients it stores only the sum of their clipped updates.
+    It connects to the cluster of its options when it is entered. The clients' updates and their sum
+    are bitwise identical for any number of threads and workers. Of the clients it stores only the
+    sum of their clipped updates.
     """
 
     def __post_init__(self) -> None:
@@ -136,7 +137,7 @@ class FastExecution(Execution):
             not_finite += group_sum.not_finite
         self._canaries.add(total, canaries, client_params)
         noisy_mean, means_state = self._means.release(means_state, total, self.noise.row(t))
-        row = {
+        statistics = {
             "examples": num_examples,
             "train_loss": loss_sum / num_examples if num_examples else math.nan,
             "not_finite": not_finite,
@@ -147,7 +148,7 @@ class FastExecution(Execution):
             canary_products = clients_per_round * self._canaries.released(noisy_mean, client_params)
         return Release(
             arrays=[noisy_mean, *nest.flatten(means_state)],
-            row=row | self._means.metrics(means_state, total),
+            statistics=statistics | self._means.metrics(means_state, total),
             canaries=canary_products,
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedmf.federated.execution.in_threads import aligned_buffer
+from fedmf.federated.client_training.in_threads import aligned_buffer
 from fedmf.federated.task import CompiledEpoch
 from fedmf.tasks.stackoverflow.compiled.c_library import library, pointer
 

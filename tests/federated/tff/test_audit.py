@@ -1,7 +1,7 @@
 """The audit of the query: honest mechanisms pass, and mistakes in the code that runs are caught.
 
-The tests that the rows of the host and of TFF's process are exact are in tests/server/test_rows.py
-and test_aggregator.py.
+Other tests show that the rows of the host and of TFF's process are exact:
+tests/server/test_host_noise.py and test_aggregator.py.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ from fedmf.server.source import noise_key
 from fedmf.server.state import NoiseState
 from tests.federated.plans import plan_of
 from tests.refusals import refusal
-from tests.server.test_rows import banded
+from tests.server.test_host_noise import banded
 
 SIZE = 37
 SEED = 5

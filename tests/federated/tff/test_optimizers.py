@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import fedmf
 from fedmf import federated
-from fedmf.federated.execution.client_work import client_optimizer
+from fedmf.federated.client_training.client_work import client_optimizer
 from fedmf.federated.tff.optimizers import tff_client_optimizer, tff_server_optimizer
 from tests.federated.run_small import config
 from tests.federated.small_task import small_task

@@ -9,7 +9,7 @@ from tests.federated.small_runs import train
 
 @pytest.fixture(autouse=True, scope="module")
 def _traced_once(clients_in_turn: None) -> None:
-    """Clients that train one by one: tests/federated/execution has the tests of client work."""
+    """Trains clients one by one. Tests of client work are in tests/federated/client_training."""
 
 
 @pytest.fixture(scope="module")

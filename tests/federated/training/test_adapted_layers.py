@@ -63,7 +63,8 @@ def test_adapted_layers_are_trained_and_exported_with_their_words(kind, tmp_path
         settings = settings_of(initial_model=str(tmp_path / start))
         weights = starting_task(task, settings, None).build_model(0).get_weights()
         # As a run writes them before its first round, and reads them to go on.
-        folder = RunFolder.create(tmp_path / f"from {start}")
+        folder = RunFolder(tmp_path / f"from {start}")
+        folder.path.mkdir()
         folder.write_weights("initial_model", weights)
         model = turned.starting_from(folder.initial_weights()).build_model(0)
         np.testing.assert_array_equal(model(inputs), outputs)

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from fedmf.runs.folder import RunFolder
 from fedmf.runs.round_metrics import RoundMetric
-from fedmf.runs.rounds import CommittedRound, RunRounds
+from fedmf.runs.rounds import CommittedRound
+from fedmf.server.host_noise import _the_noise as the_noise
 from fedmf.server.journal import Journal
-from fedmf.server.rows import _the_noise as the_noise
 from fedmf.training.execution.base import RunOptions
 from fedmf.training.execution.choice import build_execution
 from fedmf.training.under_way import Training
@@ -20,11 +20,11 @@ from tests.federated.small_task import small_task
 pytestmark = pytest.mark.usefixtures("clients_in_turn")
 # Before and behind each, a kill finds another folder.
 POINTS = (
-    (RunRounds, "commit"),
+    (RunFolder, "commit"),
     (Journal, "_write"),
     (Journal, "_end_commit"),
-    (Training, "add_record"),
-    (RunRounds, "add_record"),
+    (Training, "add_metrics_row"),
+    (RunFolder, "add_metrics_row"),
 )
 
 
@@ -33,7 +33,7 @@ def newest_release(path):
     folder = RunFolder.open(path)
     with folder.locked():
         folder.read_rounds()
-        return CommittedRound.of(folder.rounds.committed).release
+        return CommittedRound.of(folder.committed).release
 
 
 @pytest.mark.parametrize("execution", ["fast", pytest.param("tff", marks=pytest.mark.slow)])

@@ -1,6 +1,7 @@
 """Fine-tuning by client: metrics before and after it, and the clients that are left out.
 
-The training is that of clients in a round, which tests/federated/execution compares with Keras.
+The training is that of clients in a round. Tests in tests/federated/client_training compare it with
+Keras.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import NotFinite, count
 from fedmf.training.fine_tuning import learning_rates
 from fedmf.training.fine_tuning_data import sample_clients, split_for_search, split_in_halves
-from tests.federated.execution.conftest import work_of
+from tests.federated.client_training.conftest import work_of
 from tests.federated.small_runs import config, train
 from tests.federated.small_task import task_of_arrays
 from tests.refusals import refusal

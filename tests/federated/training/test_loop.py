@@ -269,7 +269,7 @@ def test_two_processes_do_not_train_in_one_folder(interrupted_folder):
     ) as other_process:
         assert other_process.stdout.readline() == "locked\n"
         for resume in (True, False):
-            with refusal("another process trains in"):
+            with refusal("is in use by another run"):
                 train(interrupted_folder, resume=resume)
         assert snapshot(interrupted_folder) == files_before
         other_process.kill()

@@ -11,8 +11,8 @@ import fedmf
 from fedmf.runs.audit import audit_run
 from fedmf.runs.plan_record import recorded_plan
 from fedmf.server.clipping import UpdateSum
+from fedmf.server.host_noise import HostNoise
 from fedmf.server.means import NoisyMeans
-from fedmf.server.rows import HostNoise
 from tests.federated.run_small import SEED, config
 from tests.federated.small_runs import train
 

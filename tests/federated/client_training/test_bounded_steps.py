@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution import vectorised_sizes
+from fedmf.federated.client_training import vectorised_sizes
 from fedmf.server.messages import ClientParams
 from fedmf.training.client_work import Broadcast
 from fedmf.training.examples import ClientData
-from tests.federated.execution.conftest import work_of
+from tests.federated.client_training.conftest import work_of
 from tests.federated.small_runs import config
 from tests.federated.small_task import task_of_arrays
 

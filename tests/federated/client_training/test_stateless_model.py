@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution.stateless_model import check_clients_stay_separate, stateless_model
+from fedmf.federated.client_training.stateless_model import (
+    check_clients_stay_separate,
+    stateless_model,
+)
 from tests.federated.small_task import small_task
 from tests.refusals import refusal
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from fedmf import federated
 from fedmf.training.evaluation import Evaluator
 from fedmf.training.examples import NotFinite, split_weights
-from tests.federated.execution.test_as_keras import (
+from tests.federated.client_training.test_as_keras import (
     BATCH,
     BOTH,
     CLASSES,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from fedmf.federated.execution import vectorised_sizes
-from fedmf.federated.execution.in_threads import CompiledClient, KerasClient
-from fedmf.federated.execution.records import Records
-from fedmf.federated.execution.vectorised import VectorisedClients
+from fedmf.federated.client_training import vectorised_sizes
+from fedmf.federated.client_training.in_threads import CompiledClient, KerasClient
+from fedmf.federated.client_training.records import Records
+from fedmf.federated.client_training.vectorised import VectorisedClients
 from fedmf.federated.model_functions import CompiledEpoch, ModelFunctions
 from fedmf.training.client_work import ClientWork, cores
 from fedmf.training.execution.in_threads import ClientsInThreads

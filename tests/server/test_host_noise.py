@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import fedmf
 from fedmf.mechanisms import DenseMechanism
 from fedmf.noise import blocks, host_strategies, layout, storage
-from fedmf.server.rows import HostNoise
+from fedmf.server.host_noise import HostNoise
 from fedmf.server.source import CHUNK, GaussianSource
 from tests.mechanisms.registry import every_form
 from tests.server.plans import draws_of_host, plan_of
@@ -226,7 +226,7 @@ class TestTheMemoryMap:
         """
         program = f"""
 import os, signal
-from tests.server.test_rows import *
+from tests.server.test_host_noise import *
 layout.TILE = 1024
 whole, dying = (noise_of(banded(), {name!r}, mapped=True, folder={str(tmp_path)!r}) for _ in "12")
 print(*whole.row(39).tolist(), flush=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from fedmf.federated.execution.records import Records
+from fedmf.federated.client_training.records import Records
 from fedmf.server.messages import ClientParams
 from fedmf.server.update_rules import Optimizer, OptimizerState
 from fedmf.training.client_work import Broadcast

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.execution.clipping import clip_dtype, zero_and_clip
+from fedmf.federated.client_training.clipping import clip_dtype, zero_and_clip
 from fedmf.server.messages import ClientParams
 
 _RECORD_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)

@@ -1,6 +1,6 @@
 """Sizes of models and calls for which clients are vectorised."""
 
-from fedmf.federated.execution.records import Records
+from fedmf.federated.client_training.records import Records
 from fedmf.training.execution.groups import group_size
 from fedmf.training.learner import ClientSettings
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 import threadpoolctl
 
 import fedmf
-from fedmf.federated.execution.threads import limited_threads
+from fedmf.federated.client_training.threads import limited_threads
 from fedmf.training.client_data import client_data
 from tests.federated.small_runs import assert_same_run, config
 from tests.federated.small_task import small_task

@@ -210,9 +210,9 @@ def test_fast_and_tff_train_the_same():
             task, settings().plan(), settings(name), 9, options=RunOptions()
         )
         start = execution.init()
-        row = execution.collect_release(start, cohort[:-1]).row
+        row = execution.collect_release(start, cohort[:-1]).statistics
         release = execution.collect_release(start, cohort)
-        assert release.row["zeroed"] == 2
+        assert release.statistics["zeroed"] == 2
         state = execution.step(start, release)
         change = map(np.subtract, execution.weights(start), execution.weights(state))
         assert_close(change, [keras / len(SIZES) for keras in expected], atol=1e-6)

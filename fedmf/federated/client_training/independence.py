@@ -126,9 +126,7 @@ def random_batch(rng: np.random.Generator, batch_specs: tuple[Any, Any], size: i
     """Returns a batch of random examples with the shapes and dtypes of the specs."""
 
     def random_leaf(integer: int, spec: tf.TensorSpec) -> tf.Tensor:
-        """Returns normal random numbers for a floating-point spec, and copies of `integer` for any
-        other spec.
-        """
+        """Returns random normal floats, or else this whole number."""
         values = rng.normal(size=(size, *spec.shape[1:]))
         if not spec.dtype.is_floating:
             values = np.full_like(values, integer)

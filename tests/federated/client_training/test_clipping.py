@@ -11,9 +11,9 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedmf.federated.execution import clipping
-from fedmf.federated.execution.clipping import clip_dtype, zero_and_clip
-from fedmf.federated.execution.records import Records
+from fedmf.federated.client_training import clipping
+from fedmf.federated.client_training.clipping import clip_dtype, zero_and_clip
+from fedmf.federated.client_training.records import Records
 from fedmf.server.clipping import FLOAT32_CHUNK, FLOAT32_MARGIN, clip_update
 from fedmf.server.messages import ClientParams
 

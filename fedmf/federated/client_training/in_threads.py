@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.execution.client_work import (
+from fedmf.federated.client_training.client_work import (
     TensorBroadcast,
     broadcast_spec,
     client_optimizer,
     gradients,
     tensor_params,
 )
-from fedmf.federated.execution.records import QuerySample, Records
+from fedmf.federated.client_training.records import QuerySample, Records
 from fedmf.federated.loss import batch_loss, minimised
 from fedmf.federated.model_functions import CompiledEpoch, ModelFunctions, tensor_specs
 from fedmf.training.batching import concatenated_epochs, list_batches

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution import vectorised
-from fedmf.federated.execution.stateless_model import dense_rows
-from tests.federated.execution.conftest import work_of
+from fedmf.federated.client_training import vectorised
+from fedmf.federated.client_training.stateless_model import dense_rows
+from tests.federated.client_training.conftest import work_of
 from tests.federated.run_small import config
 from tests.federated.small_task import task_of_arrays
 

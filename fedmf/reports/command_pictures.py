@@ -1,4 +1,6 @@
-"""Pictures that commands draw of a forecast, a mechanism, a choice of bands or a comparison."""
+"""Pictures that commands draw, such as `fedmf plan bands --out`: of a forecast, a mechanism, a
+choice of bands or a comparison. Plots of a report on runs are in the modules *_plots.
+"""
 
 import textwrap
 from collections.abc import Sequence

@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fedmf.federated.execution import vectorised_sizes
-from fedmf.federated.execution.client_work import (
+from fedmf.federated.client_training import vectorised_sizes
+from fedmf.federated.client_training.client_work import (
     TensorBroadcast,
     broadcast_spec,
     client_optimizer,
     gradients,
 )
-from fedmf.federated.execution.independence import Slots, check_independent, random_batch
-from fedmf.federated.execution.records import QuerySample, Records, specs_of
-from fedmf.federated.execution.stateless_model import (
+from fedmf.federated.client_training.independence import Slots, check_independent, random_batch
+from fedmf.federated.client_training.records import QuerySample, Records, specs_of
+from fedmf.federated.client_training.stateless_model import (
     check_clients_stay_separate,
     dense_rows,
     stateless_model,

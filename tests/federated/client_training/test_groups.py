@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from fedmf.federated.execution.records import Records
+from fedmf.federated.client_training.records import Records
 from fedmf.server.messages import ClientParams, ClippedSum
 from fedmf.training.examples import ClientData
 from fedmf.training.execution import groups
