@@ -19,7 +19,6 @@ from tests.test_architecture import FLOORS
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PAGES = (
     "choose_mechanism",
-    "index",
     "participation",
     "private_metrics",
     "pytorch",
