@@ -18,8 +18,9 @@ from fedmf.audits.aggregator_claim import (
     Outcomes,
 )
 from fedmf.audits.aggregator_dependence import check_dependence
+from fedmf.audits.aggregator_estimates import NotFiniteReleaseError
 from fedmf.audits.aggregator_inputs import INSIDE_NORM, Inputs
-from fedmf.audits.aggregator_movement import Measurements, NotFiniteReleaseError
+from fedmf.audits.aggregator_movement import Measurements
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_noise import (
     NoiseSample,

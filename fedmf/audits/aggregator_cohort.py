@@ -6,13 +6,13 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from fedmf.audits.aggregator_inputs import HUGE_NORM, INSIDE_NORM, Scenario
-from fedmf.audits.aggregator_movement import (
+from fedmf.audits.aggregator_estimates import (
     BaselineEstimates,
     Estimate,
     Movement,
     NotFiniteReleaseError,
 )
+from fedmf.audits.aggregator_inputs import HUGE_NORM, INSIDE_NORM, Scenario
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedmf.audits.aggregator_estimates import Estimate, Movement, NotFiniteReleaseError
 from fedmf.audits.aggregator_inputs import INSIDE_NORM, Inputs, Scenario
-from fedmf.audits.aggregator_movement import Estimate, Movement, NotFiniteReleaseError
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 

@@ -4,13 +4,9 @@ import math
 from collections.abc import Callable, Mapping
 
 from fedmf.audits.aggregator_claim import MOVEMENT_TESTS, nearest_mistake
+from fedmf.audits.aggregator_estimates import BaselineEstimates, Movement, NotFiniteReleaseError
 from fedmf.audits.aggregator_inputs import Inputs, Scenario
-from fedmf.audits.aggregator_movement import (
-    BaselineEstimates,
-    Measurements,
-    Movement,
-    NotFiniteReleaseError,
-)
+from fedmf.audits.aggregator_movement import Measurements
 from fedmf.audits.aggregator_runs import WrongResult
 from fedmf.audits.aggregator_scenarios import scenarios
 

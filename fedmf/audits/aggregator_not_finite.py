@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fedmf.audits.aggregator_estimates import NotFiniteReleaseError
 from fedmf.audits.aggregator_inputs import INSIDE_NORM
-from fedmf.audits.aggregator_movement import NotFiniteReleaseError
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 

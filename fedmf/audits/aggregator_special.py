@@ -8,8 +8,8 @@ import numpy as np
 
 from fedmf.audits.aggregator_cohort import check_cohort
 from fedmf.audits.aggregator_dropout import check_dropout
+from fedmf.audits.aggregator_estimates import BaselineEstimates, Estimate, NotFiniteReleaseError
 from fedmf.audits.aggregator_inputs import HUGE_NORM, INSIDE_NORM, Inputs, Scenario
-from fedmf.audits.aggregator_movement import BaselineEstimates, Estimate, NotFiniteReleaseError
 from fedmf.audits.aggregator_movement_tests import MovementTests, SpecialTest
 from fedmf.audits.aggregator_not_finite import check_not_finite
 from fedmf.audits.aggregator_runs import WrongResult

@@ -11,7 +11,7 @@ from fedmf.audits import aggregator_dependence as dependence
 from fedmf.audits import aggregator_noise
 from fedmf.audits.aggregator import audit_aggregator
 from fedmf.audits.aggregator_claim import MOVEMENT_TESTS, TEST_NAMES
-from fedmf.audits.aggregator_movement import BaselineEstimates
+from fedmf.audits.aggregator_estimates import BaselineEstimates
 from tests.audits import aggregators
 from tests.audits.aggregator_tables import HONEST, MISTAKES
 from tests.audits.aggregators import MULTIPLIER, aggregator, claim

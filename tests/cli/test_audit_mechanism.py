@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from fedmf.server import audit
+from fedmf.server import audited_code
 from tests.cli.program import fedmf, printed_by
 
 PLAN = "--rounds 12 --min-sep 4 --epsilon 8"
@@ -20,13 +20,13 @@ def test_honest_noise(identity):
 
 
 def test_a_contradiction_is_exit_status_1(identity, monkeypatch):
-    honest = audit.NoisyMeans
+    honest = audited_code.NoisyMeans
 
     def weak(plan, **options):
         weaker = dataclasses.replace(plan, noise_multiplier=0.9 * plan.noise_multiplier)
         return honest(plan=weaker, **options)
 
-    monkeypatch.setattr(audit, "NoisyMeans", weak)
+    monkeypatch.setattr(audited_code, "NoisyMeans", weak)
     text = fedmf(f"audit mechanism {identity} {PLAN} --trials 0 --quiet", status=1).stdout
     assert "NOT WHAT THE PLAN CLAIMS" in text
     assert "CONTRADICTS THE CLAIM" in text

@@ -22,12 +22,16 @@ from fedmf.experiments.papers import (
     Request,
     accuracy,
     cifar,
+    cifar_mechanisms,
+    cifar_sizes,
     noise_tables,
     printed,
     results,
     study,
 )
 from fedmf.experiments.papers import stackoverflow as grids
+from fedmf.experiments.papers.cifar_mechanisms import FFT, HONAKER, ONE, PLAIN_FFT
+from fedmf.experiments.papers.cifar_sizes import DELTA
 from fedmf.experiments.papers.stackoverflow_sizes import DENISOV_NOISE, SIZES
 from fedmf.privacy.amplification import sampled_gaussian_epsilon
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
@@ -112,7 +116,12 @@ def test_an_optimum_is_that_of_its_rates_and_epochs():
 
 
 # Numbers of stamps of least error at full size, which take a minute to find.
-CIFARS_STAMPS = {cifar.HONAKER: 10, cifar.FFT: 5, cifar.PLAIN_FFT: 5, cifar.ONE: 2}
+CIFARS_STAMPS = {
+    HONAKER: 10,
+    FFT: 5,
+    PLAIN_FFT: 5,
+    ONE: 2,
+}
 
 
 @pytest.mark.slow
@@ -126,9 +135,9 @@ def test_cifars_lines_are_those_of_figures_8_and_9(monkeypatch):
     ]  # fmt: skip
     small = cifar.with_plain("small")
     assert small.name == cifar.multi_epoch("small").name  # they share their runs
-    size = dataclasses.replace(cifar.SIZES["tiny"], epochs=4)  # of four steps
-    assert list(cifar.some_epochs(size)) == ["MF(k=2) x2"]
-    mechanism = cifar.for_some_epochs(size, 2)
+    size = dataclasses.replace(cifar_sizes.SIZES["tiny"], epochs=4)  # of four steps
+    assert list(cifar_mechanisms.some_epochs(size)) == ["MF(k=2) x2"]
+    mechanism = cifar_mechanisms.for_some_epochs(size, 2)
     part = fedmf.fit(
         fedmf.prefix_sum(8),
         fedmf.Participation(rounds=8, schema="fixed_epoch", min_sep=4),
@@ -188,7 +197,7 @@ def test_the_banded_grids_are_those_of_tables_6_and_7(grid, table):
 
 @pytest.mark.slow
 def test_cifars_grid_is_that_of_the_papers():
-    size = cifar.SIZES["full"]
+    size = cifar_sizes.SIZES["full"]
     p = size.participation
     assert (p.rounds, p.min_sep, p.max_participations) == (2000, 100, 20)
     assert size.rates == (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -198,11 +207,11 @@ def test_cifars_grid_is_that_of_the_papers():
     # The noise that the papers' code gives DP-SGD is 0.7 to 1.8% above ours for the epsilons of its
     # matrices: older PLD buckets.
     for epsilon, matrix, sampled in zip(
-        size.epsilons, cifar.NOISE, cifar.NOISE_DP_SGD, strict=True
+        size.epsilons, cifar_sizes.NOISE, cifar_sizes.NOISE_DP_SGD, strict=True
     ):
-        assert gaussian_noise_multiplier(epsilon, cifar.DELTA) == pytest.approx(matrix, rel=1e-3)
+        assert gaussian_noise_multiplier(epsilon, DELTA) == pytest.approx(matrix, rel=1e-3)
         below, above = (
-            sampled_gaussian_epsilon(noise, cifar.DELTA, probability=0.01, compositions=2000)
+            sampled_gaussian_epsilon(noise, DELTA, probability=0.01, compositions=2000)
             for noise in (sampled, 0.98 * sampled)
         )
         assert below < epsilon < above
@@ -218,17 +227,21 @@ def test_cifars_stamps_are_those_of_least_error(kind):
     """Beside the next best ones; the others are further off in the printed table. Losses are those
     of Table 1, trees completed. Fits of MF are looser here, by more than its third digit.
     """
-    name = {cifar.HONAKER: "(Online) Honaker", cifar.FFT: "FFT Optimal Decoder", cifar.ONE: "MF"}
+    name = {
+        HONAKER: "(Online) Honaker",
+        FFT: "FFT Optimal Decoder",
+        ONE: "MF",
+    }
     theirs = {
         row.times: row.printed
         for row in printed.MULTI_EPOCH_TABLE_1
         if row.name == name.get(kind, "FFT") and row.participations in (None, 1)
     }
     least = sorted(theirs, key=lambda times: float(theirs[times]))[:2]
-    size = dataclasses.replace(cifar.SIZES["full"], stamps=tuple(least))
-    assert cifar.best_stamps(kind, size) == least[0] == CIFARS_STAMPS[kind]
-    for times, error in cifar.losses(kind, size).items():
-        assert kind == cifar.ONE or printed.agrees(2000 * error**2, theirs[times])
+    size = dataclasses.replace(cifar_sizes.SIZES["full"], stamps=tuple(least))
+    assert cifar_mechanisms.best_stamps(kind, size) == least[0] == CIFARS_STAMPS[kind]
+    for times, error in cifar_mechanisms.losses(kind, size).items():
+        assert kind == ONE or printed.agrees(2000 * error**2, theirs[times])
 
 
 def score(line, target, *test, epsilon=None):
@@ -287,8 +300,8 @@ def quality(config):
     stem = pathlib.Path(config.mechanism).stem if config.mechanism else ""
     stamps = int(stem.rpartition("-x")[2]) if "-x" in stem else 0
     if stem.startswith("Honaker"):
-        size = cifar.stamps.sizes["small"] if config.rounds == 140 else cifar.SIZES["small"]
-        base = 0.55 - cifar.losses(stem.rpartition("-x")[0], size)[stamps] / 100
+        size = cifar.stamps.sizes["small"] if config.rounds == 140 else cifar_sizes.SIZES["small"]
+        base = 0.55 - cifar_mechanisms.losses(stem.rpartition("-x")[0], size)[stamps] / 100
     elif config.family in ("file", "dense"):
         base = {"FFT": 0.61, "FFT,": 0.5, "MF(k": 0.55 + stamps / 100}.get(
             stem[:4].rstrip("-"), 0.7

@@ -16,6 +16,7 @@ from fedmf.experiments.papers import (
     ITEMS,
     Request,
     cifar,
+    cifar_mechanisms,
     stackoverflow,
     study,
     study_check,
@@ -101,7 +102,8 @@ def quick(monkeypatch):
         "optimum",
         lambda size, beta, fall, once: identity(size.rounds_once if once else size.rounds),
     )
-    monkeypatch.setattr(cifar, "stamped", lambda kind, steps, stamps: identity(steps))
+    for module in (cifar, cifar_mechanisms):
+        monkeypatch.setattr(module, "stamped", lambda kind, steps, stamps: identity(steps))
     monkeypatch.setattr(
         cifar, "for_some_epochs", lambda size, s: identity(size.participation.rounds)
     )
@@ -181,7 +183,7 @@ def test_nothing_trains_before_the_check_nor_elsewhere_than_was_asked_for(
     monkeypatch.setattr(study_check, "check_runs", refuse)
     monkeypatch.setattr(study.sweep, "train_all", train_all)
     monkeypatch.setattr(
-        study.sweep, "state", lambda out, name: "finished" if done else "5 rounds done"
+        study.sweep_folder, "state", lambda out, name: "finished" if done else "5 rounds done"
     )
     monkeypatch.setattr(study, "_data", lambda *_: pathlib.Path("data"))
     cluster = "ray://10.0.0.1:10001"

@@ -7,7 +7,7 @@ import numpy as np
 from fedmf.audits.distinguishing import audit_distinguishing
 from fedmf.audits.noise import audit_noise
 from fedmf.audits.whitening import causal_factor, whiten
-from fedmf.server.audit import divisor_of, model_of, released_rows, worst_clients
+from fedmf.server.audited_code import divisor_of, model_of, released_rows, worst_clients
 from tests.power import FALSE_POSITIVE_RATE, missed_by_game, trials_that_see
 
 ROUNDS = 10

@@ -8,8 +8,8 @@ import pytest
 import fedmf
 from fedmf.audits.whitening import causal_factor
 from fedmf.audits.worst_case import worst_case
-from fedmf.server import audit as audits
-from fedmf.server.audit import audit_mechanism
+from fedmf.server.audit import _MAX_TESTS, SEEN_CUT, audit_mechanism
+from fedmf.server.audited_code import ServerMeans
 from fedmf.server.clipping import UpdateSum
 from fedmf.server.host_noise import HostNoise
 from fedmf.server.source import GaussianSource
@@ -50,7 +50,7 @@ def resumed(claim):
 
 
 def test_audit_detects_noise_that_a_resume_repeats(monkeypatch, claim, resumed):
-    honest = audits.ServerMeans.release
+    honest = ServerMeans.release
     audited_objects = []
 
     def forgetful(self, state, *clients):
@@ -64,7 +64,7 @@ def test_audit_detects_noise_that_a_resume_repeats(monkeypatch, claim, resumed):
     mistakes = mistakes_over_rounds(causal_factor(claim.mechanism.noising()))
     M = mistakes["noise not advanced by a resume"]
     assert missed_by_noise_audit(M @ M.T, COORDINATES, resumed.threshold) <= MISS_RATE
-    monkeypatch.setattr(audits.ServerMeans, "release", forgetful)
+    monkeypatch.setattr(ServerMeans, "release", forgetful)
     assert not judged(claim, run(claim, resume_at=5)).consistent
 
 
@@ -96,7 +96,7 @@ def test_audit_detects_shared_noise_of_adaptive_clipping(monkeypatch):
     honest = audit_mechanism(plan, seed=3, trials=400)
     assert honest.verdict.consistent
     # No audit makes more tests than the default size counts on.
-    assert len(honest.verdict.findings) <= audits._MAX_TESTS
+    assert len(honest.verdict.findings) <= _MAX_TESTS
     # Negative control: the bits have the noise of an update's entry, and not their own.
     row_of = HostNoise.row
 
@@ -113,7 +113,7 @@ def test_audit_of_default_size_detects_noise_that_is_cut_off(monkeypatch):
     plan = plan_of(MECHANISMS["identity"](ROUNDS))
     honest = audit_mechanism(plan, seed=3, trials=0)
     assert honest.verdict.consistent
-    assert audits.SEEN_CUT <= honest.smallest_unseen_cut < audits.SEEN_CUT + 0.02
+    assert SEEN_CUT <= honest.smallest_unseen_cut < SEEN_CUT + 0.02
     whole = GaussianSource.fill
 
     def ended(self, out, row, start=0):

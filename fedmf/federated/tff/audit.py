@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from fedmf.federated.tff.query import MatrixFactorizationQuery
 from fedmf.privacy.plan import Plan, bit_stddev
-from fedmf.server.audit import divisor_of, model_of
+from fedmf.server.audited_code import divisor_of, model_of
 
 
 class Query:
