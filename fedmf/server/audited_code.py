@@ -9,8 +9,8 @@ from fedmf import checks
 from fedmf.audits.worst_case import WorstCase
 from fedmf.privacy.plan import Plan, bit_stddev
 from fedmf.server.clipping import UpdateSum
+from fedmf.server.host_noise import HostNoise
 from fedmf.server.means import MeansState, NoisyMeans, in_shapes
-from fedmf.server.rows import HostNoise
 
 # The attacking client's update exceeds the clip norm by this factor, so that the code has to clip
 # it.
