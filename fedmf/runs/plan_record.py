@@ -41,7 +41,7 @@ def recorded_plan(run: Run) -> Plan:
         has_same_mechanism = mechanism_digest(mechanism) == plan_content["mechanism_sha256"]
         expected_plan = run.config.plan_with(mechanism, noise_multiplier)
         # A plan that the caller passed may have another delta than the config.
-        if plan_content.get("is_callers_plan"):  # The caller's plan may have another delta.
+        if plan_content.get("is_callers_plan"):
             expected_plan = dataclasses.replace(expected_plan, delta=plan.delta)
         if expected_plan != plan:
             raise ValueError("it is not of the run's config.json")
