@@ -153,7 +153,9 @@ def run_demo(out: pathlib.Path, *, seeds: Sequence[int], epsilon: float) -> dict
 
 def _table(runs: dict[str, list[Run]], accuracy: dict[str, list[float]]) -> list[str]:
     """Returns the lines of the table that is printed, with one line for each family."""
-    rows = [["mechanism", "epsilon", "rmse", "rate", "validation accuracy, one column a seed"]]
+    table_rows = [
+        ["mechanism", "epsilon", "rmse", "rate", "validation accuracy, one column a seed"]
+    ]
     for family, family_runs in runs.items():
         run = family_runs[0]
         row = [family, "-", "-", str(run.config.server_learning_rate)]
@@ -161,8 +163,8 @@ def _table(runs: dict[str, list[Run]], accuracy: dict[str, list[float]]) -> list
             row[1] = f"{run.plan['epsilon']:.2f}"
             row[2] = f"{run.plan['rmse']:.2f}"
         row.append("  ".join(f"{value:.4f}" for value in accuracy[family]))
-        rows.append(row)
-    return aligned(rows)
+        table_rows.append(row)
+    return aligned(table_rows)
 
 
 def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
@@ -207,10 +209,16 @@ def demo_picture(runs: Sequence[Run]) -> bytes:
 
 def _draw_bar(ax: Axes, row: int, group: RunGroup) -> None:
     """Draws the bar of one mechanism and the points of its runs."""
-    values = [100 * validation_of(run) for run in group.runs]
-    mean = sum(values) / len(values)
+    accuracies = [100 * validation_of(run) for run in group.runs]
+    mean = sum(accuracies) / len(accuracies)
     ax.barh(row, mean, height=0.6, color=group.color)
-    ax.plot(values, [row] * len(values), "o", color=INK, markersize=4, markeredgecolor="white")
+    ax.plot(
+        accuracies, [row] * len(accuracies), "o", color=INK, markersize=4, markeredgecolor="white"
+    )
     ax.annotate(
-        f"{mean:.1f}", (max(values), row), xytext=(7, -3.5), textcoords="offset points", fontsize=9
+        f"{mean:.1f}",
+        (max(accuracies), row),
+        xytext=(7, -3.5),
+        textcoords="offset points",
+        fontsize=9,
     )

@@ -234,8 +234,8 @@ def _converted(name: str, ids: np.ndarray) -> np.ndarray:
       ValueError: the conversion would make two different ids equal, such as b"a" and b"a\\0", or
         whole numbers above 2^53 among floats.
     """
-    values = ids.tolist()
-    array = np.asarray(values)
+    python_ids = ids.tolist()
+    array = np.asarray(python_ids)
     original_by_converted: dict[Any, Any] = {}
     for original, value in zip(ids.ravel().tolist(), np.ravel(array).tolist(), strict=False):
         if not isinstance(original, Hashable):

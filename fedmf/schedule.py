@@ -199,10 +199,10 @@ def _parse(text: str) -> tuple[list[int], list[float]]:
         if colon:
             starts.append(int(start))
         shares.append(float(share))
-    is_uniform = len(starts) in (0, len(words))
+    has_all_or_no_starts = len(starts) in (0, len(words))
     is_increasing = starts == sorted({*starts}) and min(starts, default=0) >= 0
     are_shares_valid = all(0 < share < math.inf for share in shares)
-    if not (is_uniform and is_increasing and are_shares_valid):
+    if not (has_all_or_no_starts and is_increasing and are_shares_valid):
         raise ValueError(
             f"{_truncated(text)} has steps that do not follow, or shares that no rate has"
         )

@@ -291,8 +291,8 @@ def describe_damage(file: str, error: "duckdb.Error") -> str:
         return f"line {csv_line[1]} of {file} {fault}"
     json_line = re.search(r"in line (\d+): (.*?)\.?\s*$", message)
     if json_line:
-        number = int(json_line[1]) - 1  # DuckDB's message counts from 2 for the first line.
-        return f"line {number} of {file} is not a JSON object in UTF-8: {json_line[2]}"
+        line_number = int(json_line[1]) - 1  # DuckDB's message counts from 2 for the first line.
+        return f"line {line_number} of {file} is not a JSON object in UTF-8: {json_line[2]}"
     return f"{file} cannot be read: {message.splitlines()[0]}"
 
 

@@ -169,8 +169,8 @@ class ClientDatabase:
         """Returns the serialized examples with these row numbers."""
         query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
         with self.connection() as connection:
-            rows = (connection.execute(query, (number,)).fetchone() for number in numbers)
-            return [self.blob(row and row[0]) for row in rows]
+            database_rows = (connection.execute(query, (number,)).fetchone() for number in numbers)
+            return [self.blob(row and row[0]) for row in database_rows]
 
     def blob(self, record: object) -> bytes:
         """Returns a record as bytes, or raises an error if it has another type."""

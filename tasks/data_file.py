@@ -115,8 +115,10 @@ def write_client(
 
     A client without examples is left out.
     """
-    rows = ((split, client_id, record) for record in records)
-    num_records = connection.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows).rowcount
+    record_rows = ((split, client_id, record) for record in records)
+    num_records = connection.executemany(
+        "INSERT INTO examples VALUES (?, ?, ?)", record_rows
+    ).rowcount
     if num_records > 0:  # SQLite counts an empty insertion as -1 rows.
         connection.execute(
             "INSERT INTO client_metadata VALUES (?, ?, ?)", (client_id, split, num_records)

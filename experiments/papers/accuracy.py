@@ -158,11 +158,11 @@ def matched(line: str, best: str, worst: str) -> Judge:
 
 def ordered(scores: Sequence[Score], orderings: Sequence[Ordering]) -> Outcome:
     """Returns the outcome of a study in which these orderings compare the scores."""
-    rows = [row(score) for score in scores]
+    score_rows = [row(score) for score in scores]
     return Outcome(
         over_epsilon(scores),
-        columns=list(rows[0]),
-        rows=[list(values.values()) for values in rows],
+        columns=list(score_rows[0]),
+        rows=[list(values.values()) for values in score_rows],
         **verdict(orderings),
     )
 
@@ -225,14 +225,14 @@ def by_rate(scores: Sequence[Score]) -> dict[str, Any]:
 
     The statistics are over the tuning runs as well as the reported ones.
     """
-    rows = []
+    table_rows = []
     for score in scores:
         runs_by_rate: dict[float, list[Run]] = {}
         for run in (*score.tried, *score.runs):
             runs_by_rate.setdefault(run.config.server_learning_rate, []).append(run)
         for rate in sorted(runs_by_rate):
-            rows.append(tuple(_setting_row(score.line, rate, runs_by_rate[rate]).values()))
-    return {"columns": SETTING_COLUMNS, "rows": rows}
+            table_rows.append(tuple(_setting_row(score.line, rate, runs_by_rate[rate]).values()))
+    return {"columns": SETTING_COLUMNS, "rows": table_rows}
 
 
 def _setting_row(

@@ -133,11 +133,11 @@ def inverse(
     for _ in range(12):
         # At the smallest noise multipliers epsilon can be infinite. Those entries are left out.
         table = {e: s for s in sorted(knots) if (e := log_epsilon(s)) < math.log(1e4)}
-        log_epsilon_of = scipy.interpolate.PchipInterpolator(
+        noise_at = scipy.interpolate.PchipInterpolator(
             sorted(table), [table[e] for e in sorted(table)]
         )
         for target in set(log_targets) - set(found):
-            s = float(log_epsilon_of(target))
+            s = float(noise_at(target))
             knots.add(s)
             sufficient_noise = min(s for s in knots if log_epsilon(s) <= target)
             if abs(log_epsilon(s) - target) <= tolerance:

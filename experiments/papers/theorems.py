@@ -200,11 +200,11 @@ def cited_statements() -> Iterator[tuple[Statement, list[str], list[str]]]:
     Only a checkout has tests.
     """
     package = pathlib.Path(fedmf.__file__).parent
-    code = citations(package)
+    citations_in_code = citations(package)
     tests = citations(package.parent / "tests")
     for statement in STATEMENTS:
         key = (statement.source, statement.number)
-        yield statement, code.get(key, []), tests.get(key, [])
+        yield statement, citations_in_code.get(key, []), tests.get(key, [])
 
 
 def table() -> str:

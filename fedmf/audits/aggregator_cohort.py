@@ -44,19 +44,19 @@ def check_cohort(tests: MovementTests) -> None:
         mistake="A clip norm or a weight that follows the other clients' updates, of this round "
         "or of earlier ones, does this: fix it before, or account for it.",
     )
-    rows = [
+    scenario_rows = [
         dataclasses.replace(
             base_scenario,
             updates=inputs.from_several(num_senders, inside_update, inputs.zero_update),
         )
         for num_senders in sender_counts
     ]
-    movements = list(_movements_between_counts(tests, sender_counts, rows, 1))
+    movements = list(_movements_between_counts(tests, sender_counts, scenario_rows, 1))
     base_scenario = dataclasses.replace(
         base_scenario, detectable_excess=max(1.0, inputs.num_clients / 4), max_calls=60
     )
-    for rows in _scenarios_of_double_movement(tests, base_scenario, sender_counts):
-        movements += _movements_between_counts(tests, sender_counts, rows, 2)
+    for scenario_rows in _scenarios_of_double_movement(tests, base_scenario, sender_counts):
+        movements += _movements_between_counts(tests, sender_counts, scenario_rows, 2)
     movements += _slow_movements(tests, base_scenario)
     corrected_movements = [
         dataclasses.replace(movement, p_value=movement.p_value * len(movements))

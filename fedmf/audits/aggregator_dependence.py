@@ -167,13 +167,13 @@ class Residual:
 def least_residual(runs: list[np.ndarray]) -> Residual:
     """Returns the residual of the round that all other rounds of two runs predict best."""
     num_rows = max(1, min(len(runs[0]), runs[0].shape[1] // 8))
-    rows = np.concatenate([run[:num_rows] for run in runs[:2]])
-    gram = rows @ rows.T
+    first_rows = np.concatenate([run[:num_rows] for run in runs[:2]])
+    gram = first_rows @ first_rows.T
     gram += 1e-12 * np.trace(gram) / len(gram) * np.eye(len(gram))
     return Residual(
         squares=float((1 / np.diagonal(np.linalg.inv(gram))).min()),
-        degrees=rows.shape[1] - len(rows) + 1,
-        num_rounds=len(rows),
+        degrees=first_rows.shape[1] - len(first_rows) + 1,
+        num_rounds=len(first_rows),
     )
 
 
@@ -181,14 +181,14 @@ def _repeated_starts(runs: list[np.ndarray]) -> Finding:
     """Tests the largest correlation between rounds of different runs."""
     max_rows = max(1, _MAX_CORRELATED_ROWS // len(runs))
     run_rows = [run[:max_rows] for run in runs]
-    rows = np.concatenate(run_rows)
-    run_of = np.repeat(np.arange(len(runs)), [len(rows) for rows in run_rows])
+    all_rows = np.concatenate(run_rows)
+    run_of = np.repeat(np.arange(len(runs)), [len(all_rows) for all_rows in run_rows])
     is_pair = run_of[:, None] > run_of
-    correlations = np.abs(_correlations(rows))
+    correlations = np.abs(_correlations(all_rows))
     correlations[~is_pair] = 0
     num_pairs = max(1, int(is_pair.sum()))
     name = "the largest correlation of rounds of two runs"
-    return _largest_correlation(name, correlations, num_pairs, rows.shape[1])
+    return _largest_correlation(name, correlations, num_pairs, all_rows.shape[1])
 
 
 def _correlations(rows: np.ndarray) -> np.ndarray:
@@ -312,18 +312,18 @@ def _equal_entries(runs: list[np.ndarray]) -> Finding:
     """
     from scipy import stats
 
-    values = np.concatenate([rows.ravel() for rows in runs])
-    values = values[values != 0]
-    values = values[np.argsort(np.abs(values), kind="stable")]
-    is_equal = np.abs(values[1:]) == np.abs(values[:-1])
-    indices = np.arange(len(values))
+    sorted_values = np.concatenate([rows.ravel() for rows in runs])
+    sorted_values = sorted_values[sorted_values != 0]
+    sorted_values = sorted_values[np.argsort(np.abs(sorted_values), kind="stable")]
+    is_equal = np.abs(sorted_values[1:]) == np.abs(sorted_values[:-1])
+    indices = np.arange(len(sorted_values))
     starts_group = np.concatenate([[True], ~is_equal])
     rank = indices - np.maximum.accumulate(np.where(starts_group, indices, 0))
     # Of the entries with equal absolute values, the first two are a pair, the next two are a pair,
     # and so on. So no entry is in two pairs.
     second_indices = np.flatnonzero(rank % 2 == 1)
     num_equal_signs = int(
-        (np.sign(values[second_indices]) == np.sign(values[second_indices - 1])).sum()
+        (np.sign(sorted_values[second_indices]) == np.sign(sorted_values[second_indices - 1])).sum()
     )
     num_pairs = len(second_indices)
     p_value = 1.0

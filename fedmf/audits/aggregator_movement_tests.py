@@ -45,10 +45,12 @@ class MovementTests:
         Args:
           special_tests: test name -> test that needs more than rows of the table.
         """
-        rows = list(scenarios(self.inputs))
-        for test_name in dict.fromkeys(row.test for row in rows):
+        scenario_rows = list(scenarios(self.inputs))
+        for test_name in dict.fromkeys(row.test for row in scenario_rows):
             if test_name not in self._skipped_names:
-                self._run_scenarios(test_name, [row for row in rows if row.test == test_name])
+                self._run_scenarios(
+                    test_name, [row for row in scenario_rows if row.test == test_name]
+                )
         for test_name, special_test in special_tests.items():
             if test_name in self._skipped_names:
                 continue

@@ -329,21 +329,21 @@ def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
     num_rounds = rounds_seen(claim)
     whole_runs = [run for run in sample.in_columns if len(run) == num_rounds]
     column_std = entry_std[sample.columns]
-    rows = np.concatenate(whole_runs, axis=1) / np.tile(column_std, len(whole_runs))
-    half_columns = rows.shape[1] // 2
+    scaled_rows = np.concatenate(whole_runs, axis=1) / np.tile(column_std, len(whole_runs))
+    half_columns = scaled_rows.shape[1] // 2
     # The client participation with the least protection is selected by one half of the samples, and
     # the noise multiplier for it is measured on the other half.
     participation = Participation(
         rounds=num_rounds, schema="min_sep", min_sep=min(claim.min_sep or num_rounds, num_rounds)
     )
-    worst_direction = worst_contributions(_precision(rows[:, :half_columns]), participation)
-    num_measured = rows.shape[1] - half_columns
+    worst_direction = worst_contributions(_precision(scaled_rows[:, :half_columns]), participation)
+    num_measured = scaled_rows.shape[1] - half_columns
     degrees = num_measured - num_rounds + 1
     # Let u be the contributions of a client to the rounds, Sigma the covariance of the rounds, and
     # G the sum of squares and products of the samples. Then (1 / u' G^-1 u) / (1 / u' Sigma^-1 u)
     # has a chi-squared distribution (Muirhead 1982, Theorem 3.2.12).
     unexplained_ratio = num_measured / float(
-        worst_direction @ _precision(rows[:, half_columns:]) @ worst_direction
+        worst_direction @ _precision(scaled_rows[:, half_columns:]) @ worst_direction
     )
     multiplier = math.sqrt(unexplained_ratio / degrees)
     claimed_variance = claim.multiplier() ** 2 / float((entry_std**2).mean())

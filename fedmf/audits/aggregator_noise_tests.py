@@ -63,15 +63,18 @@ def check_tails(sample: NoiseSample, model: NoiseModel, outcomes: Outcomes) -> N
         outcomes.skip("tails", "Not made: there is no noise.")
         return
     white_runs = white_rows(sample, model, whole=True)
-    values = np.concatenate([rows[:, tested_entries].ravel() for rows in white_runs])
-    findings = list(tails.tail_findings(values))
+    tested_values = np.concatenate([rows[:, tested_entries].ravel() for rows in white_runs])
+    findings = list(tails.tail_findings(tested_values))
     worst_finding = min(findings, key=p_value_of)
     num_tests = len(findings)
-    unseen_cut = tails.smallest_unseen_cut(len(values), threshold=outcomes.threshold / num_tests)
+    unseen_cut = tails.smallest_unseen_cut(
+        len(tested_values), threshold=outcomes.threshold / num_tests
+    )
     outcomes.add(
         "tails",
         num_tests * p_value_of(worst_finding),
-        f"{len(values):,} entries of noise: {worst_finding.name} is {worst_finding.statistic:.4g}; "
+        f"{len(tested_values):,} entries of noise: {worst_finding.name} is "
+        f"{worst_finding.statistic:.4g}; "
         "claimed are the tails of a normal distribution.",
         mistake="Noise that ends, or that is no normal distribution, does this: a release beyond "
         "the end proves that a client is there.",
@@ -191,9 +194,9 @@ def _size_p_values(
         std_ratio = model.array_std / required_std * (1 + 6 * model.multiplier_error)
         chances = stats.chi2.cdf(degrees * std_ratio**2, degrees)
         yield "an array", len(sizes) * float(chances.min())
-        rows = np.concatenate(white_rows(sample, model, whole=True))
-        chance = float(stats.chi2.cdf((rows**2).sum(axis=0).min(), len(rows)))
-        yield "an entry", rows.shape[1] * chance
+        whole_rows = np.concatenate(white_rows(sample, model, whole=True))
+        chance = float(stats.chi2.cdf((whole_rows**2).sum(axis=0).min(), len(whole_rows)))
+        yield "an entry", whole_rows.shape[1] * chance
         return
     relative_squares = sample.squares / required_std**2
     chances = stats.chi2.cdf(relative_squares.sum(axis=0), num_rows * sizes)

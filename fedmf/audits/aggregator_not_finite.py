@@ -107,20 +107,20 @@ def _bad_inputs(tests: MovementTests, inside_update: np.ndarray) -> Iterator[_No
     inputs = tests.inputs
     sizes = np.array(tests.claim.sizes)
     positions: tuple[float, ...]
-    values: tuple[float, ...]
+    bad_values: tuple[float, ...]
     if inputs.num_arrays <= _MAX_ARRAYS_WITH_THREE_ENTRIES:
         arrays = np.arange(inputs.num_arrays)
         positions = (0.0, 0.5, 1.0)
-        values = (math.nan, math.inf, -math.inf, 1e30)
+        bad_values = (math.nan, math.inf, -math.inf, 1e30)
     else:
         num_tested = min(inputs.num_arrays, _MAX_ARRAYS_WITH_ONE_ENTRY)
         arrays = np.unique(np.linspace(0, inputs.num_arrays - 1, num_tested).astype(int))
         positions = (0.5,)
-        values = (math.nan, math.inf)
+        bad_values = (math.nan, math.inf)
     for array in arrays:
         offsets = [position * (sizes[array] - 1) for position in positions]
         entries = {int(inputs.starts[array] + offset) for offset in offsets}
-        for entry, value in itertools.product(sorted(entries), values):
+        for entry, value in itertools.product(sorted(entries), bad_values):
             update = inside_update.copy()
             update[entry] = value
             yield _NotFiniteInput(description=f"{value:g} in array {array + 1}", update=update)

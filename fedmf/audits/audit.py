@@ -273,7 +273,7 @@ class Audit(fields.Checked, fields.ShortRepr):
         """
         participation = self.planned.participation
         observed = self.observed
-        values = {
+        record_values = {
             name: getattr(observed, name)
             for name in ("rounds", "participations", "clients", "empty_rounds")
         }
@@ -282,8 +282,8 @@ class Audit(fields.Checked, fields.ShortRepr):
             "max_participations": participation.max_participations,
         }
         for name, limit in limits.items():
-            values |= {f"{name}_planned": limit, f"{name}_observed": getattr(observed, name)}
-        values |= self.spending()
+            record_values |= {f"{name}_planned": limit, f"{name}_observed": getattr(observed, name)}
+        record_values |= self.spending()
         planned_values = guarantee_values(self.planned)
         achieved = self._achieved_values() or {}
         is_simulation = self.planned.simulation is not None
@@ -291,7 +291,7 @@ class Audit(fields.Checked, fields.ShortRepr):
             no_risk = AttackRisk(mu=0.0).values()
             achieved = {"sensitivity": 0.0, "epsilon": 0.0, "rho": 0.0, "attack_risk": no_risk}
         for name in ("sensitivity", "epsilon", "rho", "attack_risk"):
-            values |= {
+            record_values |= {
                 f"{name}_planned": planned_values[name],
                 f"{name}_achieved": achieved.get(name),
             }
@@ -304,7 +304,7 @@ class Audit(fields.Checked, fields.ShortRepr):
         epsilon_of_all = None
         if self.everyone is not None and not is_simulation:
             epsilon_of_all = finite_or_none(self.everyone.epsilon)
-        return values | {
+        return record_values | {
             "delta": self.planned.delta,
             "sampling": sampling_name,
             "epsilon_achieved_if_sampled_as_planned": amplified_epsilon,

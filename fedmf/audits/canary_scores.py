@@ -54,7 +54,7 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
 
     n = mechanism.rounds
     coefficients = mechanism.toeplitz_coefficients()
-    rows = mechanism.banded_rows()
+    banded_rows = mechanism.banded_rows()
     if coefficients is not None:
 
         def filtered(columns: np.ndarray) -> np.ndarray:
@@ -68,8 +68,8 @@ def _whitener(mechanism: Mechanism) -> Callable[[np.ndarray], np.ndarray]:
             return np.hstack([product[:n] for product in products])
 
         return filtered
-    if rows is not None:
-        return lambda columns: checks.banded_times(rows, columns)
+    if banded_rows is not None:
+        return lambda columns: checks.banded_times(banded_rows, columns)
     # Memory is needed for the noise matrix N, which may have twice as many columns as rounds, for
     # its QR factors, and for the causal factor L.
     hint = "audit the canaries of a run with fewer rounds"

@@ -50,8 +50,8 @@ class SortedLog:
 
     def cohort_sizes(self) -> np.ndarray:
         """Returns the number of clients in each round, an int64 array of shape (rounds,)."""
-        rows = self._db.execute("SELECT round, count(*) FROM log GROUP BY round").fetchall()
-        round_numbers, num_clients = np.array(rows, np.int64).T
+        size_rows = self._db.execute("SELECT round, count(*) FROM log GROUP BY round").fetchall()
+        round_numbers, num_clients = np.array(size_rows, np.int64).T
         cohort_sizes = np.zeros(self.rounds, np.int64)
         cohort_sizes[round_numbers - self.first_round] = num_clients
         return cohort_sizes

@@ -276,8 +276,8 @@ def _quadrature() -> tuple[np.ndarray, np.ndarray]:
     sizes = (nodes + 1) * _MOMENT_LIMIT / 2
     density = np.exp(-(sizes**2) / 2) * math.sqrt(2 / math.pi)
     chance_beyond = 2 * float(scipy.special.ndtr(-_MOMENT_LIMIT))
-    values = np.append(_fourth_moments(sizes), _fourth_moments(np.array(_MOMENT_LIMIT)))
-    return values, np.append(weights * density * _MOMENT_LIMIT / 2, chance_beyond)
+    fourth_moments = np.append(_fourth_moments(sizes), _fourth_moments(np.array(_MOMENT_LIMIT)))
+    return fourth_moments, np.append(weights * density * _MOMENT_LIMIT / 2, chance_beyond)
 
 
 def _cumulant(theta: float) -> tuple[float, float]:

@@ -45,12 +45,12 @@ def aggregator(function: str, config_options: dict[str, Any], as_json: bool) -> 
             name: value for name, value in config_options.items() if value is not None
         }
         claim = AggregatorClaim(**chosen_settings)
-        result = audit_aggregator(_importer(function), claim)
+        aggregator_audit = audit_aggregator(_importer(function), claim)
     if as_json:
-        show(result.values(), as_json)
+        show(aggregator_audit.values(), as_json)
     else:
-        click.echo(_text(result, claim))
-    if not result.passed:
+        click.echo(_text(aggregator_audit, claim))
+    if not aggregator_audit.passed:
         sys.exit(1)
 
 

@@ -83,10 +83,10 @@ def run(run_folder: pathlib.Path, statement: pathlib.Path | None, as_json: bool)
             f"--statement {statement} is in the folder of the run, whose own statements are part "
             "of its record: name a file elsewhere"
         )
-    result = audit_run(loaded_run)
+    run_audit = audit_run(loaded_run)
     if statement is not None:
-        _write(statement, result.statement_values())
-    _show(result, as_json)
+        _write(statement, run_audit.statement_values())
+    _show(run_audit, as_json)
 
 
 @audit.command()
@@ -157,7 +157,7 @@ def log(
     with arguments_checked():
         config = plan_config(config_options)
         plan = config.plan()
-        result = audit_log(log_file, plan, form=LogForm(**form), **reading)
+        log_audit = audit_log(log_file, plan, form=LogForm(**form), **reading)
     statement = statement_options["statement"]
     pretraining = statement_options["pretraining"]
     if statement is not None:
@@ -172,9 +172,9 @@ def log(
         )
         _write(
             statement,
-            result.statement_values(pretraining=pretraining, commands=[command]),
+            log_audit.statement_values(pretraining=pretraining, commands=[command]),
         )
-    _show(result, as_json)
+    _show(log_audit, as_json)
 
 
 def _write(path: pathlib.Path, values: dict[str, Any]) -> None:
@@ -266,8 +266,8 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
     from fedmf.runs.audit import audit_run_canaries
 
     with arguments_checked():
-        result = audit_run_canaries(run_folder, confidence=confidence)
-    values = dataclasses.asdict(result) | {"consistent": not result.exceeded}
+        canary_audit = audit_run_canaries(run_folder, confidence=confidence)
+    values = dataclasses.asdict(canary_audit) | {"consistent": not canary_audit.exceeded}
     if as_json:
         for bound in values["bounds"]:
             for name, value in bound.items():
@@ -288,5 +288,5 @@ def canaries(run_folder: pathlib.Path, confidence: float, as_json: bool) -> None
             if lower_bound > claimed_epsilon:
                 line += click.style("  ABOVE THE CLAIM", fg="red")
             click.echo(line)
-    if result.exceeded:
+    if canary_audit.exceeded:
         sys.exit(1)

@@ -63,18 +63,18 @@ def bands(
     with arguments_checked(), status_line() as progress:
         A = workloads.by_name(workload, num_rounds, momentum=momentum)
         search = BandSearch(workload=A, **config_options)
-        rows = []
+        table_rows = []
         if dense:
             # The dense fit is made first. If it is too large for the memory, it is refused
             # immediately.
             progress("fitting the dense optimum")
-            rows.append(search.dense())
+            table_rows.append(search.dense())
         progress("fitting the first number of bands")
         for row in search.rows(bands):
             progress(f"{row.bands} bands: rmse {row.rmse:.4g}")
-            rows.append(row)
-        rows.sort(key=lambda row: (row.family == "dense", row.bands))
-    choice = BandChoice(search=search, rows=tuple(rows))
+            table_rows.append(row)
+        table_rows.sort(key=lambda row: (row.family == "dense", row.bands))
+    choice = BandChoice(search=search, rows=tuple(table_rows))
     summary = choice.summary()
     if out is not None:
         from fedmf.reports.command_pictures import bands_picture

@@ -92,7 +92,7 @@ def compare(
             devices = _check_ins(comparison_options["availability"], population, chosen_values)
             chosen_values.setdefault("min_sep", devices["min_sep"])
         comparison = _comparison(chosen_values, population, comparison_options)
-        rows = []
+        table_rows = []
         reasons_left_out: dict[str, str] = {}
         # A family that the user named is not skipped if it fails. Its error ends the command.
         skipped_families: dict[str, str] | None = reasons_left_out
@@ -101,8 +101,8 @@ def compare(
         progress("fitting")
         for row in comparison.rows(skipped_families):
             progress(f"{row.name} at epsilon {row.epsilon:g}: {row.effective_rmse:.4g}")
-            rows.append(row)
-    summary = comparison.summary(rows)
+            table_rows.append(row)
+    summary = comparison.summary(table_rows)
     summary["check_ins"] = devices or None
     summary["left_out"] = reasons_left_out
     if out is not None:

@@ -75,9 +75,11 @@ class SectionedCommand(click.Command):
         """Writes the options, section by section."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+            help_record = parameter.get_help_record(ctx)
+            if help_record is not None:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(
+                    help_record
+                )
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows)

@@ -82,12 +82,12 @@ def mechanism(
             bar.total = total
             bar.update(done - bar.n)
 
-        result = audit_mechanism(plan, progress=progress, subject=subject, **trial)
+        mechanism_audit = audit_mechanism(plan, progress=progress, subject=subject, **trial)
     if as_json:
-        show(_values(result), as_json)
+        show(_values(mechanism_audit), as_json)
     else:
-        click.echo(_table(result))
-    if not result.verdict.consistent:
+        click.echo(_table(mechanism_audit))
+    if not mechanism_audit.verdict.consistent:
         sys.exit(1)
 
 
@@ -140,10 +140,10 @@ def _table(result: "MechanismAudit") -> str:
         outcome_text = "ok"
         if finding.p_value < verdict.threshold:
             outcome_text = click.style("CONTRADICTS THE CLAIM", fg="red")
-        p_value = " < 1e-300"
+        p_value_text = " < 1e-300"
         if finding.p_value > 1e-300:
-            p_value = f"{finding.p_value:9.2g}"
-        lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value}  {outcome_text}")
+            p_value_text = f"{finding.p_value:9.2g}"
+        lines.append(f"{finding.name:<86} {finding.statistic:>9.4g} {p_value_text}  {outcome_text}")
     if attack is not None:
         percent = f"{100 * attack.confidence:g}%"
         lines += [

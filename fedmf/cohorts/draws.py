@@ -49,10 +49,10 @@ class Pool:
         num_picked = 0
         acceptance_rate = 1.0
         while len(sample) < size:
-            num_expected = (size - len(sample)) / acceptance_rate
-            if (num_picked + num_expected) * _SCANS_PER_PICK > self.population:
+            expected_draws = (size - len(sample)) / acceptance_rate
+            if (num_picked + expected_draws) * _SCANS_PER_PICK > self.population:
                 return self._scan(rng, size)
-            batch_size = min(int(1.1 * num_expected) + 64, _BATCH_CLIENTS)
+            batch_size = min(int(1.1 * expected_draws) + 64, _BATCH_CLIENTS)
             candidates = rng.integers(0, self.population, batch_size)
             eligible = candidates[self.eligible(candidates)]
             accepted_clients = np.concatenate([sample, eligible[self.available(eligible)]])

@@ -170,10 +170,10 @@ class KerasEvaluator:
                 self._update_metrics(y, *job.result())
         for y, job in pending_batches:
             self._update_metrics(y, *job.result())
-        values = {} if self._tff_model is None else self._tff_model.metric_values()
-        values |= {metric.name: float(metric.result()) for metric in self._metrics}
+        metric_values = {} if self._tff_model is None else self._tff_model.metric_values()
+        metric_values |= {metric.name: float(metric.result()) for metric in self._metrics}
         undefined_names = {metric.name for metric in self._metrics if not is_defined(metric)}
-        return Evaluation(values, frozenset(undefined_names))
+        return Evaluation(metric_values, frozenset(undefined_names))
 
 
 class _BatchOutputs(NamedTuple):
@@ -246,8 +246,8 @@ def is_defined(metric: tf.keras.metrics.Metric) -> bool:
         return bool(np.sum(_total_count(metric, *names)) > 0)
     if isinstance(metric, _keras.R2Score):
         squared_sum = np.asarray(metric.squared_sum)
-        variance = squared_sum - np.asarray(metric.sum) ** 2 / np.asarray(metric.count)
-        return bool(np.all(variance > _ROUNDING * squared_sum))
+        squared_deviations = squared_sum - np.asarray(metric.sum) ** 2 / np.asarray(metric.count)
+        return bool(np.all(squared_deviations > _ROUNDING * squared_sum))
     return not isinstance(metric, _keras.Mean) or float(metric.count) > 0
 
 

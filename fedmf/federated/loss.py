@@ -95,8 +95,10 @@ def _keras_loss(name: str, loss: tf.keras.losses.Loss, y: Any, outputs: Any) -> 
                 "loss cannot pair them: give both the same structure, or the task a function "
                 "(labels, outputs, example_weights)"
             ) from None
-    pairs = zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=True)
-    losses = [_output_loss(loss, output_labels, output, weights) for output_labels, output in pairs]
+    leaf_pairs = zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=True)
+    losses = [
+        _output_loss(loss, output_labels, output, weights) for output_labels, output in leaf_pairs
+    ]
     return tf.add_n(losses)
 
 
@@ -108,10 +110,10 @@ def _output_loss(
 ) -> tf.Tensor:
     """Returns the Keras loss of one output of a model, with example weights if they are given."""
     if example_weights is None:
-        weights = keras_mask(outputs)
+        output_weights = keras_mask(outputs)
     else:
-        weights = _masked_weights(outputs, example_weights)
-    arguments = {} if weights is None else {"sample_weight": weights}
+        output_weights = _masked_weights(outputs, example_weights)
+    arguments = {} if output_weights is None else {"sample_weight": output_weights}
     are_floats = labels.dtype.is_floating and outputs.dtype.is_floating
     are_integers = labels.dtype.is_integer and outputs.dtype.is_integer
     if are_floats or are_integers:

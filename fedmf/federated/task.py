@@ -177,17 +177,17 @@ class Task(training.Task):
 
         @functools.cache
         def evaluation_examples(split: str) -> Examples:
-            source = {"validation": validation, "test": test}[split]
-            if isinstance(source, tuple):
-                examples = check_examples(source, f"the {split} split")
+            split_data = {"validation": validation, "test": test}[split]
+            if isinstance(split_data, tuple):
+                examples = check_examples(split_data, f"the {split} split")
                 first_client = read(train, train.client_ids[0])
                 has_weights = isinstance(first_client, tuple) and isinstance(
                     first_client[-1], Weighted
                 )
                 return with_unit_weights(examples) if has_weights else examples
             examples_of_clients = [
-                check_examples(read(source, name), f"client {name!r} of the {split} split")
-                for name in source.client_ids
+                check_examples(read(split_data, name), f"client {name!r} of the {split} split")
+                for name in split_data.client_ids
             ]
             return concatenate(examples_of_clients)
 

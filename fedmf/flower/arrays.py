@@ -24,12 +24,12 @@ def is_model(arrays: ArrayRecord, model: Model) -> bool:
     """Returns whether a record holds exactly the arrays of a model, bitwise identical."""
     if set(arrays) != set(model):
         return False
-    pairs = [(arrays[name].numpy(), array) for name, array in model.items()]
+    array_pairs = [(arrays[name].numpy(), array) for name, array in model.items()]
     return all(
         sent.dtype == array.dtype
         and sent.shape == array.shape
         and sent.tobytes() == array.tobytes()
-        for sent, array in pairs
+        for sent, array in array_pairs
     )
 
 

@@ -70,8 +70,10 @@ def _has_invalid_weight(reply: Message, weight_key: str) -> bool:
     """Returns whether a reply has a weight that is negative, NaN or infinite."""
     if reply.has_error():
         return False
-    weights = [record.get(weight_key, 0) for record in reply.content.metric_records.values()]
-    return any(not 0 <= weight < math.inf for weight in weights if isinstance(weight, int | float))
+    metric_weights = [record.get(weight_key, 0) for record in reply.content.metric_records.values()]
+    return any(
+        not 0 <= weight < math.inf for weight in metric_weights if isinstance(weight, int | float)
+    )
 
 
 def number_from(result: Result, num_done: int) -> None:

@@ -154,17 +154,17 @@ class Reach:
 
     def _of_function(self, function: types.FunctionType) -> dict[str, Any]:
         """Returns a function's attributes, globals, defaults and closure variables, by name."""
-        values = dict(vars(function))
+        attribute_values = dict(vars(function))
         for name in self._globals_of(function):
-            values[_GLOBAL.format(name)] = function.__globals__[name]
-        values[_DEFAULTS] = function.__defaults__
-        values[_KEYWORD_DEFAULTS] = function.__kwdefaults__
+            attribute_values[_GLOBAL.format(name)] = function.__globals__[name]
+        attribute_values[_DEFAULTS] = function.__defaults__
+        attribute_values[_KEYWORD_DEFAULTS] = function.__kwdefaults__
         for name, cell in _cells(function).items():
             try:
-                values[name] = cell.cell_contents
+                attribute_values[name] = cell.cell_contents
             except ValueError:  # A closure variable may have no value yet.
                 continue
-        return values
+        return attribute_values
 
     def _globals_of(self, function: types.FunctionType) -> list[str]:
         """Returns the names of the global variables that a function of the strategy's author

@@ -218,7 +218,7 @@ class MatrixFactorizationDP(Strategy):
             return evaluate_fn(num_done + number, copy_of(model))
 
         server_evaluation = evaluate_copy if evaluate_fn else None
-        result = super().start(
+        training_result = super().start(
             grid,
             copy_of(arrays),
             max(0, rounds - num_done),
@@ -227,12 +227,12 @@ class MatrixFactorizationDP(Strategy):
             evaluate_config,
             server_evaluation,
         )
-        if not result.arrays:
-            result.arrays = copy_of(arrays)
-        number_from(result, num_done)
+        if not training_result.arrays:
+            training_result.arrays = copy_of(arrays)
+        number_from(training_result, num_done)
         if metrics is not None:
-            result.evaluate_metrics_clientapp[num_done] = metrics
-        return result
+            training_result.evaluate_metrics_clientapp[num_done] = metrics
+        return training_result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -319,13 +319,13 @@ class MatrixFactorizationDP(Strategy):
         chooses the nodes.
         """
         arguments.check_sending(server_round, arrays, config, grid)
-        number = self._server.round if self._server else server_round
+        round_number = self._server.round if self._server else server_round
         try:
             messages = self._wrapped.evaluation_messages(
-                number, arrays, config, grid, self._patience
+                round_number, arrays, config, grid, self._patience
             )
         except TimeoutError as error:
-            log.warning("fedmf: round %d is not evaluated on clients: %s", number, error)
+            log.warning("fedmf: round %d is not evaluated on clients: %s", round_number, error)
             return []
         if messages:
             self._warn_once(
@@ -345,13 +345,15 @@ class MatrixFactorizationDP(Strategy):
         """
         arguments.check_round(server_round)
         messages = arguments.checked_replies(replies)
-        number = self._server.round if self._server else server_round
-        metrics, dropped = self._wrapped.evaluate(number, messages)
-        self._last_evaluated = number
+        round_number = self._server.round if self._server else server_round
+        metrics, dropped = self._wrapped.evaluate(round_number, messages)
+        self._last_evaluated = round_number
         self._wrapped.end_evaluation()
         if dropped:
             dropped_counts = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-            log.warning("fedmf: evaluation after round %d: dropped: %s", number, dropped_counts)
+            log.warning(
+                "fedmf: evaluation after round %d: dropped: %s", round_number, dropped_counts
+            )
         return metrics
 
     def summary(self) -> None:
@@ -482,12 +484,14 @@ class MatrixFactorizationDP(Strategy):
         The wrapped strategy may depend on the evaluation, and its changes by one are committed only
         with the next release.
         """
-        number = self.server.round
-        messages = list(self.configure_evaluate(number, arrays, config or ConfigRecord(), grid))
+        round_number = self.server.round
+        messages = list(
+            self.configure_evaluate(round_number, arrays, config or ConfigRecord(), grid)
+        )
         replies: Iterable[Message] = []
         if messages:
             replies = grid.send_and_receive(messages, timeout=timeout)
-        return self.aggregate_evaluate(number, replies)
+        return self.aggregate_evaluate(round_number, replies)
 
     def _warn_once(self, text: str) -> None:
         """Logs a warning, unless the same text was logged before."""

@@ -142,14 +142,14 @@ def _fault_of(strategy: Strategy, t: int, model: Model, reply: Model) -> str:
     model. In a resumed run, which has moved the model before, it need not move.
     """
     for number in range(t, t + _ROUNDS_TO_MOVE):
-        result = next_model(strategy, number, model, reply)
-        if result is None:
+        model_by_name = next_model(strategy, number, model, reply)
+        if model_by_name is None:
             return "it returns no model"
-        is_lost = (np.isfinite(model[name]) & ~np.isfinite(result[name]) for name in model)
+        is_lost = (np.isfinite(model[name]) & ~np.isfinite(model_by_name[name]) for name in model)
         if any(map(np.any, is_lost)):
             return "the next model has entries that are not finite"
         is_unchanged = all(
-            np.array_equal(model[name], result[name], equal_nan=True) for name in model
+            np.array_equal(model[name], model_by_name[name], equal_nan=True) for name in model
         )
         if not is_unchanged or t > 0:
             return ""

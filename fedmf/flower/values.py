@@ -312,8 +312,8 @@ def _unpacked(tree: Any, arrays: list[np.ndarray], resolve: Resolve) -> Any:
     if name == "Array":
         return Array(np.array(arrays[items[0]]))
     if name in _TYPE_BY_NAME:
-        values = [_unpacked(item, arrays, resolve) for item in items]
-        return _KIND_BY_TYPE[_TYPE_BY_NAME[name]].empty(values)
+        unpacked_values = [_unpacked(item, arrays, resolve) for item in items]
+        return _KIND_BY_TYPE[_TYPE_BY_NAME[name]].empty(unpacked_values)
     return resolve(tree)
 
 

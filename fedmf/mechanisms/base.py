@@ -64,12 +64,12 @@ class Certificate(fields.ShortRepr):
                     f"{field_name}={reprlib.repr(value)} is a {type(value).__name__}, not a "
                     "number: fit the mechanism again"
                 )
-        values = [getattr(self, field_name) for field_name in _NUMERIC_FIELDS]
-        is_finite = all(abs(value) <= sys.float_info.max for value in values)
+        numeric_values = [getattr(self, field_name) for field_name in _NUMERIC_FIELDS]
+        is_finite = all(abs(value) <= sys.float_info.max for value in numeric_values)
         if not is_finite or not 0.0 < self.lower_bound <= self.loss:
             field_values = ", ".join(
                 f"{field_name}={value}"
-                for field_name, value in zip(_NUMERIC_FIELDS, values, strict=True)
+                for field_name, value in zip(_NUMERIC_FIELDS, numeric_values, strict=True)
             )
             raise ValueError(
                 f"{field_values} are no certificate: all are finite, and the bound is positive and "
@@ -239,12 +239,14 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
         """Returns the fields of the mechanism as numeric or string arrays, from which `from_state`
         rebuilds it.
         """
-        values = {
+        state_values = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if not field.name.startswith("certificate")
         }
-        return {name: np.asarray(value) for name, value in values.items() if value is not None}
+        return {
+            name: np.asarray(value) for name, value in state_values.items() if value is not None
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, Any], certificate: dict[str, Any]) -> Self:

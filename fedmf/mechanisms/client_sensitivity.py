@@ -135,8 +135,8 @@ def _sum_by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
         if is_in_band.all():
             spent_by_client += 2.0 * entries.take(lags * n + earlier_rounds).sum(axis=0)
         elif is_in_band.any():
-            values = entries.take(np.minimum(lags, bands - 1) * n + earlier_rounds)
-            spent_by_client += 2.0 * np.where(is_in_band, values, 0.0).sum(axis=0)
+            lag_entries = entries.take(np.minimum(lags, bands - 1) * n + earlier_rounds)
+            spent_by_client += 2.0 * np.where(is_in_band, lag_entries, 0.0).sum(axis=0)
         else:
             break
     return spent_by_client
@@ -151,9 +151,9 @@ def _sum_by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
     spent_by_client = np.zeros(num_clients)
     X = np.zeros((n, n))
     for d in range(bands):
-        rows = np.arange(n - d)
-        X[rows, rows + d] = diagonals[d, : n - d]
-        X[rows + d, rows] = diagonals[d, : n - d]
+        row_indices = np.arange(n - d)
+        X[row_indices, row_indices + d] = diagonals[d, : n - d]
+        X[row_indices + d, row_indices] = diagonals[d, : n - d]
     for first_client in range(0, num_clients, _BLOCK_CLIENTS):
         client_rounds = t[:, first_client : first_client + _BLOCK_CLIENTS]
         participates = np.zeros((client_rounds.shape[1], n))

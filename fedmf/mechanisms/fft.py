@@ -183,12 +183,13 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
         high_t = (k / low_t[: q // 2])[::-1]
         t = np.concatenate([low_t, high_t])
         derivative = np.sqrt((k**2 + t**2) * (1.0 + t**2))  # This is the derivative dt / du.
-        weights = 2.0 / np.pi * period / q * derivative
+        node_weights = 2.0 / np.pi * period / q * derivative
         sums = sum(
-            weight / (square + squared_sines) for square, weight in zip(t**2, weights, strict=True)
+            weight / (square + squared_sines)
+            for square, weight in zip(t**2, node_weights, strict=True)
         )
         if np.abs(sums * np.sqrt(squared_sines) - 1.0).max() <= PRECISION:
-            return t**2, weights
+            return t**2, node_weights
     raise ArithmeticError(f"rounds={n} are too many for the rational approximation")
 
 

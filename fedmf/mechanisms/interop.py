@@ -85,19 +85,21 @@ def load_factorization(
     'dense'
     """
     hint = "name an .npz or .npy file, or a folder of tensors"
-    source = checked_path("path", path, hint=hint)
+    source_path = checked_path("path", path, hint=hint)
     if workload is not None and not isinstance(workload, Workload):
         raise TypeError(f"workload={reprlib.repr(workload)} must be a fedmf.Workload, or None")
-    if not source.exists():
-        raise FileNotFoundError(f"path={str(source)!r} is not there: {hint}")
+    if not source_path.exists():
+        raise FileNotFoundError(f"path={str(source_path)!r} is not there: {hint}")
     try:
-        C, B = _read_matrices(source)
+        C, B = _read_matrices(source_path)
         return _build_mechanism(C, B, workload)
     except checks.TooLargeForMemory as error:
-        raise checks.TooLargeForMemory(f"path={str(source)!r} cannot be used: {error}") from error
+        raise checks.TooLargeForMemory(
+            f"path={str(source_path)!r} cannot be used: {error}"
+        ) from error
     except (*READ_ERRORS, np.linalg.LinAlgError) as error:
         raise ValueError(
-            f"path={str(source)!r} does not hold a factorization that can be used: {error}"
+            f"path={str(source_path)!r} does not hold a factorization that can be used: {error}"
         ) from error
 
 

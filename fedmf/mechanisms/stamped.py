@@ -122,10 +122,10 @@ class StampedMechanism(Mechanism):
         """Returns the banded rows of the part, repeated for every part, or None if the part is not
         banded. Entries before the first round of a part are zero.
         """
-        rows = self.part.banded_rows()
-        if rows is None:
+        part_rows = self.part.banded_rows()
+        if part_rows is None:
             return None
-        return np.tile(rows, (self.times, 1))
+        return np.tile(part_rows, (self.times, 1))
 
     def state(self) -> dict[str, np.ndarray]:
         """Returns the arrays that a mechanism file stores: the decoder, the number of parts, and

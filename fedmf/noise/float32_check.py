@@ -54,15 +54,15 @@ def _recovered_draws(stream: NoiseStream, form: BlockForm | None, z: np.ndarray)
     """
     if stream.contraction is not None:
         N = stream.contraction
-        rows = N.astype(np.float32) @ z if form is None else _rows_of_run(form, z)
-        return _solve(N, rows)
+        noise_rows = N.astype(np.float32) @ z if form is None else _rows_of_run(form, z)
+        return _solve(N, noise_rows)
     if form is None:
         form = block_form(stream, bounds=equal_blocks(stream.rounds, 1))
         assert form is not None
-    rows = _rows_of_run(form, z)
+    noise_rows = _rows_of_run(form, z)
     if stream.recurrence is None:
-        return _invert_buffers(stream, rows)
-    return _invert_recurrence(stream, rows)
+        return _invert_buffers(stream, noise_rows)
+    return _invert_recurrence(stream, noise_rows)
 
 
 def _rows_of_run(form: BlockForm, z: np.ndarray) -> np.ndarray:

@@ -184,8 +184,8 @@ class NoiseStream(fields.Checked):
         if self.recurrence is None:
             assert self.buffers is not None
             return self.buffers.step(t, z, S)
-        weights = self.recurrence[t]
-        x = (z - np.tensordot(weights[1:], S, axes=1)) / weights[0]
+        row_weights = self.recurrence[t]
+        x = (z - np.tensordot(row_weights[1:], S, axes=1)) / row_weights[0]
         return x, np.concatenate([x[None], S])[: len(S)]
 
     def block(self, start: int, stop: int) -> np.ndarray:

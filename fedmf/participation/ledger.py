@@ -280,11 +280,11 @@ class ParticipationLedger:
         file = checked_path("path", path)
         content = file.read_bytes()
         try:
-            values = msgspec.json.decode(content, type=_LedgerFile, strict=True)
-            if values.format != _FORMAT:
-                raise ValueError(f"its format is {values.format!r}")
-            ledger = ParticipationLedger(cohort_size=values.cohort_size)
-            for cohort, selected, noncompliant in values.rounds:
+            ledger_file = msgspec.json.decode(content, type=_LedgerFile, strict=True)
+            if ledger_file.format != _FORMAT:
+                raise ValueError(f"its format is {ledger_file.format!r}")
+            ledger = ParticipationLedger(cohort_size=ledger_file.cohort_size)
+            for cohort, selected, noncompliant in ledger_file.rounds:
                 ledger.append(
                     np.array(cohort, np.int64),
                     selected=np.array(selected, np.int64),
@@ -336,10 +336,10 @@ class ParticipationLedger:
         """
         hint = "pass the number of rounds recorded"
         rounds = checks.integer("rounds", rounds, low=0, high=checks.MAX_ROUNDS, hint=hint)
-        pairs = ledger_csv.parse_pairs(ledger_csv.read_text(text), rounds)
-        pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
-        ends = np.cumsum(np.bincount(pairs[:, 0], minlength=rounds))
-        cohorts = np.split(pairs[:, 1], ends[:-1]) if rounds else []
+        round_client_pairs = ledger_csv.parse_pairs(ledger_csv.read_text(text), rounds)
+        round_client_pairs = round_client_pairs[np.argsort(round_client_pairs[:, 0], kind="stable")]
+        ends = np.cumsum(np.bincount(round_client_pairs[:, 0], minlength=rounds))
+        cohorts = np.split(round_client_pairs[:, 1], ends[:-1]) if rounds else []
         return ParticipationLedger(cohort_size=cohort_size, cohorts=cohorts)
 
 

@@ -72,16 +72,22 @@ def parse_pairs(text: str, rounds: int) -> np.ndarray:
             # numpy only warns of a number that is too large or not whole. Here the warning raises
             # an error.
             warnings.simplefilter("error")
-            rows = io.StringIO(text.removeprefix(HEADER))
-            pairs = np.loadtxt(rows, np.int64, delimiter=",", comments=None, ndmin=2)
-        is_valid = pairs.shape[1] == 2 and pairs.min() >= 0 and pairs[:, 0].max() < rounds
+            row_stream = io.StringIO(text.removeprefix(HEADER))
+            round_client_pairs = np.loadtxt(
+                row_stream, np.int64, delimiter=",", comments=None, ndmin=2
+            )
+        is_valid = (
+            round_client_pairs.shape[1] == 2
+            and round_client_pairs.min() >= 0
+            and round_client_pairs[:, 0].max() < rounds
+        )
     except (ValueError, Warning) as error:
         is_valid = False
         reason = str(error).splitlines()[0][:120]
     if not is_valid:
         fault = _first_fault(text, rounds) or reason
         raise ValueError(f"{_DAMAGED} ({fault}): write it again with to_csv")
-    return pairs
+    return round_client_pairs
 
 
 def _first_fault(text: str, rounds: int) -> str | None:

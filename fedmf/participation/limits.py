@@ -89,8 +89,8 @@ def are_within_limits(sorted_rounds: list[int], rounds: int, limits: Limits) -> 
         return False
     if len(sorted_rounds) > limits.max_participations:
         return False
-    pairs = itertools.pairwise(sorted_rounds)
-    return all(later - earlier >= limits.min_sep for earlier, later in pairs)
+    round_pairs = itertools.pairwise(sorted_rounds)
+    return all(later - earlier >= limits.min_sep for earlier, later in round_pairs)
 
 
 def sorted_client_rounds(rounds_of_one_client: Iterable[int]) -> list[int]:

@@ -67,9 +67,11 @@ def sensitivity_to_sets(encoder_or_mechanism: Any, sets: RoundSets) -> Sensitivi
     gram = _result_of(encoder_or_mechanism, "toeplitz_gram")
     if gram is not None:
         return _toeplitz_gram_sensitivity(_check_magnitude(gram), sets)
-    rows = _result_of(encoder_or_mechanism, "banded_rows")
-    if rows is not None and (rows.shape[1] <= sets.min_sep or sets.max_participations == 1):
-        return of_disjoint_columns(_squared_column_norms(_check_magnitude(rows)), sets)
+    banded_rows = _result_of(encoder_or_mechanism, "banded_rows")
+    if banded_rows is not None and (
+        banded_rows.shape[1] <= sets.min_sep or sets.max_participations == 1
+    ):
+        return of_disjoint_columns(_squared_column_norms(_check_magnitude(banded_rows)), sets)
     encoder = _result_of(encoder_or_mechanism, "encoder")
     if encoder is None:
         encoder = encoder_or_mechanism

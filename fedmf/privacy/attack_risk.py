@@ -172,8 +172,8 @@ class AttackRisk:
         """The numbers exp(epsilon) and delta of all pairs whose exp(epsilon) is finite, as two
         arrays.
         """
-        pairs = np.array([pair for pair in self.pairs if pair[0] <= 700] or [(0.0, 1.0)])
-        return np.exp(pairs[:, 0]), pairs[:, 1]
+        curve_points = np.array([pair for pair in self.pairs if pair[0] <= 700] or [(0.0, 1.0)])
+        return np.exp(curve_points[:, 0]), curve_points[:, 1]
 
     def _pair_trade_off(self, rate: float) -> float:
         """Computes an upper bound on the true-positive rate at a false-positive rate: the least one
@@ -280,8 +280,8 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
         return risk
     # The pair of the plan's own epsilon and delta is added, because the curve may be worse at this
     # delta.
-    pairs = (*risk.pairs, (epsilon, plan.delta))
-    return dataclasses.replace(risk, pairs=pairs, failure=2 * risk.failure)
+    curve_points = (*risk.pairs, (epsilon, plan.delta))
+    return dataclasses.replace(risk, pairs=curve_points, failure=2 * risk.failure)
 
 
 def risk_by_curve(plan: Plan, devices: int = 1) -> AttackRisk:
@@ -290,10 +290,10 @@ def risk_by_curve(plan: Plan, devices: int = 1) -> AttackRisk:
     """
     scheme = plan.sampling
     assert scheme is not None
-    pairs = scheme.curve(plan.mechanism, unit_noise(plan))
-    failure = scheme.curve_failure(plan.mechanism) if pairs else 0.0
+    curve_points = scheme.curve(plan.mechanism, unit_noise(plan))
+    failure = scheme.curve_failure(plan.mechanism) if curve_points else 0.0
     mu = devices / plan.noise_multiplier
-    return AttackRisk(mu=mu, pairs=pairs, devices=devices, failure=failure)
+    return AttackRisk(mu=mu, pairs=curve_points, devices=devices, failure=failure)
 
 
 def risk_of_pair(epsilon: float, delta: float) -> AttackRisk:
@@ -302,8 +302,8 @@ def risk_of_pair(epsilon: float, delta: float) -> AttackRisk:
     >>> round(risk_of_pair(8.0, 1e-6).true_positive_rate(0.001), 5)
     0.99966
     """
-    pairs = ((epsilon, delta),) if math.isfinite(epsilon) else ()
-    return AttackRisk(mu=math.inf, pairs=pairs)
+    curve_points = ((epsilon, delta),) if math.isfinite(epsilon) else ()
+    return AttackRisk(mu=math.inf, pairs=curve_points)
 
 
 def trade_off_plot(

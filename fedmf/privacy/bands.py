@@ -331,8 +331,8 @@ def choose_bands(  # noqa: PLR0913  (the fields of `BandSearch` are arguments)
             f"rounds={rounds} but workload {workload.name!r} has rounds={workload.rounds}: pass "
             "that number, or leave it out"
         )
-    rows = sorted(search.rows(bands), key=lambda row: row.bands)
-    return BandChoice(search=search, rows=tuple(rows))
+    sorted_rows = sorted(search.rows(bands), key=lambda row: row.bands)
+    return BandChoice(search=search, rows=tuple(sorted_rows))
 
 
 def _powers_of_two(limit: int) -> list[int]:

@@ -78,8 +78,8 @@ class _Limit:
         noise = unit_noise(plan)
         if self.risk_of is None:
             return scheme.expected_epsilon(plan.mechanism, noise, plan.delta)
-        pairs = scheme.curve(plan.mechanism, noise, search=True)
-        return self.risk_of(AttackRisk(mu=1 / plan.noise_multiplier, pairs=pairs))
+        curve_points = scheme.curve(plan.mechanism, noise, search=True)
+        return self.risk_of(AttackRisk(mu=1 / plan.noise_multiplier, pairs=curve_points))
 
 
 def unamplified_noise_multiplier(delta: float, target: Target) -> float:

@@ -87,8 +87,8 @@ def check_target_fields(config: PlanFields) -> None:
     """
     target_names = [name for name in TARGETS if getattr(config, name) is not None]
     if len(target_names) > 1:
-        values = " and ".join(f"{name}={getattr(config, name)}" for name in target_names[:2])
-        raise ValueError(f"{values} are both given: give one, the other follows")
+        target_phrase = " and ".join(f"{name}={getattr(config, name)}" for name in target_names[:2])
+        raise ValueError(f"{target_phrase} are both given: give one, the other follows")
     if config.family == "none" and any(getattr(config, name) for name in target_names):
         raise ValueError(
             f"family=none adds no noise: leave out `{target_names[0]}`, or choose another family"

@@ -48,12 +48,12 @@ def check_delta(delta: object) -> float:
     otherwise.
     """
     hint = "use a failure probability such as delta=1e-6"
-    number = checks.positive("delta", delta, hint, below=1.0)
-    if number < MIN_DELTA:
+    checked_delta = checks.positive("delta", delta, hint, below=1.0)
+    if checked_delta < MIN_DELTA:
         raise ValueError(
             f"delta={delta!r} is below {MIN_DELTA:g}, the least the accountant resolves: {hint}"
         )
-    return number
+    return checked_delta
 
 
 def check_noise_multiplier(noise_multiplier: object) -> float:

@@ -124,17 +124,19 @@ def simulated_epsilon(losses: Losses, delta: float, largest: float) -> Simulated
     folder = cache_folder()
     if folder is None:
         return _simulate(losses, delta, largest)
-    code = code_digest("privacy/**/*.py")
-    key = hashlib.sha256(f"{code} {losses.digest} {delta!r} {largest!r}".encode()).hexdigest()
+    source_digest = code_digest("privacy/**/*.py")
+    key = hashlib.sha256(
+        f"{source_digest} {losses.digest} {delta!r} {largest!r}".encode()
+    ).hexdigest()
     path = folder / f"epsilon-{key[:32]}.json"
     cached_result = _read_cached(path, key)
     if cached_result is not None:
         return cached_result
-    result = _simulate(losses, delta, largest)
-    values = dataclasses.asdict(result)
-    json_text = json.dumps(values | {"digest": _digest(key, values)})
+    simulation = _simulate(losses, delta, largest)
+    simulation_fields = dataclasses.asdict(simulation)
+    json_text = json.dumps(simulation_fields | {"digest": _digest(key, simulation_fields)})
     store(path, lambda path: write_atomically(path, json_text), "epsilon")
-    return result
+    return simulation
 
 
 def _read_cached(path: pathlib.Path, key: str) -> SimulatedEpsilon | None:
@@ -142,10 +144,10 @@ def _read_cached(path: pathlib.Path, key: str) -> SimulatedEpsilon | None:
     holds the result of another key.
     """
     try:
-        values = json.loads(path.read_text())
-        if values.pop("digest") != _digest(key, values):
+        cached_fields = json.loads(path.read_text())
+        if cached_fields.pop("digest") != _digest(key, cached_fields):
             return None
-        return SimulatedEpsilon(**values | {"samples": tuple(values["samples"])})
+        return SimulatedEpsilon(**cached_fields | {"samples": tuple(cached_fields["samples"])})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -304,9 +306,9 @@ def _best_points(added: AddSample, epsilon: float, size: int) -> tuple[float, fl
         for share in _QUANTILES
         if share * len(added.loss) >= _MIN_LOSSES_BELOW
     ]
-    pairs = [pair for pair in itertools.combinations(candidates, 2) if pair[0] > pair[1]]
+    candidate_pairs = [pair for pair in itertools.combinations(candidates, 2) if pair[0] > pair[1]]
     return min(
-        pairs,
+        candidate_pairs,
         key=lambda pair: added.line_bound(epsilon, pair, FAILURE / 4, size),
         default=(0.0, -1.0),
     )

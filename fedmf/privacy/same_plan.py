@@ -31,12 +31,12 @@ def plan_differences(plan: Plan, recorded: Plan) -> str:
     >>> plan_differences(dataclasses.replace(plan, noise_multiplier=2.1), plan)
     'noise_multiplier=2.1 (was 2.0)'
     """
-    values = PlanConfig.of(plan).flat()
+    plan_fields = PlanConfig.of(plan).flat()
     recorded_values = PlanConfig.of(recorded).flat()
     close_names = [
-        name for name, value in recorded_values.items() if _is_close(values.get(name), value)
+        name for name, value in recorded_values.items() if _is_close(plan_fields.get(name), value)
     ]
-    changes = differences(values, recorded_values, leave_out=tuple(close_names))
+    changes = differences(plan_fields, recorded_values, leave_out=tuple(close_names))
     if not changes and not _is_same_mechanism(plan.mechanism, recorded.mechanism):
         return "its mechanism has different matrices"
     if not changes and not _is_close(plan.stddev, recorded.stddev):

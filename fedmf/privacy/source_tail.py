@@ -65,10 +65,10 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
         return
     probability = _marcum(a, end)
     if entries is not None:
-        pairs = max(1.0, entries / 2)
-        spread = a / math.sqrt(pairs)
+        num_pairs = max(1.0, entries / 2)
+        spread = a / math.sqrt(num_pairs)
         crescent = end * spread * math.exp(-((end - spread) ** 2) / 2) / math.pi
-        probability += pairs * min(_marcum(spread, end), crescent)
+        probability += num_pairs * min(_marcum(spread, end), crescent)
     if probability <= plan.delta / 10:
         return
     way_out = "use a larger delta or more noise"

@@ -118,12 +118,12 @@ def stopping_table(plan: Plan) -> list[dict[str, Any]]:
     end_rounds = np.unique(np.linspace(0, n, min(n, _MAX_ROWS) + 1).round().astype(int))[
         1:
     ].tolist()
-    rows = []
+    table_rows = []
     for end in end_rounds:
         values = guarantee_values(stopped_after(plan, end))
         guarantee = {name: values[name] for name in ("sensitivity", "epsilon", "rho")}
-        rows.append({"rounds": end, **guarantee})
-    return rows
+        table_rows.append({"rounds": end, **guarantee})
+    return table_rows
 
 
 def rounds_within(plan: Plan, epsilon: float, *, argument: str = "epsilon") -> int:

@@ -206,8 +206,8 @@ def _cards(groups: list[RunGroup]) -> list[dict[str, str]]:
     cards = []
     for group in groups:
         final_values = [final_metric(run, "validation") for run in group.runs]
-        values = [value for value in final_values if value is not None]
-        mean = sum(values) / len(values) if values else None
+        known_values = [value for value in final_values if value is not None]
+        mean = sum(known_values) / len(known_values) if known_values else None
         metric = group.plan["task"]["headline_metric"]
         progress = ""
         if any(map(unfinished, group.runs)):

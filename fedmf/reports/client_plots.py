@@ -111,14 +111,14 @@ def fine_tuned_plot(groups: Sequence[RunGroup]) -> Plot | None:
         change_panel.axhline(0.0, color=SOFT, linewidth=0.9)
         line_by_label: dict[str, Line2D] = {}
         for group, run, fine_tuned in measured_runs:
-            values = fine_tuned["metrics"][metric]
+            metric_values = fine_tuned["metrics"][metric]
             prefix = f"{group.label}, " if len(groups) > 1 else ""
             for stage in ("before", "after"):
-                deciles = values[stage]["deciles"]
+                deciles = metric_values[stage]["deciles"]
                 is_before = stage == "before"
                 line = _draw_deciles(value_panel, group, metric, deciles, hollow=is_before)
                 line_by_label.setdefault(f"{prefix}{stage} fine-tuning", line)
-            _draw_deciles(change_panel, group, metric, values["change"]["deciles"])
+            _draw_deciles(change_panel, group, metric, metric_values["change"]["deciles"])
             run_name = f"{group.label}, seed {run.config.seed}"
             run_means.append(f"{run_name}, {_fine_tuning_in_words(metric, fine_tuned)}")
         value_panel.set_title(metric_name(metric).capitalize())
@@ -138,20 +138,20 @@ def fine_tuned_plot(groups: Sequence[RunGroup]) -> Plot | None:
 
 def _fine_tuning_in_words(metric: str, fine_tuned: Mapping[str, Any]) -> str:
     """Returns a text on fine-tuning: its options, means before and after, numbers of clients."""
-    values = fine_tuned["metrics"][metric]
+    metric_values = fine_tuned["metrics"][metric]
     means_text = " to ".join(
-        metric_value(metric, values[stage]["mean"]) for stage in ("before", "after")
+        metric_value(metric, metric_values[stage]["mean"]) for stage in ("before", "after")
     )
     options = f"--fine-tune {fine_tuned['epochs']}"
     if "learning_rate" in fine_tuned:
         options += f" --learning-rate {plain(fine_tuned['learning_rate'])}"
-    num_not_finite = values.get("clients_not_finite", 0)
+    num_not_finite = metric_values.get("clients_not_finite", 0)
     num_excluded = (
-        values["clients_undefined"] + num_not_finite + sum(fine_tuned["left_out"].values())
+        metric_values["clients_undefined"] + num_not_finite + sum(fine_tuned["left_out"].values())
     )
     return (
         f"{options}, on {fine_tuned['measured_on']}: {means_text} "
-        f"over {values['clients']:,} clients, {num_excluded:,} left out, "
+        f"over {metric_values['clients']:,} clients, {num_excluded:,} left out, "
         f"{num_not_finite:,} of these for values that are not finite"
     )
 

@@ -210,9 +210,9 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
     Args:
       choice: `fedmf.privacy.bands.BandChoice.summary()`.
     """
-    rows = choice["rows"]
+    candidate_rows = choice["rows"]
     best_bands = choice["best"]
-    banded_rows = [row for row in rows if row["family"] == "banded"]
+    banded_rows = [row for row in candidate_rows if row["family"] == "banded"]
     bands = [row["bands"] for row in banded_rows]
     errors = [row["rmse"] for row in banded_rows]
     with canvas(3.9, "") as (figure, png):
@@ -225,7 +225,7 @@ def bands_picture(choice: dict[str, Any]) -> bytes:
         ax.plot(bands, errors, color=BLUE, zorder=2)
         _draw_bands(ax, banded_rows, is_amplified=True)
         _draw_bands(ax, banded_rows, is_amplified=False)
-        for row in rows:
+        for row in candidate_rows:
             if row["family"] == "dense":
                 label = "dense, without amplification"
                 ax.axhline(row["rmse"], color=RED, linewidth=1.4, linestyle=DASHED, label=label)

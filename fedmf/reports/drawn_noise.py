@@ -64,8 +64,8 @@ def drawn_noise(
     """
     n = mechanism.rounds
     if n <= limit:
-        weights = scale * mechanism.noising()
-        return full_matrix(weights), full_matrix(correlation(weights))
+        noise_weights = scale * mechanism.noising()
+        return full_matrix(noise_weights), full_matrix(correlation(noise_weights))
     rounds = drawn_rounds(n, limit)
     noise_rows = NoisingRows(mechanism)
     pooled_columns = PooledColumns(len(rounds), noise_rows.num_sources)
@@ -77,9 +77,9 @@ def drawn_noise(
             start = nonzero_rows[0]
             covariance[start:, start:] += block[start:] @ block[start:].T
         pooled_columns.add(first_column, block)
-    weights = scale * pooled_columns.entries
+    noise_weights = scale * pooled_columns.entries
     return (
-        DrawnMatrix(entries=weights, size=(n, noise_rows.num_sources)),
+        DrawnMatrix(entries=noise_weights, size=(n, noise_rows.num_sources)),
         DrawnMatrix(entries=correlation_of(covariance), size=(n, n)),
     )
 

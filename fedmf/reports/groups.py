@@ -208,9 +208,11 @@ def validation_curve(run: Run) -> tuple[np.ndarray, np.ndarray]:
     It consists of numbers of completed rounds, and of values of the headline metric.
     """
     metric = run.plan["task"]["headline_metric"]
-    rows = [row for row in run.metrics if metric in row.get("validation", {})]
-    rounds = np.array([row["round"] + 1 for row in rows], dtype=np.int64)
-    return rounds, np.array([row["validation"][metric] for row in rows], dtype=np.float64)
+    validation_rows = [row for row in run.metrics if metric in row.get("validation", {})]
+    rounds = np.array([row["round"] + 1 for row in validation_rows], dtype=np.int64)
+    return rounds, np.array(
+        [row["validation"][metric] for row in validation_rows], dtype=np.float64
+    )
 
 
 class PrivateCurve(NamedTuple):
@@ -235,23 +237,23 @@ def private_curve(run: Run, name: str) -> PrivateCurve:
     The mean is over the clients of all rounds of a window. Correlated noise cancels in the sum over
     its rounds.
     """
-    rows = [row["private"] for row in run.metrics if "private" in row]
+    private_rows = [row["private"] for row in run.metrics if "private" in row]
     largest_loss = run.config.largest_loss
     half_range = 0.5
     if name == "loss":
         half_range = largest_loss / 2
     window = run.config.evaluate_every
-    starts = range(0, len(rows), window)
-    window_ends = [min(start + window, len(rows)) for start in starts]
-    noise_factors = _window_factors(run, rows, starts, window_ends)
+    starts = range(0, len(private_rows), window)
+    window_ends = [min(start + window, len(private_rows)) for start in starts]
+    noise_factors = _window_factors(run, private_rows, starts, window_ends)
     window_means = []
     stds = []
     for start, end, noise_factor in zip(starts, window_ends, noise_factors, strict=True):
-        mean = mean_over(rows[start:end], name, largest_loss=largest_loss)
-        round_std = rows[start]["stddev"]["clients"]
+        mean = mean_over(private_rows[start:end], name, largest_loss=largest_loss)
+        round_std = private_rows[start]["stddev"]["clients"]
         std = math.nan
         if round_std is not None and not math.isnan(mean):
-            num_clients = sum(row["clients"] for row in rows[start:end])
+            num_clients = sum(row["clients"] for row in private_rows[start:end])
             client_std = round_std * noise_factor * half_range
             std = client_std * math.hypot(1, mean / half_range - 1) / num_clients
         window_means.append(mean)

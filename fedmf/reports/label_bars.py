@@ -57,10 +57,10 @@ def count_labels(
     column_by_label = np.full(unique_labels.size, frequent_labels.size)
     column_by_label[frequent_labels] = np.arange(frequent_labels.size)
     is_plotted = client_codes % step == 0
-    rows = client_codes[is_plotted] // step
+    client_bins = client_codes[is_plotted] // step
     columns = column_by_label[label_codes[is_plotted]]
     counts = np.zeros((-(-num_clients // step), frequent_labels.size + 1), np.int64)
-    np.add.at(counts, (rows, columns), 1)
+    np.add.at(counts, (client_bins, columns), 1)
     return LabelBars(
         counts=counts,
         label_names=[_truncate(label) for label in unique_labels[frequent_labels]],

@@ -107,8 +107,10 @@ def group_labels(first_runs: Sequence[Run]) -> list[str]:
     for mechanism, config in zip(mechanisms, configs, strict=True):
         label_names = {name for name in compared_names if _applies(name, config)}
         label_names |= set(differing_fields(configs_by_mechanism[mechanism]))
-        values = config.flat()
-        label_details = [_detail(name, values.get(name)) for name in names if name in label_names]
+        config_values = config.flat()
+        label_details = [
+            _detail(name, config_values.get(name)) for name in names if name in label_names
+        ]
         labels.append(", ".join([mechanism, *filter(None, label_details)]))
     return labels
 

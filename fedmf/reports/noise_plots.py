@@ -37,7 +37,7 @@ def matrices_plot(groups: Sequence[RunGroup]) -> Plot | None:
     if not mechanisms:
         return None
     drawn_groups: list[RunGroup] = []
-    weights = []
+    noise_matrices = []
     correlations = []
     for _, same_noise in mechanisms:
         drawn_groups += same_noise
@@ -45,11 +45,11 @@ def matrices_plot(groups: Sequence[RunGroup]) -> Plot | None:
         # and the sensitivity does not depend on c.
         sensitivity = same_noise[0].plan["sensitivity"]["value"]
         weight, correlation = drawn_noise(same_noise[0].mechanism_of_noise, sensitivity)
-        weights.append(weight)
+        noise_matrices.append(weight)
         correlations.append(correlation)
     note = simulation_note(runs_of(drawn_groups))
     columns = (
-        ("sensitivity × N", "noise source", weights),
+        ("sensitivity × N", "noise source", noise_matrices),
         ("correlation", "round", correlations),
     )
     with canvas(1.0 + 2.25 * len(mechanisms), note) as (figure, png):

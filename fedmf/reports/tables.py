@@ -94,9 +94,9 @@ def accuracy_table(groups: Sequence[RunGroup]) -> Table:
         f"Validation {metric}",
         f"Test {metric}",
     ]
-    rows = []
+    table_rows = []
     for group in groups:
-        rows.append(
+        table_rows.append(
             [
                 Cell(group.label, "strong", _unfinished_details(group), group.color),
                 *_privacy_cells(group, with_delta=len(deltas) > 1),
@@ -104,7 +104,7 @@ def accuracy_table(groups: Sequence[RunGroup]) -> Table:
                 _metric_cell(group, "test"),
             ]
         )
-    return _table("results", groups, _accuracy_caption(groups, metric, deltas), columns, rows)
+    return _table("results", groups, _accuracy_caption(groups, metric, deltas), columns, table_rows)
 
 
 def _accuracy_caption(groups: Sequence[RunGroup], metric: str, deltas: set[float]) -> str:
@@ -208,20 +208,22 @@ def _metric_cell(group: RunGroup, split: str) -> Cell:
     """Returns the table cell for a group's final metric: its mean, and its value for each seed."""
     metric = group.plan["task"]["headline_metric"]
     value_by_seed = {run.config.seed: final_metric(run, split) for run in group.runs}
-    values = [value for value in value_by_seed.values() if value is not None]
-    if not values:
+    known_values = [value for value in value_by_seed.values() if value is not None]
+    if not known_values:
         return _NO_VALUE
     value_by_seed_text: Sequence[str] = ()
     if len(value_by_seed) > 1:
         value_by_seed_text = [
             f"seed {seed}: {metric_value(metric, value)}" for seed, value in value_by_seed.items()
         ]
-    return Cell(metric_value(metric, sum(values) / len(values)), "number", value_by_seed_text)
+    return Cell(
+        metric_value(metric, sum(known_values) / len(known_values)), "number", value_by_seed_text
+    )
 
 
 def participation_table(groups: Sequence[RunGroup]) -> Table:
     """Returns the table of planned and observed participation, with the achieved guarantee."""
-    rows = []
+    table_rows = []
     for group in groups:
         # Runs with the same participation share one row.
         runs_by_cells: dict[str, list[Run]] = {}
@@ -235,7 +237,7 @@ def participation_table(groups: Sequence[RunGroup]) -> Table:
             row_details += dict.fromkeys(filter(None, map(unfinished, runs)))
             row_details += dict.fromkeys(filter(None, map(ended, runs)))
             heading = Cell(group.label, "strong", row_details, group.color)
-            rows.append([heading, *_participation_cells(runs[0])])
+            table_rows.append([heading, *_participation_cells(runs[0])])
     comparison = "it is never above the planned ε while the controller is obeyed."
     if any(map(_amplified, groups)):
         comparison = (
@@ -256,7 +258,7 @@ def participation_table(groups: Sequence[RunGroup]) -> Table:
         "Short rounds",
         "ε achieved",
     ]
-    return _table("participation", groups, caption, columns, rows)
+    return _table("participation", groups, caption, columns, table_rows)
 
 
 def _participation_cells(run: Run) -> list[Cell]:
@@ -341,14 +343,14 @@ def runs_table(groups: Sequence[RunGroup]) -> Table:
     runs = runs_of(groups)
     fields = differing_fields([config_as_run(run) for run in runs])
     names = folder_names(runs)
-    rows = []
+    table_rows = []
     for group in groups:
         for run in group.runs:
             heading = Cell(names[id(run)], "strong", color=group.color)
-            values = [Cell(_config_value(run, field)) for field in fields]
-            rows.append([heading, *values, _time_cell(run)])
+            setting_cells = [Cell(_config_value(run, field)) for field in fields]
+            table_rows.append([heading, *setting_cells, _time_cell(run)])
     caption = "The run folders, what differs between their configurations, and the time each took."
-    return _table("runs", groups, caption, ["Run folder", *fields, "Time"], rows)
+    return _table("runs", groups, caption, ["Run folder", *fields, "Time"], table_rows)
 
 
 def _config_value(run: Run, field: str) -> str:

@@ -133,8 +133,12 @@ def _check_numbers_of_clients(run: Run, ledger: ParticipationLedger) -> None:
     """
     if run.result is not None:
         return
-    rows = [row for row in run.metrics if "clients" in row and 0 <= row["round"] < len(ledger)]
-    rounds = [row["round"] for row in rows if row["clients"] != len(ledger.cohort(row["round"]))]
+    counted_rows = [
+        row for row in run.metrics if "clients" in row and 0 <= row["round"] < len(ledger)
+    ]
+    rounds = [
+        row["round"] for row in counted_rows if row["clients"] != len(ledger.cohort(row["round"]))
+    ]
     if rounds:
         raise ValueError(
             f"{run.path}: participation.csv has other numbers of clients than metrics.jsonl in "

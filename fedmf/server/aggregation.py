@@ -35,8 +35,8 @@ def released_bits(plan: Plan, clients: Any, clipped: Any, noise: Any, xp: Any = 
       clients, clipped: counts of updates in the round's sum.
       noise: the last entry of the round's noise vector, float32 ().
     """
-    bits = _cast(xp, clients, np.float32) / np.float32(2) - _cast(xp, clipped, np.float32)
-    return bits + np.float32(bit_stddev(plan)) * noise
+    centred_count = _cast(xp, clients, np.float32) / np.float32(2) - _cast(xp, clipped, np.float32)
+    return centred_count + np.float32(bit_stddev(plan)) * noise
 
 
 def noisy_mean(clipped_sum: Any, noise: Any, divisor: Any, xp: Any = np) -> Any:

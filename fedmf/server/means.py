@@ -174,12 +174,12 @@ class NoisyMeans:
         stddev = noise_stddev(self.plan, clip)
         if clip:
             assert self.plan.quantile_clipping is not None
-            bits = released_bits(self.plan, total.clients, total.clipped, noise_row[-1])
+            clip_bits = released_bits(self.plan, total.clients, total.clipped, noise_row[-1])
             clip = clip_after(
                 self.plan.quantile_clipping,
                 self.plan.clip_norm,
                 clip,
-                bits,
+                clip_bits,
                 self.clients_per_round,
                 t,
             )

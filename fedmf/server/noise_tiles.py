@@ -196,8 +196,8 @@ class RegeneratedWork:
         for group_start in range(start, stop, len(worker.outputs)):
             group_stop = min(group_start + len(worker.outputs), stop)
             outputs = worker.outputs[: group_stop - group_start, : tile.width]
-            rows = matrix[group_start - start : group_stop - start, :group_stop]
-            np.matmul(rows, z[:group_stop], out=outputs)
+            group_matrix = matrix[group_start - start : group_stop - start, :group_stop]
+            np.matmul(group_matrix, z[:group_stop], out=outputs)
             group_first = max(group_start, min(first, group_stop))
             slots = store.write(outputs[group_first - group_start :])
             tile.row_slots.update(zip(range(group_first, group_stop), slots, strict=True))

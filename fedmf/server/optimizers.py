@@ -182,13 +182,14 @@ def checked_step(
     own_state = nest.unflatten(state, list(copies_before.values()))
     own_weights = [np.array(weight) for weight in weights]
     own_update = [np.array(part) for part in update]
-    result = optimizer.step(own_state, own_weights, own_update, learning_rate)
-    if not isinstance(result, tuple) or len(result) != 2:
+    step_result = optimizer.step(own_state, own_weights, own_update, learning_rate)
+    if not isinstance(step_result, tuple) or len(step_result) != 2:
         raise TypeError(
-            f"step of server_optimizer={optimizer.name} returned {reprlib.repr(result)}: return "
+            f"step of server_optimizer={optimizer.name} returned {reprlib.repr(step_result)}: "
+            "return "
             "(state, weights)"
         )
-    arrays = _state_arrays(optimizer, result[0])
+    arrays = _state_arrays(optimizer, step_result[0])
     kinds = {entry: _kind_of(array) for entry, array in arrays.items()}
     for entry in {**kinds_before, **kinds}:
         kind = kinds.get(entry, "nothing")
@@ -200,7 +201,7 @@ def checked_step(
                 "dtype and shape that every step keeps"
             )
     new_state = nest.unflatten(state, [arrays[entry] for entry in kinds_before])
-    return new_state, _stepped_weights(optimizer, result[1], weights)
+    return new_state, _stepped_weights(optimizer, step_result[1], weights)
 
 
 def check_server_optimizer(optimizer: ServerOptimizer, weights: Sequence[np.ndarray]) -> None:

@@ -212,11 +212,11 @@ class GaussianSource:
             np.log(radius, out=radius)
         np.multiply(radius, np.float32(-2), out=radius)
         np.sqrt(radius, out=radius)
-        number = self._number[:count].reshape(radius.shape)
+        pair_indices = self._number[:count].reshape(radius.shape)
         # Sums are computed modulo 2^32, so numbers near 0 and numbers near 2^32 both give small
         # sums.
-        np.add(first, np.uint32(_NEAR_THE_END), out=number)
-        np.less(number, np.uint32(2 * _NEAR_THE_END), out=is_near_end)
+        np.add(first, np.uint32(_NEAR_THE_END), out=pair_indices)
+        np.less(pair_indices, np.uint32(2 * _NEAR_THE_END), out=is_near_end)
         chunk_index, pair_index = np.divmod(np.flatnonzero(is_near_end), _PAIRS)
         low_bits = second[chunk_index, pair_index] & np.uint32(255)
         first_bits = first[chunk_index, pair_index].astype(np.uint64) << np.uint64(8) | low_bits
@@ -226,7 +226,7 @@ class GaussianSource:
             pair_number = int((chunk + chunk_index[i] % chunks) * _PAIRS + pair_index[i])
             uniform_numbers[i] = self._far_out(int(first_bits[i]), pair_row, pair_number)
         radius[chunk_index, pair_index] = np.sqrt(-2 * np.log(uniform_numbers))
-        angle = number.view(np.int32)
+        angle = pair_indices.view(np.int32)
         np.right_shift(second.view(np.int32), 8, out=angle)
         np.copyto(sine, angle, casting="unsafe")
         # The sum is exact. No angle has a sine of 0, because 0.5 is added.

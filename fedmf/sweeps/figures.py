@@ -73,24 +73,24 @@ def _points_figure(runs: Sequence[Run], names: Sequence[str], smoothed_over: int
     """Draws a point for each run, over each number that was searched."""
     numbers: dict[str, list[Any]] = {}
     for name in names:
-        values = [run.config.flat().get(name) for run in runs]
-        if all(type(value) in (int, float) for value in values):
-            numbers[name] = values
+        field_values = [run.config.flat().get(name) for run in runs]
+        if all(type(value) in (int, float) for value in field_values):
+            numbers[name] = field_values
     if not numbers:
         return None
     metric = runs[0].plan["task"]["headline_metric"]
     heights = [validation_of(run, smoothed_over) for run in runs]
     with canvas(2.9, simulation_note(runs)) as (drawing, out):
         panels = drawing.subplots(1, len(numbers), sharey=True, squeeze=False)[0]
-        for ax, (name, values) in zip(panels, numbers.items(), strict=True):
-            (points,) = ax.plot(values, heights, linestyle="", marker="o", markersize=4)
-            has_crosses = _draw_crosses(ax, values, heights, points.get_color())
-            if min(values) > 0 and max(values) / min(values) >= _LOGARITHMIC_FROM:
+        for ax, (name, field_values) in zip(panels, numbers.items(), strict=True):
+            (points,) = ax.plot(field_values, heights, linestyle="", marker="o", markersize=4)
+            has_crosses = _draw_crosses(ax, field_values, heights, points.get_color())
+            if min(field_values) > 0 and max(field_values) / min(field_values) >= _LOGARITHMIC_FROM:
                 ax.set_xscale("log")
                 ax.xaxis.set_major_formatter(lambda x, _: plain(float(x)))
                 # An axis that spans less than a factor of 10 may contain no power of ten. So the
                 # ticks between powers of ten get labels too.
-                if max(values) / min(values) < 10:
+                if max(field_values) / min(field_values) < 10:
                     ax.xaxis.set_minor_formatter(lambda x, _: plain(float(x)))
                 else:
                     ax.xaxis.set_minor_formatter("")

@@ -132,12 +132,12 @@ def _settings(
     tuned_names = [name for name in names if name in TUNED]
     groups: dict[tuple[object, ...], dict[tuple[object, ...], list[str]]] = {}
     for name, config in configs.items():
-        values = config.flat()
-        settings = groups.setdefault(tuple(map(values.get, compared_names)), {})
-        settings.setdefault(tuple(map(values.get, tuned_names)), []).append(name)
+        config_values = config.flat()
+        settings = groups.setdefault(tuple(map(config_values.get, compared_names)), {})
+        settings.setdefault(tuple(map(config_values.get, tuned_names)), []).append(name)
     for values_of_group, settings in groups.items():
-        pairs = zip(compared_names, values_of_group, strict=True)
-        words = ", ".join(f"{name}={format_value(value)}" for name, value in pairs)
+        name_values = zip(compared_names, values_of_group, strict=True)
+        words = ", ".join(f"{name}={format_value(value)}" for name, value in name_values)
         yield words, list(settings.values())
 
 
@@ -187,8 +187,8 @@ def _curve(run: Run) -> tuple[dict[int, float], str]:
     }
     if all("loss" in metrics for metrics in validations.values()):
         # A loss that is not a number may be null in JSON.
-        values = {end: metrics["loss"] for end, metrics in validations.items()}
-        return {end: math.nan if x is None else x for end, x in values.items()}, _LOSSES[1]
+        loss_by_round = {end: metrics["loss"] for end, metrics in validations.items()}
+        return {end: math.nan if x is None else x for end, x in loss_by_round.items()}, _LOSSES[1]
     metric = run.plan["task"]["headline_metric"]
     rounds, values_there = validation_curve(run)
     sign = 1 if smaller_is_better(metric) else -1

@@ -68,10 +68,10 @@ def results_csv(runs: Sequence[Run], smoothed_over: int = 0, *, stopped: Sequenc
     """
     names = varying([*runs, *stopped])
     out = io.StringIO()
-    rows = [_row(run, names, smoothed_over) for run in runs]
-    table = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    run_rows = [_row(run, names, smoothed_over) for run in runs]
+    table = csv.DictWriter(out, list(run_rows[0]), lineterminator="\n")
     table.writeheader()
-    table.writerows(rows)
+    table.writerows(run_rows)
     return out.getvalue()
 
 
@@ -80,10 +80,10 @@ def _row(run: Run, names: Sequence[str], smoothed_over: int) -> dict[str, Any]:
     assert run.result is not None
     plan = run.plan
     metric = run.plan["task"]["headline_metric"]
-    values = config_as_run(run).flat()
+    config_values = config_as_run(run).flat()
     row = {
         "run": run.path.name,
-        **{name: values.get(name) for name in names},
+        **{name: config_values.get(name) for name in names},
         "plan_epsilon": plan["epsilon"],
         "plan_delta": plan["delta"],
         "plan_noise_multiplier": None,
@@ -174,20 +174,20 @@ def best_settings(
     compared_names = [name for name in names if name not in (*tuned_names, "seed")]
     groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Run]]] = {}
     for run in tried_runs:
-        values = config_as_run(run).flat()
-        settings = groups.setdefault(tuple(map(values.get, compared_names)), {})
-        finished_runs = settings.setdefault(tuple(map(values.get, tuned_names)), [])
+        config_values = config_as_run(run).flat()
+        settings = groups.setdefault(tuple(map(config_values.get, compared_names)), {})
+        finished_runs = settings.setdefault(tuple(map(config_values.get, tuned_names)), [])
         if run.result is not None:
             finished_runs.append(run)
     return [
         _best(
-            dict(zip(compared_names, values, strict=True)),
+            dict(zip(compared_names, config_values, strict=True)),
             tuned_names,
             settings,
             smoothed_over,
             searched,
         )
-        for values, settings in groups.items()
+        for config_values, settings in groups.items()
         if any(settings.values())
     ]
 
@@ -248,7 +248,7 @@ def best_table(
     """Returns the result of `best_settings` as a text table."""
     best_rows = best_settings(runs, smoothed_over, searched, stopped=stopped)
     metric = metric_name(runs[0].plan["task"]["headline_metric"])
-    rows = [
+    table_rows = [
         [
             *best_rows[0].compared,
             *best_rows[0].tuned,
@@ -265,8 +265,8 @@ def best_table(
             row.append(f"{text}*" if name in setting.at_edge else text)
         row += [_mean_and_range(values) for values in (setting.validation, setting.test)]
         row += [str(len(setting.validation)), str(setting.settings)]
-        rows.append(row)
-    lines = aligned(rows)
+        table_rows.append(row)
+    lines = aligned(table_rows)
     if any(setting.at_edge for setting in best_rows):
         lines.append("* the smallest or largest that was tried: a better one may lie beyond")
     if smoothed_over:

@@ -27,13 +27,13 @@ def class_weight_table(class_weight: Mapping[int, float]) -> np.ndarray:
             f"class_weight={class_weight!r} has other keys than 0, 1, 2 ...: {hint}, as in Keras"
         )
     largest_float32 = float(np.finfo(np.float32).max)
-    weights = [
+    checked_weights = [
         checks.positive(
             f"class_weight[{c}]", class_weight[c], hint, below=largest_float32, allow_zero=True
         )
         for c in range(len(class_weight))
     ]
-    return np.array(weights, np.float32)
+    return np.array(checked_weights, np.float32)
 
 
 def with_class_weights(
@@ -75,11 +75,11 @@ def with_class_weights(
             f"{describe_example(first_index)}, and class_weight ends at {len(table) - 1}: give it "
             "a weight, too"
         )
-    weights = table[classes.astype(np.int64)]
+    label_weights = table[classes.astype(np.int64)]
     if sample_weights is not None:
         with np.errstate(over="ignore"):
-            weights = sample_weights * weights
-    return x, Weighted(labels, check_weights(weights, origin, describe_example))
+            label_weights = sample_weights * label_weights
+    return x, Weighted(labels, check_weights(label_weights, origin, describe_example))
 
 
 _NO_CLASSES = (

@@ -28,10 +28,10 @@ def client_metrics(
     Raises:
       ValueError: the metric is defined and finite on no client's examples.
     """
-    values = list(_client_values(task, config, weights, progress=progress))
-    finite_values = [value for value in values if math.isfinite(value)]
-    num_undefined = sum(map(math.isnan, values))
-    not_finite = sum(map(math.isinf, values))
+    client_values = list(_client_values(task, config, weights, progress=progress))
+    finite_values = [value for value in client_values if math.isfinite(value)]
+    num_undefined = sum(map(math.isnan, client_values))
+    not_finite = sum(map(math.isinf, client_values))
     num_clients = len(task.client_ids)
     if not finite_values and not_finite:
         raise ValueError(
@@ -53,7 +53,7 @@ def client_metrics(
         )
     return {
         "clients": len(finite_values),
-        "clients_without_examples": num_clients - len(values),
+        "clients_without_examples": num_clients - len(client_values),
         "clients_undefined": num_undefined,
         "clients_not_finite": not_finite,
         **mean_and_deciles(finite_values),

@@ -131,9 +131,9 @@ def group_sum(
 
 def merge_sums(first: ClippedSum, second: ClippedSum) -> ClippedSum:
     """Adds the sums of two sets of clients, and returns the sum over both sets."""
-    values = [a + b for a, b in zip(first.values, second.values, strict=True)]
+    merged_values = [a + b for a, b in zip(first.values, second.values, strict=True)]
     return ClippedSum(
-        values=values,
+        values=merged_values,
         clients=first.clients + second.clients,
         clipped=first.clipped + second.clipped,
         zeroed=first.zeroed + second.zeroed,

@@ -104,8 +104,8 @@ def fine_tuned_metrics(
         loss_by_rate: dict[str, float] = {}
         if len(rates) > 1:
             rate, loss_by_rate = tuning.choose_rate(rates, client_ids)
-        result = tuning.measure(rate, client_ids, split)
-    return {"learning_rate": rate, "searched": loss_by_rate, **result}
+        tuned_metrics = tuning.measure(rate, client_ids, split)
+    return {"learning_rate": rate, "searched": loss_by_rate, **tuned_metrics}
 
 
 class _FineTuning:

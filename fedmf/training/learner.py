@@ -306,8 +306,8 @@ def _value_text(value: Any) -> str:
     if isinstance(value, str | bytes | int | float | complex | None):
         return repr(value)
     if isinstance(value, Mapping):
-        pairs = [f"{_value_text(key)}: {_value_text(entry)}" for key, entry in value.items()]
-        return f"{{{', '.join(pairs)}}}"
+        entry_texts = [f"{_value_text(key)}: {_value_text(entry)}" for key, entry in value.items()]
+        return f"{{{', '.join(entry_texts)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value_text, value))}]"
     if hasattr(value, "__array__"):

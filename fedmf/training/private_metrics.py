@@ -51,8 +51,8 @@ class PrivateRoundMetrics:
                 continue
             if count(examples):
                 metrics = self._evaluator.on(weights, examples)
-                values = bounded_metrics(metrics, self._task.headline)
-                total += self._metrics.contribution(values)
+                bounded_values = bounded_metrics(metrics, self._task.headline)
+                total += self._metrics.contribution(bounded_values)
         return total
 
     def release(self, t: int, total: np.ndarray) -> dict[str, Any]:

@@ -125,10 +125,12 @@ def checked_update(
     client_settings = dataclasses.replace(settings, client_seed=client.seed)
     with errors_of(origin):
         copied_weights = [weight.copy() for weight in weights]
-        result = client_update(copied_weights, client.epochs, client_settings)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise TypeError(f"{origin} returns a {type(result).__name__}: return (update, loss)")
-    update, loss = result
+        returned_update = client_update(copied_weights, client.epochs, client_settings)
+    if not isinstance(returned_update, tuple) or len(returned_update) != 2:
+        raise TypeError(
+            f"{origin} returns a {type(returned_update).__name__}: return (update, loss)"
+        )
+    update, loss = returned_update
     if not isinstance(update, list | tuple):
         raise TypeError(
             f"{origin} returns an update that is a {type(update).__name__}: return a list of "

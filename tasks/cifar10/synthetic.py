@@ -133,8 +133,10 @@ def _opcodes(value: Pickled) -> bytes:
         # These are the opcodes EMPTY_LIST MARK ... APPENDS.
         return b"](" + b"".join(map(_opcodes, value)) + b"e"
     if isinstance(value, dict):
-        pairs = (_opcodes(key) + _opcodes(content) for key, content in value.items())
-        return b"}(" + b"".join(pairs) + b"u"  # These are the opcodes EMPTY_DICT MARK ... SETITEMS.
+        entry_opcodes = (_opcodes(key) + _opcodes(content) for key, content in value.items())
+        return (
+            b"}(" + b"".join(entry_opcodes) + b"u"
+        )  # These are the opcodes EMPTY_DICT MARK ... SETITEMS.
     # The remaining code spells out what numpy's ndarray.__reduce__ returns for an array of bytes in
     # C order. The opcodes c, R and b are GLOBAL, REDUCE and BUILD.
     empty = (

@@ -115,10 +115,10 @@ def build_model(seed: int, *, kind: str = "vgg") -> Any:
         )
 
     if kind == "vgg":
-        pairs = [
+        convolution_blocks = [
             (convolution(width), convolution(width), layers.MaxPool2D()) for width in (32, 64, 128)
         ]
-        stack = list(itertools.chain.from_iterable(pairs))
+        stack = list(itertools.chain.from_iterable(convolution_blocks))
         dense_width = 128
     else:
         stack = [convolution(16, 2), convolution(32, 2), layers.MaxPool2D()]

@@ -140,11 +140,11 @@ def pooled_labels(
     Raises:
       ValueError: as `client_examples`.
     """
-    rows = [
+    labels_and_numbers = [
         (_decoded(file, writer, record, classes)[1], number)
         for writer, number, record in file.numbered_records(split, writers)
     ]
-    labels, numbers = np.array(rows, np.int64).reshape(-1, 2).T
+    labels, numbers = np.array(labels_and_numbers, np.int64).reshape(-1, 2).T
     return labels.astype(np.int32), numbers
 
 

@@ -97,9 +97,9 @@ def write_synthetic(
 def _draw_labels(mean: int, only_digits: bool, rng: np.random.Generator) -> np.ndarray:
     """Draws a writer's labels. Their number and the share of each class differ between writers."""
     num_images = max(5, round(mean * float(rng.lognormal(-0.045, 0.3))))
-    weights = rng.gamma(5.0, size=len(CLASSES))
-    weights[10:] *= 0 if only_digits else 10 / 52
-    return rng.choice(len(CLASSES), size=num_images, p=weights / weights.sum())
+    class_weights = rng.gamma(5.0, size=len(CLASSES))
+    class_weights[10:] *= 0 if only_digits else 10 / 52
+    return rng.choice(len(CLASSES), size=num_images, p=class_weights / class_weights.sum())
 
 
 # These fonts come with matplotlib. They are with and without serifs, upright and italic.

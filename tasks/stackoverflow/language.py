@@ -117,8 +117,8 @@ def zipf(size: int, shift: float = 1.5) -> np.ndarray:
     """Returns the Zipf-Mandelbrot probabilities of the ranks 0 to size - 1, float64 of shape
     (size,).
     """
-    weights = (np.arange(size) + shift) ** -1.1
-    return weights / weights.sum()
+    rank_weights = (np.arange(size) + shift) ** -1.1
+    return rank_weights / rank_weights.sum()
 
 
 def _parse_clauses(text: str) -> tuple[np.ndarray, list[list[str]]]:

@@ -55,9 +55,9 @@ class Lexicon:
         self, weighted: tuple[tuple[str, float], ...]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns texts of at most two words as rows of word ids, with their probabilities."""
-        weights = np.array([weight for _, weight in weighted])
+        word_weights = np.array([weight for _, weight in weighted])
         table = np.full((len(weighted), 2), NOTHING, np.int64)
         for row, (text, _) in zip(table, weighted, strict=True):
             word_ids = self.word_ids(text)
             row[: len(word_ids)] = word_ids
-        return table, weights / weights.sum()
+        return table, word_weights / word_weights.sum()

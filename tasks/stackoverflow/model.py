@@ -102,9 +102,11 @@ def make_loss(kind: str) -> Callable[[Any, Any, Any], Any]:
 
     def loss(labels: Any, logits: Any, example_weights: Any) -> Any:
         """Computes the weighted mean cross-entropy over all positions."""
-        weights = _loss_weights(kind, labels, example_weights)
+        token_weights = _loss_weights(kind, labels, example_weights)
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-        return tf.math.divide_no_nan(tf.reduce_sum(weights * cross_entropy), tf.reduce_sum(weights))
+        return tf.math.divide_no_nan(
+            tf.reduce_sum(token_weights * cross_entropy), tf.reduce_sum(token_weights)
+        )
 
     return loss
 

@@ -65,7 +65,7 @@ class Preprocessor:
         id_of = self._id_by_word.get
         unknown_id = self.ids.out_of_vocabulary
         length = self.length
-        rows = []
+        encoded_rows = []
         for sentence in sentences:
             encoded_sentence = sentence.encode() if isinstance(sentence, str) else sentence
             words = encoded_sentence.split()[:length]
@@ -74,6 +74,6 @@ class Preprocessor:
             if len(words) < length:
                 row.append(self.ids.end)
                 row += [PAD] * (length + 1 - len(row))
-            rows.append(row)
-        table = np.array(rows, np.int32).reshape(len(rows), length + 1)
+            encoded_rows.append(row)
+        table = np.array(encoded_rows, np.int32).reshape(len(encoded_rows), length + 1)
         return np.ascontiguousarray(table[:, :-1]), np.ascontiguousarray(table[:, 1:])

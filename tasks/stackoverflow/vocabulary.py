@@ -67,13 +67,13 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
     cache = path.with_name(path.name + ".word_count")
     sizes = corpus.client_sizes("train")
     clients = list(sizes)
-    source = f"counted over all {len(clients)} train clients"
+    count_phrase = f"counted over all {len(clients)} train clients"
     if len(clients) > MAX_COUNTED_CLIENTS:
         clients = sorted(random.Random(_SAMPLE_SEED).sample(clients, MAX_COUNTED_CLIENTS))
-        source = f"counted over a sample of {len(clients)} of {len(sizes)} train clients"
+        count_phrase = f"counted over a sample of {len(clients)} of {len(sizes)} train clients"
         if is_real:
             warnings.warn(
-                f"the vocabulary is {source}, and not that of the published experiments: "
+                f"the vocabulary is {count_phrase}, and not that of the published experiments: "
                 "tff.simulation.datasets.stackoverflow.load_word_counts() fetches theirs, or put "
                 f"it at {count_files(path)[0]}",
                 stacklevel=2,
@@ -89,7 +89,7 @@ def load_vocabulary(corpus: data.Corpus, size: int, *, progress: bool = True) ->
     if words is None:
         words = _count_words(corpus, clients, progress)
         _write_cache(cache, stamp, words)
-    return Vocabulary(tuple(word for word, _ in words[:size]), source)
+    return Vocabulary(tuple(word for word, _ in words[:size]), count_phrase)
 
 
 def count_files(path: pathlib.Path) -> list[pathlib.Path]:
@@ -124,8 +124,8 @@ def _read_cache(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None
         first_line, *lines = cache.read_text(encoding="utf-8").splitlines()
         if first_line != stamp:
             return None
-        pairs = [line.split() for line in lines]
-        return [(word, int(count)) for word, count in pairs]
+        word_counts = [line.split() for line in lines]
+        return [(word, int(count)) for word, count in word_counts]
     except (OSError, ValueError):
         # If the cache is absent, unreadable or damaged, it is written again.
         return None

@@ -185,7 +185,7 @@ def _clip_in_float64(
     factor = target_norm / relative_norm
 
     def scaled() -> list[tf.Tensor]:
-        pairs = zip(relative_leaves, leaves, strict=True)
-        return [tf.cast(relative * factor, leaf.dtype) for relative, leaf in pairs]
+        leaf_pairs = zip(relative_leaves, leaves, strict=True)
+        return [tf.cast(relative * factor, leaf.dtype) for relative, leaf in leaf_pairs]
 
     return _Decision(_zeros_or_scaled(is_zeroed, is_clipped, leaves, scaled), is_clipped, is_zeroed)

@@ -101,13 +101,13 @@ def _random_arguments(
     transform: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[list[np.ndarray], Any, Any]:
     """Returns random weights and batches for all slots; `transform` changes the floats."""
-    weights = []
+    random_weights = []
     for weight in slots.weights:
         values = np.asarray(weight)
         noise = 0.1 * rng.normal(size=(slots.number, *values.shape))
         if slots.share_weights:
             noise[:] = noise[0]
-        weights.append((values + noise).astype(values.dtype))
+        random_weights.append((values + noise).astype(values.dtype))
     batches = [random_batch(rng, slots.batch_specs, size) for _ in range(slots.number)]
 
     def stack(*leaves: Any) -> np.ndarray:
@@ -119,7 +119,7 @@ def _random_arguments(
         return transform(stacked_leaves).astype(stacked_leaves.dtype)
 
     x, y = tf.nest.map_structure(stack, *batches)
-    return weights, x, y
+    return random_weights, x, y
 
 
 def random_batch(rng: np.random.Generator, batch_specs: tuple[Any, Any], size: int) -> Examples:
@@ -127,10 +127,10 @@ def random_batch(rng: np.random.Generator, batch_specs: tuple[Any, Any], size: i
 
     def random_leaf(integer: int, spec: tf.TensorSpec) -> tf.Tensor:
         """Returns random normal floats, or else this whole number."""
-        values = rng.normal(size=(size, *spec.shape[1:]))
+        random_values = rng.normal(size=(size, *spec.shape[1:]))
         if not spec.dtype.is_floating:
-            values = np.full_like(values, integer)
-        return tf.cast(values, spec.dtype)
+            random_values = np.full_like(random_values, integer)
+        return tf.cast(random_values, spec.dtype)
 
     x_specs, y_specs = batch_specs
     # Integer inputs are 1, because a model may mask 0 as padding. Integer labels are 0, because 0

@@ -134,15 +134,15 @@ class Records:
                 for leaf, scale in zip(leaves, scales, strict=True)
             ]
         record = tf.nest.pack_sequence_as(record, leaves)
-        result = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
+        clipped_record = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
         float64_record = tf.nest.map_structure(
-            lambda leaf: tf.cast(leaf, tf.float64), result.record
+            lambda leaf: tf.cast(leaf, tf.float64), clipped_record.record
         )
         return QuerySample(
             float64_record,
             clients=tf.constant(1, tf.int32),
-            clipped=result.clipped,
-            zeroed=result.zeroed,
+            clipped=clipped_record.clipped,
+            zeroed=clipped_record.zeroed,
         )
 
     def added(self, params: ClientParams, total: QuerySample, record: Any) -> QuerySample:

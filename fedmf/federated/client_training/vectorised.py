@@ -214,8 +214,8 @@ class VectorisedClients(ClientWork):
             keras_loss = self._loss(y, model(x, training=True))
             total_loss = minimised(keras_loss, model.losses)
         keras_gradients = gradients(tape, total_loss, variables)
-        pairs = [(loss, keras_loss), *zip(gradient_list, keras_gradients, strict=True)]
-        for stateless_value, keras_value in pairs:
+        value_pairs = [(loss, keras_loss), *zip(gradient_list, keras_gradients, strict=True)]
+        for stateless_value, keras_value in value_pairs:
             stateless_array = np.asarray(tf.convert_to_tensor(stateless_value))
             keras_array = np.asarray(tf.convert_to_tensor(keras_value))
             scale = np.nanmax(np.abs(keras_array), initial=1e-6)
@@ -375,8 +375,8 @@ class VectorisedClients(ClientWork):
             state = self._take_step(state, steps.has_batch[s], gradient_list)
             loss_sum += _loss_of_step(losses, steps.has_batch[s], steps.size[s])
         for c in tf.range(num_clients):
-            pairs = zip(global_weights, state.weights, strict=True)
-            update = [old - client_weights[c] for old, client_weights in pairs]
+            weight_pairs = zip(global_weights, state.weights, strict=True)
+            update = [old - client_weights[c] for old, client_weights in weight_pairs]
             total = self._records.added(params, total, update)
         return total, loss_sum
 

@@ -51,8 +51,8 @@ class Query:
         for place in places:
             update = tf.one_hot(place, sum(self._sizes)) * size
             leaves = tf.split(update, self._sizes)
-            pairs = zip(leaves, self._specs, strict=True)
-            record = [tf.reshape(leaf, spec.shape) for leaf, spec in pairs]
+            leaf_pairs = zip(leaves, self._specs, strict=True)
+            record = [tf.reshape(leaf, spec.shape) for leaf, spec in leaf_pairs]
             sample = self._query.accumulate_record(params, sample, record)
         return sample
 

@@ -149,13 +149,13 @@ class RoundFlow:
     def _compiled(self, block: Any, value: Any) -> Any:
         """Returns the result of a TensorFlow computation in the process, for this argument."""
         result_type = block.type_signature.result
-        code = block.proto
-        if not code.HasField("tensorflow"):
+        computation_proto = block.proto
+        if not computation_proto.HasField("tensorflow"):
             origins = origins_of([value])
             return _structure(result_type, lambda *_: Leaf(origins=origins))
         self._num_graphs += 1
-        graph = GraphFlow(self.calls, self._num_graphs, code.tensorflow, value)
-        return graph.value(result_type, code.tensorflow.result)
+        graph = GraphFlow(self.calls, self._num_graphs, computation_proto.tensorflow, value)
+        return graph.value(result_type, computation_proto.tensorflow.result)
 
 
 def _structure(

@@ -100,8 +100,8 @@ class TffExecution(Execution):
         """
         template = self.init()
         arrays = iter(release.arrays)
-        pairs = zip(tf.nest.flatten(template), self._is_released, strict=True)
-        leaves = [next(arrays) if is_released else leaf for leaf, is_released in pairs]
+        leaf_pairs = zip(tf.nest.flatten(template), self._is_released, strict=True)
+        leaves = [next(arrays) if is_released else leaf for leaf, is_released in leaf_pairs]
         return tf.nest.pack_sequence_as(template, leaves)
 
     def before(self, state: Any) -> list[np.ndarray]:

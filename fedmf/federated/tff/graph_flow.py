@@ -55,11 +55,11 @@ class GraphFlow:
         """Returns the result of the computation, given its type and its tensors in the graph."""
         if binding.HasField("struct"):
             elements = tff.structure.iter_elements(result_type)
-            pairs = zip(elements, binding.struct.element, strict=True)
+            element_pairs = zip(elements, binding.struct.element, strict=True)
             return tff.structure.Struct(
                 [
                     (name, self.value(element_type, element_binding))
-                    for (name, element_type), element_binding in pairs
+                    for (name, element_type), element_binding in element_pairs
                 ]
             )
         if self._variable_origins is not None:

@@ -289,10 +289,12 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         noise_row, noise = self._noise.next(noise)
         noise_row = self._checked(noise_row, global_state)
         if self._adaptive is not None:
-            bits = released_bits(
+            clip_bits = released_bits(
                 self.plan, sample_state.clients, sample_state.clipped, noise_row[-1], tf
             )
-            clip = clip_after(self._adaptive, self.plan.clip_norm, clip, bits, self.divisor, t, tf)
+            clip = clip_after(
+                self._adaptive, self.plan.clip_norm, clip, clip_bits, self.divisor, t, tf
+            )
             noise_row = noise_row[:-1]
         means = self._noisy_means(sample_state.record, noise_row * stddev)
         scaling = global_state.scaling
@@ -302,7 +304,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         means = [
             tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)
         ]
-        result = tf.nest.pack_sequence_as(sample_state.record, means)
+        noisy_mean = tf.nest.pack_sequence_as(sample_state.record, means)
         next_state = global_state._replace(
             noise=noise,
             clients=sample_state.clients,
@@ -311,7 +313,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             scaling=scaling,
             clip=clip,
         )
-        return result, next_state, dp_accounting.UnsupportedDpEvent()
+        return noisy_mean, next_state, dp_accounting.UnsupportedDpEvent()
 
     def _noisy_means(self, record_sum: Any, noise: tf.Tensor) -> list[tf.Tensor]:
         """Returns (sum + noise) / divisor for each leaf, given the noise of all leaves as one

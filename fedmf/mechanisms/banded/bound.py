@@ -242,7 +242,7 @@ def _solve(
     scales[: band.n] = band.main_diagonal(BandBlocks(M[0], M[1]))
     scales[band.n :] = 1.0
     d = scales.reshape(band.count, band.length)
-    weights = BandBlocks(d[:, :, None] + d[:, None, :], d[1:, :, None] + d[:-1, None, :])
+    scale_sums = BandBlocks(d[:, :, None] + d[:, None, :], d[1:, :, None] + d[:-1, None, :])
 
     def apply_operator(D: BandBlocks) -> BandBlocks:
         products = {i: block_product(M, D, i) for i in (-1, 0, 1)}
@@ -259,7 +259,7 @@ def _solve(
         if band.row_sums(residual).sum() <= max_residual:
             break
         scaled_residual = BandBlocks(
-            residual.diagonal / weights.diagonal, residual.below / weights.below
+            residual.diagonal / scale_sums.diagonal, residual.below / scale_sums.below
         )
         z = _unwanted(band, scaled_residual, classes)
         product = band.inner_product(residual, z)

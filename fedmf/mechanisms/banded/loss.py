@@ -142,8 +142,10 @@ class DenseLoss:
         loss = np.einsum("ij,ij->", B, B)
         W = scipy.linalg.blas.dtrsm(1.0, C, B.T, lower=1)  # W is C^-1 B^T.
         M = W @ W.T
-        weights = np.einsum("ij,ij->i", columns, columns)
-        means = np.bincount(classes, weights * np.diagonal(M)) / np.bincount(classes, weights)
+        squared_norms = np.einsum("ij,ij->i", columns, columns)
+        means = np.bincount(classes, squared_norms * np.diagonal(M)) / np.bincount(
+            classes, squared_norms
+        )
         diagonal = np.diag(means[classes])
         is_in_band = np.tri(self.n, k=self.bands - 1, dtype=bool)
         M[is_in_band & is_in_band.T] = 0.0

@@ -174,10 +174,10 @@ class NoiseRecursion:
         along Sigma_t of the errors of all rounds from block t on, runs backwards: lam[t] = I +
         F_(t+1)^T lam[t+1] F_(t+1), F_t = D_t^-1 E_t.
         """
-        weights = np.zeros(self.inverses.shape[0] * self.inverses.shape[1])
-        weights[: self.rounds] = 1.0  # The rounds that pad the last block have no weight.
+        padded_weights = np.zeros(self.inverses.shape[0] * self.inverses.shape[1])
+        padded_weights[: self.rounds] = 1.0  # The rounds that pad the last block have no weight.
         lam = np.zeros(self.inverses.shape)
-        np.einsum("tii->ti", lam)[...] = weights.reshape(self.inverses.shape[:2])
+        np.einsum("tii->ti", lam)[...] = padded_weights.reshape(self.inverses.shape[:2])
         for t in range(len(self.transfers) - 1, -1, -1):
             F = self.transfers[t]
             lam[t] += F.T @ lam[t + 1] @ F

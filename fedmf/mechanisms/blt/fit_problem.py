@@ -61,15 +61,15 @@ class BLTProblem:
         self.poles = _workload_poles(inverse)
         if self.poles is None:
             self.rounds = np.arange(float(self.n))
-            weights = np.ones(self.n)
+            round_weights = np.ones(self.n)
         else:
-            self.rounds, weights = time_grid(self.n)
+            self.rounds, round_weights = time_grid(self.n)
         # The squared error of round t is the sum of the squares of entries 0..t of the error
         # response. So entry t counts n - t times in the total over all rounds, and once in the
         # error of the last round, which is the largest.
         if objective == "mean":
-            weights = weights * (self.n - self.rounds)
-        self.weights = weights
+            round_weights = round_weights * (self.n - self.rounds)
+        self.weights = round_weights
         self.windows, self.window_weights = time_grid(self.k - 1)
 
     def starts(self) -> list[np.ndarray]:
@@ -193,12 +193,12 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
     while panel_edges[-1] < count:
         panel_edges.append(min(max(_NUM_EXACT_ROUNDS, 2 * panel_edges[-1]), count))
     times = []
-    weights = []
+    node_weights = []
     for begin, end in itertools.pairwise(panel_edges):
         length = end - begin
         if length <= max(_NUM_NODES, _NUM_EXACT_ROUNDS):
             times.append(np.arange(begin, end, dtype=float))
-            weights.append(np.ones(length))
+            node_weights.append(np.ones(length))
             continue
         node_angles = (np.arange(_NUM_NODES) + 0.5) * np.pi / _NUM_NODES
         panel_center = begin + (length - 1) / 2
@@ -209,8 +209,10 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
         round_angles = np.arccos((np.arange(length) - half_length) / half_length)
         sums = np.array([np.cos(degree * round_angles).sum() for degree in range(_NUM_NODES)])
         sums[1:] *= 2.0
-        weights.append(np.cos(np.outer(node_angles, np.arange(_NUM_NODES))) @ sums / _NUM_NODES)
-    return np.concatenate(times), np.concatenate(weights)
+        node_weights.append(
+            np.cos(np.outer(node_angles, np.arange(_NUM_NODES))) @ sums / _NUM_NODES
+        )
+    return np.concatenate(times), np.concatenate(node_weights)
 
 
 def _workload_poles(inverse: np.ndarray) -> list[_WorkloadPole] | None:
@@ -230,13 +232,13 @@ def _workload_poles(inverse: np.ndarray) -> list[_WorkloadPole] | None:
         return None
     if len(poles) > 1 and -np.diff(poles).max() < _MIN_POLE_GAP:
         return None
-    weights = [
+    pole_weights = [
         np.prod(1.0 / (1.0 - np.delete(poles, j) / pole)) / inverse_polynomial[0]
         for j, pole in enumerate(poles)
     ]
     return [
         _WorkloadPole(round(float(pole), 15), round(float(weight), 13))
-        for pole, weight in zip(poles, weights, strict=True)
+        for pole, weight in zip(poles, pole_weights, strict=True)
     ]
 
 

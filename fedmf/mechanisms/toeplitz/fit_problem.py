@@ -168,9 +168,9 @@ class ToeplitzProblem:
             if has_settled or self.n == T:
                 break
             self.horizon = min(2 * T, self.n)
-        weights = self.weights[:T].copy()
-        weights[-1] += self.weights[T:].sum()
-        weighted_e = weights * e
+        round_weights = self.weights[:T].copy()
+        round_weights[-1] += self.weights[T:].sum()
+        weighted_e = round_weights * e
         # The gradient follows from the derivative of e(x) = a(x) / c(x), d e(x) = -(e(x) / c(x)) d
         # c(x).
         response = scipy.signal.lfilter([1.0], c, e)

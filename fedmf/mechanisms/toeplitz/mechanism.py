@@ -192,6 +192,6 @@ def _banded_rows(column: np.ndarray, n: int) -> np.ndarray:
     column[j], or 0 where t < j.
     """
     checks.fits_in_memory("the recipe of a banded Toeplitz matrix", (n, len(column)))
-    rows = np.tile(column, (n, 1))
-    rows[: len(column)] = np.tril(rows[: len(column)])
-    return rows
+    column_copies = np.tile(column, (n, 1))
+    column_copies[: len(column)] = np.tril(column_copies[: len(column)])
+    return column_copies

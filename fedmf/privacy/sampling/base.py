@@ -200,8 +200,8 @@ class Sampling(fields.Checked, abc.ABC):
 
         `configured` makes the same scheme from them.
         """
-        values = {name: getattr(self, name) for name in SETTINGS if hasattr(self, name)}
-        return {"sampling": self.name, **values}
+        value_by_setting = {name: getattr(self, name) for name in SETTINGS if hasattr(self, name)}
+        return {"sampling": self.name, **value_by_setting}
 
     def resized(self, *, population: int, cohort_size: int) -> Self:
         """Returns a copy of the scheme with another population and cohort size."""
@@ -246,8 +246,8 @@ class Sampling(fields.Checked, abc.ABC):
             numbers than in the final proof.
         """
         deltas = [delta for delta in _DELTAS if delta >= self.min_delta]
-        pairs = [(self.epsilon(mechanism, noise, delta), delta) for delta in deltas]
-        return tuple((epsilon, delta) for epsilon, delta in pairs if math.isfinite(epsilon))
+        curve_points = [(self.epsilon(mechanism, noise, delta), delta) for delta in deltas]
+        return tuple((epsilon, delta) for epsilon, delta in curve_points if math.isfinite(epsilon))
 
     def curve_failure(self, mechanism: Mechanism) -> float:
         """Returns the probability that `curve` has a pair that is too small because of the random

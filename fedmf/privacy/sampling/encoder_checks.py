@@ -12,9 +12,9 @@ def proven_bands(mechanism: Mechanism) -> int:
     Raises:
       ValueError: the encoder is not square and lower-triangular.
     """
-    rows = mechanism.banded_rows()
-    if rows is not None:
-        return int(rows.shape[1])
+    banded_rows = mechanism.banded_rows()
+    if banded_rows is not None:
+        return int(banded_rows.shape[1])
     column = mechanism.toeplitz_coefficients()
     if column is not None:
         return int(np.flatnonzero(column).max(initial=0)) + 1

@@ -160,8 +160,8 @@ def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np
     power = np.ones_like(growth)
     for m in range(1, K + 1):
         power *= growth
-        weights = probabilities[m] * math.exp(m * (m - 1) / 2 * products[0] + m * advance)
-        z += weights[num_eligible] * power
+        term_weights = probabilities[m] * math.exp(m * (m - 1) / 2 * products[0] + m * advance)
+        z += term_weights[num_eligible] * power
     return np.log(z, out=z)
 
 

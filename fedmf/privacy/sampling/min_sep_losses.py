@@ -98,8 +98,8 @@ class MinSepLosses(Losses):
         # The inner products <c_t, y> / sigma^2 of the columns with the output y.
         inner_products = np.zeros((n, size))
         for block in self._blocks:
-            rows = normals[block.first_column : block.end_row]
-            inner_products[block.first_column : block.end_column] = block.entries.T @ rows
+            normal_rows = normals[block.first_column : block.end_row]
+            inner_products[block.first_column : block.end_column] = block.entries.T @ normal_rows
         del normals
         log_factor = np.zeros(size)
         if order:
@@ -126,21 +126,21 @@ class MinSepLosses(Losses):
         factor = np.ones(size)
         for t in range(n):
             num_eligible += taking_part[t]
-            weights = self._weights(K, t, advance)[:, num_eligible]
+            pattern_weights = self._weights(K, t, advance)[:, num_eligible]
             growth = np.exp(mean[t])
             power = growth.copy()
             for m in range(1, K + 1):
-                weights[m] *= power
+                pattern_weights[m] *= power
                 power *= growth
-            np.cumsum(weights, axis=0, out=weights)
-            factor *= weights[-1]
+            np.cumsum(pattern_weights, axis=0, out=pattern_weights)
+            factor *= pattern_weights[-1]
             if t % _ROUNDS_PER_LOG == _ROUNDS_PER_LOG - 1 or t == n - 1:
                 log_factor += np.log(factor)
                 factor[:] = 1.0
-            threshold = rng.random(size) * weights[-1]
-            active_samples = np.flatnonzero(threshold >= weights[0])
+            threshold = rng.random(size) * pattern_weights[-1]
+            active_samples = np.flatnonzero(threshold >= pattern_weights[0])
             if len(active_samples):
-                is_above = threshold[active_samples] >= weights[:, active_samples]
+                is_above = threshold[active_samples] >= pattern_weights[:, active_samples]
                 m = np.minimum(is_above.sum(axis=0), num_eligible[active_samples])
                 taking_part[t + b, active_samples] = m
                 num_eligible[active_samples] -= m.astype(np.int8)
@@ -276,7 +276,7 @@ def columns_of(mechanism: Mechanism) -> np.ndarray:
     """Returns the columns of the encoder C as float64 of shape (n, bands): entry [t, j] is
     C[t + j, t].
     """
-    rows = mechanism.banded_rows()
-    if rows is None:
-        rows = diagonals_of(mechanism.encoder(), proven_bands(mechanism))
-    return columns_of_rows(rows)
+    banded_rows = mechanism.banded_rows()
+    if banded_rows is None:
+        banded_rows = diagonals_of(mechanism.encoder(), proven_bands(mechanism))
+    return columns_of_rows(banded_rows)

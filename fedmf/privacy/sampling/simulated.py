@@ -91,24 +91,25 @@ class Simulated(Sampling):
         """
         if noise == 0:
             return ""
-        result = self._simulate(mechanism, noise, delta)
-        remove_samples, add_samples = result.samples
-        if result.epsilon == 0 and not remove_samples:
+        simulation = self._simulate(mechanism, noise, delta)
+        remove_samples, add_samples = simulation.samples
+        if simulation.epsilon == 0 and not remove_samples:
             return f"No simulation was needed: delta = {delta} is reached at epsilon = 0."
-        if not math.isfinite(result.epsilon):
+        if not math.isfinite(simulation.epsilon):
             return (
                 f"The simulation shows nothing at delta = {delta}, and the Gaussian mechanism "
-                f"without amplification is what is stated.{_shortage(result)}"
+                f"without amplification is what is stated.{_shortage(simulation)}"
             )
-        estimate = result.estimate if math.isfinite(result.estimate) else None
+        estimate = simulation.estimate if math.isfinite(simulation.estimate) else None
         return (
             f"It is a Monte-Carlo bound from {remove_samples} samples for removing and "
             f"{add_samples} for adding a client. The bound at delta = {delta} is epsilon = "
-            f"{up(result.epsilon)}, and the point estimate is {up(estimate)}. The bound is wrong "
+            f"{up(simulation.epsilon)}, and the point estimate is {up(estimate)}. The bound is "
+            "wrong "
             f"with probability at most {FAILURE:g}, over the randomness of the simulation and not "
             f"of the run; after calibration, which may try {MAX_ATTEMPTS} times, so many times "
             f"that; after a choice among several calibrations, the sum of theirs."
-            f"{_shortage(result)}"
+            f"{_shortage(simulation)}"
         )
 
     def _simulate(self, mechanism: Mechanism, noise: float, delta: float) -> SimulatedEpsilon:

@@ -86,7 +86,7 @@ class ClientsInThreads(ClientWork):
         pending = collections.deque[concurrent.futures.Future[ClientResult]]()
         try:
             for group in groups:
-                values = [np.zeros(shape) for shape in self._shapes]
+                sum_arrays = [np.zeros(shape) for shape in self._shapes]
                 num_clipped = 0
                 num_zeroed = 0
                 loss_sum = 0.0
@@ -94,14 +94,14 @@ class ClientsInThreads(ClientWork):
                     for epochs in itertools.islice(clients, self._max_pending - len(pending)):
                         pending.append(self._pool.submit(self._train, sent, epochs))
                     update = pending.popleft().result()
-                    for total, array in zip(values, update.values, strict=True):
+                    for total, array in zip(sum_arrays, update.values, strict=True):
                         total += np.asarray(array)
                     num_clipped += update.clipped
                     num_zeroed += update.zeroed
                     loss_sum += update.loss_sum
                     interrupts.check()
                 yield group_sum(
-                    group, values, clipped=num_clipped, zeroed=num_zeroed, loss_sum=loss_sum
+                    group, sum_arrays, clipped=num_clipped, zeroed=num_zeroed, loss_sum=loss_sum
                 )
         finally:
             # If an error ended the round early, its clients must not delay clients of the next
