@@ -5,6 +5,7 @@ executes its cells.
 """
 
 import ast
+import importlib.util
 import pathlib
 import re
 
@@ -164,3 +165,30 @@ def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch):
             program(f"{line} --dry-run --json")
     assert runs == [180, 35, 3, 3, 20, 35, 9, 9, 9, 9, 9, 9]
     assert not list(tmp_path.glob("sweeps"))
+
+
+CAPTIONS = ["Tutorials", "How-to", "Explanation", "Papers", "Reference"]
+MOST_LINKS = 12
+
+
+def page_tree():
+    path = DOCS / "extensions" / "places.py"
+    spec = importlib.util.spec_from_file_location("places", path)
+    places = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(places)
+    return places.page_tree(DOCS, [])
+
+
+def test_the_sidebar_has_five_captions_of_few_links():
+    toctrees = re.findall(r"```\{toctree\}\n:caption: (.*)\n(.*?)```", page_tree().index, re.S)
+    assert [caption for caption, _ in toctrees] == CAPTIONS
+    for caption, entries in toctrees:
+        assert 1 <= len(re.findall(r"^[\w/-]+$", entries, re.M)) <= MOST_LINKS, caption
+
+
+def test_the_front_page_places_every_page():
+    """A page that it does not place appears behind the how-to pages."""
+    tree = page_tree()
+    placed = set(re.findall(r"^ *([\w/-]+)\??$", (DOCS / "index.md").read_text(), re.M))
+    visible = set(re.findall(r"^[\w/-]+$", tree.index.partition("```{toctree}")[2], re.M))
+    assert visible <= placed

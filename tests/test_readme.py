@@ -151,7 +151,7 @@ def test_the_number_of_trained_results_is_counted():
         for item in ITEMS.values()
         if item.study is not None and results.load(folder / f"{item.name}.json")
     ]
-    assert f"{len(trained_results)} results are of small models on synthetic data" in README
+    assert f"{len(trained_results)} results come from small models on synthetic data" in README
 
 
 def test_accuracies_are_those_of_the_demo():

@@ -1,4 +1,4 @@
-"""Executed pages as Jupyter notebooks to download, beside their HTML.
+"""Executed tutorials as Jupyter notebooks to download, beside their HTML.
 
 Hidden cells that check the numbers of a page are left out, because they need this repository.
 Roles and links to other pages of the site become plain text.
@@ -16,9 +16,10 @@ _PAGE_LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+://)([^)]*)\)")
 
 
 def _is_notebook(app: Any, page: str) -> bool:
-    """Returns whether the cells of a page are executed."""
+    """Returns whether a page is a tutorial whose cells are executed."""
     path = pathlib.Path(app.env.doc2path(page))
-    return path.suffix == ".md" and bool(_FRONT_MATTER.match(path.read_text()))
+    is_tutorial = page.startswith("tutorials/") and path.suffix == ".md"
+    return is_tutorial and bool(_FRONT_MATTER.match(path.read_text()))
 
 
 def plain_markdown(text: str) -> str:
@@ -42,7 +43,7 @@ def downloadable(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 def _add_link(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Adds a link to the notebook below the title of its page."""
-    if doctree is None or page == app.config.root_doc or not _is_notebook(app, page):
+    if doctree is None or not _is_notebook(app, page):
         return
     file = f"{page.rpartition('/')[2]}.ipynb"
     link = f'<p class="notebook"><a href="{file}" download>Download as a notebook</a></p>'
@@ -55,7 +56,7 @@ def _write(app: Any, error: Exception | None) -> None:
         return
     executed_folder = pathlib.Path(app.outdir).parent / "jupyter_execute"
     for page in app.env.found_docs:
-        if page != app.config.root_doc and _is_notebook(app, page):
+        if _is_notebook(app, page):
             notebook = nbformat.read(executed_folder / f"{page}.ipynb", as_version=4)
             target = pathlib.Path(app.outdir) / f"{page}.ipynb"
             nbformat.write(downloadable(notebook), target)

@@ -9,6 +9,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 
@@ -19,6 +20,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-docs" / "bin" / "python"
 BROWSER = pathlib.Path(__file__).with_name("browser.py")
 HAS_BROWSER = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome")))
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2700)]  # on a busy machine
 
@@ -93,6 +96,33 @@ def test_the_reference_has_every_public_name(pages):
     assert {f"fedmf.{name}" for name in fedmf.__all__} | {
         f"fedmf.federated.{name}" for name in public
     } <= anchors
+
+
+def test_each_executed_tutorial_can_be_downloaded_as_a_notebook(site):
+    executed_pages = [
+        path.relative_to(ROOT / "docs").with_suffix("")
+        for path in (ROOT / "docs" / "tutorials").glob("*.md")
+        if path.read_text().startswith("---\nfile_format: mystnb")
+    ]
+    assert len(executed_pages) >= 3
+    for page in executed_pages:
+        notebook = json.loads((site / f"{page}.ipynb").read_text())
+        code = "".join("".join(cell["source"]) for cell in notebook["cells"])
+        assert "extensions.printed" not in code, page
+        assert f'href="{page.name}.ipynb" download' in (site / f"{page}.html").read_text()
+
+
+def test_a_click_on_a_picture_shows_it_in_full_size(site):
+    for page in ("index", "papers", "tutorials/ten_pictures"):
+        text = (site / f"{page}.html").read_text().partition("<article")[2]
+        pictures = re.findall(r"(<a [^>]*>)?\s*<img", text)
+        assert pictures
+        assert all(pictures), page
+
+
+def test_the_site_names_its_version_and_links_to_the_sources_of_names(site):
+    assert f"fedmf {VERSION}" in (site / "index.html").read_text()
+    assert "_modules/fedmf/" in (site / "reference" / "mechanisms.html").read_text()
 
 
 def test_unknown_references_and_cells_that_fail_end_the_build(tmp_path):
