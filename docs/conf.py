@@ -36,11 +36,7 @@ extensions = [
     "extensions.pictures",
     "extensions.search_texts",
 ]
-# The page of examples shows what is in examples/.
-exclude_patterns = [
-    "extensions",
-    *([] if (HERE.parent / "examples").exists() else ["examples.md"]),
-]
+exclude_patterns = ["extensions"]
 nitpicky = True
 
 myst_enable_extensions = ["dollarmath", "deflist"]

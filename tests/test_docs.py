@@ -81,7 +81,7 @@ def test_independent_cohorts_have_the_epsilon_that_the_page_on_tff_states():
 
 
 def test_no_page_with_snippets_is_forgotten():
-    tested = {  # the tour by test_readme.py
+    tested = {
         *PAGES,
         "adaptive",
         "audit_log",  # by the test above
@@ -91,7 +91,6 @@ def test_no_page_with_snippets_is_forgotten():
         "examples_as_clients",
         "resume",
         "own_data",
-        "tour",
     }
     assert {page.stem for page in DOCS.glob("*.md") if "```python" in page.read_text()} <= tested
 

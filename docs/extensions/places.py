@@ -15,7 +15,6 @@ _PAGE_BY_FILE = {
     "../CHANGELOG.md": "changelog.md",
     "../CONTRIBUTING.md": "contributing.md",
     "../SECURITY.md": "guarantee.md",
-    "../examples": "examples.md",
 }
 _TOCTREE = re.compile(r"```\{toctree\}\n(.*?)```", re.DOTALL)
 _ENTRY = re.compile(r"^( *)([\w/-]+)(\??)$", re.MULTILINE)
