@@ -84,7 +84,7 @@ class Budget:
                 'schema="budget"'
             )
         # This call raises an error if mechanism and participation differ in their number of rounds,
-        # or if squares of the encoder's entries would lose digits.
+        # or if squares of the encoder's entries would underflow or overflow.
         sensitivity(self.mechanism, self.participation)
         hint = (
             "pass the rounds between two participations that a device keeps its budget for; the "

@@ -33,9 +33,10 @@ _MAX_DENSE_ROUNDS = 4096
 # this fraction of all pairs of rounds. The products are for blocks of _BLOCK_CLIENTS clients.
 _DENSE_PAIRS_FRACTION = 1 / 36
 _BLOCK_CLIENTS = 256
-# Number of sets of rounds whose bounds may be sharpened.
+# Largest number of sets of rounds for which a smaller upper bound on the sensitivity is searched.
 _MAX_SETS = 64
-# Number of multiplications that sharpening the bound of a single client may take.
+# Largest number of multiplications that are spent on tightening the upper bound on the sensitivity
+# of a single client.
 _CLIENT_SHARPENING_BUDGET = 1e9
 _PAIRS_METHOD = "sum of {} over a client's own rounds (banded paper, Prop. E.1): {}"
 _COUNTS_METHOD = (
@@ -295,12 +296,13 @@ class LargestSensitivity:
 
     def __init__(self, client_sensitivity: ClientSensitivity) -> None:
         self._client_sensitivity = client_sensitivity
-        # The sets of rounds with the largest bounds. The key of a set is the bytes of its rounds.
+        # This mapping has the sets of a client's rounds with the largest sensitivity bounds. The
+        # key of a set is the bytes of its rounds.
         self._round_sets: dict[bytes, _RoundSet] = {}
-        # At most _MAX_SETS sets are kept in `_round_sets`. This is the largest bound of any set
-        # that was dropped from it.
+        # At most _MAX_SETS sets are kept in `_round_sets`. The next attribute is the largest
+        # squared bound of any set that was dropped from that mapping.
         self._dropped_squared = -np.inf
-        # The largest bound among all clients.
+        # The square of the largest sensitivity bound among all clients.
         self.squared = -np.inf
 
     def add(self, clients: ClientRounds, squared: np.ndarray, chosen: np.ndarray) -> None:

@@ -170,8 +170,8 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
     each term; it is measured here, at all frequencies that there are.
     """
     squared_sines = _squared_sines(n)
-    # `parameter` is that of the elliptic function sc = sn / cn, and k its complementary modulus. k
-    # is computed from the rounded parameter, so that they belong to the same function.
+    # The parameter is that of the elliptic function sc = sn / cn, and k is its complementary
+    # modulus. k is computed from the rounded parameter, so that both belong to the same function.
     parameter = 1.0 - squared_sines[0]
     k = np.sqrt(1.0 - parameter)
     period = scipy.special.ellipkm1(1.0 - parameter)
@@ -179,7 +179,8 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
         u = (np.arange(-(-q // 2)) + 0.5) / q * period
         sn, cn, _, _ = scipy.special.ellipj(u, parameter)
         low_t = k * sn / cn
-        # The identity is sc(period - u) = 1 / (k sc(u)).
+        # The elliptic function sc = sn / cn satisfies sc(period - u) = 1 / (k sc(u)), where k is
+        # its complementary modulus.
         high_t = (k / low_t[: q // 2])[::-1]
         t = np.concatenate([low_t, high_t])
         derivative = np.sqrt((k**2 + t**2) * (1.0 + t**2))  # This is the derivative dt / du.

@@ -155,10 +155,11 @@ class LowRankMechanism(Mechanism):
 # Stopping rule of the dense fit, whose optimum the low-rank mechanism approximates. The tolerated
 # gap is far below the loss that the approximation adds.
 _OPTIMUM = Stopping(tolerance=1e-4, max_iterations=1000)
-# Penalty on the squares of L and R
-# (Denisov et al. 2022, App. H, where the diagonal of B is near 1).
+# Penalty on the sums of squares of L and R, where the product L R^T approximates the decoder B
+# below its first diagonals (Denisov et al. 2022, App. H, where the diagonal of B is near 1).
 _PENALTY = 1e-6
-# Computing the loss of the current factors L and R takes as long as several sweeps. It is computed
+# The decoder B is approximated by the factors L and R of low rank, which are improved in sweeps.
+# Computing the loss of the current factors takes as long as several sweeps. So the loss is computed
 # after sweep 1, and then whenever the number of sweeps has grown by this factor.
 _CHECK_GROWTH = 1.3
 # The factors L and R start from the largest singular vectors of the part of the decoder B below its
@@ -205,7 +206,7 @@ def fit_low_rank(
     h = checks.integer("bands", bands, low=1, high=n, hint=hint)
     r = checks.integer("rank", rank, low=1, high=n, hint=hint)
     start_time = time.perf_counter()
-    # The dense fit, from which the approximation starts, takes this memory.
+    # The dense fit, from which the low-rank approximation starts, needs this much memory.
     checks.fits_in_memory("the fit of family='low_rank'", (n, n), copies=11)
     A = workload.matrix
     # `fit_dense` does not report whether Ctrl-C interrupted it if its gap is within the tolerance.

@@ -23,8 +23,8 @@ from fedmf.noise.blocks import block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 from fedmf.workloads import Workload, prefix_sum
 
-# Columns of N are computed in blocks of this many. A column of N is called a source here, because
-# it belongs to one independent draw.
+# Columns of the noise matrix N are computed in blocks of this many. A column of N is called a
+# source here, because it belongs to one independent draw.
 _BLOCK_SOURCES = 256
 
 

@@ -37,9 +37,12 @@ READ_ERRORS = (
     ValueError,
     TypeError,
     MemoryError,
-    NotImplementedError,  # zipfile does not know the compression.
-    RuntimeError,  # The archive seems to be encrypted.
-    SyntaxError,  # The header of an .npy file is not a Python literal.
+    # zipfile raises this error if the compression of the archive is unknown to it.
+    NotImplementedError,
+    # zipfile raises this error if the archive seems to be encrypted.
+    RuntimeError,
+    # numpy raises this error if the header of an .npy file is not a Python literal.
+    SyntaxError,
     tokenize.TokenError,
     zipfile.BadZipFile,
     zlib.error,
@@ -136,8 +139,8 @@ def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
     reason = entries["certificate_reason"].item()
     if "certificate" in entries:
         certificate = msgspec.json.decode(entries["certificate"].item(), type=Certificate)
-    # The certificate is checked before the constructor is called, because the constructor would
-    # fill in a default reason.
+    # The certificate is checked before the mechanism's constructor is called, because the
+    # constructor would fill in a default for a missing reason.
     check_certificate(certificate, reason)
     state = {
         name.removeprefix("state_"): array

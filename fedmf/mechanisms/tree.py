@@ -232,7 +232,7 @@ def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
     X = np.zeros((rounds, rounds))
     for node in nodes:
         X[node.first : node.last + 1, node.first : node.last + 1] += 1.0
-    # The encoder C has a row for each leaf, so X - I is positive semidefinite for X = C^T C. The
+    # The encoder C has a row for each leaf, so X - I is positive semidefinite, where X = C^T C. The
     # Cholesky factorization of X therefore cannot fail, and it is cheaper than an SVD of C.
     lower_triangle, _ = scipy.linalg.lapack.dpotri(scipy.linalg.cholesky(X, lower=True), lower=True)
     inverse = np.tril(lower_triangle) + np.tril(lower_triangle, -1).T
@@ -259,7 +259,8 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
     nodes = _nodes(rounds, completion)
     subtree_estimates = _subtree_estimates(nodes, completion)
     B = np.zeros((rounds, len(nodes)))
-    # Maps the first round of each finished subtree to the index of the largest such subtree.
+    # This mapping leads from the first round of each finished subtree to the index of the largest
+    # such subtree.
     largest_subtrees: dict[int, int] = {}
     num_finished = 0
     for t in range(rounds):

@@ -18,7 +18,7 @@ MAX_DEVIATION = 1e-7
 # Singular values below a threshold are dropped. These are the thresholds that are tried, in this
 # order, relative to the largest entry of the noise matrix N.
 _CUTS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
-# Two singular values count as equal if their relative difference is below this.
+# Two singular values count as equal if their relative difference is below this number.
 _EQUAL = 1e-6
 # The first projection whose length is at least this fraction of the longest one is accepted.
 # Because the fraction is not a round number, two lengths hardly ever have exactly this ratio, and
@@ -169,7 +169,8 @@ class _StreamMatrices:
         stop = self._bounds[b + 1]
         coefficients = self._stream.coefficients(start, stop)
         if coefficients != self._cached_coefficients:
-            # Overflow is ignored here, because `check_float32` refuses the matrix later.
+            # Overflow is ignored here, because `check_float32` refuses a matrix that has
+            # overflowed.
             with np.errstate(all="ignore"):
                 matrix = self._stream.block(start, stop)
             matrix.setflags(write=False)
@@ -213,7 +214,9 @@ def _compress(N: np.ndarray, bounds: tuple[int, ...], max_width: int) -> BlockFo
     counts = np.diff(bounds).tolist()
     for cut in _CUTS:
         matrices = _truncated_matrices(N, bounds, max_width, cut * float(np.abs(N).max()))
-        if matrices is None:  # The next threshold is smaller and would need an even wider state.
+        # A smaller threshold for singular values would need an even wider state, so no further
+        # threshold is tried.
+        if matrices is None:
             return None
         width = max(len(M) - count for M, count in zip(matrices, counts, strict=True))
         form = BlockForm(bounds=bounds, width=width, matrix=matrices.__getitem__)

@@ -14,9 +14,9 @@ import scipy.linalg
 from fedmf.noise.blocks import BlockForm, block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 
-# Recovered draws, whose standard deviation is 1, may have an error of at most this. Most mechanisms
-# of fedmf have errors near 1e-6, and low_rank 3e-5. The error of fft grows with the number of
-# rounds, to 3e-4 at 100,000.
+# Float32 draws are recovered from the noise vectors. Recovered draws, whose standard deviation is
+# 1, may have an error of at most this. Most mechanisms of fedmf have errors near 1e-6, and low_rank
+# 3e-5. The error of fft grows with the number of rounds, to 3e-4 at 100,000.
 _TOLERANCE = 1e-3
 _NUM_PROBES = 4
 # Number of rounds whose draws are recovered together.
@@ -38,7 +38,8 @@ def check_float32(stream: NoiseStream, form: BlockForm | None = None) -> None:
     ValueError: the noising matrix is too ill-conditioned for float32, ...
     """
     z = np.random.default_rng(0).standard_normal((stream.rounds, _NUM_PROBES), np.float32)
-    with np.errstate(all="ignore"):  # Numbers that overflow fail the check below.
+    # If numbers overflow, the error is infinite or NaN, and the check of the error fails.
+    with np.errstate(all="ignore"):
         recovered_draws = _recovered_draws(stream, form, z)
         error = float(np.abs(recovered_draws - z).max())
     if not error <= _TOLERANCE:

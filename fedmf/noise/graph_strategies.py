@@ -9,13 +9,14 @@ from fedmf.noise.strategy import PRODUCTS_PER_DRAW, NoiseStrategy, row_bytes
 from fedmf.noise.stream import NoiseStream
 
 GRAPH_STRATEGIES = ("recurrent", "precomputed")
-# Largest state of a graph. TFF copies its server state between processes many times a round, which
-# takes 0.1 to 0.9 s for 16 MB, depending on the allocator.
+# Largest state of the noise generator, in bytes, in a TFF graph. TFF copies its server state
+# between processes many times a round, which takes 0.1 to 0.9 s for 16 MB, depending on the
+# allocator.
 MAX_STATE_BYTES = 128 * 2**20
-# Largest table of constants that the recurrence of a graph may have.
+# Largest table of constants, in bytes, for a recurrence that computes noise in a TFF graph.
 _MAX_TABLE_BYTES = 64 * 2**20
-# Estimated cost of passing one vector of model size through TFF's state. The unit is the cost of
-# drawing such a vector.
+# Estimated cost of copying one vector of model size through the server state of TFF. The unit is
+# the cost of drawing such a vector.
 _PASSING_COST = 5.0
 
 

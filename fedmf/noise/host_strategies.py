@@ -39,15 +39,15 @@ _COMPRESS_SECONDS = 5.0
 # A matrix whose compression takes less than this many seconds is also compressed if the strategy
 # "regenerated" would need much memory.
 _SHORT_SECONDS = 0.1
-# If the second of the two strategies needs fewer rows in memory, it is preferred, unless its price
-# is higher by more than this factor.
+# Of two strategies for computing noise, the second is preferred if it needs fewer rows in memory,
+# unless its estimated cost is more than this many times that of the first.
 _PRICE_RATIO = 1.1
-# Largest number of rows that the state of a compressed matrix may have, and largest number of
-# rounds for which the noise matrix N is formed.
+# Largest number of rows (vectors of model size) in the state of a compressed noise matrix, and
+# largest number of rounds for which the noise matrix N is formed.
 _MAX_COMPRESSED_ROWS = 64
 _MAX_CONTRACTED_ROUNDS = 4096
-# Block lengths of which the cheapest is chosen. For a compressed matrix it is always
-# _COMPRESSED_LENGTH.
+# The block length with the lowest cost is chosen among these. For a compressed noise matrix, the
+# block length is always _COMPRESSED_LENGTH.
 _BLOCK_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _COMPRESSED_LENGTH = 16
 
@@ -183,7 +183,8 @@ def _recurrent_blocks(form: BlockForm, length: int, storage: Storage) -> NoiseSt
     L = form.length
     r = form.width
     if form.is_rolling:
-        # The state of a rolling form consists of earlier noise vectors, which are in memory anyway.
+        # The state of a block in rolling form consists of earlier noise vectors, which are in
+        # memory anyway.
         num_outputs = L
         past_rows = r
         state_rows = 0

@@ -9,17 +9,18 @@ import numpy as np
 
 # Number of threads that compute noise, each of which has its own working memory.
 THREADS = 2
-# Largest number of coordinates of a tile. It is large enough for an efficient matrix product, and
-# small enough for the cache.
+# Noise is computed in tiles, which are ranges of coordinates. This is the largest number of
+# coordinates of a tile: large enough for an efficient matrix product, and small enough for the
+# cache.
 TILE = 65_536
-# The noise source draws this number of coordinates together, so that the width of a tile is a
-# multiple of it.
+# The noise source draws this number of coordinates together. So the width of a tile (a range of
+# coordinates) is a multiple of this number.
 CHUNK = 1024
-# Tiles have at least this many coordinates, because smaller ones cost more in calls than in
-# arithmetic.
+# Tiles (ranges of coordinates whose noise is computed together) have at least this many
+# coordinates, because smaller ones cost more in calls than in arithmetic.
 _SMALL_TILE = 16_384
-# Longest block for a model with few chunks. For such a small model a whole tile is computed at
-# once.
+# Longest block of rounds for a model with few chunks (groups of 1024 coordinates). For such a small
+# model, a whole tile is computed at once.
 _SHORT_BLOCK = 16
 
 
@@ -87,7 +88,8 @@ def waiting_rows(bounds: tuple[int, ...], past_rows: int) -> int:
     next_past = np.minimum(past_rows, next_stops)
     figures = np.stack((stops - starts, next_stops - starts, past, next_past), axis=1)
     max_rows = 1
-    # Most blocks have the same four numbers, so each different set of numbers is evaluated once.
+    # Most blocks have the same four numbers, so each distinct combination of numbers is evaluated
+    # once.
     for num_rounds, num_ahead, num_past, num_next_past in set(map(tuple, figures.tolist())):
         num_used = np.arange(num_rounds)
         rows_in_old_tiles = np.maximum(num_rounds - num_used, num_past)

@@ -16,10 +16,11 @@ PRODUCTS_PER_DRAW = 200.0
 # one.
 COPY_COST = 0.1
 FILE_COST = 1.0
-# Memory is preferred to a memory map on disk, unless it costs more by at least this factor.
+# Noise vectors are kept in memory and not in a memory map on disk, unless memory costs more by at
+# least this factor.
 _DISK_PENALTY = 1.25
-# If the noise vectors take more bytes than this, and two strategies cost about the same, the one
-# with fewer vectors in memory is preferred.
+# If the noise vectors take more bytes than this number, and two strategies cost about the same, the
+# strategy with fewer vectors in memory is preferred.
 LARGE_MEMORY = 2**28
 # Two strategies cost about the same if the ratio of their costs is at most this.
 _EQUAL_COST_RATIO = 1.03

@@ -128,7 +128,7 @@ class NoiseStream(fields.Checked):
         L = L * np.where(np.diag(L) < 0, -1.0, 1.0)
         signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(self.rounds, _NUM_PROBES))
         solve = functools.partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
-        # If L is accurate, L L^T equals N N^T, and this result equals `signs`.
+        # If L is accurate, L L^T equals N N^T, and the computed `recovered_signs` equal `signs`.
         recovered_signs = solve(N @ (N.T @ solve(signs, trans="T")))
         error = float(np.abs(recovered_signs - signs).max())
         if not error <= _INVERSE_TOLERANCE:
@@ -221,7 +221,8 @@ def _recurrence_block(coefficients: np.ndarray) -> np.ndarray:
     count, bands = coefficients.shape
     width = bands - 1
     M = np.zeros((count + width, count + width))
-    if count == 1:  # For a single round, the general case below would take ten times as long.
+    # The general case below would take ten times as long for a single round.
+    if count == 1:
         M[0] = np.append(1.0, -coefficients[0, 1:]) / coefficients[0, 0]
         M[1:2] = M[0]
         M[2:, 1:width] = np.eye(max(0, width - 1))
@@ -271,9 +272,12 @@ def check_left_inverse(N: np.ndarray, C: np.ndarray) -> np.ndarray:
     Raises:
       ValueError: N C is not I to 6 digits.
     """
-    scales = np.abs(C).max(axis=0)  # The scales are maxima, since norms may underflow.
+    # Each column of C is scaled by its largest magnitude and not by its norm, since the squares of
+    # small entries underflow.
+    scales = np.abs(C).max(axis=0)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(C.shape[1], _NUM_PROBES))
-    with np.errstate(all="ignore"):  # Numbers that overflow fail the check below.
+    # If numbers overflow, the error is infinite or NaN, and the check of the error fails.
+    with np.errstate(all="ignore"):
         recovered_signs = (N @ (C @ (signs / scales[:, None]))) * scales[:, None]
         error = float(np.abs(recovered_signs - signs).max())
     if not error <= _INVERSE_TOLERANCE:

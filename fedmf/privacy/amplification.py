@@ -33,15 +33,15 @@ MIN_COMPOSED_DELTA = 1e-10
 # noise than there is can only overstate epsilon.
 _MAX_NOISE_MULTIPLIER = 1e6
 
-# The accountant rounds losses to a grid. These are the steps of the finest grids, in units of the
-# loss of one release. The coarser one is for clients that are hardly ever sampled, for whom a finer
-# grid would take time and change little.
+# The accountant rounds privacy losses to a grid. These two constants are the steps of the finest
+# grids, in units of the loss of one release. The larger step is for clients that are hardly ever
+# sampled, for whom a finer grid would take time and change little.
 _FINEST_STEP = 3e-6
 _FINEST_STEP_OF_RARE_SAMPLES = 3e-5
-# Grids are not refined below this step times the noise multiplier, because the deltas of
-# neighbouring grid points are then equal up to rounding.
+# Steps of the grid of privacy losses are at least this number times the noise multiplier. With
+# smaller steps, the deltas of neighbouring grid points would be equal up to rounding.
 _ROUNDING_STEP = 1e-11
-# Largest number of grids that are tried for a privacy curve.
+# Largest number of grids of privacy losses that are tried for one privacy curve.
 _MAX_REFINEMENTS = 6
 
 
@@ -126,18 +126,18 @@ def _refined_epsilon(
     epsilon = math.inf
     while True:
         accountant = _sampled_accountant(noise_multiplier, q, k, interval)
-        # The least epsilon of all grids is kept, because with much noise rounding errors can make a
-        # finer grid worse.
+        # The smallest epsilon of all grids is used, because with much noise, rounding errors can
+        # make the result of a finer grid worse.
         epsilon = min(epsilon, float(accountant.get_epsilon(delta)))
         next_interval = max(relative_step * epsilon, finest_interval)
         if epsilon == 0 or interval <= 2 * next_interval:
             return epsilon
         if relative_step * epsilon < finest_interval:
-            # The step decreases by a factor of 16 at most, since a coarse grid often shows already
-            # that epsilon is 0.
+            # The grid step decreases by a factor of 16 at most, because a coarse grid often shows
+            # already that epsilon is 0.
             next_interval = max(next_interval, interval / 16)
-        # Intervals are powers of two, so that calls with other deltas find their accountants in the
-        # cache.
+        # The grid steps are powers of two, so that calls with other deltas find their accountants
+        # in the cache.
         interval = 2.0 ** math.floor(math.log2(next_interval))
 
 
@@ -171,14 +171,15 @@ def sampled_gaussian_curve(
     interval = 2.0 ** math.floor(math.log2(1e-3 * loss_scale(sigma)))
     best_deltas = [1.0] * len(epsilons)
     for _ in range(_MAX_REFINEMENTS):
-        # A coarse grid only overstates delta. So the grid is refined until that gains little.
+        # A coarse grid of privacy losses can only overstate delta. So the grid is refined until a
+        # finer one lowers delta only a little.
         previous_delta = best_deltas[0]
         try:
             accountant = _sampled_accountant(sigma, q, k, interval)
             deltas = [float(delta) + error for delta in accountant.get_delta(epsilons)]
         except ValueError:
-            # For losses in the hundreds dp_accounting raises "deltas are not in non-increasing
-            # order". The deltas of the coarser grids are then the result.
+            # For privacy losses in the hundreds, dp_accounting raises "deltas are not in
+            # non-increasing order". The deltas of the coarser grids are then the result.
             break
         best_deltas = [min(pair) for pair in zip(best_deltas, deltas, strict=True)]
         if best_deltas[0] > 0.998 * previous_delta or interval < _ROUNDING_STEP * sigma:

@@ -38,7 +38,8 @@ RATES = (0.001, 0.01, 0.1)
 # cost does not increase with the number of devices.
 _MAX_DEVICES = 1000
 _MU_HINT = "use 1 / `noise_multiplier`"
-# Largest number of steps of the search for the largest difference of rates.
+# Largest number of steps in the search for the largest difference between true-positive and
+# false-positive rate.
 _MAX_STEPS = 200
 
 
@@ -206,8 +207,9 @@ class AttackRisk:
             third_of_width = (high_log_rate - low_log_rate) / 3
             if third_of_width < 1e-11:
                 break
-            # If both values are equal, either both points are in the flat part at small rates, or
-            # the maximum lies between them. In both cases the left end may be moved.
+            # If the values at both points are equal, either both points are in the flat part at
+            # small rates, or the maximum lies between them. In both cases the left end of the
+            # interval may be moved.
             if difference(low_log_rate + third_of_width) <= difference(
                 high_log_rate - third_of_width
             ):

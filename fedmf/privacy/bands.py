@@ -31,10 +31,11 @@ from fedmf.privacy.plan import per_query_noise_multiplier
 from fedmf.privacy.sampling import Sampling, scheme_class, scheme_name
 from fedmf.workloads import Workload, check_workload
 
-# A row is called close if its rmse is at most this many times the best one.
+# A row of the table of bands is called close if its rmse is at most this many times the smallest
+# one.
 CLOSE = 1.01
-# The search ends when the candidates next to the best number of bands differ from it by at most
-# this ratio. Within it the error hardly changes.
+# The search for the best number of bands ends when the neighbouring candidates differ from it by at
+# most this ratio. So small a difference in bands hardly changes the error.
 _FINEST_RATIO = 1.06
 
 

@@ -20,7 +20,7 @@ from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.sampling import Sampling
 from fedmf.privacy.source_tail import HOST_END, check_tail
 
-# Least risk that can be a target, because privacy curves do not resolve smaller ones.
+# Smallest risk that can be a target, because privacy curves do not resolve smaller ones.
 _MIN_RISK = 1e-8
 _RATES_HINT = "use (0.01, 0.05): a true-positive rate of 5% at a false-positive rate of 1%"
 # The search for the noise has a relative tolerance. If its result misses the target, the noise is
@@ -308,9 +308,9 @@ def _with_amplification(unamplified_plan: Plan, limit: _Limit) -> Plan:
         estimated_risk, limit.limit, relative=tolerance, name=limit.name
     )
     plan = with_noise(min(unamplified_noise, noise))
-    # The plan may miss the target, because of rounding or because the final simulation uses other
-    # random numbers than the search. The noise is then raised. The stated failure probability of a
-    # simulation covers all these attempts together.
+    # The plan may miss its target, because of rounding or because the final simulation of epsilon
+    # uses other random numbers than the search. The noise is then raised. The stated failure
+    # probability of a simulation covers all these attempts together.
     for _ in range(MAX_ATTEMPTS - 1):
         if limit.value(plan) <= limit.limit:
             return plan

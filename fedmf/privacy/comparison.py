@@ -138,8 +138,8 @@ class Comparison:
                 schema=schema,
             )
         if schemes and bands is None:
-            # A search for the number of bands that does not fit into memory raises its error here
-            # and not after hours of other rows.
+            # If the search for the number of bands does not fit into memory, its error is raised
+            # here, and not after hours spent on the other rows of the comparison.
             max_bands = min(config.rounds, population // config.cohort_size)
             hint = "pass the number of `bands` of the schemes"
             check_memory_of_fit(config.rounds, max_bands, hint=hint)

@@ -70,8 +70,8 @@ def config_from_values(
     try:
         return msgspec.convert(nested_values, config_class)
     except msgspec.ValidationError as error:
-        # msgspec appends the field to its message: "Expected `int`, got `str` - at `$.rounds`". The
-        # error of fedmf begins with the field and its value.
+        # msgspec puts the field at the end of its message: "Expected `int`, got `str` - at
+        # `$.rounds`". The message that fedmf raises begins with the field and its value.
         match = re.search(r" - at `\$\.(\w+)`$", str(error))
         name_and_value = ""
         if match and match[1] in nested_values:

@@ -9,8 +9,8 @@ from fedmf.privacy.loss_samples import PROOF, SEARCH, add_sample, remove_sample
 from fedmf.privacy.losses import Losses
 from fedmf.privacy.monte_carlo import FAILURE
 
-# First word of the seed of a curve's sample. Searches and proofs have other first words, so that
-# their samples are independent of it.
+# First word of the seed of the sample from which a privacy curve is computed. Searches and proofs
+# have other first words, so that their samples are independent of this one.
 _CURVE = PROOF + 1
 # Limits of the simulation of a curve: it may draw or compute _WORK numbers, which takes ten
 # seconds, or _SEARCH_WORK numbers during a search. A sample has at most _MAX_SIZE losses.

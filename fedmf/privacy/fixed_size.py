@@ -33,11 +33,11 @@ import numpy as np
 from fedmf import checks
 from fedmf.privacy.gaussian import check_delta, gaussian_epsilon
 
-# The terms j <= 64 of the theorem's sum are computed one by one, and later ones together. All
-# orders up to 64 are tried.
+# In the theorem's sum, the terms with j <= 64 are computed one by one, and the later terms are
+# bounded together. All Renyi orders up to 64 are tried.
 _TERMS = 64
-# Beyond `_TERMS`, orders with this ratio are tried. An order half a step away from the best one
-# makes epsilon 0.02% too large.
+# Above `_TERMS`, each Renyi order that is tried is this many times the previous one. An order half
+# a step away from the best one makes epsilon 0.02% too large.
 _ORDER_RATIO = 2.0**0.0625
 # Expectations over a standard normal variable are computed on a grid of cells. Up to `_NEAR_END`
 # the cells have the same width, with `_CELLS_PER_DEVIATION` cells per unit. From there to
@@ -105,8 +105,8 @@ def fixed_size_epsilon(
     def decreases_at(i: int) -> bool:
         return epsilon_of_large_order(i + 1) < epsilon_of_large_order(i)
 
-    # As a function of the order, epsilon first decreases and then increases. So the order with the
-    # least epsilon can be found by bisection.
+    # As a function of the Renyi order, epsilon first decreases and then increases. So the order
+    # with the smallest epsilon can be found by bisection.
     low = 0
     high = 1
     while decreases_at(high):

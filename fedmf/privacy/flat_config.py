@@ -11,10 +11,10 @@ from fedmf.mechanisms.family import families_with, fitted_families
 
 # Options of mechanism families that have a field of their own in `PlanConfig`.
 OPTIONS_WITH_FIELDS = ("bands", "decoder")
-# Fields that determine the fit of a mechanism. Commands that take the file of a mechanism do not
-# have these options.
+# Names of the fields that determine the fit of a mechanism. Commands that read a mechanism from a
+# file do not have these options.
 FIT_FIELDS = ("family", "mechanism", "mechanism_options", *OPTIONS_WITH_FIELDS)
-# Fields that determine how much noise is added. A config sets one of them.
+# Names of the fields that determine how much noise is added. A config sets exactly one of them.
 TARGETS = ("epsilon", "noise_multiplier", "advantage", "true_positive_rate")
 TASK_OPTION = "task_option."
 

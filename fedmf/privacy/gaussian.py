@@ -114,7 +114,7 @@ def loss_scale(noise_multiplier: float) -> float:
     """
     inverse = 1 / noise_multiplier
     # The inverse is multiplied by itself, because inverse**2 would raise OverflowError for a tiny
-    # noise multiplier. The product is infinite instead.
+    # noise multiplier, where the product is infinite.
     return inverse * inverse / 2 + 5 * inverse
 
 
@@ -140,8 +140,9 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     scale = loss_scale(noise_multiplier)
     if scale > MAX_EPSILON:
         return math.inf
-    # With this interval the accountant rounds losses up to a grid of some 20,000 points. So epsilon
-    # is only overstated: by a relative 3e-7, for noise from .1 to 1e4 and delta from 1e-10 to .1.
+    # With this grid step the accountant rounds privacy losses up to a grid of some 20,000 points.
+    # So epsilon is only overstated: by a relative 3e-7, for noise multipliers from .1 to 1e4 and
+    # delta from 1e-10 to .1.
     interval = max(1e-9, 1e-4 * scale)
     # REPLACE_SPECIAL is the zero-out relation (Denisov et al. 2022, Def. J.1; banded paper, K.1): a
     # client's updates become zeros, and the number of records stays.

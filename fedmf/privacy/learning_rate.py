@@ -25,7 +25,7 @@ ROUNDS = 2052
 CLIP_NORM = 1.0
 ERRORS = (0.0031, 0.332)
 TASK = "StackOverflow next-word prediction"
-# The learning rates of the paper's runs are powers of this number.
+# The learning rates of the paper's experiments are powers of this number.
 GRID = 1.7
 
 

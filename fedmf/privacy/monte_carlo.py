@@ -45,8 +45,8 @@ _MAX_SIZE = 2**22
 _MAX_ORDER = 64
 # Largest epsilon that a simulation considers. A guarantee with a larger one would be worthless.
 _MAX_EPSILON = 300.0
-# The sample is so large that each error term of Bernstein's inequality is at most this share of
-# delta. It is smaller if that would exceed the limit on work.
+# The number of sampled losses is so large that each error term of Bernstein's inequality is at most
+# this fraction of delta, or smaller if that would exceed the limit on work.
 _SHARE = 0.03
 # The two points of the line for adding a client are quantiles of the sample, chosen among these. A
 # quantile is only used if at least _MIN_LOSSES_BELOW losses are below it.
@@ -228,8 +228,8 @@ def _search(losses: Losses, delta: float, largest: float) -> _Search:
         size = max(work / (losses.work * (order + 2)), 2**10)
         return int(min(size, _MAX_SIZE))
 
-    # A first epsilon follows from the bound on the weights W alone, without a sample. It is the one
-    # at which this bound is some ten times delta.
+    # A first epsilon follows from the bound on the importance weights W alone, without a sample. At
+    # this epsilon, the bound is some ten times delta.
     epsilon = _least_epsilon(
         lambda e: math.exp(min(_best_order(factor_bounds, e)[0], 0.0)),
         min(30 * delta, 0.5),

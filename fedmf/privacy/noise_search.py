@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from fedmf.privacy.gaussian import check_epsilon
 
-# Largest noise multiplier that is tried in the search for the least sufficient one.
+# Largest noise multiplier that is tried in the search for the smallest sufficient one.
 _MAX_SEARCHED_MULTIPLIER = 1e6
-# A target that is reached with a smaller noise multiplier than this is reached because clients are
-# rarely sampled, and not because the noise protects them.
+# If a target is reached with a noise multiplier below this, the reason is that clients are rarely
+# sampled, and not that the noise protects them.
 _NEGLIGIBLE_NOISE = 0.1
 
 

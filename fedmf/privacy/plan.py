@@ -112,7 +112,8 @@ class Plan(fields.ShortRepr):
     """
 
     mechanism: Mechanism
-    # None is accepted only with sampling; __post_init__ then sets the scheme's participation.
+    # The participation may be None only if the plan has a sampling scheme; __post_init__ then sets
+    # the participation of the scheme.
     participation: Participation = None  # type: ignore[assignment]
     noise_multiplier: float
     clip_norm: float
@@ -281,7 +282,8 @@ class Plan(fields.ShortRepr):
             for factor in (1 / MOST_CHANGE, MOST_CHANGE):
                 clip_norm = self.clip_norm * factor
                 check_float32_holds(multiplier, sensitivity_value, clip_norm, scale)
-            # The sum of the clipping bits has noise of its own, whose scale is in units of clients.
+            # The sum of the clipping bits (each says whether a client's update was within the clip
+            # norm) has noise of its own, whose scale is in units of clients.
             bit_multiplier = bit_stddev(self) / sensitivity_value
             check_float32_holds(bit_multiplier, sensitivity_value, 1.0, 1.0)
         if self.private_metrics is not None:

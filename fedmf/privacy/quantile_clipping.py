@@ -23,8 +23,8 @@ import math
 from fedmf import checks, fields
 from fedmf.privacy.gaussian import check_noise_multiplier
 
-# Largest factor by which the clip norm may change over a whole run. It is limited so that float32
-# can hold the noise and the sums, which are proportional to the clip norm.
+# Largest factor by which the clip norm may change over a whole run. The factor is limited so that
+# float32 can hold the noise and the sums, which are proportional to the clip norm.
 MOST_CHANGE = 1e6
 
 

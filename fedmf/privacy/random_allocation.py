@@ -46,20 +46,22 @@ from fedmf.privacy.gaussian import (
     loss_scale,
 )
 
-# Probability of the ratios beyond each end of a grid. Ratios below the grid are rounded to 0 and
-# ratios above it to infinity. This probability is negligible beside the least delta, 1e-15.
+# Probability of the likelihood ratios beyond each end of a grid. Ratios below the grid are rounded
+# to 0, and ratios above it to infinity. The probability is negligible beside the smallest delta
+# that is allowed, 1e-15.
 _TAIL = 1e-25
-# Number of grid points per standard deviation of the log of a ratio.
+# Number of grid points per standard deviation of the logarithm of a likelihood ratio.
 _POINTS_PER_DEVIATION = 64
-# Bound on the relative rounding error of delta for each release in the distribution; the error is
-# this times the number of releases. The measured error is 1e-15 for each.
+# Bound on the relative rounding error of delta for each release that the computed distribution
+# covers. The total error is at most this times the number of releases. The measured error is 1e-15
+# for each release.
 _ROUNDING = 1e-14
-# For more positions than this, epsilon is computed for this number, which limits the cost and gives
-# an upper bound: an adversary that is told a random subset of this many positions, among them the
-# client's, knows more than the real one, and is in the case of this number.
+# Largest number of positions (releases among which a client is allocated to one) for which epsilon
+# is computed. For more positions, epsilon for this number is an upper bound: it is what an
+# adversary gets who is told a random subset of this many positions that includes the client's.
 _MAX_POSITIONS = 2**16
-# float64 cannot hold ratios beyond exp(700). Where these occur, epsilon is in the hundreds with or
-# without amplification, so the bound without amplification is used.
+# float64 cannot hold likelihood ratios beyond exp(700). Where such ratios occur, epsilon is in the
+# hundreds with or without amplification, so the bound without amplification is used.
 _LARGEST_LOSS = 700.0
 
 
@@ -156,8 +158,8 @@ def _interval_probabilities(cdf: Callable[[np.ndarray], np.ndarray], z: np.ndarr
     """Computes the probabilities of the intervals between consecutive points, for a distribution
     that is symmetric around 0.
     """
-    # Above 0, the differences are taken in the mirrored lower tail, where they keep their relative
-    # accuracy.
+    # Above 0, differences of the distribution function are taken in the mirrored lower tail, where
+    # they keep their relative accuracy.
     return np.where(z[:-1] > 0, cdf(-z[:-1]) - cdf(-z[1:]), cdf(z[1:]) - cdf(z[:-1]))
 
 
@@ -189,8 +191,8 @@ def _mean(first: RatioLaw, second: RatioLaw, share: float, step: float) -> Ratio
         stop = start + stride * (end - begin - 1) + 1
         mass[start:stop:stride] += (1 - upper_share) * pair_mass
         mass[start + 1 : stop + 1 : stride] += upper_share * pair_mass
-    # If one of the two ratios is 0, their mean is not on the grid, and is rounded to 0 or to
-    # infinity.
+    # If one of the two likelihood ratios is 0, their mean is not on the grid, and is rounded to 0
+    # or to infinity.
     return RatioLaw(
         step=step,
         low=stride * first.low + lowest_index,
@@ -249,9 +251,9 @@ def allocation_law(noise_multiplier: float, positions: int, epochs: int) -> Rati
     """
     s = 1 / noise_multiplier
 
-    # The grid of a mean becomes finer as the mean has more ratios, because the standard deviation
-    # of its logarithm decreases. The deviation is computed as for a lognormal variable with the
-    # mean's variance.
+    # The distribution of a mean of ratios is stored on a grid, whose step shrinks as the mean
+    # covers more ratios, because the standard deviation of the mean's logarithm decreases. This
+    # deviation is computed as for a lognormal variable with the variance of the mean.
     def mean(first: RatioLaw, second: RatioLaw, share: float, count: float) -> RatioLaw:
         deviation = math.sqrt(math.log1p(math.expm1(s * s) / count))
         step = first.step
@@ -259,8 +261,9 @@ def allocation_law(noise_multiplier: float, positions: int, epochs: int) -> Rati
             step = step / 2
         return _mean(first, second, share, step)
 
-    # The grid of a product becomes coarser: each time the number of ratios doubles, the standard
-    # deviation of the product's logarithm increases by sqrt(2).
+    # The distribution of a product of ratios is stored on a grid, whose step grows with the number
+    # of ratios: each time this number doubles, the standard deviation of the product's logarithm
+    # increases by sqrt(2).
     def product(first: RatioLaw, second: RatioLaw, share: float, count: float) -> RatioLaw:
         law = _product(first, second)
         log2_growth = math.log2(law.step / epoch_law.step)
@@ -305,8 +308,8 @@ def random_allocation_epsilon(
     epsilon = _least_epsilon(law, delta * (1 - _ROUNDING * t * E))
     if gaussian_delta(composed_multiplier, epsilon) >= delta:
         return epsilon
-    # Amplification is negligible here, and smaller than the error of the grid. So the bound without
-    # amplification may be the smaller one.
+    # If amplification is negligible, its gain is smaller than the error of the grid, and the bound
+    # without amplification may be the smaller one.
     return min(epsilon, gaussian_epsilon(composed_multiplier, delta))
 
 

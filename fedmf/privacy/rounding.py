@@ -8,7 +8,7 @@ import math
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
     """Returns a number rounded to `digits` significant digits, as text."""
-    # The shortest decimal text of the float is rounded, and not its exact binary value, which would
+    # The shortest decimal text of a float is rounded. Rounding its exact binary value down would
     # turn 0.7 into 0.699999.
     context = decimal.Context(prec=digits, rounding=rounding)
     decimal_value = context.create_decimal(repr(float(value)))

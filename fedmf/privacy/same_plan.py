@@ -12,8 +12,8 @@ from fedmf.privacy.config import PlanConfig
 from fedmf.privacy.flat_config import differences
 from fedmf.privacy.plan import Plan
 
-# Relative tolerance of the comparison. If SciPy has another version, or the processor is another
-# one, the numbers of a plan change by some 1e-15.
+# Relative tolerance when the numbers of two plans are compared. With another version of SciPy or
+# another processor, these numbers change by some 1e-15.
 TOLERANCE = 1e-9
 
 

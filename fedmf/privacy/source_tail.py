@@ -60,8 +60,8 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
     a = 1 / z
     is_far_away = a < end and math.exp(-((end - a) ** 2) / 2) <= plan.delta / 10
     if entries is None and is_far_away:
-        # Q_1(a, end) is Marcum's function, the probability to be bounded. It is at most exp(-(end -
-        # a)^2 / 2), which is small enough here, so it need not be integrated.
+        # Q_1(a, end) is Marcum's function, the probability that is to be bounded. It is at most
+        # exp(-(end - a)^2 / 2). Where this bound is small enough, Q_1 need not be integrated.
         return
     probability = _marcum(a, end)
     if entries is not None:
@@ -95,7 +95,8 @@ def _marcum(a: float, b: float) -> float:
         return float(r * math.exp(-((r - a) ** 2) / 2) * scipy.special.ive(0, a * r))
 
     upper_limit = max(a, b) + 40
-    with np.errstate(under="ignore"):  # The density underflows to 0 at large radii.
+    # The density of the radius underflows to 0 at large radii.
+    with np.errstate(under="ignore"):
         probability, _ = scipy.integrate.quad(
             density, b, upper_limit, points=[b + 1], epsabs=0, epsrel=1e-6
         )

@@ -61,7 +61,8 @@ _OPTIONAL = (
     "quantile_clipping private_metrics attack"
 ).split()
 _WIDTH = 110
-# Matches the start of a line of the template that does not continue the line before it.
+# Matches the start of a line of the statement's template that begins a new paragraph or list item,
+# and does not continue the line before it.
 _MARKER = re.compile(r" *(?:\d+\. |- |> )|(?=[|#]|    \S)")
 # Matches text that would begin a block of Markdown, such as a list, at the start of a line.
 _BLOCK_START = rf"\d+[.)](?:[ {GLUED_BLANK}]|$)|[-+*#=]+(?:[ {GLUED_BLANK}]|$)|[>:!]"
@@ -179,7 +180,8 @@ def markdown(values: dict[str, Any]) -> str:
       values: the values of the statement, as `describe.statement_values` returns them.
     """
     limits = values["participation"]
-    # The values may name a schema of a user's module that is not imported here.
+    # The saved values may name a participation schema that a user's module defines and that is not
+    # imported here.
     schema = SCHEMAS.get(limits["schema"], Participation)
     context = dict.fromkeys(_OPTIONAL) | values
     context |= {

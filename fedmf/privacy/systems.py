@@ -159,7 +159,7 @@ SYSTEMS = {
     ),
 }
 
-# Kinds of audited systems whose participation may also have been recorded in a pipeline of
+# Kinds of audited systems. Their participation may also have been recorded in a pipeline of
 # TensorFlow Federated.
 _IN_PIPELINES = ("controller", "ledger", "log")
 

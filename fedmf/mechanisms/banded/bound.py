@@ -32,8 +32,9 @@ def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
     factor, info = scipy.linalg.lapack.dpotrf(U, lower=True, clean=True)
     if info != 0:
         return None
-    # The sum of the singular values of A U^(1/2). Computing it from the eigenvalues of A U A^T
-    # would lose half the digits of the small ones.
+    # This is the sum of the singular values of A U^(1/2), where A is the workload and U the dual
+    # matrix. Computing it from the eigenvalues of A U A^T would lose half the digits of the small
+    # ones.
     T = scipy.linalg.svdvals(A @ factor, overwrite_a=True, check_finite=False).sum()
     return T * T / np.trace(U)
 

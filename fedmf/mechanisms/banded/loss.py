@@ -44,7 +44,8 @@ class StructuredLoss:
         recursion = NoiseRecursion(self._product(columns))
         R_gradient = columns_of_blocks(recursion.gradient(), self.n, self.width)
         gradient = np.zeros((self.n, self.bands))
-        for j in range(self.p):  # This loop applies the adjoint of `_product`.
+        # This loop applies the adjoint (transpose) of the linear function that `_product` computes.
+        for j in range(self.p):
             num_bands = min(self.bands, self.width - j)
             gradient[j:, :num_bands] += (
                 R_gradient[: self.n - j, j : j + num_bands] * self.inverse[j:, j, None]
@@ -140,7 +141,8 @@ class DenseLoss:
         band[:] = columns
         B = self._decoder(C)
         loss = np.einsum("ij,ij->", B, B)
-        W = scipy.linalg.blas.dtrsm(1.0, C, B.T, lower=1)  # W is C^-1 B^T.
+        # W is C^-1 B^T, where C is the encoder and B = A C^-1 the decoder.
+        W = scipy.linalg.blas.dtrsm(1.0, C, B.T, lower=1)
         M = W @ W.T
         squared_norms = np.einsum("ij,ij->i", columns, columns)
         means = np.bincount(classes, squared_norms * np.diagonal(M)) / np.bincount(

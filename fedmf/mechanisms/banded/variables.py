@@ -7,8 +7,8 @@ import scipy.linalg
 
 from fedmf.mechanisms.banded.loss import clear_outside
 
-# Unit of the logarithms of column norms among the variables. With units 0.1, 0.3 and 1, L-BFGS took
-# 122, 70 and 177 steps (516 rounds).
+# The logarithms of column norms are optimised in this unit. With units 0.1, 0.3 and 1, L-BFGS took
+# 122, 70 and 177 steps (for 516 rounds).
 _NORM_UNIT = 0.3
 
 
@@ -72,8 +72,8 @@ class EncoderVariables:
         """
         unit_columns, lengths = self._unit_columns(x)
         norms = self._norms(x)
-        # Each column is divided by its length, so the loss depends on its direction only. The part
-        # of the gradient along the column is therefore removed.
+        # Each column of the encoder is divided by its length, so the loss depends on the column's
+        # direction only. The part of the gradient along the column is therefore removed.
         parallel_parts = np.einsum("ij,ij->i", gradient, unit_columns)
         ratio_gradient = gradient[:, 1:] - unit_columns[:, 1:] * parallel_parts[:, None]
         if norms is not None:

@@ -19,9 +19,9 @@ _MAX_LOG_GAP = 4.0
 # If two poles of a workload are closer to each other than this, its generating function is not
 # split into partial fractions.
 _MIN_POLE_GAP = 1e-4
-# A sum over rounds is exact for this many first rounds. Later rounds are split into panels, each
-# twice as long as the previous one. Each panel's sum is approximated from _NUM_NODES points in
-# time.
+# A sum over rounds is exact for this many first rounds. Later rounds are split into panels
+# (intervals of rounds), each twice as long as the previous one. The sum over a panel is
+# approximated from the values at _NUM_NODES points in time.
 _NUM_EXACT_ROUNDS = 64
 _NUM_NODES = 24
 
@@ -204,8 +204,9 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
         panel_center = begin + (length - 1) / 2
         half_length = (length - 1) / 2
         times.append(panel_center + half_length * np.cos(node_angles))
-        # The weights of the panel's nodes follow from the sums of the Chebyshev polynomials over
-        # its rounds, because the polynomials are orthogonal over the nodes.
+        # A sum over a panel (an interval of rounds) is a weighted sum over a few nodes. The weights
+        # of the nodes follow from the sums of the Chebyshev polynomials over the panel's rounds,
+        # because the polynomials are orthogonal over the nodes.
         round_angles = np.arccos((np.arange(length) - half_length) / half_length)
         sums = np.array([np.cos(degree * round_angles).sum() for degree in range(_NUM_NODES)])
         sums[1:] *= 2.0

@@ -16,7 +16,7 @@ from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 # factor _CHECK_GROWTH since the last time.
 _FIRST_CHECK = 10
 _CHECK_GROWTH = 1.5
-# Number of alternations before L-BFGS, which works best near the optimum.
+# Number of steps of alternating optimisation before L-BFGS, which works best near the optimum.
 _NUM_ALTERNATIONS = 3
 
 
@@ -64,7 +64,8 @@ class Ascent:
             self.interrupted = True
             if self.bound > 0.0:
                 return
-        # The line search may have evaluated the dual last at another point than the current one.
+        # The line search may have evaluated the dual function last at a point that is not the
+        # current one.
         self.dual.evaluate(self._current)
         self._update_encoder()
 

@@ -27,8 +27,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A matrix that is zero across classes. For each group of classes it holds their diagonal blocks,
-# float64 (classes, size, size).
+# A matrix whose entry [s, t] is 0 unless the rounds s and t belong to the same class. For each
+# group of classes of equal size, the list holds the classes' diagonal blocks, a float64 array of
+# shape (classes, size, size).
 Blocks = list[np.ndarray]
 
 
@@ -200,7 +201,8 @@ class Resolvents:
                     inverse_diagonals[: n - d, j] * inverse_diagonals[d:, j + d]
                 )
         positions = np.arange(classes.count)
-        # The classes are taken from both ends in turn: 0, b - 1, 1, b - 2, ...
+        # The classes of rounds are taken from both ends in turn: 0, b - 1, 1, b - 2, ..., where b
+        # is the number of classes.
         folded_classes = np.where(
             positions % 2 == 0, positions // 2, classes.count - 1 - positions // 2
         )

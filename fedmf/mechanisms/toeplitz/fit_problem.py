@@ -12,8 +12,9 @@ from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.toeplitz.mechanism import inverse_series
 from fedmf.participation.schema import Participation
 
-# The error response a(x) / c(x) converges to a limit. Rounds are added to its computation until it
-# is within this relative distance of the limit.
+# The coefficients of the error response a(x) / c(x), the quotient of the workload's and the
+# encoder's generating functions, converge to a limit. Rounds are added to the computation until the
+# coefficients are within this relative distance of the limit.
 _SETTLED = 1e-7
 # An error response that grows to this many times its largest value in the first rounds counts as
 # unstable.
@@ -125,8 +126,9 @@ class ToeplitzProblem:
         b = self.b
         k = self.k
         if not self.overlapping:
-            # A client's columns begin in rows 0, b, 2b, ..., and end in row n - 1. Coefficient t
-            # occurs in those of the k columns that have more than t entries.
+            # A client's columns of the encoder begin in rows 0, b, 2b, ..., where b is the
+            # separation, and end in row n - 1. Coefficient t occurs in those of the k columns that
+            # have more than t entries.
             num_columns = np.ones(self.bands)
             if k > 1:
                 num_columns = np.minimum(k, -(-(n - np.arange(self.bands)) // b))
@@ -160,7 +162,8 @@ class ToeplitzProblem:
             T = self.horizon
             e = inverse_series(denominator, T)
             if not np.abs(e).max() <= _UNSTABLE * np.abs(e[: self.bands]).max():
-                # If c(x) has a zero inside the unit circle, the noise matrix N grows without bound.
+                # If c(x), the generating function of the encoder, has a zero inside the unit
+                # circle, the noise matrix grows without bound.
                 return np.inf, c
             tail = e[-max(T // 4, 1) :]
             settled_scale = max(np.abs(e[-1]), _SETTLED * np.abs(e).max())

@@ -23,7 +23,8 @@ from fedmf.privacy.sampling.draws import BinDraws, Draws
 from fedmf.privacy.sampling.encoder_checks import check_no_negative_entry, proven_bands
 from fedmf.privacy.sampling.simulated import Simulated
 
-# Bins count as having the same norm if their squared norms differ by at most this, relatively.
+# Two bins count as having the same norm if their squared norms differ by at most this relative
+# amount.
 _NORM_TOLERANCE = 1e-9
 
 

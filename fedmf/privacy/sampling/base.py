@@ -46,7 +46,7 @@ _DELTAS = tuple(float(d) for d in 10.0 ** np.arange(-10, 0.01, 0.1)[:-1])
 # Fields of a `PlanConfig` that `Sampling.configured` takes to make a scheme.
 SETTINGS = ("population", "cohort_size", "partitions", "min_sep")
 
-# Checks of the fields that several schemes have.
+# Checks of the fields that several sampling schemes have in common.
 check_population = functools.partial(
     checks.integer, low=1, high=fields.MAX_COUNT, hint="use the number of clients"
 )
@@ -57,8 +57,8 @@ check_bands = functools.partial(
     checks.integer, low=1, hint="use the number of bands, or leave it out"
 )
 
-# Methods in whose sums small terms underflow to 0. They run with numpy's default error handling,
-# because a caller may have set numpy to raise on underflow.
+# Names of methods whose sums contain small terms that underflow to 0. These methods run with
+# numpy's default error handling, because a caller may have set numpy to raise on underflow.
 _NUMERICAL_METHODS = {
     "contradictions",
     "curve",
@@ -143,7 +143,8 @@ class Sampling(fields.Checked, abc.ABC):
     min_delta: ClassVar[float] = MIN_COMPOSED_DELTA
     simulated: ClassVar[bool] = False
 
-    if TYPE_CHECKING:  # Every subclass has fields or properties with the following names.
+    # Every subclass of `Sampling` has fields or properties with the following names.
+    if TYPE_CHECKING:
 
         @property
         def population(self) -> int: ...  # noqa: D102

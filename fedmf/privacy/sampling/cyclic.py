@@ -125,9 +125,9 @@ class IndependentRounds(Cyclic):
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
         """Returns evidence against the scheme: a client that took part too often."""
         participations = observed.max_participations
-        # The record may lack some rounds or clients. So the largest count is compared with the
-        # distribution of the largest count over all rounds of the plan and all clients, which is at
-        # least as large.
+        # The record of participation may lack some rounds or clients. So its largest count of a
+        # client's rounds is compared with the distribution of the largest count over all rounds of
+        # the plan and all clients, which is at least as large.
         return super().contradictions(observed, rounds) + self.unlikely(
             f"a client took part {participations} times",
             participations,

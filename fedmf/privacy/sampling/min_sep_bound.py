@@ -21,16 +21,18 @@ import numpy as np
 
 from fedmf.privacy.losses import MAX_EXPONENT
 
-# The bound by ages is computed for at most _MAX_ORDER patterns, and only if its computation,
-# including the search for its advance, takes at most _MAX_WORK numbers.
+# The bound by ages is computed for at most _MAX_ORDER participation patterns (sets of a client's
+# rounds), and only if its computation, including the search for the advance a (a constant in the
+# weight T), takes at most _MAX_WORK numbers.
 _MAX_ORDER = 8
 _MAX_WORK = 1e9
-# Numbers of blocks of rounds: _BLOCKS in the bound by ages, and _SEARCH_BLOCKS in the search for
-# its advance. The factor z is computed once for each block.
+# Rounds are grouped into blocks, and the factor z of the weight T is computed once for each block.
+# _BLOCKS is the number of blocks in the bound by ages, and _SEARCH_BLOCKS the number in the search
+# for the advance, a constant in T.
 _BLOCKS = 64
 _SEARCH_BLOCKS = 8
-# The advance of a bound by credits is chosen by a fixed-point iteration, with at most this many
-# steps.
+# The advance, a constant in the weight T, is chosen for a bound by credits by a fixed-point
+# iteration with at most this many steps.
 _CREDIT_STEPS = 8
 
 
@@ -56,8 +58,9 @@ def is_affordable(rounds: int, min_sep: int, order: int) -> bool:
     """Returns whether `bound_by_ages` takes seconds at most, including its search for the
     advance.
     """
-    # The search for the advance computes about eight bounds, each on a part of the rounds.
-    # Computing the factor z for a block takes as long as ten rounds or more.
+    # The search for the constant a in the weight T (the advance) computes about eight bounds, each
+    # on a part of the rounds. Computing the factor z for a block takes as long as ten rounds or
+    # more.
     steps = rounds + 8 * max(_BLOCKS, 2 * min_sep) + 20 * _BLOCKS
     return order <= _MAX_ORDER and (order + 1) * steps * float(min_sep) ** order <= _MAX_WORK
 
@@ -118,14 +121,16 @@ def largest_log_factor(
     K = order
     b = min_sep
     n = products.shape[1]
-    # The largest log T so far, for each combination of the patterns' ages. Axis i is for pattern i,
-    # and index j on it means that the pattern's age is j + 1 before the round.
+    # Entries are the largest log T so far, where T is the importance weight, for each combination
+    # of ages. Axis i is for participation pattern i, and index j on this axis means that j + 1
+    # rounds have passed, before the current round, since the pattern last took part.
     largest_logs = np.zeros((b,) * K)
     updated_logs = np.empty_like(largest_logs)
     block_size = -(-n // blocks)
     for start in range(0, n, block_size):
-        # The factor z increases with every inner product. So replacing the products of all rounds
-        # of a block by the largest ones can only raise the bound.
+        # The factor z of the weight T increases with every inner product of encoder columns. So
+        # replacing the products of all rounds of a block by the largest ones can only raise the
+        # bound.
         block_products = products[:, start : start + block_size].max(axis=1)
         log_z = _log_z(block_products, b, probability, K, advance)
         for _ in range(start, min(start + block_size, n)):
@@ -144,7 +149,8 @@ def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np
     """Computes log z for all combinations of the ages of K patterns, float64 of shape (b,
     .., b).
     """
-    # An ineligible pattern multiplies exp(h) by this factor, which depends on its age.
+    # A participation pattern that is ineligible multiplies exp(h) by this factor, which depends on
+    # the pattern's age, the number of rounds since it last took part.
     growth_by_age = np.ones(b)
     growth_by_age[: len(products) - 1] = np.exp(products[1:])
     num_eligible = np.zeros((b,) * K, np.int8)
@@ -222,18 +228,20 @@ def _credit_bound(
     level = float(special.logsumexp(log_weights[:, K]))
     if b == 1:
         return n * level, 0.0
-    # Entry j is X_j, the largest inner product of two columns j rounds apart. It is 0 for distances
-    # beyond the bands.
+    # Entry j is X_j, the largest inner product of two encoder columns j rounds apart. It is 0 if j
+    # is at least the number of bands.
     product_by_age = np.zeros(b)
     product_by_age[1 : len(largest_products)] = largest_products[1:]
     exponents = m[:, None, None] * s[None, :, None] * product_by_age[None, None, 1:]
-    # Entry [s, j - 1] is log z(K - s, s X_j), as in the docstring.
+    # Entry [s, j - 1] is log z(K - s, s X_j), the log of the weight's factor in a round, if s of
+    # the K patterns took part j rounds ago and the other patterns are eligible.
     log_z = special.logsumexp(log_weights[:, K - s][:, :, None] + exponents, axis=0)
     credits = ((log_z[1:] - level) / s[1:, None]).max(axis=0)
     credit = float(credits.sum())
     most_participations = -(-n // b)
-    # A participation near the last round uses only its first credits. If the credits that it does
-    # not use have a negative sum, leaving them out raises the bound.
+    # A participation adds one credit (a bound on how much it raises log z) in each of the next b -
+    # 1 rounds. Near the last round it adds only its first credits. If the credits that are left out
+    # have a negative sum, leaving them out raises the bound.
     remaining_credits = np.cumsum(credits[::-1])[::-1]
     excess = max(0.0, credit - advance) * K * most_participations
     log_factor = n * level + excess + K * max(0.0, float((-remaining_credits).max()))

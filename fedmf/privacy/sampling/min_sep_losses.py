@@ -32,10 +32,12 @@ from fedmf.privacy.sampling.min_sep_bound import (
 # Least number of columns of the encoder C in a block. Smaller blocks would make the products of
 # matrices slow.
 _MIN_BLOCK_WIDTH = 32
-# Logarithms are taken of products of the factors z of this many rounds, and not of each factor.
-# That saves time, and so few factors do not overflow when they are multiplied.
+# The weight T is a product of one factor z for each round. A logarithm is taken of the product of
+# this many factors, and not of each factor, which saves time. So few factors do not overflow when
+# they are multiplied.
 _ROUNDS_PER_LOG = 16
-# This amount is added to each bound on log T, to allow for rounding errors in its computation.
+# This amount is added to each bound on log T, where T is the importance weight of a sample, to
+# allow for rounding errors in the computation of the bound.
 _BOUND_ROUNDING = 1e-6
 
 
@@ -95,7 +97,8 @@ class MinSepLosses(Losses):
         """
         n = self.rounds
         normals = rng.standard_normal((n, size))
-        # The inner products <c_t, y> / sigma^2 of the columns with the output y.
+        # Entries are the inner products <c_t, y> / sigma^2, where c_t is column t of the encoder
+        # and y the noisy output.
         inner_products = np.zeros((n, size))
         for block in self._blocks:
             normal_rows = normals[block.first_column : block.end_row]
@@ -116,8 +119,9 @@ class MinSepLosses(Losses):
         advance = self._bound(K).advance
         mean = np.zeros((n, size))
         num_participations = np.zeros(size)
-        # Row t + b has the number of patterns that take part in round t. The first b rows are for
-        # rounds before the run, in which a participation makes a pattern ineligible at the start.
+        # Row t + b has the number of participation patterns that take part in round t. The first b
+        # rows are for rounds before the run; a pattern that takes part in one of them is ineligible
+        # at the start of the run.
         taking_part = np.zeros((n + b, size), np.int8)
         if b > 1:
             self._draw_earlier_participations(K, taking_part, rng)
@@ -233,8 +237,9 @@ class MinSepLosses(Losses):
             no_overflow = K * K * self.products.max() <= MAX_EXPONENT
             if min(K, self.b) > 1 and no_overflow and is_affordable(self.rounds, self.b, K):
                 bound = min(bound, bound_by_ages(self.products, self.b, self.p, K))
-            # The bound is stored only when it is final. Otherwise another thread could read an
-            # earlier bound and draw samples with another advance.
+            # The bound is stored only when it is final. Otherwise another thread could read a bound
+            # that is not final, and draw its samples with another advance (a constant in the
+            # importance weight).
             self._bound_by_order[K] = bound
         return self._bound_by_order[K]
 

@@ -28,8 +28,8 @@ from fedmf.privacy.rounding import down, up
 from fedmf.privacy.sampling.base import Sampling
 from fedmf.privacy.sampling.description import Description
 
-# The privacy statement says how many samples a tight bound would need, if that is more than this
-# many times the number that was drawn.
+# The privacy statement says how many samples a tight bound on epsilon would need if this number is
+# more than _NOTABLE_SHORTAGE times the number of samples that were drawn.
 _NOTABLE_SHORTAGE = 1.5
 
 
