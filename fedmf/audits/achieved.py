@@ -231,9 +231,10 @@ class Tally:
         if not self.num_noncompliant and self.unrecorded:
             return planned_sensitivity
         if self._largest_compliant.squared < 0:
-            # No recorded client followed the plan. If some rounds have no record, other clients may
-            # have followed the plan in those rounds alone. Non-compliant clients count in all of
-            # these rounds, so the run is at most as sensitive to such other clients as to them.
+            # No recorded client followed the plan. If some rounds have no record, clients without a
+            # record may have followed the plan in those rounds. Non-compliant clients are assumed
+            # to take part in all unrecorded rounds, so the run is at most as sensitive to the
+            # clients without a record as to the non-compliant ones.
             if not self.unrecorded:
                 return None
             return self._largest_noncompliant.sensitivity()

@@ -34,8 +34,8 @@ from fedmf.numpy_errors import with_numpy_defaults
 
 __all__ = ["AggregatorClaim", "Maker", "audit_aggregator"]
 
-# If no update moves a release, the bound on the noise multiplier is infinite. This finite number is
-# reported instead, because JSON has no infinity.
+# The bound on the noise multiplier is infinite if no update changes a release. This finite number
+# is reported instead, because JSON has no infinity.
 _MAX_NOISE_MULTIPLIER = 1e12
 # If all tests pass, the reported bound on the noise multiplier is at least this fraction of the
 # claimed noise multiplier.

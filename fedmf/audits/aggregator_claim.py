@@ -16,16 +16,17 @@ from fedmf.audits.noise import FALSE_POSITIVE_RATE
 from fedmf.privacy.gaussian import exact_gaussian_epsilon, gaussian_noise_multiplier
 from fedmf.privacy.rounding import finite_or_none
 
-# These tests examine the noise. They call the function with updates that are all zero.
+# Names of the tests that examine the noise. They call the aggregation function with updates that
+# are all zero.
 NOISE_TESTS = ("zeros", "noise", "rounds", "tails", "dependence", "start")
-# These tests examine movements, which are the distances by which clients' updates move a release.
+# Names of the tests that examine movements, which are the distances by which clients' updates move
+# a release.
 MOVEMENT_TESTS = tuple(
     "norms patterns types one order cohort weights sums not-finite dropout releases "
     "noise-with-data".split()
 )
 TEST_NAMES = NOISE_TESTS + MOVEMENT_TESTS
-# A test misses a deviation of the size `Outcome.sees` from the claimed value with at most this
-# chance.
+# Largest chance that a test misses a deviation of the size `Outcome.sees` from the claimed value.
 MISS_RATE = 1e-6
 _MIN_ENTRIES = 256
 _MAX_CLIENTS = 1_000_000

@@ -16,10 +16,10 @@ from fedmf.audits.aggregator_inputs import HUGE_NORM, INSIDE_NORM, Scenario
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 
-# A clip norm that adapts slowly over rounds is looked for in at most this many rounds of a run.
+# The test for a clip norm that adapts slowly over rounds uses at most this many rounds of a run.
 _MAX_SLOW_ROUNDS = 24
-# This test detects a movement that exceeds the claim by this relative amount, with at most
-# _MAX_SLOW_CALLS calls of the function.
+# The test of a slowly adapting clip norm detects that an update moves a release by this relative
+# amount more than the claim allows, with at most _MAX_SLOW_CALLS calls of the function.
 _SLOW_EXCESS = 0.4
 _MAX_SLOW_CALLS = 240
 
@@ -148,7 +148,7 @@ def _slow_movements(tests: MovementTests, base_scenario: Scenario) -> Iterator[M
             )
         except (WrongResult, NotFiniteReleaseError):
             raise
-        # A function that refuses these updates protects clients as well as one that clips them.
+        # A function that refuses unclipped updates protects clients as well as one that clips them.
         except Exception:
             tests.measurements.runs.start()
 
@@ -185,7 +185,7 @@ def _movements_between_counts(
             estimates.append((num_senders, row, measurements.measure(row)))
         except (WrongResult, NotFiniteReleaseError):
             raise
-        # A function that refuses these updates protects clients as well as one that clips them.
+        # A function that refuses unclipped updates protects clients as well as one that clips them.
         except Exception:
             measurements.runs.start()
     for low, high in itertools.combinations(estimates, 2):

@@ -287,7 +287,8 @@ def _reflections(runs: list[np.ndarray]) -> Finding:
         padded_length = scipy.fft.next_fast_len(2 * num_entries, real=True)
         squared_spectrum = scipy.fft.rfft(rows, padded_length) ** 2
         sums = scipy.fft.irfft(squared_spectrum, padded_length)[:, :num_index_sums]
-        # An entry times itself is no product of a pair, so the squares are subtracted.
+        # The sum is over products of two different entries, so the squares of the entries are
+        # subtracted.
         sums[:, ::2] -= rows**2
         distances = np.abs(np.arange(num_index_sums) - (num_entries - 1))
         num_pairs = (num_entries - distances) // 2
@@ -319,8 +320,8 @@ def _equal_entries(runs: list[np.ndarray]) -> Finding:
     indices = np.arange(len(sorted_values))
     starts_group = np.concatenate([[True], ~is_equal])
     rank = indices - np.maximum.accumulate(np.where(starts_group, indices, 0))
-    # Of the entries with equal absolute values, the first two are a pair, the next two are a pair,
-    # and so on. So no entry is in two pairs.
+    # Entries with equal absolute values are paired: the first with the second, the third with the
+    # fourth, and so on. So no entry is in two pairs.
     second_indices = np.flatnonzero(rank % 2 == 1)
     num_equal_signs = int(
         (np.sign(sorted_values[second_indices]) == np.sign(sorted_values[second_indices - 1])).sum()

@@ -11,7 +11,8 @@ from fedmf.audits.aggregator_inputs import INSIDE_NORM, Inputs, Scenario
 from fedmf.audits.aggregator_movement_tests import MovementTests
 from fedmf.audits.aggregator_runs import WrongResult
 
-# The test makes at most this many comparisons, by which its error rate is divided.
+# The test of dropouts makes at most this many comparisons. Its error rate is divided by their
+# number.
 _NUM_COMPARISONS = 5
 
 
@@ -37,8 +38,8 @@ def check_dropout(tests: MovementTests) -> None:
         except NotFiniteReleaseError:
             if len(scenario.updates()) < tests.inputs.num_clients:
                 raise
-            # A release is not finite because a client sent NaN. The test `not-finite` reports this
-            # mistake, so it is no failure of this test.
+            # The release is not finite, because a client sent NaN. The test `not-finite` reports
+            # this mistake, so this test does not.
             tests.measurements.runs.start()
             continue
         except Exception as error:
@@ -125,8 +126,8 @@ def _noise_without_clients(tests: MovementTests) -> tuple[float, str]:
     try:
         estimate = measurements.measure(scenario, with_residual=True)
     except Exception:
-        # The function has refused the round, or its release is not finite. Neither shows how large
-        # the noise is.
+        # Either the function has refused the round, or its release is not finite. In both cases the
+        # round does not show how large the noise is.
         measurements.runs.start()
         return 1.0, ""
     if not measurements.noise_model.exists:

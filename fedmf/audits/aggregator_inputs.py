@@ -11,9 +11,9 @@ import numpy as np
 
 from fedmf.audits.aggregator_claim import AggregatorClaim
 
-# A huge update, which a clip must shorten, has a norm of this many clip norms.
+# Norm of a huge update, in units of the clip norm. Clipping must shorten such an update.
 HUGE_NORM = 1e4
-# An update that a clip must not change has a norm of this many clip norms.
+# Norm of an update that clipping must not change, in units of the clip norm.
 INSIDE_NORM = 0.999
 
 

@@ -28,9 +28,11 @@ from fedmf.audits.aggregator_inputs import Inputs, Scenario, Updates
 from fedmf.audits.aggregator_noise import NoiseModel
 from fedmf.audits.aggregator_runs import AggregatorRuns
 
-# A movement of a million float32 entries has a relative rounding error of at most this.
+# A movement is the distance by which a client's update moves a release. If an update has a million
+# float32 entries, the relative rounding error of its movement is at most this.
 _FLOAT32_ERROR = 1e-4
-# In one scenario, all clients together send at most this many entries.
+# Largest number of entries that all clients together send in one test scenario, summed over its
+# rounds.
 _MAX_SENT_ENTRIES = 1e8
 
 
@@ -178,8 +180,8 @@ class Measurements:
             period_sums=np.zeros((len(periods), projection.num_owners)),
             period_counts=np.zeros(len(periods)),
         )
-        # A new run is started here. A function that averages over rounds would otherwise mix in
-        # rounds of an earlier scenario.
+        # The scenario is measured in a new run. Otherwise, a function that averages over rounds
+        # would mix in rounds of an earlier scenario.
         self.runs.start()
         for block_index in range(num_blocks):
             needs_start = self.noise_model.block > 1 or scenario.earlier_updates is not None
@@ -298,7 +300,7 @@ class Measurements:
         if relative_error > 0:
             degrees = 1 / (2 * relative_error**2)
         excess = (size - 1 - _FLOAT32_ERROR) / std_at_claim
-        # The p-value is doubled, because a movement in either direction is tested.
+        # The p-value is doubled, because the test is for deviations in both directions.
         tail = float(scipy.special.stdtr(max(degrees, 1.0), -excess))
         return Movement(
             scenario=scenario,

@@ -10,8 +10,9 @@ from fedmf.audits.aggregator_movement import Measurements
 from fedmf.audits.aggregator_runs import WrongResult
 from fedmf.audits.aggregator_scenarios import scenarios
 
-# A mistake explains a movement if the movement that it predicts differs by at most this many
-# standard deviations.
+# Largest difference, in standard deviations, between the measured effect of a client's update on a
+# release and the effect that a known mistake predicts, with which the mistake still counts as the
+# explanation.
 _MAX_DEVIATIONS_FROM_MISTAKE = 4.0
 
 
@@ -81,8 +82,8 @@ class MovementTests:
                 self.add_nonfinite_release(test_name, row.description)
                 return
             except Exception as error:
-                # A function that refuses updates protects clients as well as one that clips the
-                # updates. A new run is started, because the function may remember refused updates.
+                # A function that refuses updates protects clients as well as one that clips them. A
+                # new run is started, because the function may remember the refused updates.
                 error_names.append(type(error).__name__)
                 self.measurements.runs.start()
         self.add_outcome(test_name, movements, error_names)

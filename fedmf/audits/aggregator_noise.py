@@ -17,7 +17,7 @@ from fedmf.audits.aggregator_runs import AggregatorRuns, WrongResult
 from fedmf.audits.worst_case import worst_contributions
 from fedmf.participation.schema import Participation
 
-# The tests must detect noise that is cut off at this many standard deviations.
+# The tests must detect Gaussian noise whose tails are cut off at this many standard deviations.
 DETECTED_CUT = 4.0
 # The error rate of the tail tests is divided by this number, an upper bound on how many tail tests
 # there are.
@@ -26,14 +26,16 @@ _NUM_TAIL_TESTS = 16
 # may be wrong by 1%, so that a cut seems 1% farther out, and detecting it takes a fifth more
 # entries.
 _SCALE_MARGIN = 1.2
-# Correlated noise is whitened over this many rounds at most, at the start of a run. Movements are
-# measured in these rounds.
+# Largest number of rounds, at the start of a run, over which correlated noise is whitened (made
+# independent). The effect of updates on the releases is measured in these rounds.
 MAX_BLOCK_ROUNDS = 8
-# To sample the noise, all clients together send at most this many entries.
+# While noise is sampled, the clients send updates of zeros. This is the largest number of entries
+# that all clients together send, over all rounds.
 _MAX_SENT_ENTRIES = 1e9
 # At most this many rounds of a run are sampled.
 _MAX_SAMPLED_ROUNDS = 4096
-# Some rounds are stored whole. Over all runs they have at most this many entries.
+# Some rounds are stored with all entries of their releases. Over all runs, these rounds have at
+# most this many entries.
 _MAX_WHOLE_ENTRIES = 2**21
 # Some columns (entries of a release) are stored for every round: at most _MAX_COLUMNS columns, and
 # at most _MAX_COLUMN_ENTRIES entries in all.
@@ -331,8 +333,8 @@ def _fit_correlated(sample: NoiseSample, claim: AggregatorClaim) -> NoiseModel:
     column_std = entry_std[sample.columns]
     scaled_rows = np.concatenate(whole_runs, axis=1) / np.tile(column_std, len(whole_runs))
     half_columns = scaled_rows.shape[1] // 2
-    # The client participation with the least protection is selected by one half of the samples, and
-    # the noise multiplier for it is measured on the other half.
+    # The participation pattern of the least protected client is selected by one half of the noise
+    # samples, and the noise multiplier for it is measured on the other half.
     participation = Participation(
         rounds=num_rounds, schema="min_sep", min_sep=min(claim.min_sep or num_rounds, num_rounds)
     )

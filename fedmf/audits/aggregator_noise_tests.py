@@ -16,7 +16,7 @@ from fedmf.audits.aggregator_noise import (
     white_rows,
 )
 
-# Arrays with fewer entries are not tested in each single round.
+# Arrays with fewer entries than this are not tested in single rounds.
 _MIN_ENTRIES_IN_ROUND = 64
 
 
@@ -171,8 +171,8 @@ def _relative_squares(
     """
     scale = model.round_scale[sample.round_of]
     yield (sample.squares / model.array_std**2).sum(axis=1) / scale**2, sum(claim.sizes)
-    # The sum of an entry's squares over rounds is chi-squared only if all rounds have the same
-    # scale. It is left out otherwise.
+    # The sum of an entry's squares over rounds has a chi-squared distribution only if the noise of
+    # all rounds has the same scale. Otherwise this test is left out.
     if (model.round_scale == 1).all():
         yield sample.entry_squares / model.entry_std**2, len(sample.squares)
 

@@ -17,12 +17,13 @@ from fedmf.audits.aggregator_runs import WrongResult
 _MAX_ARRAYS_WITH_THREE_ENTRIES = 8
 # If an update has more arrays, only their middle entries are replaced, in at most this many arrays.
 _MAX_ARRAYS_WITH_ONE_ENTRY = 64
-# Inputs with a value that is not finite beside a huge entry are made for at most this many arrays.
+# For at most this many arrays, the test sends an update that has NaN or infinity beside a huge
+# entry.
 _MAX_ARRAYS_BESIDE_HUGE = 4
 # The error rate of the test is divided by this upper bound on the number of its inputs.
 _MAX_INPUTS = 200
-# After each group of this many bad inputs, updates within the clip norm are sent. They show whether
-# the function remembers the bad inputs.
+# After each group of this many updates with NaN or infinity, updates within the clip norm are sent.
+# They show whether the function remembers the bad updates.
 _INPUTS_BETWEEN_CHECKS = 4
 
 
@@ -61,7 +62,8 @@ def check_not_finite(tests: MovementTests) -> None:
         except NotFiniteReleaseError:
             p_value = 0.0
         except Exception:
-            # A function that refuses the update protects clients as well as one that zeroes it.
+            # A function that refuses an update with NaN or infinity protects clients as well as one
+            # that zeroes it.
             measurements.runs.start()
             continue
         smallest_p_value = min(smallest_p_value, p_value)
@@ -97,7 +99,8 @@ def _is_remembered(tests: MovementTests, inside_update: np.ndarray) -> bool:
     except WrongResult:
         raise
     except Exception:
-        # A function that refuses finite updates from now on releases nothing about the bad inputs.
+        # A function that refuses finite updates from now on releases nothing about the earlier
+        # updates that were not finite.
         runs.start()
     return False
 
@@ -196,8 +199,8 @@ def _outlier_p_value(tests: MovementTests, row: np.ndarray) -> float:
     array_of = tests.inputs.array_of
     signs = tests.inputs.signs
     sizes = np.array(tests.claim.sizes)
-    # In an array of a single entry, a movement cannot be told from noise. There, the largest
-    # movement that the claim allows is subtracted instead.
+    # In an array of a single entry, the effect of an update cannot be told from noise. So the
+    # largest effect that the claim allows is subtracted.
     array_sums = np.add.reduceat(white_row * signs, tests.inputs.starts)
     array_means = array_sums / sizes * (sizes > 1)
     deviations = np.abs(white_row - signs * array_means[array_of])

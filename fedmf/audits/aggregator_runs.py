@@ -50,7 +50,7 @@ class AggregatorRuns:
         try:
             parameter = inspect.signature(self._function).parameters.get("examples")
         except (TypeError, ValueError):
-            # Builtin functions have no signature.
+            # Python cannot report the signature of some builtin functions.
             parameter = None
         self.takes_examples = parameter is not None
         self._is_positional = parameter is not None and parameter.kind is parameter.POSITIONAL_ONLY

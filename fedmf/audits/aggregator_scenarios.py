@@ -14,11 +14,11 @@ import numpy as np
 from fedmf.audits.aggregator_inputs import HUGE_NORM, INSIDE_NORM, Direction, Inputs, Scenario
 from fedmf.audits.aggregator_weights import example_weight_scenarios
 
-# Norm of an update, in clip norms, that is slightly above the clip norm. It reveals a function that
-# clips only from 1.05 clip norms on.
+# Norm of an update that is slightly above the clip norm, in units of the clip norm. It reveals an
+# aggregation function that clips only updates of 1.05 clip norms or more.
 _BARELY_ABOVE = 1.045
-# Norms of the tested updates, in clip norms. They reveal a function that leaves updates unclipped
-# in any interval [x, sqrt(10) x] of norms.
+# Norms of the updates that are sent, in units of the clip norm. They reveal an aggregation function
+# that leaves updates unclipped in any interval [x, sqrt(10) x] of norms.
 _NORMS = (
     1.1,
     1.2,
@@ -38,11 +38,11 @@ _NORMS = (
     1e5,
 )
 _LARGEST_NORM = 1e6
-# At most this many arrays are tested one by one.
+# Largest number of arrays of an update that are tested one by one.
 _MAX_SINGLE_ARRAYS = 16
 # At most this many clients send distinct updates in one round.
 _MAX_DISTINCT_CLIENTS = 64
-# All subsets of the arrays are tested if there are no more arrays than this.
+# If an update has at most this many arrays, all subsets of them are tested.
 _MAX_ARRAYS_FOR_SUBSETS = 5
 
 
@@ -121,8 +121,8 @@ def _pattern_scenarios(inputs: Inputs) -> Iterator[Scenario]:
         for norm in (1.5, HUGE_NORM):
             excess = 0.25
             max_calls = 60
-            # If the function multiplies one array by a factor near 1, only a test of this array
-            # alone detects it.
+            # If the aggregation function multiplies one array of the update by a factor near 1,
+            # only a test of this array alone detects the mistake.
             if norm == HUGE_NORM and pattern.is_single_array:
                 excess = (1 - INSIDE_NORM) + 0.05
                 max_calls = 500
@@ -209,7 +209,8 @@ def _typed_updates(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
         if 6e-8 < entry <= 6.5e4:
             yield "of float16", (entry * inputs.signs).astype(np.float16)
     for bits in (8, 16, 32, 64):
-        # The square of `root` is the smallest square that overflows the unsigned type.
+        # The square of `root` is the smallest square that overflows the unsigned integer type of
+        # this many bits.
         root = 2.0 ** (bits // 2)
         largest_entry = 2.0 ** (bits - 1) - 1
         entries = {

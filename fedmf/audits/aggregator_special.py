@@ -14,11 +14,11 @@ from fedmf.audits.aggregator_movement_tests import MovementTests, SpecialTest
 from fedmf.audits.aggregator_not_finite import check_not_finite
 from fedmf.audits.aggregator_runs import WrongResult
 
-# Relative error that is allowed in the measured factor between releases, which tells a sum from a
-# mean.
+# A factor between two releases tells a sum from a mean. This is the relative error that is allowed
+# in its measurement.
 _RELEASE_ERROR = 0.05
-# The noise for large updates is compared with the noise for updates of zeros in at least this many
-# entries.
+# Smallest number of noise entries in which the noise for large updates is compared with the noise
+# for updates of zeros.
 _NUM_NOISE_ENTRIES = 30_000
 
 
@@ -101,7 +101,7 @@ def check_noise_with_data(tests: MovementTests) -> None:
             estimate = measurements.measure(scenario, with_residual=True)
         except (WrongResult, NotFiniteReleaseError):
             raise
-        # A function that refuses these updates protects clients as well as one that clips them.
+        # A function that refuses large updates protects clients as well as one that clips them.
         except Exception:
             measurements.runs.start()
             continue
@@ -207,12 +207,12 @@ def find_smaller_arrays(tests: MovementTests) -> None:
             [movement] = tests.measurements.movements(
                 scenario, 2 * inputs.num_arrays, BaselineEstimates()
             )
-            # After this factor, `size` is the array's movement relative to the claim, whatever the
-            # noise of the array is.
+            # The factor makes `size` the effect of the update on this array, relative to the effect
+            # that the claim allows, whatever the noise of the array is.
             size = movement.size * movement_scale
             std = movement.std_at_claim * movement_scale
-            # If an array's noise is smaller by some factor, clients may move it less by the same
-            # factor.
+            # If an array's noise is smaller by some factor, the largest allowed effect of clients'
+            # updates on the array is smaller by the same factor.
             excess = size / noise_ratio - 1
             is_contradicted = excess > tests.outcomes.deviations(2) * std / noise_ratio
             may_be_as_claimed = size + tests.outcomes.reach(2) * std >= 1

@@ -139,8 +139,8 @@ def audit_canaries(
     significance = error / (len(scores) * len(BOUNDS))
     for score_name, canary_scores in scores.items():
         for assumption, compute_bound in BOUNDS.items():
-            # Amplification assumes that the cohorts are secret. Only the bound from the final
-            # model, without an assumption, is valid then.
+            # Amplification by sampling assumes that the cohorts are secret. In this case, only the
+            # bound that uses the final model and makes no assumption about the mechanism is valid.
             is_amplified = score_name == "final model" and assumption == "nothing"
             is_selected = took_part
             epsilon_claimed = unamplified_epsilon(plan)

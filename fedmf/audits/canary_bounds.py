@@ -137,8 +137,8 @@ def normal_epsilon_bound(
     return gaussian_epsilon(1 / mu, delta) if mu > 0 else 0.0
 
 
-# Functions that compute a lower bound on epsilon, by the assumption on the mechanism that each
-# makes.
+# Functions that compute a lower bound on epsilon. The key of each function says what it assumes
+# about the mechanism.
 BOUNDS = {
     "nothing": epsilon_bound,
     "Gaussian mechanism": gaussian_epsilon_bound,

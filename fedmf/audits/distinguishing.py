@@ -309,7 +309,7 @@ def _epsilon_p_value(counts: _DecisionCounts, delta: float, epsilon: float) -> f
     """
     if not _epsilon_bound(counts, delta, 1.0) > epsilon:
         return 1.0
-    # The search bisects the logarithm (base 10) of the allowed error probability.
+    # The search bisects the base-10 logarithm of the allowed error probability.
     low_log = -300.0
     high_log = 0.0
     for _ in range(60):

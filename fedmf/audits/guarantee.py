@@ -34,7 +34,7 @@ from fedmf.participation.schema import EveryRound
 from fedmf.participation.stats import ParticipationStats
 from fedmf.privacy.plan import Plan, check_plan
 
-# A number of bytes that is more than any machine has.
+# An upper bound on the bytes of memory of any machine.
 _MAX_MEMORY = 2**50
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 DEFAULT_MEMORY = 10**9
 _MIN_MEMORY_BYTES = 256 * 10**6
 _MAX_ROUNDS = 10**9
-# Number of rows that are read at a time. A client with more rows makes its block larger.
+# Number of rows of a participation log that are read at a time. A client with more rows makes its
+# block larger.
 _BLOCK_ROWS = 2**19
 
 
@@ -70,8 +71,8 @@ class SortedLog:
             starts = np.flatnonzero(columns["is_next_client"])
             end = len(columns["round"])
             if begin + block_rows < num_rows:
-                # The last client of the block may have further rows, so the next block begins with
-                # this client.
+                # The last client of this block may have more rows in the log, so the next block
+                # begins with the same client.
                 end = int(starts[-1])
             if end:
                 block = np.asarray(columns["round"][:end])

@@ -11,10 +11,11 @@ from fedmf import fields, identifiers, tables
 if TYPE_CHECKING:
     import duckdb
 
-# This SQL expression is the client id after characters that look alike are mapped to one of them.
+# An SQL expression for the client id in which characters that look alike are replaced by one of
+# them.
 _SKELETON = tables.skeleton_sql("client")
-# This SQL expression is the id after that mapping. It is NULL if the client id is empty or has
-# invisible characters at its ends.
+# An SQL expression for the client id, in which characters that look alike are replaced by one of
+# them. It is NULL if the id is empty or has invisible characters at its ends.
 _CHECKED_CLIENT = (
     f"CASE WHEN NOT regexp_matches(client, '^[\\p{{Cc}}\\p{{Cf}}\\pZ]|[\\p{{Cc}}\\p{{Cf}}\\pZ]$') "
     f"THEN nullif({_SKELETON}, '') END"
@@ -139,7 +140,7 @@ class LogFile:
     def read(self, db: "duckdb.DuckDBPyConnection", scratch: str) -> ParticipationLog:
         """Reads the file into the sorted table `log`, and returns a description of the file."""
         stat_before = self.path.stat()
-        # If DuckDB had to keep the order of rows, it would need more memory.
+        # DuckDB would need more memory to keep the order of the rows.
         db.execute("SET preserve_insertion_order = false")
         self._load(db, scratch)
         num_rows = self._num_rows(db)

@@ -27,14 +27,14 @@ from fedmf.audits.finding import Finding
 from fedmf.numpy_errors import with_numpy_defaults
 
 FALSE_POSITIVE_RATE = 1e-6
-# Distances in rounds at which the correlation of two rounds is tested. They include the block
-# lengths in which noise vectors are precomputed.
+# The correlation of two rounds is tested if they are this many rounds apart. The distances include
+# the block lengths in which noise vectors are precomputed.
 _LAGS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256)
 # Pairwise correlations are tested for at most MAX_COMPARED_COORDINATES coordinates, or fewer if
 # that takes more than MAX_PAIR_MULTIPLICATIONS multiplications.
 MAX_COMPARED_COORDINATES = 2048
 MAX_PAIR_MULTIPLICATIONS = 4e9
-# Number of rows whose correlations with all others are computed at once.
+# Number of rows of the noise whose correlations with all other rows are computed at once.
 _BLOCK_ROWS = 1024
 
 
@@ -155,7 +155,7 @@ def _test_one_run(W: np.ndarray, leaves: tuple[int, ...], columns: np.ndarray) -
     if n > 1:
         yield _test_lags(W)
     if n > 1 and d > 1:
-        # `_test_lags` already tests the correlation of a coordinate with itself a round later.
+        # The correlation of a coordinate with itself a round later is tested by `_test_lags`.
         name = "correlation of any two coordinates, a round apart"
         yield _largest_correlation(name, coordinates[:, :-1], coordinates[:, 1:], skip_same=True)
 

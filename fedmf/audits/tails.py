@@ -29,8 +29,9 @@ from fedmf.numpy_errors import with_numpy_defaults
 
 # The tests count the entries beyond each of these distances from 0, in standard deviations.
 DISTANCES = (2.0, 2.5, 3.0, 3.5, 4.0, 4.5)
-# Numbers of entries within _NEAR_ZERO and within _AT_ZERO of 0 are tested too, in standard
-# deviations. The second test is skipped for noise on a grid that is too coarse for it.
+# The tests also count the entries whose absolute value is at most _NEAR_ZERO or at most _AT_ZERO,
+# in standard deviations. The test with _AT_ZERO is skipped for noise on a grid that is too coarse
+# for it.
 _NEAR_ZERO = 0.03
 _AT_ZERO = 0.001
 # `tail_findings` yields this number of findings.
@@ -39,8 +40,9 @@ NUM_TESTS = len(DISTANCES) + 4
 _MOMENT_LIMIT = 4.0
 _NUM_NODES = 200
 _MAX_TILT = 1.0
-# Range in which cuts of the tails are searched. At the lower end the cut normal is almost uniform:
-# scaled to variance 1, its largest value is sqrt(3).
+# The search for a value at which the normal distribution's tails are cut is limited to this range.
+# At the lower end, the cut distribution is almost uniform: scaled to variance 1, its largest value
+# is sqrt(3).
 _MIN_CUT = 1e-2
 _MAX_CUT = 37.0
 
@@ -139,7 +141,8 @@ def moment_p_value(mean: float, entries: int) -> float:
     _, lowest_mean = _cumulant(-_MAX_TILT)
     _, highest_mean = _cumulant(_MAX_TILT)
     if lowest_mean < mean < highest_mean:
-        # Any value of theta, the tilt, gives a valid bound. This value gives the best one.
+        # The bound is valid for any value of the tilt theta (the exponent of a Chernoff bound).
+        # This value gives the tightest bound.
         tilt = scipy.optimize.brentq(
             lambda theta: _cumulant(theta)[1] - mean, -_MAX_TILT, _MAX_TILT, xtol=1e-15
         )

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedmf import checks
 
-# Rounding of releases to float32 may change the whitened noise by at most this, in standard
-# deviations.
+# Largest change of the whitened noise, in standard deviations, that the rounding of releases to
+# float32 may cause.
 MAX_ROUNDING_STDDEVS = 1e-2
 
 

@@ -18,11 +18,13 @@ from fedmf.participation.budgeted import Budgeted
 from fedmf.participation.schema import Participation
 from fedmf.privacy.plan import Plan, cohort_scale
 
-# All sets of a client's rounds ("patterns") are tried if there are at most this many.
+# All possible sets of a client's rounds (patterns) are tried if there are at most this many.
 MAX_PATTERNS = 5_000
-# If a pattern has at most this many rounds, all signs of the contributions to them are tried.
+# If a client takes part in at most this many rounds, all combinations of signs of its contributions
+# are tried.
 _MAX_ROUNDS_FOR_ALL_SIGNS = 8
-# If a pattern has at most this many rounds, the search also moves them one at a time.
+# If a client takes part in at most this many rounds, the search for the worst case also moves the
+# rounds one at a time.
 MAX_MOVED_ROUNDS = 64
 _MAX_SWEEPS = 20
 # Relative difference below which two values count as equal.

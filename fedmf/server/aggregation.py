@@ -87,7 +87,8 @@ def clip_after(
     bits = _cast(xp, bits, np.float32)
     num_within = state.within + bits / np.float32(clients) + np.float32(0.5)
     mean = _clip(xp, num_within / np.float32(clipping.every), np.float32(0), np.float32(1))
-    with np.errstate(over="ignore"):  # Large learning rates overflow; `_clip` bounds the result.
+    # Large learning rates overflow to infinity here, and `_clip` then bounds the result.
+    with np.errstate(over="ignore"):
         step = xp.exp(-clipping.learning_rate * (_cast(xp, mean, np.float64) - clipping.quantile))
         next_norm = _clip(xp, state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
     is_due = xp.equal((t + 1) % clipping.every, 0)
@@ -126,7 +127,8 @@ def scaling_after(
     moment = [_next_moment(scaling, v, g, xp) for v, g in zip(state.moment, mean, strict=True)]
     scales = _cond(
         xp,
-        # In a TFF graph, `==` would compare the identities of two tensors and not their values.
+        # Tensors are compared by `xp.equal`, because `==` would compare the identities of two
+        # tensors in a TFF graph, and not their values.
         xp.equal((t + 1) % scaling.every, 0),
         lambda: _scales_of(scaling, moment, xp),
         lambda: list(state.scales),
@@ -144,7 +146,7 @@ def _next_moment(scaling: Scaling, v: Any, mean: Any, xp: Any) -> Any:
     square = xp.square(_clip(xp, mean, np.float32(-LARGEST_ROOT), np.float32(LARGEST_ROOT)))
     if scaling.rule == "adagrad":
         return xp.minimum(v + square, np.float32(LARGEST_ROOT**2))
-    # Rounding must not make the moment negative, because its square root is taken.
+    # The second moment must not become negative by rounding, because its square root is taken.
     return xp.maximum(v + np.float32(1 - scaling.decay) * (square - v), np.float32(0))
 
 

@@ -37,8 +37,9 @@ class AppendedFile:
         self._end = 0
         self._digest = hashlib.sha256()
         self._pending = b""
-        # The stamp that the file had after this process wrote to it last. If the file has another
-        # stamp later, another program wrote to it.
+        # This attribute holds the file's stamp (numbers that change when the file is written or
+        # replaced) after the last write of this process. If the stamp differs later, another
+        # program wrote to the file.
         self._stamp: Stamp | None = None
 
     def begin(self) -> None:
@@ -134,8 +135,8 @@ class AppendedFile:
         digest = self._digest.copy()
         digest.update(self._pending)
         end = self._end + len(self._pending)
-        # All attributes change in one line, so that an interrupt is unlikely to come between the
-        # changes.
+        # All attributes are set in one assignment, so that an interrupt is unlikely to leave only
+        # some of them changed.
         self._digest, self._end, self._pending, self._stamp = digest, end, b"", stamp
 
 

@@ -134,7 +134,8 @@ def audit_mechanism(
     scale = plan.stddev / divisor_of(plan)
     first_run = runs.releases(coordinates, noise_seed=16 * seed + 1)
     noises = [whiten(causal_matrix, first_run, scale)]
-    del first_run  # This frees as much memory as the noise takes.
+    # The first run is deleted to free as much memory as its noise takes.
+    del first_run
     resumed_run = runs.releases(coordinates, noise_seed=16 * seed + 2, resume_at=num_rounds // 2)
     noises.append(whiten(causal_matrix, resumed_run, scale))
     del resumed_run

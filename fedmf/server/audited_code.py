@@ -12,15 +12,15 @@ from fedmf.server.clipping import UpdateSum
 from fedmf.server.host_noise import HostNoise
 from fedmf.server.means import MeansState, NoisyMeans, in_shapes
 
-# The attacking client's update exceeds the clip norm by this factor, so that the code has to clip
-# it.
+# The norm of the attacking client's update is this many times the clip norm, so that the audited
+# code has to clip it.
 _OVERSHOOT = 3.0
 # The audit divides each round's sum by this number, unless the plan simulates a larger cohort.
 _DIVISOR = 10
 
-# A function that takes a round t. It returns an array of coordinates and a number: for each of
-# these coordinates one client sends an update in round t, which has this number there and is 0
-# elsewhere.
+# A function that takes a round t, and returns an array of coordinates and a number. For each of
+# these coordinates, one client sends an update in round t that has this number at the coordinate
+# and 0 elsewhere.
 Clients = Callable[[int], tuple[np.ndarray, float]]
 
 

@@ -98,8 +98,8 @@ def exclusive(
     return call
 
 
-# Maps the digest of each noise seed to the place of the first server with this seed, in words. The
-# place becomes None once a warning about the seed was given.
+# This mapping leads from the digest of each noise seed to a text that says where the first server
+# with this seed was made. The text becomes None once a warning about the seed was given.
 _PLACE_BY_SEED: dict[bytes, str | None] = {}
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The number of entries that are clipped at a time.
+# Number of entries of an update that are clipped at a time.
 _BLOCK = 32_768
 _UNIT_ROUNDOFF = 2.0**-53
 _LARGEST_MARGIN = 1e-3
@@ -238,7 +238,8 @@ class _Clipping:
                 if not (largest_magnitude <= zeroing_norm and math.isfinite(largest_magnitude)):
                     self.is_zeroed = True
                     return
-                # The squares of the entries overflow, although the entries are finite.
+                # The norm is infinite although the entries are finite, because their squares
+                # overflow.
                 if not math.isfinite(norm):
                     unit = largest_magnitude
                     norm = _norm(_blocks(self._leaves, self._scales, unit=unit))

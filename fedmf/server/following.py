@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from fedmf import checks, fields
 
 RULES = ("adam", "adagrad")
-# Bounds on `epsilon`, and on the square root of a second moment. float32 can hold the ratio of any
-# two numbers between the bounds, and the square of the larger bound.
+# Bounds on the constant `epsilon` of adaptive optimizers, and on the square root of a second
+# moment. float32 can hold the ratio of any two numbers between the bounds, and the square of the
+# larger bound.
 _LEAST_EPSILON = 1e-12
 LARGEST_ROOT = 1e12
 

@@ -163,7 +163,9 @@ class HostNoise:
             "longer mechanism to train on"
         )
         t = checks.integer("t", t, low=0, high=self.rounds - 1, hint=hint)
-        with self._lock:  # The Gaussian source and the blocks can serve only one call at a time.
+        # The lock is needed because the Gaussian source and the blocks of noise can serve only one
+        # call at a time.
+        with self._lock:
             if self._is_busy:
                 raise ValueError(
                     f"t={t}: the noise of another round is being made: do not ask for a row from "
@@ -197,9 +199,10 @@ class HostNoise:
                 "the state was made with another noise seed: use HostNoise.for_state(plan, state)"
             )
         if int(noise.mechanism) != self._fingerprint:
-            # This noise does not fit the state's aggregator. If the aggregator has another plan, it
-            # would scale the noise differently, and its guarantee would not hold. If it computes
-            # its own noise, it would take this row for the row of an earlier round and subtract it.
+            # The noise does not fit the aggregator of the state. An aggregator of another plan
+            # would scale the noise differently, and its guarantee would not hold. An aggregator
+            # that computes its own noise would take this noise vector for the one of an earlier
+            # round and subtract it.
             raise ValueError(
                 "the state's aggregator was made with another plan, or without "
                 "noise_strategy='precomputed': make both from one plan, "
@@ -269,6 +272,7 @@ def _zeros(
         folder = expanded(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryFile(dir=folder) as file:
-        # A full disk raises an error here, and not a bus error in the middle of the run.
+        # All of the file's space is reserved now, so that a full disk raises an error here, and not
+        # a bus error in the middle of the run.
         os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
         return np.memmap(file, np.float32, "r+", shape=shape)

@@ -51,7 +51,8 @@ from fedmf.server.journal_reading import (
 )
 
 _METRICS_KEY = b', "metrics_row": '
-# Errors of the disk or the machine that may not occur again at the next attempt.
+# Numbers of the errors of the disk or the machine that may not occur again when a write is
+# repeated.
 _TRANSIENT_ERRORS = (
     *(errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
     *(errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EPERM),
@@ -136,7 +137,7 @@ class Journal:
         make_folder(self._folder)
         if self.has_rounds():
             raise self._kind.moved_error(self.path)
-        # A process that was killed before round 0 may have left this file.
+        # The file may exist already, if an earlier process was killed before round 0.
         self._file(0).unlink(missing_ok=True)
         self._rows.begin()
         self._header = self._next_header(0, "")
@@ -181,7 +182,8 @@ class Journal:
         with self.undamaged(self.path / ROWS):
             lines = self._restored_lines(header)
             rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(b"".join(lines))
-        # The caller may show these rounds, so a power failure must not undo their commit.
+        # The caller may publish the rounds that were read, so a power failure must not undo their
+        # commit.
         sync_folder(self._folder)
         self._header = header
         if self._metrics_row is not None:
@@ -202,8 +204,8 @@ class Journal:
         if hex_digest(earlier_rows) != header["digest"]:
             raise ValueError("it is not the record that the newest round was committed with")
         newest_line = header["newest_row"].encode()
-        # A power failure may leave any part of the rows that follow. Whole rows of later rounds
-        # show that the journal was put back from a backup.
+        # A power failure may leave any part of the rows after the committed ones. If whole rows of
+        # later rounds follow, the journal was replaced by an older backup.
         for line in self._rows.restore(earlier_rows).splitlines(keepends=True):
             later_round = round_of(line)
             if not line.endswith(b"\n") or later_round is None:
@@ -233,7 +235,7 @@ class Journal:
           ValueError: the folder or one of its files is not the one that this process left.
           OSError: it could not be written.
         """
-        # An earlier call was interrupted after it had finished this commit.
+        # The round is committed already, because an earlier call was interrupted after its commit.
         if self.rounds == t + 1:
             return
         self._append_newest_row()
@@ -242,7 +244,7 @@ class Journal:
         self.check_place()
         num_rounds = newest_number(self.path)
         if num_rounds == t + 1 and self._header_of(num_rounds) == next_header:
-            # An earlier call was interrupted after it had created the file.
+            # The file exists already, because an earlier call was interrupted after creating it.
             self._end_commit(next_header)
             return
         if num_rounds != t:
@@ -276,7 +278,7 @@ class Journal:
     def _flush_rows(self) -> None:
         """Writes pending rows to rounds.jsonl, unless another process may be writing there too."""
         if self._lock.is_exclusive:
-            # If this write fails, the next commit tries again.
+            # If this write fails, the next commit repeats it.
             with contextlib.suppress(OSError, FileWasEdited):
                 self._rows.flush()
 
@@ -383,7 +385,8 @@ class Journal:
         try:
             with np.load(self._file(rounds), allow_pickle=False) as entries:
                 return json.loads(entries["header"].item())
-        except OSError:  # The error may not occur again at the next attempt.
+        # The error is ignored, because it may not occur again at the next attempt.
+        except OSError:
             raise
         except READ_ERRORS:
             raise self.edited(f"{JOURNAL}/{self._file(rounds).name}") from None
@@ -426,7 +429,8 @@ class Journal:
         try:
             yield
         except (checks.TooLargeForMemory, MemoryError):
-            raise  # A lack of memory does not mean damage.
+            # A lack of memory does not mean that the file is damaged, so the error is passed on.
+            raise
         except READ_ERRORS as error:
             if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRORS:
                 raise

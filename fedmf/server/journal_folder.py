@@ -72,7 +72,7 @@ def _obstacles(path: pathlib.Path, kind: FolderKind) -> list[str]:
     """Returns the names of files because of which nothing new may begin in a folder."""
     names: list[str] = []
     if path.exists():
-        # A process that was killed may have left unfinished files.
+        # Unfinished files are ignored, because they may be left from a process that was killed.
         names = sorted(name for name in os.listdir(path) if not name.endswith(".part"))
     refused_names = set(kind.later_files)
     # A server or run that was stopped before round 0 leaves some of its files beside this folder.
@@ -118,7 +118,8 @@ class JournalFolder:
     """
 
     def __init__(self, path: pathlib.Path, kind: FolderKind, *, make: bool = True) -> None:
-        self.path = path.absolute()  # The process may change its working folder.
+        # The path is made absolute, because the process may change its working folder.
+        self.path = path.absolute()
         self._kind = kind
         folder_lock = self._lock(make=make)
         self.close = weakref.finalize(self, folder_lock.release)
@@ -224,7 +225,8 @@ class JournalFolder:
                     content_by_name[name] = self._kind.bound_content(self.path / name)
         committed = self._journal.read(content_by_name)
         self._restore_readable_files(committed)
-        with contextlib.suppress(OSError):  # After an error the next commit tries again.
+        # If this write fails, the next commit repeats it.
+        with contextlib.suppress(OSError):
             self._flush()
         return committed
 
@@ -272,7 +274,8 @@ class JournalFolder:
         if self._metrics is None or metrics_row is None:
             return
         self._metrics.append((strict_json.dumps(metrics_row) + "\n").encode())
-        with contextlib.suppress(OSError, FileWasEdited):  # The next commit tries again.
+        # If this write fails, the next commit repeats it.
+        with contextlib.suppress(OSError, FileWasEdited):
             self._metrics.flush()
 
     def sync(self) -> None:

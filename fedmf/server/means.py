@@ -184,8 +184,8 @@ class NoisyMeans:
                 t,
             )
             noise_row = noise_row[:-1]
-        # The mean is written over the noise vector to save memory. This is done in blocks of
-        # entries that fit the processor's cache.
+        # The noisy mean is written over the noise vector to save memory, in blocks of entries that
+        # fit the processor's cache.
         mean = noise_row
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)

@@ -51,11 +51,13 @@ class MetricsStream:
         self._stddev = metric_stddev(plan)
         self._weight = 1 / math.sqrt(SIZE)
         self._mechanism = plan.mechanism
-        # The noise vectors have unit scale here, so they depend on the plan's mechanism alone.
+        # The plan is reduced here, so that the noise vectors have unit scale and depend only on the
+        # plan's mechanism.
         plain_plan = dataclasses.replace(
             plan, quantile_clipping=None, private_metrics=None, longer=None
         )
-        # This noise has a seed of its own, so that it is independent of the noise of updates.
+        # The noise of the metrics has a seed of its own, so that it is independent of the noise of
+        # the updates.
         seed = derived_seed(f"fedmf private metrics of noise seed {check_noise_seed(noise_seed)}")
         self._noise = HostNoise(plain_plan, SIZE, noise_seed=seed)
 
@@ -174,6 +176,7 @@ def _number(name: str, value: Any) -> float:
         raise TypeError(f"`metrics` has a {type_name} for {name}: give an int or a float")
     try:
         return float(value)
-    except OverflowError:  # The int is finite, but too large for float64.
+    # Python raises OverflowError if the int is finite but too large for float64.
+    except OverflowError:
         largest_float = sys.float_info.max
         return largest_float if value > 0 else -largest_float

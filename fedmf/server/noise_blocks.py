@@ -75,14 +75,16 @@ class BlockRows:
         self._make_array = make_array
         self._free_workers: list[TileWorker] = []
         self._newest_matrix = _BlockMatrix(-1, np.zeros((0, 0), np.float32))
-        # Finding the libraries takes milliseconds, which are spent here, before round 0.
+        # The BLAS libraries are looked up here, before round 0, because the search takes
+        # milliseconds.
         blas_libraries()
         self._begin()
 
     def _begin(self) -> None:
         """Begins again with block 0, in new memory."""
         self._store = NoiseStore(self._layout, self._draws.size, self._make_array)
-        self._block = 0  # The number of the block that is being computed.
+        # The number of the block of noise vectors that is being computed.
+        self._block = 0
         self._num_tiles_done = 0
         self._is_torn = False
 
@@ -163,8 +165,8 @@ class BlockRows:
             self._drop_rows(tile, first)
             self._free_workers.append(worker)
 
-        # After an error threads may still write to the memory. The flag makes the next call start
-        # with new memory.
+        # After an error, threads may still write to the memory of the noise blocks. The flag makes
+        # the next call start with new memory.
         self._is_torn = True
         for_each(make, pending)
         self._is_torn = False

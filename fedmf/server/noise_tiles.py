@@ -122,7 +122,7 @@ class RecurrentWork:
             state_slots = [tile.row_slots[t] for t in past_rounds]
         else:
             state_slots = tile.state_slots
-        # Before round 0 the state is 0, and no slots of the store hold it.
+        # Before round 0 the state is 0, so no slots of the noise store hold it.
         num_inputs = num_rounds + len(state_slots)
         inputs = worker.inputs[:num_inputs, : tile.width]
         worker.source.fill(inputs[:num_rounds], start, tile.columns.start)

@@ -33,7 +33,7 @@ class Roster:
         self._rule = rule
         self._population = population
         self._number_by_id: dict[str, int] = {}
-        # All clients that have never taken part share entry 0 of the history.
+        # In the participation history, all clients that have never taken part share entry 0.
         self._history = rule.new_history(1)
         self._entry_by_number: dict[int | None, int] = {}
         self.names: list[Client] = []
@@ -54,7 +54,8 @@ class Roster:
             type_name = type(client).__name__
             raise TypeError(f"`{name}` {verb} a {type_name}: name clients by ints or texts")
         if isinstance(client, str):
-            # `str.__str__` takes the characters of the text, even if a subclass overrides it.
+            # `str.__str__` returns the characters of the client id, even if a subclass of str
+            # overrides __str__.
             plain_id: Client = str.__str__(client)
         else:
             plain_id = int.__index__(client) if isinstance(client, int) else int(client)

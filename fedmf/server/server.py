@@ -164,7 +164,7 @@ class Server(ExclusiveCalls):
         self.plan = plan
         self._config = config
         self._folder = folder
-        # Privacy statements look up their sentences by this key, in privacy.systems.SYSTEMS.
+        # Privacy statements use this key of privacy.systems.SYSTEMS to look up their sentences.
         self.system = "server"
         if plan.simulation is not None:
             raise ValueError(

@@ -19,16 +19,17 @@ from fedmf import checks
 # of its Box-Muller pairs, the second half the sines. A draw may start at any chunk.
 CHUNK = 1024
 _PAIRS = CHUNK // 2
-_BLOCKS = 4 * CHUNK // 16  # A coordinate takes a word of 4 bytes, and an AES block has 16 bytes.
+# A coordinate takes a random word of 4 bytes, and an AES block has 16 bytes.
+_BLOCKS = 4 * CHUNK // 16
 # Random words are converted to normal numbers in batches of this size, so that the words and the
 # numbers fit the cache.
 _WORDS = 65_536
-# The Box-Muller radius of a pair follows from a uniform number, of which 32 random bits are usually
-# enough. If these bits are nearer than this to 0 or to 2^32, the radius is computed in float64 from
-# 40 bits.
+# The radius of a Box-Muller pair is computed from a uniform number, for which 32 random bits are
+# usually enough. If these bits, as an integer, are nearer than this to 0 or to 2^32, the radius is
+# computed in float64 from 40 bits.
 _NEAR_THE_END = 2**20
-# If the 40 bits as a number are below this, 64 more bits are drawn. Such small numbers give the far
-# tail of the normal distribution.
+# If the integer of 40 random bits is below this, 64 more bits are drawn. Such small numbers give
+# the far tail of the normal distribution.
 _FAR_OUT = 2**24
 _SECOND_STREAM = 2**63
 _SEED_LIMIT = 10**4000  # Python converts at most 4300 digits by default.
@@ -207,13 +208,13 @@ class GaussianSource:
         )
         np.copyto(radius, first, casting="unsafe")
         np.multiply(radius, np.float32(2**-32), out=radius)
-        # The logarithm of 0 gives an infinite radius, which is replaced below.
+        # The logarithm of 0 gives an infinite radius, which is replaced in a later step.
         with np.errstate(divide="ignore"):
             np.log(radius, out=radius)
         np.multiply(radius, np.float32(-2), out=radius)
         np.sqrt(radius, out=radius)
         pair_indices = self._number[:count].reshape(radius.shape)
-        # Sums are computed modulo 2^32, so numbers near 0 and numbers near 2^32 both give small
+        # Unsigned sums wrap around at 2^32, so numbers near 0 and numbers near 2^32 both give small
         # sums.
         np.add(first, np.uint32(_NEAR_THE_END), out=pair_indices)
         np.less(pair_indices, np.uint32(2 * _NEAR_THE_END), out=is_near_end)
