@@ -22,9 +22,9 @@ from fedmf.training.examples import Examples, count, split_weights, take
 from fedmf.training.learner import ClientSettings, Evaluation
 
 MAX_BATCH_EXAMPLES = 256
-# The outputs of one batch take at most this many bytes. For more, the C library requests the memory
-# from the system each time, page by page. These requests took a fifth of the time with batches of
-# 256 examples, 20 words each, and a vocabulary of 10,000.
+# Largest number of bytes for the outputs of one evaluation batch. For larger arrays, the C library
+# requests memory from the system each time, page by page. These requests took a fifth of the time
+# with batches of 256 examples, 20 words each, and a vocabulary of 10,000.
 MAX_OUTPUT_BYTES = 2**25
 # Keras's layers set these attributes on their outputs, and Keras's losses and metrics read them.
 _OUTPUT_ATTRIBUTES = ("_keras_mask", "_keras_logits")
@@ -68,7 +68,7 @@ class KerasEvaluator:
         self._is_mean_loss = is_mean(functions)
         self._training_batch_size = settings.batch_size
         self._model = functions.build_model(settings.seed)
-        # If the model is a TFF model, it computes its own metrics, and the task has none.
+        # A TFF model computes its own metrics. If the model is one, the task has no metrics.
         self._tff_model = self._model if isinstance(self._model, TffModel) else None
         self._metrics = [] if functions.metrics is None else list(functions.metrics())
         # The mean is computed in float64, because its count of words would stop growing at 16

@@ -42,8 +42,8 @@ DRAWS = ForbiddenOperations(
 )
 # Python code that a graph calls could write variables or draw random numbers.
 PYTHON = ForbiddenOperations(r"(Eager)?PyFunc", "calls Python", "write it in TensorFlow")
-# TensorFlow marks these operations as stateful, although they keep nothing from call to call. Every
-# other operation with this mark is refused, also one that no pattern here names.
+# Operations that TensorFlow marks as stateful, although they keep nothing from call to call. Every
+# other operation with this mark is refused, even if no pattern in this module names it.
 _HARMLESS = re.compile(
     r"ReadVariableOp|ResourceGather(Nd)?|VariableShape|LookupTable(Find|Size)V2|If|While|Case"
     r"|StatefulPartitionedCall|DeviceIndex|Assert|CheckNumerics(V2)?|PrintV2"
@@ -55,7 +55,8 @@ def stateful_operations(names: Iterable[str]) -> list[str]:
     """Returns those operations that TensorFlow marks as stateful and `_HARMLESS` does not match."""
     stateful = []
     for name in names:
-        # A function of the graph has no definition here. Its operations are in `names` as well.
+        # If `definition` is None, the operation is a function of the graph. The operations inside
+        # this function are in `names` as well.
         definition = op_def_registry.get(name)
         is_marked = definition is not None and definition.is_stateful
         if is_marked and not _HARMLESS.fullmatch(name):

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# In a .keras file, this folder has the vocabularies of lookup layers.
+# Name of the folder in a .keras file that holds the vocabularies of lookup layers.
 _WORDS_FOLDER = "assets/"
 
 

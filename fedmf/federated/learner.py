@@ -133,7 +133,8 @@ class KerasLearner(ModelFunctions, Learner):
 
         def build(seed: int) -> Any:
             model = build_model(seed)
-            # While TFF builds a graph, the weights cannot be set here. TFF sets them afterwards.
+            # While TFF builds a graph, the model's weights cannot be set here. TFF sets them
+            # afterwards.
             if tf.executing_eagerly():
                 model.set_weights(weights)
             return model

@@ -74,7 +74,7 @@ def is_mean(functions: ModelFunctions) -> bool:
     """Returns whether the loss is a mean over examples, which allows batches of any size."""
     loss = functions.loss
     if not isinstance(loss, tf.keras.losses.Loss):
-        # `Task.loss` requires that a function returns the mean over examples.
+        # If the loss is a function, `Task.loss` requires that it returns the mean over examples.
         return True
     is_of_keras = type(loss).__module__.startswith(KERAS_MODULES)
     return is_of_keras and loss.reduction != tf.keras.losses.Reduction.SUM
@@ -123,7 +123,7 @@ def _output_loss(
     try:
         return loss(labels[:, tf.newaxis], outputs, **arguments)
     except ValueError:
-        # Keras's `Model.fit` fails for this loss, but TFF's from_keras_model works.
+        # Keras's `Model.fit` fails for a loss of this kind, but TFF's from_keras_model works.
         return loss(labels, outputs, **arguments)
 
 

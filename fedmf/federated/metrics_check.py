@@ -96,7 +96,7 @@ def _impure_operations(task: TaskData, model: Any, update_metrics: Any) -> list[
     forward_pass = tf.function(lambda x: model(x, training=False))
     impure = set(stateful_operations(operations(forward_pass.get_concrete_function(x_specs))))
     traced_update = tf.function(update_metrics).get_concrete_function(x_specs, y_specs)
-    # Metrics may write variables, because they keep their counts in them.
+    # Metrics may write variables, because they keep their counts in variables.
     forbidden_pattern = re.compile(f"{DRAWS.pattern}|{PYTHON.pattern}")
     impure |= set(filter(forbidden_pattern.match, operations(traced_update)))
     return sorted(impure)

@@ -20,7 +20,7 @@ from fedmf.training.learner import TaskData
 # A TFF model may write its local variables by these operations, because `TffModel` restores their
 # values.
 _LOCAL_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
-# Keras's own training calls these methods of a model, and fedmf does not.
+# Methods of a model that Keras's own training calls. fedmf does not call them.
 _FIT_METHODS = ("train_step", "compute_loss")
 
 
@@ -170,8 +170,8 @@ def _check_for_tff(checked: _CheckedModel) -> None:
     """Raises ValueError for a loss or for weights that execution='tff' does not support."""
     if checked.functions.loss is not None:
         _check_captures(checked)
-    # The vocabulary of an adapted lookup layer is among these weights. It has no name, so the
-    # message calls it "a vocabulary".
+    # The weights that are not trained include the vocabulary of an adapted lookup layer. The
+    # vocabulary has no name, so the message calls it "a vocabulary".
     frozen_names = [
         getattr(weight, "name", "a vocabulary") for weight in checked.model.non_trainable_variables
     ]

@@ -52,9 +52,11 @@ def import_tensorflow() -> None:
     with _quietly("tensorflow", "fedmf.federated needs TensorFlow", _how_to_train):
         import tensorflow as tf
 
-        # TensorFlow imports Keras at its first use. This use fails if tf-keras is missing.
+        # TensorFlow imports Keras when Keras is first used. This first use fails if tf-keras is
+        # missing.
         _ = tf.keras.Model
-        # TensorFlow looks for GPUs now, and its report of missing ones is hidden.
+        # This call makes TensorFlow look for GPUs now, while its messages about missing GPUs are
+        # hidden.
         tf.config.list_physical_devices()
     # Keras 2 has no version attribute if it is part of TensorFlow.
     version = getattr(tf.keras, "__version__", "2")

@@ -39,7 +39,7 @@ def loop_model(name: str, build_model: Callable[[int], Any], has_own_loss: bool,
             if note := keras3_error_note(error):
                 raise TypeError(f"build_model of task {name!r} takes a layer{note}") from error
             raise
-    # If TFF was not imported, the model cannot be a model of TFF.
+    # If TensorFlow Federated (TFF) was not imported, the model cannot be a TFF model.
     tff = sys.modules.get("tensorflow_federated")
     if tff is not None:
         if isinstance(model, tff.learning.models.FunctionalModel):
@@ -211,7 +211,7 @@ class _VariableTffModel(TffModel):
         values.
         """
         self._first_values: list[tuple[tf.Variable, np.ndarray]] = []
-        # In a graph of TFF variables have no values yet, and each client has its own variables.
+        # In a TFF graph, variables have no values yet, and each client has its own variables.
         if tf.executing_eagerly():
             for variable in (*self.non_trainable_variables, *self.local_variables):
                 self._first_values.append((variable, variable.numpy()))
@@ -254,7 +254,7 @@ class _FunctionalTffModel(TffModel):
     def __init__(self, model: Any, models_module: Any) -> None:
         self._model = model
         self._models_module = models_module
-        # `reset_metrics` creates this state at the first evaluation.
+        # The state of the metrics is None until `reset_metrics` creates it at the first evaluation.
         self._metrics_state: Any = None
         trained, frozen = model.initial_weights
         self.trainable_variables = [tf.Variable(weight) for weight in tf.nest.flatten(trained)]

@@ -98,10 +98,10 @@ class Participation(fields.Checked, abc.ABC):
     # Whether the server selects clients in a fixed order, so that devices cannot choose their
     # rounds.
     has_fixed_order: ClassVar[bool] = False
-    # Whether the schema can also be stated for the first rounds of a run alone, by `shortened`.
+    # Whether `shortened` can state the participation schema for the first rounds of a run alone.
     has_shorter_form: ClassVar[bool] = False
-    # Whether any round of an allowed set may be replaced by another round that is min_sep or more
-    # away from the remaining ones.
+    # Whether a set of rounds that is allowed for a client stays allowed if one round is replaced by
+    # any other round that is min_sep or more away from the remaining ones.
     has_movable_rounds: ClassVar[bool] = False
     # The sentence of a privacy statement that states which rounds a client takes part in. It is a
     # Jinja template that is filled in with `limits()`.
@@ -154,8 +154,8 @@ class Participation(fields.Checked, abc.ABC):
         sets its fields.
         """
         if rounds is None and schema is None:
-            # When an object is copied, unpickled or read by msgspec, its fields are set after this
-            # call. `_set_class` then sets its class.
+            # If an object is copied, unpickled or read by msgspec, its fields are set after this
+            # call, and `_set_class` then sets its class.
             instance_class = SCHEMAS["single"] if cls is Participation else cls
             return object.__new__(instance_class)  # type: ignore[return-value]
         if schema is None:

@@ -15,11 +15,13 @@ from fedmf.participation.separated import EveryRound, MinSep
 from fedmf.participation.sharpening import Sensitivity
 from fedmf.participation.stats import ParticipationStats
 
-# Relative margin of budgets. A client's spent sum of |X_st|, where X = C^T C, has rounding errors,
-# so that it may exceed the budget by this margin. The sensitivity of the schema includes the
-# margin.
+# Each client's sum of |X_st| over its pairs of rounds, where X = C^T C, is limited by a budget.
+# Because of rounding errors the sum may exceed the budget by this relative margin. The sensitivity
+# of the schema includes the margin.
 BUDGET_ROUNDING = 1e-12
-_MAX_BUDGET = 1e150  # Its square must not overflow float64.
+# Largest budget (limit on a client's sum of |X_st|, where X = C^T C). The square of this number
+# must not overflow float64.
+_MAX_BUDGET = 1e150
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

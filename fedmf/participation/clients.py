@@ -36,7 +36,7 @@ class ClientRounds:
         sizes = [len(cohort) for cohort in cohorts]
         clients = np.concatenate([np.zeros(0, np.int64), *cohorts])
         if clients.max(initial=0) < 2**32:
-            # A smaller dtype halves the memory of the steps below.
+            # A smaller dtype halves the memory of the sort and the other steps below.
             clients = clients.astype(np.uint32)
         # A stable sort keeps the rounds of each client in increasing order.
         order = np.argsort(clients, kind="stable")

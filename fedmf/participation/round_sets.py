@@ -57,7 +57,8 @@ def of_disjoint_columns(squared_norms: np.ndarray, sets: RoundSets) -> Sensitivi
     b = sets.min_sep
     k = sets.max_participations
     if k == 1:
-        # With a single participation, the sensitivity is the largest column norm.
+        # If each client takes part only once, the sensitivity is the largest column norm of the
+        # encoder.
         return from_squared(
             squared_norms.max(),
             True,
@@ -94,7 +95,8 @@ def _are_separated_columns_disjoint(C: np.ndarray, b: int) -> bool:
     first_rows_from = np.minimum.accumulate(first_rows[::-1])[::-1]
     if (last_rows[:-b] < first_rows_from[b:]).all():
         return True
-    # The numbers of common rows are below 2^24, so float32 holds them exactly.
+    # The product below counts the rows that two columns have in common. These counts are below
+    # 2^24, so float32 holds them exactly.
     indicators = is_nonzero.astype(np.float32)
     common_rows = indicators.T @ indicators
     return not np.triu(common_rows, b).any()
@@ -175,8 +177,8 @@ def _window_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
     # and by the position of its first round among all rounds with this remainder.
     bounds: list[tuple[float, bool, tuple[int, int]]] = []
     gram_by_start: dict[int, np.ndarray] = {}
-    # The transposed copy has each column of the encoder C in contiguous memory. In C itself, every
-    # pass would read strided columns of a large array.
+    # The transposed copy has each column of the encoder C in contiguous memory. Without the copy,
+    # every pass would read strided columns of a large array.
     transposed_encoder = np.ascontiguousarray(C.T)
     for start in range(b):
         columns = transposed_encoder[start::b]

@@ -158,8 +158,9 @@ def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
             "(banded paper, Thm. 2): exact",
         )
     decreasing_coefficients = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
-    # The decreasing coefficients are at least |c|, so their sensitivity bounds the sensitivity of
-    # c. If the two sequences differ only by rounding, the bound counts as exact.
+    # The coefficients of the decreasing sequence are at least |c|, where c holds the coefficients
+    # of the encoder. So the sensitivity of that sequence bounds the sensitivity of c. If the two
+    # sequences differ only by rounding, the bound counts as exact.
     is_exact = bool(np.abs(decreasing_coefficients - c).max() <= ROUNDING * c[0])
     kind = "(McMahan et al. 2024): exact" if is_exact else "above |C|: upper bound"
     method = f"rounds 0, b, 2b, ... of a decreasing Toeplitz encoder {kind}"
@@ -175,8 +176,9 @@ def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
       n: number of rounds.
       b, k: spacing and number of the columns.
     """
-    # Both c and the sum of columns are cut into rows of b entries. Each row of the sum is then the
-    # sum of the last k rows of c.
+    # Let c be the first column of the encoder, k the number of participations and b their
+    # separation. Both c and the sum of a client's columns are cut into rows of b entries. Each row
+    # of the sum is then the sum of the last k rows of c.
     rows = np.zeros((-(-n // b), b))
     rows.ravel()[: len(c)] = c
     if k >= len(rows):
@@ -227,8 +229,8 @@ def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
             "pairs of rounds of a Toeplitz X (multi-epoch paper, Eq. 3): exact",
         )
     window_row = x[::b][:k]
-    # The matrix X of a client's k rounds has entry 0 of `window_row` k times, and every other entry
-    # j 2 (k - j) times.
+    # A client takes part in k rounds. The matrix X of these rounds has entry 0 of `window_row` k
+    # times, and every other entry j of it 2 (k - j) times.
     num_entries = 2.0 * np.arange(k, 0, -1.0)
     num_entries[0] = k
     total = float(num_entries @ np.abs(window_row))

@@ -67,8 +67,8 @@ class _Separated(Participation):
         counts = history.counts[clients]
         if t >= self.rounds:
             return np.zeros(len(counts), bool)
-        # The limits are converted to the dtype of the arrays, since numpy is ten times slower with
-        # Python ints.
+        # The limits are converted to the dtype of the arrays, since numpy is ten times slower if
+        # arrays are compared with Python ints.
         is_within_limit = counts < counts.dtype.type(self.max_participations)
         if isinstance(rounds_early, int):
             # `round_after` is the round after a client's last one. It is 0 for a client that never
@@ -218,8 +218,8 @@ class FixedEpoch(Participation):
         round_after = history.round_after[clients]
         if t >= self.rounds:
             return np.zeros(len(round_after), bool)
-        # The numbers are converted to the dtype of the array, since numpy is ten times slower with
-        # Python ints.
+        # The Python ints are converted to the dtype of the array, since numpy is ten times slower
+        # with Python ints.
         to_dtype = round_after.dtype.type
         is_in_step = round_after % to_dtype(self.min_sep) == to_dtype((t + 1) % self.min_sep)
         is_in_step &= round_after <= to_dtype(min(t, self.rounds))

@@ -22,13 +22,14 @@ Name = TypeVar("Name")
 # for the encoder C. The sums count as equal if they differ by at most this relative amount, which
 # is rounding.
 ROUNDING = 1e-12
-# Largest number of multiplications that may be spent on sharpening. Sets of rounds that are not
-# sharpened keep their sum of |X_st| as the bound, where X = C^T C for the encoder C.
+# Largest number of multiplications for tightening upper bounds on the sensitivity. Sets of rounds
+# whose bound is not tightened keep their sum of |X_st| as the bound, where X = C^T C for the
+# encoder C.
 SHARPENING_BUDGET = 2e10
 # Cost of one call of `vector_sensitivity_bounds`, as a multiple of the cost of an eigenvalue.
 _ALIGNMENT_COST = 300
-# A bound counts as exact if it exceeds the value that some client attains by at most this relative
-# amount.
+# An upper bound counts as exact if it exceeds the squared sensitivity that some client attains by
+# at most this relative amount.
 _ATTAINED = 1e-8
 _SPECTRAL_AND_SUMS = (
     "smaller of |X| sums (banded paper, Prop. E.1) and k times the spectral norm "
@@ -87,9 +88,9 @@ def largest_sharpened(
     heapq.heapify(heap)
     has_spectral_bound: set[Any] = set()
     attained_by_name: dict[Any, float] = {}
-    # The largest bound is the result once some client attains it. Until then it is sharpened, first
-    # by the spectral norm and then by the semidefinite program, and put back among the other
-    # bounds.
+    # The largest bound is the result as soon as some client attains it. Until then the largest
+    # bound is tightened, first by the spectral norm and then by the semidefinite program, and put
+    # back among the other bounds.
     while True:
         negated_bound, is_tight, name = heap[0]
         largest_bound = -negated_bound

@@ -5,7 +5,7 @@ unit vectors g_i, one for each round i of the client.
 import numpy as np
 import scipy.linalg
 
-# The ascent ends after a sweep that raises the sum by less than this fraction.
+# Coordinate ascent ends after a sweep that raises the sum by less than this fraction.
 _CONVERGED = 1e-13
 _MAX_SWEEPS = 2000
 

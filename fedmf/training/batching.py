@@ -94,8 +94,8 @@ def order_steps(batches: Batches, num_clients: int) -> Steps:
     """
     client, epoch, number, start, size = (column.astype(np.int64) for column in batches)
     is_full = size == size.max(initial=0)
-    # The stride exceeds every batch number and size. So each pair of an epoch and a number, or of
-    # an epoch and a smaller size, gets its own key.
+    # The stride exceeds every batch number and every batch size. So each pair of an epoch and a
+    # batch number, or of an epoch and a smaller batch size, gets its own key.
     stride = 1 + max(number.max(initial=0), size.max(initial=0))
     full_key = 2 * epoch * stride + number
     small_key = (2 * epoch + 1) * stride + size

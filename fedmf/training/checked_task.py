@@ -56,8 +56,8 @@ class CheckedTask:
             summary["synthetic_clients"] = task.synthetic_clients
         for split in splits:
             task.split(split)
-        # A run zeroes the update of a client whose examples are not finite, and continues. So this
-        # is no error.
+        # An example that is not finite is no error here, because a run zeroes the update of its
+        # client and continues.
         with contextlib.suppress(NotFinite):
             task.examples_of(task.client_ids[0])
         weights = task.initial_weights(config.seed)

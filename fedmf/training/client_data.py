@@ -8,8 +8,8 @@ from fedmf.runs.config import TrainConfig
 from fedmf.training.examples import ClientData, Epochs, Examples, NotFinite, count, take
 from fedmf.training.task import Task
 
-# The seeds of a client's order of examples and of its training have different second entries, so
-# that their random numbers are independent.
+# The order of a client's examples and the client's training use random numbers whose seeds have
+# different second entries, so that the two are independent.
 _ORDER = 2
 _TRAINING = 6
 

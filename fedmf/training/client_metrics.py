@@ -76,7 +76,8 @@ def _client_values(
             bar.update()
             try:
                 examples = task.examples_of(client_id)
-            except NotFinite:  # The run zeroed this client's updates.
+            # The client's examples are not finite, so the run zeroed its updates.
+            except NotFinite:
                 yield math.nan
                 continue
             if count(examples):

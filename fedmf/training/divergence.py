@@ -15,16 +15,19 @@ from fedmf.runs.config import TrainConfig
 from fedmf.training.callbacks import Callback, Row
 from fedmf.training.under_way import Training
 
-# A run is reported if its losses of this many rounds in a row are above the worst of its first
-# rounds. Single rounds do not count, because the loss of a small cohort fluctuates.
+# A run is reported as diverging if its losses of several rounds in a row are above the worst loss
+# of its first START_ROUNDS rounds. Single rounds do not count, because the loss of a small cohort
+# fluctuates.
 START_ROUNDS = 5
 ROUNDS_ABOVE_START = 20
 _WORST_START = f"the worst of the first {START_ROUNDS}"
-# Server momentum of the runs to which the rule of `fedmf plan learning-rate` was fitted.
+# Server momentum of the runs to which the learning-rate rule of `fedmf plan learning-rate` was
+# fitted.
 RULE_MOMENTUM = 0.95
-# A server learning rate above this many times the one by the rule causes a warning. The rates that
-# were tuned for the demo's small model are 3 to 4 times those by the rule. With 8 times the rate,
-# 20 rounds of 20 clients ended above the loss of the untrained model.
+# A warning is given if the server learning rate is above this many times the rate by the rule of
+# `fedmf plan learning-rate`. The rates that were tuned for the demo's small model are 3 to 4 times
+# those by the rule. With 8 times the rate, 20 rounds of 20 clients ended above the loss of the
+# untrained model.
 FACTOR = 5.0
 _RULE = "the rule of `fedmf plan learning-rate` takes for this noise and momentum"
 
@@ -66,9 +69,9 @@ class DivergenceWatch:
         if len(self._first_losses) < START_ROUNDS:
             self._first_losses.append(train_loss)
         self._newest_losses.append(train_loss)
-        # Round 0 evaluates the initial model, so its loss is that before any training. If a run
-        # diverges in its first step, its later losses stay above that of round 0, but need not
-        # exceed those of rounds 1 to 4.
+        # The loss of round 0 is that of the untrained model. If a run diverges in its first step,
+        # its later losses stay above the loss of round 0, but need not exceed those of rounds 1 to
+        # 4.
         untrained_loss = self._first_losses[0]
         worst_start = max(self._first_losses)
         if len(self._newest_losses) < ROUNDS_ABOVE_START:

@@ -70,5 +70,6 @@ class EarlyStopping(Callback):
                 mean_over(releases[end - interval : end], "loss", largest_loss=metrics.largest_loss)
                 for end in row_counts
             ]
-        # Minus infinity counts as infinity too, because a model with this loss has diverged.
+        # A loss of minus infinity is replaced by plus infinity, because a model with such a loss
+        # has diverged.
         return [loss if math.isfinite(loss) else math.inf for loss in losses]

@@ -18,8 +18,8 @@ def _as_numpy_texts(array: np.ndarray) -> np.ndarray:
     for text_type in (str, bytes):
         if array.dtype == object and all(isinstance(text, text_type) for text in array.flat):
             texts = array.astype(text_type)
-            # numpy's dtypes for texts drop zero characters at the end of a text. If any text would
-            # change, the array stays as it is.
+            # numpy's dtypes for texts drop zero characters at the end of a text. If this would
+            # change any text, the array keeps its dtype.
             return texts if (texts == array).all() else array
     return array
 

@@ -75,7 +75,8 @@ class Weighted(_LabelsAndWeights):
     """
 
     __slots__ = ()
-    __array_ufunc__ = None  # This makes operators of numpy's arrays raise a TypeError.
+    # This attribute makes operators between a numpy array and this object raise a TypeError.
+    __array_ufunc__ = None
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         raise TypeError(_NO_ARRAY)

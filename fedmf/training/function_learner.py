@@ -145,7 +145,7 @@ class FunctionLearner(Learner):
         first_rows = np.arange(min(task.batch_size, count(validation)))
         update_digests = []
         for _ in range(2):
-            # The function may overwrite its examples, so each call gets a copy.
+            # A user's function may overwrite the examples that it gets, so each call gets a copy.
             client = ClientData([take(validation, first_rows)], (config.seed,))
             update, _ = checked_update(self.client_update, settings, weights, client)
             update_digests.append(digest(update))

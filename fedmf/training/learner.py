@@ -301,7 +301,9 @@ def _value_text(value: Any) -> str:
     """Returns a text that changes with a value. Of an array it has a digest, and of an object that
     is no dataclass only the class.
     """
-    if isinstance(value, np.generic):  # The repr depends on the version of numpy.
+    # The value is converted to a Python number, because the repr of numpy's scalars depends on the
+    # version of numpy.
+    if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str | bytes | int | float | complex | None):
         return repr(value)

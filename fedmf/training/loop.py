@@ -235,8 +235,8 @@ def _round(training: Training) -> dict[str, Any]:
     weights_before: list[np.ndarray] = []
     if metrics is not None or training.options.round_metrics:
         weights_before = training.weights_before_round()
-    # The caller's code runs before the noise of the round is made or after the commit, and never in
-    # between.
+    # The caller's code runs either before the noise of the round is made or after the round is
+    # committed, and never in between.
     metric_sum = np.zeros(0)
     if metrics is not None:
         metric_sum = metrics.sum_of(weights_before, training.cohort)

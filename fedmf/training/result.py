@@ -35,8 +35,8 @@ def write_result(training: Training, seconds: float) -> None:
     test_metrics: dict[str, float] = {}
     if training.options.test:
         test_metrics = training.evaluator(weights, "test")
-    # A finished run keeps its date if it is resumed later, for example to write events or its
-    # table.
+    # If a finished run is resumed, for example to write events or its table, it keeps the date of
+    # its earlier result.
     earlier_result = Run.load(folder.path).result or {}
     result: dict[str, Any] = {
         "validation": training.evaluator(weights, "validation"),
@@ -52,7 +52,7 @@ def write_result(training: Training, seconds: float) -> None:
     if has_ended_early:
         result["ended_after"] = training.done
     write_final_statement(folder.path, audit, result)
-    # result.json has the digests of the files above, so it is written last.
+    # The file result.json has the digests of the other result files, so it is written last.
     folder.write_json("result", result)
 
 

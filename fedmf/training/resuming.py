@@ -92,7 +92,8 @@ def reopen_run(
 
 def _check_config(run: Run, config: TrainConfig) -> None:
     """Raises a ValueError if the config differs from that of the run."""
-    # The path of the data may change, because its contents are compared elsewhere.
+    # The path of the data may differ from the recorded one, because the contents of the data are
+    # compared elsewhere.
     changes = differences(config.flat(), run.config.flat(), leave_out=("data",), was="the run has")
     if not changes:
         return
@@ -213,7 +214,8 @@ def _read_noise_seed(path: pathlib.Path) -> int:
         problem = "is missing, as in a copy of the run that was made for publication"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
-    except ValueError:  # The file is no text, or has too many digits.
+    # The seed file is no text, or its number has too many digits.
+    except ValueError:
         pass
     # The error is raised outside of the except clauses. Otherwise the caught error, which may quote
     # the seed, would be its context.

@@ -195,8 +195,8 @@ def new_run(
         noise_seed = "os"
     seed = check_noise_seed(noise_seed)
     if config.sampling is None:
-        # An impossible participation raises here, before the mechanism is fitted, which may be
-        # slow.
+        # If the participation is impossible, this call raises the error before the mechanism is
+        # fitted, which may be slow.
         run_controller(checked.num_clients, config)
     is_callers_plan = plan is not None
     if plan is None:

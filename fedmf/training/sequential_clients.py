@@ -93,8 +93,8 @@ class SequentialClients(ClientWork):
             clipped_update = clip_update(
                 step, clip_norm=settings.max_step_norm, zeroing_norm=math.inf
             )
-            # A step with NaN or infinity is not shortened, so that the weights become not finite as
-            # well.
+            # A step with NaN or infinity is not clipped, so that the weights become NaN or infinite
+            # as well, and the update is zeroed later.
             if not clipped_update.is_zeroed:
                 step = clipped_update.values
             current_weights = [
@@ -156,7 +156,8 @@ def checked_update(
             f"{origin} returns the loss {reprlib.repr(loss)}: return one number, the loss before "
             "each step summed over examples"
         )
-    with np.errstate(over="ignore"):  # An update that overflows is zeroed later.
+    # The update may overflow here. An update with infinite entries is zeroed later.
+    with np.errstate(over="ignore"):
         converted_update = [
             array.astype(weight.dtype, copy=False)
             for array, weight in zip(arrays, weights, strict=True)

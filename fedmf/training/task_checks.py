@@ -16,7 +16,8 @@ _TEXT_ATTRIBUTES = (
     "metric_note",
     "data_version",
 )
-# Attributes that are functions, with their numbers of arguments and hints for errors.
+# Names of the attributes of a task that are functions, with the numbers of their arguments and
+# hints for error messages.
 _FUNCTIONS = {
     "client_examples": (1, "pass a function: client id -> (x, y)"),
     "evaluation_examples": (1, 'pass a function: "validation" or "test" -> (x, y)'),

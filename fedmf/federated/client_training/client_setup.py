@@ -134,14 +134,15 @@ def _vectorised_work(
             f"the model has {records.size} parameters, and {vectorised_sizes.SLOT_MULTIPLE} "
             "clients of it in one call would need too much memory"
         )
-    # In a cohort, some clients may have one example and others several. The clients with several
-    # need the fallback.
+    # In one cohort, some clients may have a single example and others several. The fallback is
+    # needed for clients with several examples.
     fallback_for_many = functools.partial(make_fallback, "they have several examples each")
     try:
         with _quiet_tensorflow():
             return VectorisedClients(functions, settings, records, fallback_for_many)
     except Exception as error:
-        # Any type of error is caught, because tracing a user's model may raise any.
+        # Any type of error is caught, because TensorFlow may raise any type when it traces a user's
+        # model.
         first_line = next(iter(str(error).splitlines()), "")
         reason = f"the model cannot be vectorised ({type(error).__name__}: {first_line})"
         _log_once(f"task {functions.name!r}: clients train one by one, for {reason}")

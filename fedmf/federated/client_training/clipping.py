@@ -83,8 +83,8 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> ClippedR
     norm = _norm(leaves)
     num_entries = sum(leaf.shape.num_elements() for leaf in leaves)
     least_norm = FLOAT32_LEAST_NORM * math.sqrt(num_entries)
-    # If an entry is NaN or infinite, or if its square overflows, the norm is NaN or infinite. Then
-    # norm < inf is false.
+    # The norm is NaN or infinite if an entry is NaN or infinite, or if the square of an entry
+    # overflows. Then norm < inf is false.
     is_within_margin = (norm < math.inf) & (tf.minimum(clip_norm, zeroing_norm) >= least_norm)
     decision: _Decision = tf.cond(
         is_within_margin,
@@ -120,13 +120,15 @@ def _norm(leaves: list[tf.Tensor]) -> tf.Tensor:
 
 def _largest_entry(leaves: list[tf.Tensor]) -> tf.Tensor:
     """Computes the largest absolute value of all entries, a float64 scalar; leaves are finite."""
-    # Maximum and minimum are computed, because tf.abs would first write all absolute values.
+    # The extreme values are used to find the largest magnitude, because tf.abs would first write
+    # the absolute values of all entries.
     extremes = [tf.constant(0.0, tf.float64)]
     for leaf in leaves:
         if leaf.shape.num_elements():
             extremes.append(tf.cast(tf.reduce_max(leaf), tf.float64))
             extremes.append(tf.cast(-tf.reduce_min(leaf), tf.float64))
-    # A record of zeros can give -0.0 here. tf.abs makes it 0.0, because entries are divided by it.
+    # For a record of zeros this maximum may be -0.0. tf.abs turns -0.0 into 0.0, because entries
+    # are divided by the maximum.
     return tf.abs(tf.reduce_max(extremes))
 
 
@@ -151,8 +153,8 @@ def _clip_by_norm(
     leaves: list[tf.Tensor], norm: tf.Tensor, target_norm: tf.Tensor, zeroing_norm: tf.Tensor
 ) -> _Decision:
     """Clips a record to clip_norm, given its norm with a relative error below FLOAT32_MARGIN."""
-    # No entry is larger than the norm. So entries need not be searched for one above zeroing_norm
-    # if the norm is far below it, as for most records.
+    # No entry is larger than the norm. So if the norm is far below zeroing_norm, as it is for most
+    # records, the entries need not be searched for one above zeroing_norm.
     is_zeroed = tf.cond(
         norm <= zeroing_norm / 2,
         lambda: tf.constant(False),

@@ -47,8 +47,8 @@ class KerasClient:
         )
         self._sent: Broadcast | None = None
         self._tensors: TensorBroadcast | None = None
-        # The function is traced here and not in its first call. TensorFlow can trace in one thread
-        # only at a time, and clients train in several threads.
+        # The training function is traced here, before its first call, because TensorFlow can trace
+        # in only one thread at a time, and clients train in several threads.
         self._traced_training.get_concrete_function()
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
@@ -57,8 +57,8 @@ class KerasClient:
         client_batches = list_batches([epochs], self._batch_size)
         batch_ends = client_batches.start + client_batches.size
         if sent is not self._sent:
-            # A new broadcast means a new round: this client is the first of the round in this
-            # thread.
+            # A new broadcast means that a new round has begun, and that this client is the first of
+            # the round in this thread.
             self._sent = sent
             self._tensors = TensorBroadcast.of(sent)
         sample, loss_sum = self._traced_training(self._tensors, x, y, batch_ends)
@@ -99,8 +99,8 @@ class KerasClient:
                 variable.assign(weight)
             loss_sum += loss * tf.cast(end - start, tf.float32)
             start = end
-        # An update is weights before minus weights after, as in TFF, so that the server descends
-        # along it like a gradient.
+        # An update is the weights before training minus the weights after training, as in TFF, so
+        # that the server descends along the update like along a gradient.
         update = [weight - variable for variable, weight in zip(variables, weights, strict=True)]
         return self._records.clipped(params, update), loss_sum
 
@@ -119,8 +119,9 @@ class CompiledClient:
         self._learning_rate = settings.learning_rate
         self._batch_size = settings.batch_size
         self._largest_step = settings.max_step_norm
-        # The epoch writes the update to arrays, and TensorFlow reads the same memory as tensors. It
-        # shares memory with numpy only if the memory begins on a cache line.
+        # The compiled epoch writes the update to numpy arrays, and TensorFlow reads the memory of
+        # these arrays as tensors. Memory can be shared with numpy only if it begins on a cache
+        # line.
         self._update_arrays = [
             aligned_buffer(spec.shape.num_elements()).reshape(spec.shape)
             for spec in records.flat_specs
@@ -132,8 +133,8 @@ class CompiledClient:
         self._traced_clipping = tf.function(
             records.clipped, input_signature=[sent_spec.params, sent_spec.weights]
         )
-        # The function is traced here and not in its first call, because several threads will call
-        # it.
+        # The clipping function is traced here, before its first call, because several threads will
+        # call it.
         self._traced_clipping.get_concrete_function()
 
     def __call__(self, sent: Broadcast, epochs: Epochs) -> ClientResult:

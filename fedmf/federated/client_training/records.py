@@ -106,7 +106,8 @@ class Records:
             tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero
         )
 
-    # AutoGraph has nothing to convert here, and would take seconds in each process.
+    # The function has no Python control flow for AutoGraph to convert, and the conversion would
+    # take seconds in each process.
     @tf.autograph.experimental.do_not_convert
     def clipped(self, params: ClientParams, record: Any) -> QuerySample:
         """Scales a record, and then zeroes it or clips its L2 norm to clip_norm.

@@ -165,7 +165,8 @@ class VectorisedClients(ClientWork):
         def gradients_of_slots(weights: Any, xs: Any, ys: Any) -> Any:
             if self._is_small:
                 return tf.vectorized_map(self._gradients_of_client, (weights, xs, ys))
-            # In a call of one step, all clients start from the weights of the server.
+            # In a call that makes a single training step, all clients start from the weights of the
+            # server.
             return tf.vectorized_map(
                 lambda batch: self._gradients_of_client(
                     ([weight[0] for weight in weights], *batch)
@@ -290,7 +291,8 @@ class VectorisedClients(ClientWork):
         if self._is_small:
             arguments.append(order_steps(list_batches(chunk, self._batch_size), self._num_slots))
         else:
-            # An empty slot computes with the first example of all, and its result is not used.
+            # An empty slot (a place in the vectorised call without a client) computes with the
+            # first example of all clients, and its result is not used.
             slot_rows = np.arange(self._num_slots)
             slot_rows[len(chunk) :] = 0
             leaves = [leaf[slot_rows, np.newaxis] for leaf in leaves]

@@ -4,17 +4,19 @@ from fedmf.federated.client_training.records import Records
 from fedmf.training.execution.groups import group_size
 from fedmf.training.learner import ClientSettings
 
-# The product of examples and parameters of all clients in one call is at most this number. It
-# bounds the memory of their weights and inputs to 128 MiB.
+# For all clients of one vectorised call together, the number of examples times the number of
+# parameters is at most this. The limit bounds the memory of the clients' weights and inputs to 128
+# MiB.
 MAX_PRODUCTS = 2**25
-# Each call has a multiple of this number of slots, so that no array ends within a vector register
-# of the processor: the last entries would be computed by other instructions, and rounded
-# differently.
+# The number of slots (places for clients) in a vectorised call is a multiple of this number, so
+# that no array ends within a vector register of the processor. Otherwise the last entries would be
+# computed by other instructions, and rounded differently.
 SLOT_MULTIPLE = 16
-# Largest number of slots in a call. More would save little time, and more of them would be empty.
+# Largest number of slots (places for clients) in a vectorised call. A larger number would save
+# little time, and more slots would be empty.
 MAX_SLOTS = 64
-# A model with at most this many parameters is small: the dispatch of its operations takes more time
-# than their arithmetic. Larger models would be slower if each client has its own weights.
+# Models with at most this many parameters count as small: dispatching their operations takes more
+# time than the arithmetic. Larger models would be slower if each client had its own weights.
 SMALL_MODEL = 10_000
 
 

@@ -79,11 +79,11 @@ class Query:
 
         It returns the next state and the release, float64 (coordinates,).
         """
-        # The state may have come from a checkpoint, as arrays. Tensors are converted to the same
-        # form.
+        # The server state may come from a checkpoint, and then consists of numpy arrays. Tensors
+        # are converted to arrays as well.
         state = tf.nest.map_structure(np.array, state)
         params = self._query.derive_sample_params(state)
-        # A client knows the clip norm of the round, and sends an update of the size that it allows.
+        # The attacking client knows the clip norm of the round, and scales its update to this norm.
         size *= float(params.clip_norm) / self._plan.clip_norm
         # Sums are cached, because they take most of the time of a round. A sum is a pure function
         # of the updates and the parameters.

@@ -22,8 +22,7 @@ from fedmf.federated.tff.origins import (
     origins_of,
 )
 
-# These intrinsics of TFF return their argument unchanged, at another placement or in another
-# structure.
+# Intrinsics of TFF that return their argument unchanged, except for its placement or its structure.
 _MOVES = {
     "federated_broadcast",
     "federated_value_at_clients",
@@ -118,7 +117,8 @@ class RoundFlow:
                 return _Function(lambda value: self._intrinsic(block, value))
             case building_blocks.CompiledComputation():
                 return _Function(lambda value: self._compiled(block, value))
-        # Any other block is a constant of the program, which has no origins.
+        # A block of any other type is a constant of the program, which does not depend on any
+        # input.
         return _structure(block.type_signature, lambda *_: Leaf())
 
     def _intrinsic(self, block: Any, value: Any) -> Any:

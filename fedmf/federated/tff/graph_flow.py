@@ -46,8 +46,8 @@ class GraphFlow:
             tag = parse_tag(operation.name)
             if tag is not None:
                 self._tags[operation.name] = tag
-        # A variable may carry a value from any input to any output. So in a graph with variables
-        # every result has the origins of all inputs.
+        # A variable may carry a value from any input of the graph to any output. So if the graph
+        # has variables, every result is assumed to depend on all inputs.
         self._variable_origins = origins_of(self._inputs.values()) if has_variables else None
         self._results_by_call: dict[str, dict[str, Leaf]] = {}
 

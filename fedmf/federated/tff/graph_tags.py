@@ -18,7 +18,7 @@ _NAME = re.compile(
 )
 
 
-# Tags with these roles mark arguments of a call. Tags with any other role mark results.
+# Roles of the tags that mark arguments of a call. Tags with any other role mark results.
 ARGUMENT_ROLES = {"argument", "sum", "state"}
 
 
@@ -96,8 +96,8 @@ def _tagging(kind: str, call_and_tag: Callable[..., Any]) -> Callable[[Method], 
                 bound_method = functools.partial(method, query)
                 return call_and_tag(bound_method, *arguments, **named_arguments)
 
-        # No Python statement in this code depends on a tensor. AutoGraph would take two seconds to
-        # convert it.
+        # AutoGraph is disabled, because no Python statement in this code depends on a tensor, and
+        # its conversion would take two seconds.
         return cast(Method, tf.autograph.experimental.do_not_convert(call))
 
     return decorate

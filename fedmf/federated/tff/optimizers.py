@@ -82,7 +82,8 @@ def tff_server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimiz
     if rule != "adagrad":
         arguments["beta_1"] = config.server_momentum
     optimizer = _ADAPTIVE_BUILDERS[rule](float(rates[0]), **arguments)
-    # TFF also asks for the learning rate of the round after the last one, so the index is limited.
+    # The index is limited to the last round, because TFF also asks for the learning rate of the
+    # round after it.
     return tff.learning.optimizers.schedule_learning_rate(
         optimizer, lambda t: tf.constant(rates, tf.float32)[tf.minimum(t, len(rates) - 1)]
     )

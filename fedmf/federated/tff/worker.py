@@ -27,7 +27,8 @@ from fedmf.terminal import interrupts
 T = TypeVar("T")
 
 _WORKER = pathlib.Path(tff.__file__).parent / "data" / "worker_binary"
-# TFF limits its own messages to the same size.
+# Largest size of a message to or from TFF's worker process, in bytes. TFF limits its own messages
+# to the same size.
 _MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000
 _CHANNEL = [
     ("grpc.max_message_length", _MAX_MESSAGE_BYTES),
@@ -103,7 +104,8 @@ class TffWorker:
 
         def work() -> None:
             try:
-                # TFF has a context stack for each thread.
+                # The context is installed in this thread, because TFF has a separate context stack
+                # for each thread.
                 with tff.framework.get_context_stack().install(self._context):
                     outcomes.append((job(), None))
             except BaseException as error:
@@ -150,7 +152,7 @@ def worker_processes() -> list[int]:
         command = ["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())]
         listing = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
-        # The machine has no program `ps`, so the workers are unknown.
+        # The machine has no program `ps`, so the worker processes cannot be listed.
         return []
     process_ids = []
     for line in listing.stdout.splitlines():
@@ -173,7 +175,7 @@ def end_workers() -> None:
     for pid in worker_processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    # The destructor of TFF's worker handle runs now, because the modules that it needs are unloaded
-    # later.
+    # The destructor of the handle on TFF's worker must run now, because the modules that it needs
+    # are unloaded later. Setting another default context makes it run.
     tff.framework.set_default_context(_EndedContext())
     gc.collect()

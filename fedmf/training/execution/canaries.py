@@ -12,10 +12,12 @@ from fedmf.server.clipping import UpdateSum
 from fedmf.server.messages import ClientParams
 from fedmf.server.source import derived_seed
 
-# Number of nonzero entries of a canary's direction. The inner product of two directions has
-# variance 1 / d for a model of d parameters, as if all entries were nonzero.
+# Number of nonzero entries in a canary's direction (a canary is a test client of an audit). The
+# inner product of two directions has variance 1 / d for a model of d parameters, as if all entries
+# were nonzero.
 _NUM_ENTRIES = 4096
-# A canary's update exceeds the clip norm by this factor, so that clipping is part of the audit.
+# Norm of a canary's update, in units of the clip norm. It is above 1, so that the audit includes
+# clipping.
 _CLIP_NORM_FACTOR = 10.0
 
 
@@ -70,7 +72,8 @@ class Canaries:
         scales = [sent.scales] if len(sent.scales) else []
         for canary in canaries:
             if self._plan.quantile_clipping is not None and not self.included[canary]:
-                continue  # A client that does not take part sends no clipping bit either.
+                # A canary that does not take part in the round sends no clipping bit either.
+                continue
             length = _CLIP_NORM_FACTOR * sent.clip_norm * self.included[canary]
             positions = self._positions[canary]
             update = np.zeros(self._size, np.float32)

@@ -35,7 +35,7 @@ _MAX_FOLDER_LENGTH = 30
 # Seconds for which a run waits for workers if there are none.
 WAIT_SECONDS = 120.0
 _CHECK_SECONDS = 2.0
-# Number of calls in progress or queued for each processor of the cluster.
+# Number of calls in progress or queued, for each processor of the Ray cluster.
 _CALLS_PER_CPU = 3
 
 
@@ -106,7 +106,7 @@ def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
         raise ImportError(
             f"cluster={address!r} needs Ray, which is not installed: pip install 'fedmf[ray]'"
         ) from None
-    # If the caller's program has connected before, the connection stays open.
+    # If the caller's program has connected to Ray before, the connection stays open after the run.
     is_connected = ray.is_initialized()
     if not is_connected:
         _connect(ray, address, cpus)
@@ -224,7 +224,8 @@ class Cluster:
         """Cancels a call by a KeyboardInterrupt in its worker. With `force`, it ends the worker
         instead.
         """
-        # Ray aborts this process if it cancels a call while it receives the call's result.
+        # A finished call is not cancelled, because Ray aborts this process if it cancels a call
+        # while it receives the call's result.
         if not self.finished(reference):
             self._ray.cancel(reference, force=force)
 

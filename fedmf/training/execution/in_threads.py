@@ -31,8 +31,7 @@ class ClientResult(NamedTuple):
     loss_sum: float
 
 
-# A function (broadcast, epochs of a client) -> its clipped update, which trains one client at a
-# time.
+# A function (broadcast, epochs of a client) -> clipped update, which trains a single client.
 OneClient = Callable[[Broadcast, Epochs], ClientResult]
 
 
@@ -61,14 +60,16 @@ class ClientsInThreads(ClientWork):
         self._make_lock = threading.Lock()
         self._thread_local = threading.local()
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, "client")
-        # One more client than threads is in work, so that no thread has to wait for its next
-        # client.
+        # Clients in work at the same time are one more than threads, so that no thread has to wait
+        # for its next client.
         self._max_pending = threads + 1
 
     def _train(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
         """Trains a client in the calling thread, and returns its clipped update."""
         if not hasattr(self._thread_local, "train_client"):
-            with self._make_lock:  # Frameworks must trace functions one at a time.
+            # The lock is held, because machine-learning frameworks must trace functions one at a
+            # time.
+            with self._make_lock:
                 self._thread_local.train_client = self._make()
         update: ClientResult = self._thread_local.train_client(sent, epochs)
         return update
