@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.core import MIB, memory_bytes, table
 from fedmf.cohorts.availability import Always, Diurnal
-from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
+from fedmf.cohorts.controller import ParticipationController
+from fedmf.cohorts.draws import PoolRanDryWarning
 from fedmf.participation.schema import Participation
 from fedmf.privacy.sampling import CyclicPoisson, CyclicRandomAllocation
 

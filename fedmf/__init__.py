@@ -15,7 +15,8 @@ from fedmf import partition as partition
 from fedmf.audits.audit import Audit
 from fedmf.audits.guarantee import audit_ledger, audit_log
 from fedmf.audits.log_file import LogForm
-from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
+from fedmf.cohorts.controller import ParticipationController
+from fedmf.cohorts.draws import PoolRanDryWarning
 from fedmf.mechanisms import Certificate, Mechanism, load_factorization, load_mechanism, stamp
 from fedmf.mechanisms.budget import Budget
 from fedmf.mechanisms.error import loss, max_error, per_round_error, rmse

@@ -308,7 +308,7 @@ def _dry_rounds_counted() -> Iterator[None]:
 
     Other warnings are printed at once, without the line of code.
     """
-    from fedmf.cohorts.controller import PoolRanDryWarning
+    from fedmf.cohorts.draws import PoolRanDryWarning
 
     dry_messages: list[str] = []
     with warnings.catch_warnings():

@@ -4,11 +4,9 @@ within the participation limits of a plan.
 
 import copy
 import dataclasses
-import math
 import reprlib
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,25 +15,20 @@ from fedmf.audits.audit import Audit
 from fedmf.audits.guarantee import audit_ledger
 from fedmf.cohorts.availability import Always, Availability
 from fedmf.cohorts.devices import DeviceBehavior
-from fedmf.cohorts.draws import Pool
+from fedmf.cohorts.draws import Pool, PoolRanDryWarning
+from fedmf.cohorts.seeded_draws import fixed_order, scheme_draws
 from fedmf.mechanisms.budget import Budget
 from fedmf.participation.history import TimerHistory
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
-from fedmf.participation.separation import check_separation
 from fedmf.privacy.plan import Plan
 from fedmf.privacy.sampling import Sampling
-from fedmf.privacy.sampling.draws import Draws, EpochOrder
 from fedmf.privacy.sampling.randomness import SamplingRandomness
 
 # Largest population. The controller holds a few bytes per client, which is tens of gigabytes for
 # this many.
 _MAX_POPULATION = 10**10
 _ROUND_HINT = "ask for a round of the run, from 0 on"
-
-
-class PoolRanDryWarning(UserWarning):
-    """Warning that fewer clients than the cohort size were eligible and available."""
 
 
 class ParticipationController:
@@ -126,9 +119,23 @@ class ParticipationController:
         self.sampling = sampling
         self.behavior = behavior or DeviceBehavior()
         if sampling is None:
-            self._draws = self._fixed_order()
+            self._draws = fixed_order(
+                self._rule,
+                population=self.population,
+                cohort_size=self.cohort_size,
+                seed=self.seed,
+                behavior=self.behavior,
+            )
         else:
-            self._draws = self._scheme_draws(sampling)
+            self._draws = scheme_draws(
+                sampling,
+                participation,
+                population=self.population,
+                cohort_size=self.cohort_size,
+                seed=self.seed,
+                availability=self.availability,
+                behavior=self.behavior,
+            )
         self._reset()
 
     def _reset(self) -> None:
@@ -143,109 +150,6 @@ class ParticipationController:
         self._history = self._rule.new_history(self.population)
         self._num_in_history = 0
         self._is_history_torn = False
-
-    def _fixed_order(self) -> Draws | None:
-        """Returns the random order of the population that schema fixed_epoch repeats. It is None
-        for other schemas, where each cohort is sampled from the eligible clients.
-        """
-        self._check_capacity()
-        p = self.participation
-        if p.has_fixed_order:
-            self._check_no_timers(f'schema="{p.schema}"')
-            return EpochOrder(
-                population=self.population,
-                cohort_size=self.cohort_size,
-                epoch=p.min_sep,
-                seed=self.seed,
-            )
-        if self.behavior.timer_jitter and not isinstance(self._rule.new_history(1), TimerHistory):
-            raise ValueError(
-                f"timer_jitter={self.behavior.timer_jitter} has no timer that could fire early: "
-                f"schema={p.schema!r} has none; leave it out, or use schema='min_sep'"
-            )
-        if self.behavior.timer_jitter >= p.min_sep:
-            raise ValueError(
-                f"timer_jitter={self.behavior.timer_jitter} leaves nothing of min_sep={p.min_sep}: "
-                f"use at most {p.min_sep - 1}"
-            )
-        return None
-
-    def _scheme_draws(self, sampling: Any) -> Draws:
-        """Returns the object that samples each round for a sampling scheme, after checking that the
-        scheme fits the controller's other arguments.
-        """
-        if not isinstance(sampling, Sampling):
-            raise TypeError(
-                f"sampling={sampling!r} must be a scheme of fedmf.privacy.sampling, or None"
-            )
-        for name in ("population", "cohort_size"):
-            if getattr(sampling, name) != getattr(self, name):
-                raise ValueError(
-                    f"{name}={getattr(self, name)} but the sampling has "
-                    f"{name}={getattr(sampling, name)}: make them agree"
-                )
-        scheme_participation = sampling.participation(self.participation.rounds)
-        name = type(sampling).__name__
-        if self.participation != scheme_participation:
-            raise ValueError(
-                f"sampling={sampling} satisfies {scheme_participation} and not "
-                f"{self.participation}: use "
-                f"sampling.participation({self.participation.rounds}) as the participation"
-            )
-        self._check_no_timers(f"sampling={name}(...)")
-        can_miss = not isinstance(self.availability, Always) or self.behavior.dropout > 0
-        if can_miss and not sampling.independent:
-            raise ValueError(
-                f"{name} samples a fixed number of clients, and from the available ones alone each "
-                "would be likelier than its guarantee "
-                "assumes: use CyclicPoisson, or leave out availability and dropout"
-            )
-        return sampling.draws(self.seed)
-
-    def _check_no_timers(self, what: str) -> None:
-        """Raises ValueError if the simulated devices can deviate from their timers, in a run whose
-        clients the server alone selects. `what` names the kind of selection in the error.
-        """
-        if not self.behavior.is_compliant:
-            raise ValueError(
-                f"{what} leaves no choice to devices, so that none can deviate or check in early "
-                f"as {self.behavior} says: "
-                "leave out `noncompliant_fraction` and `timer_jitter`, or use schema=min_sep"
-            )
-
-    def _check_capacity(self) -> None:
-        """Raises ValueError unless the population is large enough to fill every round with
-        `cohort_size` clients within their participation limits.
-        """
-        p = self.participation
-        size = self.cohort_size
-        b = p.min_sep
-        check_separation(
-            b,
-            population=self.population,
-            cohort_size=size,
-            rounds=p.rounds,
-            name=p.separation_argument,
-        )
-        num_epochs = math.ceil(p.rounds / b)
-        if p.has_fixed_order and p.max_participations < num_epochs:
-            raise ValueError(
-                f"max_participations={p.max_participations} ends the fixed order after round "
-                f"{p.max_participations * b} of rounds={p.rounds}: use "
-                f"max_participations={num_epochs}"
-            )
-        if size * p.rounds > self.population * p.max_participations:
-            ways_out = []
-            max_size = self.population * p.max_participations // p.rounds
-            if max_size:
-                ways_out.append(f"lower `cohort_size` to at most {max_size},")
-            min_participations = math.ceil(size * p.rounds / self.population)
-            ways_out.append(f"raise `max_participations` to {min_participations}")
-            raise ValueError(
-                f"max_participations={p.max_participations} of {self.population} clients cannot "
-                f"fill rounds={p.rounds} with cohort_size={size}: "
-                f"{' or '.join(ways_out)}"
-            )
 
     def resume_from(self, ledger: ParticipationLedger) -> None:
         """Resumes an interrupted run: the next cohort is for the round after the last one in the

@@ -77,3 +77,7 @@ class Pool:
         if len(candidates) <= size:
             return candidates
         return rng.choice(candidates, size, replace=False)
+
+
+class PoolRanDryWarning(UserWarning):
+    """Warning that fewer clients than the cohort size were eligible and available."""

@@ -18,8 +18,9 @@ import scipy.stats
 
 from fedmf import checks, fields
 from fedmf.cohorts.availability import Availability
-from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
+from fedmf.cohorts.controller import ParticipationController
 from fedmf.cohorts.devices import DeviceBehavior
+from fedmf.cohorts.draws import PoolRanDryWarning
 from fedmf.mechanisms.budget import Budget, spending_histogram
 from fedmf.mechanisms.client_sensitivity import ClientSensitivity
 from fedmf.participation.schema import Participation

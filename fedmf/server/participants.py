@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedmf import identifiers
-from fedmf.cohorts.controller import PoolRanDryWarning
+from fedmf.cohorts.draws import PoolRanDryWarning
 from fedmf.mechanisms.budget import participation_rule
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.privacy.plan import Plan

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmf.cohorts.availability import Independent
-from fedmf.cohorts.controller import ParticipationController, PoolRanDryWarning
+from fedmf.cohorts.controller import ParticipationController
+from fedmf.cohorts.draws import PoolRanDryWarning
 from fedmf.participation.ledger import ParticipationLedger
 from fedmf.participation.schema import Participation
 from tests.cohorts.controllers import (

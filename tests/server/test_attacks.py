@@ -14,7 +14,7 @@ import pytest
 
 import fedmf
 from fedmf import files
-from fedmf.cohorts.controller import PoolRanDryWarning
+from fedmf.cohorts.draws import PoolRanDryWarning
 from fedmf.server.clipping import UpdateSum
 from fedmf.server.host_noise import HostNoise
 from tests.mechanisms.registry import MECHANISMS
