@@ -13,7 +13,6 @@ from typing import Any, Required, Self, TypedDict, Unpack
 import numpy as np
 
 from fedmf import checks, fields, nest
-from fedmf.identifiers import client_array
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.vocabulary import RunVocabulary
 from fedmf.training.class_weights import class_weight_table, with_class_weights
@@ -22,20 +21,17 @@ from fedmf.training.examples import (
     Examples,
     Weighted,
     count,
-    digest,
     errors_of,
     has_spec,
     spec_of,
     split_weights,
-    take,
     with_unit_weights,
 )
 from fedmf.training.learner import ClientSettings, Learner
+from fedmf.training.pooled_examples import pooled_examples
 from fedmf.training.task_checks import checked_attributes
 
 SPLITS = ("validation", "test")
-# Kinds of numpy dtypes that client ids may have: booleans, numbers, texts and times.
-_KINDS_OF_IDS = "biufSUMm"
 
 
 class TaskAttributes(TypedDict, total=False):
@@ -371,50 +367,13 @@ class Task:
           splits: (x, y) of "validation" and "test".
           attributes: attributes of the class.
         """
-        ids = client_array("client_ids", client_ids)
-
-        def describe_example(example: int) -> str:
-            return f"{example}, of client {ids.ravel().tolist()[example]!r}"
-
-        labels = y if sample_weight is None else Weighted(y, sample_weight)
-        examples = check_examples((x, labels), "x and y", describe_example)
-        if ids.shape != (count(examples),):
-            raise ValueError(
-                f"client_ids has the shape {ids.shape} and x and y hold {count(examples)} "
-                "examples: give each example an id"
-            )
-        # The bytes of an array of objects are memory addresses and not values.
-        if ids.dtype.kind not in _KINDS_OF_IDS:
-            ids = np.array([str(client_id) for client_id in ids])
-        unique_ids, client_indices = np.unique(ids, return_inverse=True)
-        order = np.argsort(client_indices, kind="stable")
-        ends = np.searchsorted(client_indices[order], np.arange(len(unique_ids) + 1))
-        index_by_id = {str(client_id): i for i, client_id in enumerate(unique_ids)}
-        evaluation_splits = {
-            name: check_examples(split, f"the {name} split") for name, split in splits.items()
-        }
-        if sample_weight is not None:
-            evaluation_splits = {
-                name: with_unit_weights(split) for name, split in evaluation_splits.items()
-            }
-
-        def client_examples(client_id: str) -> Examples:
-            index = index_by_id[client_id]
-            return take(examples, order[ends[index] : ends[index + 1]])
-
-        defaults: dict[str, Any] = {
-            "description": f"{ids.size} examples of {len(unique_ids)} clients",
-            "data_version": digest(examples, ids, *evaluation_splits.values()),
-        }
-        task = cls(
-            client_ids=tuple(index_by_id),
-            client_examples=client_examples,
-            evaluation_examples=evaluation_splits.__getitem__,
-            **{**defaults, **attributes},
+        pooled = pooled_examples(
+            x=x, y=y, client_ids=client_ids, splits=splits, sample_weight=sample_weight
         )
+        task = cls(**{**pooled.task_attributes, **attributes})
         # This call serves only to refuse examples of a class that has no weight, before the first
         # round.
-        task._with_class_weight(examples, "x and y", describe_example)
+        task._with_class_weight(pooled.examples, "x and y", pooled.describe_example)
         return task
 
 
