@@ -12,7 +12,8 @@ import scipy.stats
 
 from fedmf.experiments.papers.drawing import Line, Lines
 from fedmf.experiments.papers.item import Outcome, Request
-from fedmf.experiments.papers.study import Judge, Score, Study, finished
+from fedmf.experiments.papers.study import Judge, Score, finished
+from fedmf.experiments.papers.study_grid import Study
 from fedmf.reports.groups import final_metric, validation_curve
 from fedmf.reports.text import plain
 from fedmf.runs.folder import Run

@@ -28,7 +28,8 @@ from fedmf.experiments.papers.cifar_mechanisms import (
 )
 from fedmf.experiments.papers.cifar_sizes import DELTA, SIZES, Size
 from fedmf.experiments.papers.item import Outcome
-from fedmf.experiments.papers.study import Fields, Score, Study, sized, trained
+from fedmf.experiments.papers.study import Score, trained
+from fedmf.experiments.papers.study_grid import Fields, Study, sized
 from fedmf.privacy.bands import choose_bands
 from fedmf.tasks.cifar10 import write_synthetic
 

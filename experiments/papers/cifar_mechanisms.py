@@ -5,7 +5,7 @@ import functools
 import fedmf
 from fedmf.experiments.papers import error_tables
 from fedmf.experiments.papers.cifar_sizes import Size
-from fedmf.experiments.papers.study import Fields
+from fedmf.experiments.papers.study_grid import Fields
 from fedmf.mechanisms import Mechanism
 
 HONAKER = "Honaker"

@@ -88,7 +88,7 @@ class Item:
       state: how far it is reproduced.
       why: reason of a state other than "exact", one sentence.
       make: function that computes the outcome; None if nothing can be computed here.
-      study: scale -> the `study.Study` that trains; None if nothing trains.
+      study: scale -> the `study_grid.Study` that trains; None if nothing trains.
       seconds: scale -> rough time on 2 cores; `study_check` estimates a study's at scale full.
     """
 

@@ -14,7 +14,7 @@ from fedmf.experiments.papers.band_sweep import sweep
 from fedmf.experiments.papers.cells import Cell, Trained, table
 from fedmf.experiments.papers.fits import epochs, fit, say, sums_once
 from fedmf.experiments.papers.item import Request, Scale
-from fedmf.experiments.papers.study import Grid
+from fedmf.experiments.papers.study_grid import Grid
 from fedmf.privacy.amplification import sampled_gaussian_epsilon, sampled_gaussian_noise_multiplier
 from fedmf.privacy.bands import CLOSE, BandSearch
 from fedmf.privacy.gaussian import gaussian_epsilon, gaussian_noise_multiplier

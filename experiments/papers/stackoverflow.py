@@ -20,7 +20,7 @@ from fedmf.experiments.papers.stackoverflow_sizes import (
     SIZES,
     Size,
 )
-from fedmf.experiments.papers.study import Fields, Study, sized
+from fedmf.experiments.papers.study_grid import Fields, Study, sized
 from fedmf.mechanisms import Mechanism
 from fedmf.privacy.bands import choose_bands
 from fedmf.schedule import CustomSchedule, WarmupCooldown

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmf.experiments.papers import printed
-from fedmf.experiments.papers.study import Fields
+from fedmf.experiments.papers.study_grid import Fields
 from fedmf.participation.schema import Participation
 
 # Noise multipliers of Denisov et al. 2022, App. I, Table 3.

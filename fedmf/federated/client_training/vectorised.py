@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from fedmf.federated.client_training import vectorised_sizes
+from fedmf.federated.client_training.agreement import check_agreement
 from fedmf.federated.client_training.client_work import (
     TensorBroadcast,
     broadcast_spec,
@@ -108,7 +109,7 @@ class VectorisedClients(ClientWork):
         x, y = random_batch(np.random.default_rng(0), self._batch_specs, min(2, self._batch_size))
         model = functions.build_model(settings.seed)
         weights = [variable.read_value() for variable in model.trainable_variables]
-        self._check_same(model, loss_and_gradients, x, y)
+        check_agreement(model, self._loss, loss_and_gradients, (x, y))
         self._train = self._traced_training(sent_spec)
         params = tf.nest.map_structure(
             lambda spec: tf.ones(spec.shape, spec.dtype), sent_spec.params
@@ -191,41 +192,6 @@ class VectorisedClients(ClientWork):
         if not self._is_small:
             return [1]
         return sorted({*range(1, min(self._batch_size, 32) + 1), self._batch_size})
-
-    def _check_same(
-        self, model: tf.keras.Model, loss_and_gradients: Callable[..., Any], x: Any, y: Any
-    ) -> None:
-        """Checks that stateless and Keras model agree in loss and gradients for other weights.
-
-        They differ if a model computes a tensor from its weights when it is built. In Keras this
-        tensor keeps the value for the first weights. In the stateless model it would follow the
-        weights of each client.
-
-        Raises:
-          ValueError: loss or gradients differ on the examples x, y.
-        """
-        rng = np.random.default_rng(1)
-        variables = model.trainable_variables
-        for variable in variables:
-            variable.assign_add(rng.normal(scale=0.1, size=variable.shape).astype(np.float32))
-        loss, gradient_list = loss_and_gradients(
-            [variable.read_value() for variable in variables], x, y
-        )
-        with tf.GradientTape() as tape:
-            keras_loss = self._loss(y, model(x, training=True))
-            total_loss = minimised(keras_loss, model.losses)
-        keras_gradients = gradients(tape, total_loss, variables)
-        value_pairs = [(loss, keras_loss), *zip(gradient_list, keras_gradients, strict=True)]
-        for stateless_value, keras_value in value_pairs:
-            stateless_array = np.asarray(tf.convert_to_tensor(stateless_value))
-            keras_array = np.asarray(tf.convert_to_tensor(keras_value))
-            scale = np.nanmax(np.abs(keras_array), initial=1e-6)
-            if not np.allclose(
-                stateless_array, keras_array, rtol=1e-3, atol=1e-3 * scale, equal_nan=True
-            ):
-                raise ValueError(
-                    "the stateless model is another function of the weights than the model"
-                )
 
     def explain(self) -> str:
         """Returns a sentence on why clients train vectorised."""
