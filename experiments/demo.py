@@ -29,7 +29,7 @@ from fedmf.runs.folder import Run
 from fedmf.runs.notes import figures_note
 from fedmf.sweeps.results import validation_of
 
-# The families are in the order of the papers, from no noise to the most noise.
+# The mechanism families are in the order of their noise, from none to the most, as in the papers.
 FAMILIES = ("none", "banded", "tree", "identity")
 
 # The sizes are chosen so that runs train in minutes and still learn. The population is the cohort
@@ -54,7 +54,9 @@ SETTINGS: dict[str, Any] = {
     "min_sep": 32,
     "delta": 1e-6,
     "client_learning_rate": 4.0,
-    "server_momentum": 0.9,  # The papers' 0.95 would average over too many of the 128 rounds.
+    # The papers use a server momentum of 0.95, which would average over too many of the demo's 128
+    # rounds.
+    "server_momentum": 0.9,
     "evaluate_every": 8,
 }
 

@@ -77,7 +77,8 @@ def finite_float(name: str, value: Any, *, hint: str) -> float:
         )
     try:
         number = float(value)
-    except OverflowError:  # An int or a Fraction can be larger than every float64.
+    # Python raises OverflowError for an int or a Fraction that is larger than every float64.
+    except OverflowError:
         raise ValueError(
             f"{name} is beyond float64, whose numbers end at 1.8e308: {hint}"
         ) from None

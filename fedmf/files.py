@@ -273,7 +273,8 @@ def lock(path: str | os.PathLike[str], *, requires_lock: bool = False) -> Folder
     except BlockingIOError:
         folder_lock.release()
         return None
-    except (ImportError, OSError) as error:  # Some network file systems cannot lock.
+    # Locks are impossible on some network file systems, and on systems without the module fcntl.
+    except (ImportError, OSError) as error:
         if requires_lock:
             folder_lock.release()
             raise NotImplementedError("no locks") from error

@@ -71,7 +71,8 @@ def _free_in_container(container: _ContainerFiles, *, otherwise: int) -> int:
     try:
         limit_bytes = int((folder / container.limit).read_text())
         used_bytes = int((folder / container.usage).read_text())
-    except (OSError, ValueError):  # The process is in no container, or the limit is "max".
+    # The process is in no container, or the container's memory limit is "max".
+    except (OSError, ValueError):
         return otherwise
     reclaimable_bytes = _read_numbers(folder / "memory.stat").get(container.reclaimable, 0)
     return limit_bytes - used_bytes + reclaimable_bytes
@@ -83,7 +84,8 @@ def _free_in_process(*, otherwise: int) -> int:
     """
     try:
         import resource
-    except ImportError:  # The module exists only on Unix.
+    # The module `resource` exists only on Unix.
+    except ImportError:
         return otherwise
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit_bytes == resource.RLIM_INFINITY:

@@ -114,7 +114,7 @@ def _unflatten_next(structure: Any, leaves: Iterator[Any]) -> Any:
         return next(leaves)
     if isinstance(structure, Mapping):
         child_by_key = {key: _unflatten_next(structure[key], leaves) for key in sorted(structure)}
-        # The new dict keeps the order of the old one's keys, which may not be sorted.
+        # The new dict has the keys in the order of the old dict, which may not be sorted.
         items = [(key, child_by_key[key]) for key in structure]
         dict_class: Any = type(structure)
         if hasattr(structure, "default_factory"):

@@ -57,7 +57,8 @@ def task_function(name: str) -> Callable[..., "Task"]:
     Raises:
       ValueError: there is no such function, or it cannot be imported.
     """
-    # Built-in names are looked up first, since reading the entry points of all packages is slow.
+    # Names of built-in tasks are looked up first, since reading the entry points of all packages is
+    # slow.
     function_path = TASKS.get(name) or available().get(name, name)
     if ":" not in function_path:
         raise ValueError(
@@ -65,7 +66,8 @@ def task_function(name: str) -> Callable[..., "Task"]:
             "as package.module:function"
         )
     if os.getcwd() not in sys.path:
-        # The folder comes last in the path, so that it shadows no installed module.
+        # The current folder is added at the end of the module search path, so that its modules
+        # shadow no installed ones.
         sys.path.append(os.getcwd())
     try:
         if ":" in name and importlib.util.find_spec(name.partition(":")[0].partition(".")[0]):
@@ -100,7 +102,7 @@ def options_class(name: str) -> type[Any] | None:
     function = task_function(name)
     parameters = list(inspect.signature(function).parameters.values())
     annotation = parameters[0].annotation if parameters else None
-    # Under `from __future__ import annotations` an annotation is a text, here the name of a class.
+    # With `from __future__ import annotations`, an annotation is a text, here the name of a class.
     if isinstance(annotation, str):
         annotation = getattr(function, "__globals__", {}).get(annotation)
     is_class = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
@@ -141,7 +143,9 @@ def check_separation_is_given(values: Mapping[str, Any]) -> None:
     try:
         config = completed(TrainConfig.from_mapping({**values, "min_sep": 1}, "the run"))
         num_clients = len(task_from_config(config, progress=False).client_ids)
-    except Exception:  # Training raises the same error later, after errors that matter more.
+    # Any error is ignored, because training raises the same error later, after errors that matter
+    # more.
+    except Exception:
         return
     check_separation(
         None,
@@ -286,8 +290,8 @@ def task_from_config(config: "TrainConfig", *, progress: bool = True) -> "Task":
             "dataclass of options as its type, and no other parameter without a default"
         ) from error
     if name in TASKS:
-        # TensorFlow is imported without its messages. If it is missing, an error says how to
-        # install it.
+        # This import loads TensorFlow without its log messages. If TensorFlow is missing, an error
+        # says how to install it.
         import fedmf.federated  # noqa: F401
     with errors_of(f"task={name!r}"):
         task = function(*arguments, **keywords)

@@ -18,7 +18,8 @@ import numpy as np
 
 from fedmf.tasks.data_file import SYNTHETIC
 
-_HEADER = 100  # Size of the header in bytes, see sqlite.org/fileformat2.html.
+# Size of the header of an SQLite file in bytes, see sqlite.org/fileformat2.html.
+_HEADER = 100
 _COLUMNS = {
     "examples": ("split_name", "client_id", "serialized_example_proto"),
     "client_metadata": ("client_id", "split_name", "num_examples"),
@@ -79,7 +80,8 @@ class ClientDatabase:
             raise ValueError(
                 f"{self.path} is truncated ({file_size} bytes of {least_size}): {self.hint}"
             )
-        # SQLite keeps the log beside the file that a link leads to, and not beside the link.
+        # If the path is a symbolic link, SQLite keeps the write-ahead log beside the file that the
+        # link leads to, and not beside the link.
         log = self.path.resolve().with_name(f"{self.path.resolve().name}-wal")
         # With a write-ahead log, the newest rows are in the log and not in the file. The file's
         # digest, which a resumed run compares, would not change with them.
@@ -197,6 +199,7 @@ def _least_file_size(header: bytes) -> int:
     page_size, changes, num_pages = struct.unpack(">H6xII", header[16:32])
     if page_size == 1:
         page_size = 65_536
-    # The page count is valid only if both change counters agree. Older writers left it unset.
+    # The page count of an SQLite header is valid only if the two change counters agree. Older
+    # programs left it unset.
     has_page_count = changes == struct.unpack(">I", header[92:96])[0]
     return int(page_size * num_pages) if has_page_count else int(page_size)

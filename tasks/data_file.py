@@ -56,7 +56,7 @@ def create(
     partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         _remove_partial_files(path)
-        # The file is created as private here, and SQLite keeps its mode.
+        # The file is created here with private permissions, which SQLite keeps.
         append_privately(partial_path).close()
     except OSError as error:
         raise unwritable(path, error) from None
@@ -75,7 +75,7 @@ def create(
             """
         )
         yield connection
-        # This index serves both of TFF's queries, by client and by client and split.
+        # This index serves both queries of TFF's loader: by client, and by client and split.
         connection.execute("CREATE INDEX index_examples_client ON examples (client_id, split_name)")
         connection.execute(
             "CREATE INDEX index_metadata_split ON client_metadata (split_name, client_id)"
@@ -119,7 +119,8 @@ def write_client(
     num_records = connection.executemany(
         "INSERT INTO examples VALUES (?, ?, ?)", record_rows
     ).rowcount
-    if num_records > 0:  # SQLite counts an empty insertion as -1 rows.
+    # SQLite reports -1 rows for an empty insertion, which must not be counted.
+    if num_records > 0:
         connection.execute(
             "INSERT INTO client_metadata VALUES (?, ?, ?)", (client_id, split, num_records)
         )

@@ -95,8 +95,8 @@ def compare_lines(
         differences = np.mean(
             [better_tests[target] - worse_tests[target] for target in common_targets], axis=0
         )
-    # The lines have no common target, for example because one of them is without noise. So their
-    # means over all targets are compared.
+    # The two lines of the figure have no privacy target in common, for example because one of them
+    # is without noise. So their mean accuracies over all targets are compared.
     else:
         better_mean = np.mean(list(better_tests.values()), axis=0)
         worse_mean = np.mean(list(worse_tests.values()), axis=0)

@@ -122,8 +122,8 @@ def inverse(
     step = math.log(ratio)
     log_targets = [math.log(epsilon) for epsilon in epsilons]
     low = high = 0
-    # The table reaches one step beyond the targets at either end, because the interpolation needs
-    # slopes there.
+    # The table of epsilons reaches one step beyond the smallest and the largest target, because the
+    # interpolation needs slopes there.
     while log_epsilon((low + 1) * step) < max(log_targets):
         low -= 1
     while log_epsilon((high - 1) * step) > min(log_targets):
@@ -150,8 +150,8 @@ def inverse(
                 found[target] = sufficient_noise
         if len(found) == len(set(log_targets)):
             break
-    # A simulated epsilon may miss a target by more than the tolerance. Then the result is the least
-    # noise multiplier in the table that meets the target.
+    # If epsilon is simulated, it may miss a target by more than the tolerance. Then the result is
+    # the smallest noise multiplier in the table that meets the target.
     return np.exp(
         [
             found.get(target, min(s for s in knots if log_epsilon(s) <= target))

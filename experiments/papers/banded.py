@@ -88,8 +88,8 @@ def figure_4(request: Request) -> Outcome:
     )
 
 
-# Sizes of Figures 2, 3 and 8, which are small enough to draw: the number of parts of the population
-# (b in the paper), the rounds (n), the clients (m), the clients of a round (B), and a seed.
+# Sizes for Figures 2, 3 and 8, small enough to draw: the number of parts of the population (b in
+# the paper), of rounds (n), of clients (m), and of clients in a round (B), and a seed.
 PARTS, ROUNDS, POPULATION, COHORT, SEED = 3, 9, 24, 3, 1
 
 
@@ -110,7 +110,8 @@ def figure_2(request: Request) -> Outcome:
     client_parts = [
         sorted({i for t in range(j, ROUNDS, PARTS) for i in cohorts[t]}) for j in range(PARTS)
     ]
-    # A client in two parts would occur twice in this list.
+    # Every client is in one part of the population only. A client in two parts would occur twice in
+    # this list.
     order = [i for part in client_parts for i in part]
     are_disjoint = len(order) == len(set(order))
     places = [(t, order.index(client)) for t in range(ROUNDS) for client in cohorts[t]]
@@ -146,7 +147,7 @@ def _decomposed(rounds: int, request: Request) -> Outcome:
     for j, rows in enumerate(touched_rows):
         image = np.where(C != 0, 0.1, 0.0)
         for k, here in enumerate(rows):
-            # Successive participations of the client have different colours.
+            # The image shows successive participations of a client in different colours.
             image[here, j + k * PARTS] = (-1) ** k
         panels.append((f"part {j + 1} of {PARTS}", image))
     return Outcome(
@@ -277,8 +278,8 @@ def figure_9(request: Request) -> Outcome:
         ticks=epsilons,
         ylim=(0, None),
     )
-    # The ratio to multi-epoch MF rises with epsilon. It passes 1 at the crossing, which is
-    # interpolated between the epsilons that were tried.
+    # The ratio of the error to that of multi-epoch MF rises with epsilon. The crossing is the
+    # epsilon at which the ratio is 1, interpolated between the epsilons that were tried.
     crossing = np.exp(np.interp(0.0, np.log(over_mf), np.log(epsilons)))
     return Outcome(
         [panel],

@@ -209,9 +209,9 @@ def banded(size: Size) -> Study:
     return _study("banded", size, study_parts)
 
 
-# With two epochs of 50 steps, nu noise closes as much of the gap in error between independent noise
-# and the optimum as with the paper's 20 epochs of 100 steps. Independent noise is as large as in
-# ten short epochs at epsilon 16 (docs/papers/slides.md).
+# With two epochs of 50 steps, noise with the parameter nu of the slides closes as much of the gap
+# in error between independent noise and the optimum as with the paper's 20 epochs of 100 steps.
+# Independent noise is as large as in ten short epochs at epsilon 16 (docs/papers/slides.md).
 @sized(
     SIZES,
     images=4000,
@@ -253,7 +253,8 @@ def _figure_1_orders(scores: Sequence[Score], size: Size) -> list[accuracy.Order
     honaker, fft, one = (label(kind, best_stamps(kind, size)) for kind in (HONAKER, FFT, ONE))
     pairs = [(size.optimal, one), (size.optimal, fft), (size.optimal, honaker), (fft, honaker)]
     comparisons = [accuracy.compare_lines(scores, *pair) for pair in pairs]
-    # The paper claims this order of the lines for epsilons "as low as epsilon of about 4".
+    # The paper claims this order of the lines of the figure for epsilons "as low as epsilon of
+    # about 4".
     epsilon_floor = 4.0 if size == SIZES["full"] else size.epsilons[0]
     comparisons.append(
         accuracy.compare_lines(scores, size.optimal, SAMPLED, from_epsilon=epsilon_floor)

@@ -6,13 +6,13 @@ from typing import Any
 from fedmf.participation.schema import Participation
 
 DELTA = 1e-5  # The delta of Fig. 4 of the multi-epoch paper.
-# Noise multipliers in the papers' code: NOISE for matrix mechanisms with sensitivity 1, and
-# NOISE_DP_SGD for DP-SGD with sampling at the same epsilons.
+# Noise multipliers in the papers' code. NOISE is for matrix mechanisms with sensitivity 1, and
+# NOISE_DP_SGD is for DP-SGD with sampling at the same epsilons.
 NOISE = (0.3, 0.4, 0.5, 0.75, 1.0, 2.0)
 NOISE_DP_SGD = (0.498, 0.559, 0.61, 0.715, 0.807, 1.16)
-# Epsilons of these noise multipliers at DELTA. Computing them takes most of a second, and commands
-# that only list the figures would have to wait for that. So the epsilons are stored here, and a
-# test computes them again.
+# Epsilons of the noise multipliers NOISE at DELTA. They are stored here, because computing them
+# takes most of a second, and commands that only list the figures would have to wait. A test
+# computes them again.
 EPSILONS = (19.131, 13.207, 9.997, 6.129, 4.377, 1.993)
 # Learning rates that are tried: 1, 2 and 5 times 10^i, where i is -2 or -1 (multi-epoch paper, App.
 # E), or -2 to 3 (banded paper, App. H.1).

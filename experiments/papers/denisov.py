@@ -24,7 +24,8 @@ from fedmf.reports.canvas import blank
 # The loss is that of the encoder C with columns of norm 1, which makes it the loss of a mechanism.
 # Seconds are processor time, so that a busy machine does not change them. The clock stops while a
 # loss is computed for the report alone.
-Step = tuple[float, float]  # A step is a pair (seconds, loss).
+# A pair (seconds, loss): the time after a step of a solver, and the loss of its encoder.
+Step = tuple[float, float]
 
 
 class _Clock:
@@ -141,7 +142,7 @@ def _newton(
 
 
 ROUNDS = 512
-# Printed size of the largest entry of the matrices B and C, in the caption of Figure 5, App. G.
+# Largest entry of the matrices B and C, as printed in the caption of Figure 5 (App. G).
 LARGEST_ENTRY = "2.36"
 
 
@@ -202,7 +203,8 @@ def _ours(workload: fedmf.Workload, single: fedmf.Participation) -> tuple[list[S
         progress=lambda step, loss, gap: steps.append((time.process_time() - start_time, loss)),
     )
     with warnings.catch_warnings():
-        # The fit warns that it ended above its tolerance, which is intended here.
+        # The fit is stopped early on purpose, so its warning that it ended above its tolerance is
+        # ignored.
         warnings.simplefilter("ignore")
         certificate = fit_dense(workload, single, stopping).certificate
     assert certificate is not None

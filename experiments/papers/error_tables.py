@@ -19,7 +19,7 @@ from fedmf.experiments.papers.cells import Cell, table
 from fedmf.experiments.papers.fits import epochs, fit, one_participation, sums_once
 from fedmf.experiments.papers.item import Scale
 
-# Rows of Table 1 of the multi-epoch paper that take only seconds to compute.
+# Rows of Table 1 of the multi-epoch paper that can be computed in seconds.
 _SECONDS = (
     "(Online) Honaker(n=400)x5 | (Online) Honaker(n=200)x10 | Optimal Decoder Honaker(n=400)x5 | "
     "MF(k=1, n=100)x20 | FFT(n=200)x10 | FFT Optimal Decoder(n=1000)x2"
@@ -216,7 +216,7 @@ def constrained_encoder(A: np.ndarray, *, min_sep: int, constraints: str) -> np.
     def log_loss(entries: np.ndarray) -> tuple[float, np.ndarray]:
         X = matrix(entries)
         if np.linalg.eigvalsh(X)[0] <= 0.0:
-            # This loss is so large that no line search accepts the point.
+            # The returned loss is so large that no line search accepts the point.
             return 1e9, np.zeros(len(entries))
         inverse = np.linalg.inv(X)
         loss = np.trace(gram @ inverse)

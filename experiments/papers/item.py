@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from fedmf.experiments.papers import catalogue
 from fedmf.experiments.papers.drawing import Lines
 
-Scale = Literal["tiny", "small", "full"]  # The scale "tiny" is for tests alone.
-# The sources of items, by their short names. All slides of 2025 are one source, and Denisov's paper
-# with its appendix is another.
+# The scale "tiny" is only for tests.
+Scale = Literal["tiny", "small", "full"]
+# Short names of the sources from which tables, figures and claims are reproduced. All slides of
+# 2025 are one source, and Denisov's paper with its appendix is another.
 SOURCES = {
     "denisov": "Denisov et al. 2022, and its appendix",
     "multi-epoch": "Choquette-Choo et al. 2022, multi-epoch matrix factorization",

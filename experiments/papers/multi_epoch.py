@@ -15,7 +15,8 @@ from fedmf.experiments.papers.fits import epochs, fit, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
 from fedmf.privacy.gaussian import gaussian_noise_multiplier
 
-CIFAR = epochs(2000, 20)  # A client has k = 20 participations, b = 100 rounds apart.
+# On CIFAR-10, each client takes part k = 20 times, b = 100 rounds apart.
+CIFAR = epochs(2000, 20)
 
 
 def stackoverflow(request: Request) -> tuple[fedmf.Workload, fedmf.Participation]:

@@ -25,8 +25,8 @@ _DELTA = 1e-6
 # clients. The runs of a single epoch (Table 4) have 167 clients a round.
 ROUNDS, POPULATION, COHORT, SINGLE_EPOCH_COHORT = 2052, 342_000, 1000, 167
 PARTICIPATIONS = 6
-# A comparison says "nearly" if the table's epsilon and the epsilon of the printed noise multiplier
-# differ by at most this relative amount.
+# A comparison with the paper says "nearly" if the table's epsilon and the epsilon of the printed
+# noise multiplier differ by at most this relative amount.
 _SAME_EPSILON = 6e-4
 
 
@@ -74,8 +74,8 @@ def _printed_accuracies(
     accuracies: dict[tuple[str, float, str], str] = {}
     for row in rows:
         if isinstance(row, printed.NoiseRow):
-            # A row with as many bands as rounds is the dense optimum and not a banded matrix, so it
-            # has no line in the study.
+            # The study trains banded matrices. A row with as many bands as rounds is the dense
+            # optimum, so it has no line in the study.
             if row.bands != ROUNDS:
                 accuracies[row.mechanism, row.epsilon, row.learning_rate] = row.test
             continue
@@ -274,7 +274,7 @@ def unit_rmse(mechanism: str, bands: int | None, measured: str = "prefix_sum") -
     workload, single = sums_once(ROUNDS)
     six = epochs(ROUNDS, PARTICIPATIONS)
     query = workload if measured == "prefix_sum" else fedmf.identity(ROUNDS)
-    # The banded mechanism is fitted for a single participation, as `choose_bands` does.
+    # The banded mechanism is fitted as if clients took part only once, as `choose_bands` does.
     if mechanism == "Band MF":
         return fedmf.rmse(fit(workload, single, "banded", bands=bands), query, six)
     participation = single if mechanism == "Single-epoch MF" else six

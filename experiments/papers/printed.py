@@ -72,8 +72,8 @@ DENISOV_TABLE_2 = tuple(
 )
 
 
-# Values of nu that are tried. The slides print none, and say "For general problems ... tune the
-# parameter nu". With nu = 0 the noise is that for prefix sums.
+# Values of the noise parameter nu that are tried. The slides print none, and say "For general
+# problems ... tune the parameter nu". With nu = 0 the noise is the one for prefix sums.
 NUS = (0.0, 0.01, 0.1)
 
 
@@ -385,7 +385,8 @@ BANDED_TABLE_7 = _tuned("""
 # Table 3 of the multi-epoch paper, App. D, column MF: maps the noise multiplier to epsilon at delta
 # = 1e-6.
 MULTI_EPOCH_TABLE_3 = {"0.341": "17.648", "0.600": "8.841", "2.231": "2.000"}
-# Column DP-SGD (6e) of the same table, for 2052 Poisson samples of 1000 of the 342,477 clients.
+# Column DP-SGD (6e) of Table 3 of the multi-epoch paper, for 2052 Poisson samples of 1000 of the
+# 342,477 clients.
 MULTI_EPOCH_TABLE_3_DP_SGD = {"0.402": "17.648", "0.491": "8.824", "0.757": "2.000"}
 # Column GD (2052e) of Table 3 of the multi-epoch paper, where every client takes part in each of
 # 2052 rounds.
@@ -394,8 +395,8 @@ MULTI_EPOCH_TABLE_3_GD = {"15.518": "17.648", "27.493": "8.824", "106.023": "2.0
 # App. K.1 of the banded paper, at delta = 1e-10: maps the rho of zCDP to epsilon.
 BANDED_K_1 = {"0.24": "4.35", "0.52": "6.69"}
 
-# Printed numbers that are known to differ from ours: (table, row, column) -> the reason. It is an
-# error if a number that is listed here agrees.
+# Numbers printed in the papers that are known to differ from ours: (table, row, column) -> the
+# reason. If a number that is listed here agrees with ours, an error is raised.
 KNOWN_DIFFERENCES: dict[tuple[str, ...], str] = {
     tuple(key): reason
     for reason, keys in {

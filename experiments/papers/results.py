@@ -27,7 +27,8 @@ RESULT = "result.json"
 NUMBERS = "numbers.csv"
 PICTURE = "figure.png"
 _THUMBNAIL_WIDTH = 560
-_THUMBNAIL_COLORS = 256  # With fewer colours than this, some lines would look the same.
+# Number of colours of a thumbnail picture. With fewer, some lines would look the same.
+_THUMBNAIL_COLORS = 256
 
 
 def run(item: Item, request: Request) -> dict[str, Any]:
@@ -105,7 +106,8 @@ _HEAD = """# The papers' tables and figures
 It writes the numbers as CSV and the picture in full size.
 
 """
-# `report` replaces the lines between these two, and keeps the rest of a page.
+# `report` replaces the part of a page between this line and the next constant, and keeps the rest
+# of the page.
 _BEGIN = "<!-- fedmf paper report writes from here -->\n"
 _END = "<!-- fedmf paper report writes to here -->\n"
 
@@ -208,8 +210,8 @@ def describe(item: Item, result: Mapping[str, Any] | None) -> Description:
         return Description("No result here", "", "", f"`fedmf paper run {item.name}`", False)
     is_trained = item.study is not None
     origin = f"{state}; scale {result['scale']}"
-    # For an item that trains, this time may be that of drawing alone. The time of its training is
-    # in `reduced`.
+    # The processor time is left out if the item (a figure or table) needs training, because the
+    # recorded time may be only that of drawing the picture. The training time is in `reduced`.
     if not is_trained:
         origin += f"; {duration(result['processor_seconds'])} of processor time"
     verdict = _verdict(result, is_trained=is_trained)

@@ -51,8 +51,8 @@ def schemes(rounds: int, separation: int) -> Schemes:
     A round has 1000 clients, and each client comes once in `separation` rounds on average.
     """
     size: dict[str, Any] = {"population": 1000 * separation, "cohort_size": 1000}
-    # The numbers of bands are divisors of the separation, each about twice the one before, because
-    # all schemes allow divisors.
+    # The numbers of bands divide the separation, because all sampling schemes allow such numbers.
+    # Each is about twice the previous one.
     bands = [1]
     for b in range(2, separation + 1):
         if separation % b == 0 and b >= 1.9 * bands[-1]:

@@ -137,8 +137,8 @@ def approximation(request: Request) -> Outcome:
     bound = 3 * np.exp(-np.sqrt(degrees))
     bands = 2 ** np.arange(int(np.log2(n)) + 1)
     c = optimum.toeplitz_coefficients()
-    # All coefficients are positive, so that the error of a series that is cut off is largest at x =
-    # 1 - 1 / n.
+    # All coefficients of the series are positive. So the error from cutting off the series is
+    # largest at x = 1 - 1 / n.
     polynomial = np.array(
         [1 / abs(root[0]) - np.polynomial.polynomial.polyval(1 - 1 / n, c[:b]) for b in bands]
     )

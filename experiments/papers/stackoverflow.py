@@ -46,8 +46,8 @@ UNNOISED = "no noise"
 SGD, SINGLE, TREE = "DP-SGD", "Single-epoch MF", "Optimal TreeAgg"
 MULTI, BANDED = "Multi-epoch MF", "Band MF"
 NU = "nu-DP-FTRL"
-# The rates range from the best one of DP-SGD at epsilon 1 to that of the best mechanism at epsilon
-# 16 (Table 6 of the banded paper).
+# These server learning rates range from the best one of DP-SGD at epsilon 1 to the best one of the
+# best mechanism at epsilon 16 (Table 6 of the banded paper).
 NU_RATES = tuple(1.7**power for power in range(-5, 2))
 Parts = Sequence[tuple[str, Fields]]
 
@@ -154,7 +154,8 @@ def denisov(size: Size) -> Study:
         (FULL, {"family": "tree", "decoder": "full"} | swept_fields),
         (PREFIX, {"family": "dense"} | swept_fields),
     ]
-    # Each momentum has its own optimal mechanism. For momentum 0 it is the optimum for prefix sums.
+    # Each value of the momentum has its own optimal mechanism. For momentum 0 it is the optimal
+    # mechanism for prefix sums.
     for beta in size.momentums:
         mechanism_fields = _file(f"momentum-{beta:g}") if beta else {"family": "dense"}
         parts.append((MOMENTUM, mechanism_fields | grid | {"server_momentum": beta}))
@@ -210,8 +211,8 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
         M_CONSTANT: momentum_file,
         M_AFTER: momentum_file,
     }
-    # These lines read their mechanisms from files. If the run fitted its mechanism, that would be
-    # the optimum for the run's decaying learning rates.
+    # The runs of these lines read their mechanisms from files. If a run fitted its mechanism
+    # itself, the mechanism would be the optimum for the run's decaying learning rates.
     file_by_line |= {DECAY_AFTER: _file("prefix"), M_DECAY: _file(f"momentum-{beta:g}{DECAY}")}
     study_parts = []
     for line in lines:

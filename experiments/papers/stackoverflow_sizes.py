@@ -157,7 +157,7 @@ SIZES: dict[Any, Size] = {
 }
 # Sizes for the two papers before the banded paper, in which all clients of a round train.
 EARLIER = SIZES | {"full": Size(simulated=None)}
-# The following fields replace those of scale "small" in some of the studies.
+# Fields that replace those of scale "small" in some of the studies.
 _LONG: Fields = {
     "rounds": 512,
     "rounds_once": 512,
@@ -205,8 +205,8 @@ CENTRE: Fields = {"cohort": 40, "epoch": 48, "population": 1920, "epsilons_bande
 # optimum as with six long epochs (docs/papers). With so few clients, the noise at epsilon 8 is that
 # of the sizes above.
 NU: Fields = CENTRE | {"repeats": 6, "epsilons_banded": (8.0,)}
-# This study has more seeds, because the accuracies of BandMF and the dense optimum differ by half a
-# point only.
+# In the study PHONES each run is repeated with more seeds, because the accuracies of BandMF and the
+# dense optimum differ by half a point only.
 PHONES: Fields = {"repeats": 12}
 
 

@@ -145,7 +145,8 @@ SPEEDS = {
     "stackoverflow_nwp": Speed(clients=11.0, examples=920.0, validation=10_000, test=16_576_035),
     "cifar10": Speed(clients=300.0, examples=1000.0, validation=5_000, test=5_000),
 }
-_LEAST_ROUNDS = 10  # Speed is measured from at least this many rounds.
+# Smallest number of rounds from which the speed of training is measured.
+_LEAST_ROUNDS = 10
 
 
 class RunCost(NamedTuple):
@@ -238,8 +239,8 @@ def cost(
     """
     speed = SPEEDS[str((*tuning, *repeats)[0].task)]
     measured_speed = clients_per_second(folder)
-    # If training is faster or slower than on the machine where SPEEDS were measured, evaluation is
-    # assumed to be so by the same factor.
+    # If training is faster or slower by some factor than on the machine where SPEEDS were measured,
+    # evaluation is assumed to be so by the same factor.
     factor = 1.0 if measured_speed is None else measured_speed * jobs / speed.clients
 
     def run_cost(config: TrainConfig, *, test: bool) -> RunCost:

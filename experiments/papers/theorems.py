@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import fedmf
 
-# Each line has the source (short name of a paper), the number and the content of a statement, in
-# our words.
+# Each line has three parts: the short name of a paper, the number of a theorem or algorithm in it,
+# and a summary of its content.
 _STATEMENTS = """
 denisov | Prop. 2.1 | Without delta, a guarantee for fixed inputs holds for adaptive ones.
 denisov | Thm. 2.1 | With Gaussian noise it does with delta too, for a lower-triangular query.
@@ -88,8 +88,8 @@ banded | Example F.3 | What shuffling gains.
 banded | Alg. 8 | Multiplication by a banded matrix, a row at a time.
 banded | Alg. 9 | Multiplication by its inverse, a row at a time.
 """
-# Each entry has a pattern that matches a paper's name in a text, and the source that the name
-# belongs to. Literature beside the papers has the source "".
+# Each entry is a pair: a pattern that matches the name of a paper in a text, and the paper's short
+# name. Other literature has the short name "".
 _PAPERS = (
     (r"[Mm]ulti-epoch", "multi-epoch"),
     (r"[Bb]anded(?: paper|,| Alg| Table)|Choquette-Choo et al\. 2023|BandMF", "banded"),
@@ -110,8 +110,10 @@ _NUMBER = re.compile(
     rf"(?P<kind>{_KIND}) (?P<number>[A-Z]?\.?\d+(?:\.\d+)?)"
     r"(?P<paper>[^.;(]{0,12}? of (?:the )?\w[\w-]+)?"
 )
-_REACH = 110  # A paper's name counts for a number if it is within this many characters of it.
-# Texts in these files describe citations, and are no citations themselves.
+# A cited number, such as "Thm. 2", belongs to a paper if the paper's name is at most this many
+# characters away in the text.
+_REACH = 110
+# These files contain texts that describe citations, and are no citations themselves.
 _OF_CITATIONS = ("theorems.py", "test_theorems.py")
 
 

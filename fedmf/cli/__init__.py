@@ -56,7 +56,8 @@ def cli(debug: bool) -> None:
       fedmf demo                      a private simulation in minutes, with a report
       fedmf train --help              one run
     """
-    # `main` reads --debug itself, because it also handles errors that the parser raises.
+    # The option --debug is read by `main`, because `main` also handles errors that the parser
+    # raises.
     del debug
 
 

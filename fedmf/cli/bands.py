@@ -65,8 +65,8 @@ def bands(
         search = BandSearch(workload=A, **config_options)
         table_rows = []
         if dense:
-            # The dense fit is made first. If it is too large for the memory, it is refused
-            # immediately.
+            # The dense optimum is fitted first. If it is too large for the memory, the command
+            # fails immediately.
             progress("fitting the dense optimum")
             table_rows.append(search.dense())
         progress("fitting the first number of bands")

@@ -88,7 +88,8 @@ def calibrate(
         if table and as_json:
             summary["stops"] = stopping_rows
         if not as_json:
-            # The user gave the participation, and `fedmf fit` has printed the certificate.
+            # The participation is left out, because the user gave it, and the certificate, because
+            # `fedmf fit` has printed it.
             del summary["participation"], summary["certificate"]
         show(summary, as_json)
     if stopping_rows and not as_json:

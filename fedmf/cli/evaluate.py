@@ -147,8 +147,8 @@ def evaluate(
     run_folder = None
     has_run_task = trained_run.task.description == trained_run.plan["task"]["description"]
     if has_run_data and has_run_task and trained_run.result is not None:
-        # The run's report shows these metrics, so they must be those of the run's own data and
-        # task.
+        # The metrics are saved for the report of the run, so they must be those of the run's own
+        # data and task.
         run_folder = RunFolder(trained_run.path)
     if by_client:
         with warnings_in_a_line():

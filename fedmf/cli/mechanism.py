@@ -97,7 +97,8 @@ def _values(result: "MechanismAudit") -> dict[str, Any]:
     attack = None
     if result.attack is not None:
         attack = dataclasses.asdict(result.attack)
-        del attack["findings"]  # The findings of the whole audit contain these findings already.
+        # These findings are left out, because the findings of the whole audit contain them.
+        del attack["findings"]
         if not math.isfinite(attack["epsilon_claimed"]):
             attack["epsilon_claimed"] = None
     return {

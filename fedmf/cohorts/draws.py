@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-# In populations up to this size every client is tested, because that is fast enough.
+# In populations of at most this many clients, all clients are tested for eligibility, because that
+# is fast enough.
 SMALL = 1 << 14
 # Cost of testing one client that was picked at random, in units of the cost of one client in a scan
 # of all. It affects the speed of sampling, and not the distribution of cohorts.
@@ -56,7 +57,7 @@ class Pool:
             candidates = rng.integers(0, self.population, batch_size)
             eligible = candidates[self.eligible(candidates)]
             accepted_clients = np.concatenate([sample, eligible[self.available(eligible)]])
-            # A client that was picked twice is dropped the second time. The order of picking is
+            # If a client was picked twice, its second pick is dropped. The order of picking is
             # kept, because the sample is the first `size` accepted clients.
             first_positions = np.unique(accepted_clients, return_index=True)[1]
             first_positions.sort()

@@ -99,7 +99,8 @@ def _matching(replies: Sequence[Message], weight_key: str) -> tuple[list[Message
     dropped: Counter[str] = Counter()
     replies_by_names: dict[frozenset[tuple[str, int | None]], list[Message]] = {}
     for reply in replies:
-        if reply.has_error():  # The wrapped strategy has logged this error already.
+        # The wrapped strategy has already logged the error of this reply.
+        if reply.has_error():
             continue
         try:
             [record] = reply.content.metric_records.values()

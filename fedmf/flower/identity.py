@@ -64,7 +64,9 @@ def epsilons(plan: Plan, t: int) -> str:
         return total_text
     try:
         epsilon_so_far = stopped_after(plan, t).epsilon
-    except ValueError:  # Some plans have no guarantee for their first rounds alone, and raise.
+    # `stopped_after` raises ValueError for plans that have no guarantee for their first rounds
+    # alone.
+    except ValueError:
         return f"{total_text}, stated for all rounds together"
     return (
         f"epsilon {epsilon_so_far:.4g} after {t} rounds, if no output decides to end here; "

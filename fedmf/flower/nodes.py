@@ -20,7 +20,8 @@ _PARTITION = "partition"
 # A round without connected clients waits until each silent node was asked this many times.
 _MAX_QUERIES = 5
 _NO_PARTITION = "none tells a partition id: call fedmf.flower.tell_partition on the app"
-_ANSWER_SECONDS = 60.0  # Time limit of a query for partition ids.
+# Time limit, in seconds, for nodes to answer a query for their partition ids.
+_ANSWER_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 
 
@@ -123,7 +124,8 @@ class Nodes:
         self._needs_past_node = bool(server.clients)
         # Maps each connected node that has answered to its partition id.
         self._partition_by_node: dict[int, int | None] = {}
-        self._num_unanswered: Counter[int] = Counter()  # Number of queries without an answer.
+        # Maps each node to the number of queries that it has not answered.
+        self._num_unanswered: Counter[int] = Counter()
         self._next_query: dict[int, int] = {}  # The round of a silent node's next query.
 
     def draw(

@@ -146,7 +146,8 @@ class Reach:
 
     def _is_own(self, module: str | None) -> bool:
         """Returns whether a module belongs to the strategy's author and not to a library."""
-        if not module:  # Code without a module counts as the author's.
+        # A function without a module counts as code of the strategy's author.
+        if not module:
             return True
         if _package(module) in _SYSTEM:
             return False

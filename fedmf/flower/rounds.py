@@ -127,7 +127,8 @@ class Replies:
         try:
             arrays = update_of(content, self._round.model)
             metrics = metrics_of(content) if self._takes_metrics else None
-        except Exception as error:  # The bytes of a hostile client may raise any error.
+        # Any error is caught, because the bytes of a hostile client may raise an error of any type.
+        except Exception as error:
             self.dropped["with other arrays"] += 1
             self.mismatch = self.mismatch or " ".join(str(error).split())
             return None

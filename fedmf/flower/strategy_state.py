@@ -142,7 +142,8 @@ class StrategyState:
             )
             for path, value in links.items():
                 copy_by_id[id(value)] = copies[path] = link_to_copy(value, copy_by_id)
-        except Exception:  # Locks, files and connections cannot be copied.
+        # The copy fails for objects such as locks, files and connections.
+        except Exception:
             yield None
             return
         try:

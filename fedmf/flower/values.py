@@ -276,7 +276,8 @@ def _array_of(value: Array) -> np.ndarray:
     """
     try:
         return value.numpy()
-    except Exception as error:  # Invalid bytes may raise errors of any type.
+    # Any error is caught, because invalid bytes may raise errors of any type.
+    except Exception as error:
         raise Unkeepable("Array") from error
 
 

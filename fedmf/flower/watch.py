@@ -51,5 +51,6 @@ def _pickle_digest(value: Any) -> bytes | None:
     try:
         pickle.Pickler(file).dump(value)
         return file.digest.digest()
-    except Exception:  # Locks, files and connections cannot be pickled.
+    # The pickle fails for objects such as locks, files and connections.
+    except Exception:
         return None

@@ -83,7 +83,7 @@ def write_report(
             if plot is not None:
                 write_atomically(path, plot.png, mode=0o600)
             else:
-                # A file of an earlier report, which had this plot, is removed.
+                # The plot is not drawn this time, so a file from an earlier report is removed.
                 path.unlink(missing_ok=True)
         write_atomically(folder / "report.html", html, mode=0o600)
     except OSError as error:
@@ -229,7 +229,7 @@ def _privacy_in_words(plan: dict[str, Any]) -> str:
     if plan["epsilon"] is None:
         return "no privacy"
     guarantee = f"ε = {up(plan['epsilon'])}, δ = {plain(plan['delta'])}"
-    # Plans of runs of earlier versions lack this entry.
+    # The recorded plans of runs of earlier versions lack this entry.
     risk = plan.get("attack_risk")
     if not risk:
         return guarantee

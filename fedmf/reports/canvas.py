@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-# All figures have this width in inches, at which 10-point type is legible on a page and on a phone.
+# Width of all figures in inches. At this width, 10-point type is legible on a page and on a phone.
 WIDTH = 6.4
 _DPI = 220
 BLUE = "#1f5f8b"

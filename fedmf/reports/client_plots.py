@@ -15,7 +15,7 @@ from fedmf.runs.folder import Run
 
 _BAR_COLOR = "#51677f"
 _ZERO_BAR_COLOR = "#c9c9c9"
-# Bars are labelled with their values if there are at most this many.
+# If a bar chart has at most this many bars, each bar is labelled with its value.
 _MAX_LABELLED_BARS = 16
 
 
@@ -83,7 +83,7 @@ def clients_plot(groups: Sequence[RunGroup]) -> Plot | None:
 def _excluded_clients(run_name: str, clients: Mapping[str, Any]) -> list[str]:
     """Returns texts on how many clients of a run lack the metric, and for what reason."""
     exclusions = []
-    # Runs of earlier versions lack one of these counts.
+    # Runs of earlier fedmf versions did not record one of these counts.
     for reason in ("undefined", "not_finite"):
         num_clients = clients.get(f"clients_{reason}", 0)
         if num_clients:

@@ -35,7 +35,7 @@ from fedmf.reports.text import plural
 # The bars of a histogram have gaps between them if there are fewer bars than this.
 _MAX_SEPARATE_BARS = 24
 _MAX_LABELLED_BARS = 10
-# A line of a title fits this many characters.
+# Number of characters that fit on one line of a picture's title.
 _TITLE_WIDTH = 74
 # Colours of mechanisms that are combined with a sampling scheme.
 _SAMPLING_COLORS = ("#7a3e9d", "#b8860b", "#2f7d32", "#b0305c", "#555555")

@@ -17,7 +17,7 @@ from fedmf.mechanisms.noising_rows import (
 )
 from fedmf.reports.canvas import PIXELS, without_specks
 
-# A heat map draws at most this many rows.
+# Largest number of rows (rounds) in a heat map.
 MAX_DRAWN_ROUNDS = 1000
 # The encoder C of a mechanism with more rounds is not computed for a picture, because it would take
 # more than half a gigabyte.

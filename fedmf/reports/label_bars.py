@@ -12,7 +12,8 @@ from matplotlib.patches import Patch
 
 from fedmf.reports.canvas import canvas, whole_steps
 
-# A plot has at most this many bars (clients) and colours (labels).
+# A bar chart of clients' labels has at most this many bars (one for each client) and colours (one
+# for each label).
 _MAX_BARS = 100
 _MAX_COLORS = 64
 

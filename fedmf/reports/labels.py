@@ -25,8 +25,8 @@ _COLORS = {"none": "#4a4a4a", "file": "#3c0f4b"}
 # The last of several shades of a colour has this fraction of white or black. It is still legible as
 # text.
 _MAX_SHADE = 0.45
-# Colours with a larger sum of channels are shaded with black, because white would make them
-# illegible.
+# Colours whose red, green and blue values have a larger sum are shaded with black, because white
+# would make them illegible.
 _LIGHT_COLOR = 1.49
 _LINE_STYLES: tuple[LineStyle, ...] = (
     "-",
@@ -38,7 +38,7 @@ _LINE_STYLES: tuple[LineStyle, ...] = (
 # A long value, such as a learning-rate schedule, is cut after this many characters.
 _MAX_CHARACTERS = 60
 
-# These fields of the config are tuned for the model's accuracy, and do not change the noise.
+# Fields of the config that are tuned for the model's accuracy and do not change the noise.
 TUNED = ("client_learning_rate", "server_learning_rate", "server_momentum", "warmup", "cooldown")
 # A label contains one of these fields only if two groups would have the same label without it. The
 # table of run folders lists them in any case. The name of the mechanism shows the first three,
@@ -139,7 +139,7 @@ _HAS_MEANING: dict[str, Callable[[TrainConfig], Any]] = {
     "warmup": lambda config: config.learning_rate_schedule is None,
     "cooldown": lambda config: config.learning_rate_schedule is None,
 }
-# The value 0 of these fields means that they are not set.
+# Names of fields for which the value 0 means that they are not set.
 _UNSET_AT_ZERO = ("private_metrics", "canaries", "dropout", "proximal_strength")
 
 

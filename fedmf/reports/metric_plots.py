@@ -131,7 +131,8 @@ def _draw_validation(ax: Axes, group: RunGroup) -> float | None:
 
 
 # The keys are columns of metrics.jsonl, and the values are titles.
-_ALL_CLIPPED = 0.99  # Share of clipped updates from which a report says that all were clipped.
+# If at least this fraction of updates was clipped, a report says that all updates were clipped.
+_ALL_CLIPPED = 0.99
 _TRAINING_METRICS = {"train_loss": "training loss", "clip_fraction": "updates clipped"}
 
 

@@ -225,7 +225,7 @@ def participation_table(groups: Sequence[RunGroup]) -> Table:
     """Returns the table of planned and observed participation, with the achieved guarantee."""
     table_rows = []
     for group in groups:
-        # Runs with the same participation share one row.
+        # Runs with the same participation statistics share one row of the table.
         runs_by_cells: dict[str, list[Run]] = {}
         for run in group.runs:
             runs_by_cells.setdefault(repr(_participation_cells(run)), []).append(run)

@@ -139,4 +139,5 @@ def statement_html(text: str) -> markupsafe.Markup:
     html = re.sub(
         r"<(/?)h([1-6])>", lambda match: f"<{match[1]}h{min(6, int(match[2]) + 3)}>", html
     )
-    return markupsafe.Markup(html)  # All text in it is escaped already, so it is safe as HTML.
+    # All text in this HTML is escaped already, so it is safe.
+    return markupsafe.Markup(html)

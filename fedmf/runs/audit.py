@@ -114,7 +114,8 @@ def _audit(run: Run) -> Audit:
             hint="the run was stopped before them because of its results",
         )
     if is_partial and not unrecorded_rounds and len(ledger) < plan.participation.rounds:
-        # Plans with sampling, and some mechanisms, have a guarantee for all rounds together only.
+        # Plans with sampling, and some mechanisms, have a guarantee only for all rounds together,
+        # and raise ValueError here.
         with contextlib.suppress(ValueError):
             plan = stopped_after(plan, len(ledger))
     return audit_ledger(

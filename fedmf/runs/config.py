@@ -65,7 +65,7 @@ class TrainConfig(PlanConfig):
     2
     """
 
-    # Fields of the task
+    # Fields of the task and its data.
     task: str | None = fields.text(
         None,
         "A task of fedmf.tasks or of an installed package, or package.module:function of your own.",
@@ -79,7 +79,7 @@ class TrainConfig(PlanConfig):
         metadata={"help": "The task's own options.", "check": _check_task_options},
     )
 
-    # Fields of the devices
+    # Fields of the devices and their availability.
     availability: str = fields.text(
         "always",
         "Who checks in: always, independent:0.3, or diurnal with its options "
@@ -102,7 +102,7 @@ class TrainConfig(PlanConfig):
         low=0,
     )
 
-    # Fields of the optimisation
+    # Fields of the optimisation: batches, epochs and learning rates.
     client_learning_rate: float = fields.positive_float(1.0, "Rate of the clients' optimizer.")
     client_optimizer: str = fields.choice(
         "sgd", f"On the clients: {', '.join(RULES)}.", lambda: RULES

@@ -15,7 +15,7 @@ AUDITED = (
     "participation.csv",
     "selected.csv",
 )
-# Other files of a run that are released.
+# Other files of a run that are published.
 RELEASED = (
     "statement.md",
     "final_statement.md",

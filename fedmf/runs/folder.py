@@ -183,7 +183,8 @@ class RunFolder:
         path = self.path / "timings.jsonl"
         content = path.read_bytes() if path.exists() else b""
         whole_lines = content[: content.rfind(b"\n") + 1]
-        if whole_lines != content:  # A process that was killed left part of a line.
+        # A process that was killed may have left an incomplete last line.
+        if whole_lines != content:
             write_atomically(path, whole_lines, mode=0o600)
 
     def forget_committed(self) -> None:
@@ -394,7 +395,8 @@ class Run(fields.Checked):
                 **optional_contents,
             )
         except checks.TooLargeForMemory:
-            raise  # Too little memory does not mean that the run is damaged.
+            # Too little memory does not mean that the run is damaged, so the error is passed on.
+            raise
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
                 f"run folder {folder} is incomplete or damaged ({' '.join(str(error).split())}): "

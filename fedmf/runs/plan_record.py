@@ -35,8 +35,8 @@ def recorded_plan(run: Run) -> Plan:
         config = PlanConfig.from_mapping(plan_content["config"], "plan.json")
         noise_multiplier = config.noise_multiplier or 0.0
         plan = config.plan_with(mechanism, noise_multiplier)
-        # Another version of the accountant may compute another epsilon, but the noise must be the
-        # same.
+        # The noise must have the recorded scale. Epsilon may differ, because another version of the
+        # accountant may compute another one.
         has_same_noise = math.isclose(plan.stddev, plan_content["stddev"], rel_tol=1e-9)
         has_same_mechanism = mechanism_digest(mechanism) == plan_content["mechanism_sha256"]
         expected_plan = run.config.plan_with(mechanism, noise_multiplier)

@@ -193,7 +193,8 @@ def bound_content(path: pathlib.Path) -> bytes:
     try:
         plan = json.loads(content)
         plan.pop("programs", None)
-    # A damaged file is digested as a whole, and its digest will differ from the recorded one.
+    # If a file is damaged, its digest is computed over the whole file, and so differs from the
+    # recorded one.
     except (ValueError, AttributeError):
         return content
     return (strict_json.dumps(plan, indent=2) + "\n").encode()

@@ -194,7 +194,7 @@ class _PickledArray:
 
 _NAMES = {
     ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
-    # Version 2 of numpy writes this name.
+    # Pickles that numpy 2 wrote name this module.
     ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
     ("numpy", "dtype"): _PickledType,
     ("numpy", "ndarray"): _PickledArray,

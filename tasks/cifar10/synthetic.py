@@ -24,7 +24,9 @@ from fedmf.tasks.cifar10.data import FOLDER, META, SIDE, TEST, TRAIN
 from fedmf.tasks.synthetic_images import Placement, Scene, draw_images, pixel_steps
 from fedmf.terminal import progress_bar
 
-_PICTURES_PER_DRAW = 500  # Drawing more pictures at once would take more memory and no less time.
+# Number of pictures that are drawn at a time. Drawing more at once would take more memory and no
+# less time.
+_PICTURES_PER_DRAW = 500
 
 Pickled = bytes | int | np.ndarray | list["Pickled"] | dict[bytes, "Pickled"]
 
@@ -126,11 +128,13 @@ def _add(archive: tarfile.TarFile, name: str, value: Pickled) -> None:
 def _opcodes(value: Pickled) -> bytes:
     """Returns the pickle opcodes (see pickletools) that leave `value` on the unpickler's stack."""
     if isinstance(value, bytes):
-        return b"T" + struct.pack("<i", len(value)) + value  # This is the opcode BINSTRING.
+        # "T" is the pickle opcode BINSTRING.
+        return b"T" + struct.pack("<i", len(value)) + value
     if isinstance(value, int):
-        return b"J" + struct.pack("<i", value)  # This is the opcode BININT.
+        # "J" is the pickle opcode BININT.
+        return b"J" + struct.pack("<i", value)
     if isinstance(value, list):
-        # These are the opcodes EMPTY_LIST MARK ... APPENDS.
+        # The bytes are the pickle opcodes EMPTY_LIST, MARK, ..., APPENDS.
         return b"](" + b"".join(map(_opcodes, value)) + b"e"
     if isinstance(value, dict):
         entry_opcodes = (_opcodes(key) + _opcodes(content) for key, content in value.items())
@@ -165,9 +169,10 @@ LABEL_NAMES = (
     "checks",
 )
 
-# Each class has a mean colour. It is easy to learn, but does not suffice to tell the classes apart.
+# Each class of pictures has a mean colour, which is easy to learn but does not suffice to tell the
+# classes apart.
 _TINTS = 0.5 + 0.5 * np.cos(2 * np.pi * (np.arange(10)[:, None] * 0.3 + np.arange(3) / 3))
-# Weight of the class's colour in the colour of a picture. The rest is random.
+# Weight of the class's mean colour in the colour of a picture. The rest of the colour is random.
 _TINT_WEIGHT = 0.3
 
 

@@ -22,7 +22,7 @@ from fedmf.tasks.partitioned import PartitionOptions
 
 MODELS = ("cnn", "small")
 CLASSES = (
-    # The characters are in the order of TFF's labels.
+    # The characters are listed in the order of TFF's labels for them.
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
 

@@ -102,7 +102,8 @@ def _draw_labels(mean: int, only_digits: bool, rng: np.random.Generator) -> np.n
     return rng.choice(len(CLASSES), size=num_images, p=class_weights / class_weights.sum())
 
 
-# These fonts come with matplotlib. They are with and without serifs, upright and italic.
+# Fonts of the synthetic characters, which come with matplotlib: with and without serifs, upright
+# and italic.
 _FONTS = (
     "DejaVuSans",
     "DejaVuSerif",
@@ -111,7 +112,7 @@ _FONTS = (
     "STIXGeneralItalic",
     "DejaVuSans-Bold",
 )
-# Side of a distance field, in pixels of the field.
+# Side of the square array that holds a character's distance field, in pixels.
 _FIELD_SIDE = 96
 # Height of a capital letter, in pixels of a distance field.
 _CAPITAL_HEIGHT = 56

@@ -22,8 +22,8 @@ from fedmf.tasks.example_proto import Feature, decode_example, text_of
 FILE_NAME = "stackoverflow.sqlite"
 TFF_FILE = "StackOverflow file"
 
-# A file is described from this many clients of each split, and from this many sentences of each of
-# these clients.
+# A data file is described by statistics of this many clients of each split, and of this many
+# sentences of each of these clients.
 _DESCRIBED_CLIENTS = 200
 _DESCRIBED_SENTENCES = 64
 _HINT = (

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-NOTHING = -1  # NOTHING marks an empty position in rows of word ids.
+# NOTHING marks empty positions in arrays of word ids.
+NOTHING = -1
 _ONSETS = "b d f g k l m n p r s t v z st tr pl gr"
 _VOWELS = "aeiou"
 

@@ -61,8 +61,9 @@ def _forward(gates: Any, kernel: Any) -> _Trace:
     trace = _Trace([state], [cell], [], [], [])
     for index, step in enumerate(steps):
         total = step + tf.matmul(state, kernel) if index else step
-        # One sigmoid is computed for all four gates, although the third gate does not use it.
-        # Arrays of this size cost less than one more operation.
+        # One sigmoid is computed for the inputs of all four LSTM gates, although the third gate
+        # does not use it. At these sizes, the additional arithmetic costs less than one more
+        # operation.
         opening = tf.sigmoid(total)
         update, forget, _, output = tf.split(opening, 4, axis=1)
         candidate = tf.tanh(total[:, 2 * units : 3 * units])

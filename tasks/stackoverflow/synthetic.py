@@ -104,7 +104,7 @@ def _users(clients: int) -> dict[str, np.ndarray]:
     num_test = round(clients * _TEST_USERS)
     num_shared = min(clients, num_test * 4 // 5)
     user_index = np.arange(clients + num_test - num_shared)
-    # These are the whole numbers that are not multiples of ten, in ascending order.
+    # This formula gives the whole numbers that are not multiples of ten, in ascending order.
     numbers = 10 * (user_index // 9) + user_index % 9 + 1
     step = clients / max(num_shared, 1)
     shared_numbers = numbers[(np.arange(num_shared) * step).astype(np.int64)]
@@ -136,8 +136,8 @@ def _records(
     num_posts = int(post_index[-1]) + 1
     is_question = rng.random(num_posts) < 0.4
     post_topic = rng.choice(len(words.topics), size=num_posts, p=style.topic_weights)
-    # A tenth of the sentences have another topic than their post, so that a client's vocabulary is
-    # not one topic's list.
+    # A tenth of the sentences are not on the topic of their post, so that a client's vocabulary is
+    # not the word list of a single topic.
     strays = rng.random(count) < 0.1
     stray_topic = rng.choice(len(words.topics), size=count)
     topics = np.where(strays, stray_topic, post_topic[post_index])

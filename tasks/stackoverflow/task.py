@@ -17,9 +17,9 @@ from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
 from fedmf.training.examples import Examples
 
-# Memory for the examples that were read last. A demo reads a few hundred clients again in every
-# epoch, and they fit easily. The 342,477 clients of the real data, with 256 sentences each, would
-# take 14 GB.
+# Largest memory for a cache of the examples that were read last. A demo reads the same few hundred
+# clients in every epoch, and their examples fit easily. The 342,477 clients of the real data, with
+# 256 sentences each, would take 14 GB.
 MAX_CACHE_BYTES = 256 << 20
 
 
@@ -45,7 +45,7 @@ class _Cache:
                 _, oldest = self._examples_by_client.popitem(last=False)
                 self._size -= sum(array.nbytes for array in oldest)
         x, y = self._examples_by_client[client_id]
-        # The caller gets copies, because it may change them.
+        # The caller gets copies of the cached arrays, because it may change them.
         return x.astype(np.int32), y.astype(np.int32)
 
 
@@ -103,7 +103,8 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
             return _encode_slice(corpus, preprocessor, num_validation, stop, progress)
         raise ValueError(f"split={split!r} must be 'validation' or 'test'")
 
-    # The file's name is left out, because a run may be resumed on the same data under another name.
+    # The description leaves out the file's name, because a run may be resumed on the same data
+    # under another name.
     description = (
         f"StackOverflow next-word prediction on the {corpus.origin}: {len(client_ids)} train "
         f"clients of at most {o.max_sentences} sentences, "
@@ -120,7 +121,8 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
         name="stackoverflow_nwp",
         description=description,
         synthetic_clients=synthetic_clients,
-        # The vocabulary may come from another file, which can change while the data file does not.
+        # The vocabulary may come from a file of its own, which can change while the data file does
+        # not.
         data_version=f"{corpus.version}-{words.version}",
         client_ids=client_ids,
         client_examples=_Cache(read_client, preprocessor.ids.classes),

@@ -23,7 +23,7 @@ from fedmf.terminal import progress_bar
 if TYPE_CHECKING:
     import duckdb
 
-# DuckDB sorts in this much memory, and uses temporary files beyond it.
+# Memory in which DuckDB sorts, in bytes. It uses temporary files for more data.
 _MEMORY_BYTES = 10**9
 _FETCHED_ROWS = 1000
 # Features of a record that an import leaves empty. Every record needs them, because TFF's parser
@@ -221,7 +221,8 @@ def _load(
         raise ValueError(
             f"{path} has texts too long to sort in {_MEMORY_BYTES} bytes: cut them"
         ) from error
-    except duckdb.IOException as error:  # DuckDB could not write a temporary file.
+    # DuckDB raises this error if it cannot write a temporary file.
+    except duckdb.IOException as error:
         raise OSError(str(error).splitlines()[0]) from error
     except duckdb.Error as error:
         raise ValueError(tables.describe_damage(str(path), error)) from error

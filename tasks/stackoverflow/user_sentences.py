@@ -113,7 +113,7 @@ def draw_sentences(
         joint = language.joints[_choose(language.joint_weights, join_uniform)]
         end = language.ends[_choose(language.end_weights, join_uniform)]
         join = np.where(is_last, end, np.where(is_followed, joint, NOTHING))
-        # A clause that ends in its own punctuation gets no further punctuation after it.
+        # No punctuation is added after a clause that ends in its own punctuation.
         sentence_pieces.append(np.where(language.closed[clause][:, None], NOTHING, join))
     codes = np.concatenate(sentence_pieces, axis=1)
     has_adverb = rng.random(codes.shape) < _ADVERB_PROBABILITY
@@ -140,7 +140,8 @@ def _fill_slots(
     for slot, ids in language.small.items():
         positions = np.flatnonzero(codes == slot)
         codes[positions] = ids[_choose(style.small[slot], rng.random(len(positions)))]
-        if slot == PREPOSITION:  # Half of the prepositions depend on the topic.
+        # Half of the prepositions are chosen by the topic of the sentence.
+        if slot == PREPOSITION:
             by_topic = positions[rng.random(len(positions)) < 0.5]
             codes[by_topic] = ids[topics[sentence_of_code[by_topic]] % len(ids)]
     slots = np.flatnonzero(codes < NOTHING)

@@ -127,7 +127,7 @@ def _read_cache(cache: pathlib.Path, stamp: str) -> list[tuple[str, int]] | None
         word_counts = [line.split() for line in lines]
         return [(word, int(count)) for word, count in word_counts]
     except (OSError, ValueError):
-        # If the cache is absent, unreadable or damaged, it is written again.
+        # The cached vocabulary is written again if it is absent, unreadable or damaged.
         return None
 
 

@@ -55,7 +55,9 @@ def library(source: pathlib.Path) -> ctypes.CDLL | None:
         try:
             make_folder(folder)
             return _load(path if path.exists() else _compile(cc, source, path))
-        except OSError:  # The home folder is not writable, or it forbids loading code.
+        # An OSError means that the home folder is not writable, or that code may not be loaded from
+        # it.
+        except OSError:
             pass
     with tempfile.TemporaryDirectory() as temporary:
         return _load(_compile(cc, source, pathlib.Path(temporary) / name))
