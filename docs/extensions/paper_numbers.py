@@ -41,10 +41,10 @@ def denisov() -> None:
     with_momentum = fedmf.momentum_sgd(num_rounds, momentum, rates)
     flat, steep = (errors(prefix, h) / errors(with_momentum, h) for h in (0.0, 0.3))
     half = num_rounds // 2 - 1
-    says(page, "its error is {} times smaller at half of training than", flat[half])
+    says(page, "model is {} times smaller at half of training than", flat[half])
     says(page, "prefix sums, and {} times smaller at the end.", flat[-1])
     says(page, "the error is {} times larger at half of training.", 1 / steep[half])
-    says(page, "It is {} times smaller when the rates have fallen.", steep[-1])
+    says(page, "that error is {} times smaller than with noise optimised for prefix sums.", steep[-1])
 
 
 def multi_epoch() -> None:
