@@ -44,7 +44,7 @@ def denisov() -> None:
     says(page, "model is {} times smaller at half of training than", flat[half])
     says(page, "prefix sums, and {} times smaller at the end.", flat[-1])
     says(page, "the error is {} times larger at half of training.", 1 / steep[half])
-    says(page, "that error is {} times smaller than with noise optimised for prefix sums.", steep[-1])
+    says(page, "that error is {} times smaller than with noise optimised for", steep[-1])
 
 
 def multi_epoch() -> None:
@@ -78,7 +78,8 @@ def banded() -> None:
     of_rho = [gaussian_epsilon(1 / math.sqrt(2 * rho), 1e-10) for rho in (0.2355, 0.24, 0.52)]
     says(
         page,
-        "{} is the epsilon of rho = 0.2355, and 0.24 gives {}. rho = 0.52 gives {} as printed",
+        "{} is the epsilon of rho = 0.2355, and 0.24 gives {}. For the second guarantee that the "
+        "paper prints, rho = 0.52 gives {} as printed",
         *of_rho,
     )
     says(
