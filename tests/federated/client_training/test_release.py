@@ -22,7 +22,11 @@ def execution_of(settings):
 
 def committed(release):
     """Returns a release as a journal restores it: its arrays, in memory of their own."""
-    fields = {"arrays": [np.array(array) for array in release.arrays], "row": {}, "canaries": None}
+    fields = {
+        "arrays": [np.array(array) for array in release.arrays],
+        "statistics": {},
+        "canaries": None,
+    }
     return type(release)(**fields)
 
 
