@@ -1,4 +1,4 @@
-"""`AggregatorClaim`: the claim that an audit of an aggregator tests, and the result types.
+"""The claim that an audit of an aggregator tests, and the result types.
 
 Releases are measured in units of the sensitivity: clip_norm for a sum, clip_norm / clients for a
 mean. In these units one client moves the release by at most 1, and the claimed noise has standard

@@ -1,4 +1,4 @@
-"""`MovementTests`: tests of how far clients move a release, and the bound on this movement."""
+"""Tests of how far clients move a release, and the bound on this movement."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""`AggregatorRuns`: calls of an audited aggregation function, and checks of its results."""
+"""Calls of an audited aggregation function, and checks of its results."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""`Audit`: the result of an audit, which compares a run's guarantee with the planned one."""
+"""The result of an audit, which compares a run's guarantee with the planned one."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`Finding`: the statistic and the p-value of one statistical test in an audit."""
+"""The statistic and the p-value of one statistical test in an audit."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""`KerasLearner`: training, evaluation and export of Keras and TFF models with TensorFlow."""
+"""Training, evaluation and export of Keras and TFF models with TensorFlow."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""`ModelFunctions`: the functions that a task passes to build, train and evaluate its model."""
+"""The functions that a task passes to build, train and evaluate its model."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

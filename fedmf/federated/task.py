@@ -1,4 +1,4 @@
-"""`Task`: the data, the Keras or TFF model and the loss of a federated learning task."""
+"""The data, the Keras or TFF model and the loss of a federated learning task."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""`TensorBoard`: a callback that writes the metrics of a run for TensorBoard."""
+"""A callback that writes the metrics of a run for TensorBoard."""
 
 import tensorflow as tf
 

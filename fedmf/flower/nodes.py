@@ -1,4 +1,4 @@
-"""`Nodes`: draws the connected nodes of a round, and finds the client of each node."""
+"""Selection of the connected Flower nodes of a round, and the client of each node."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""`Reach`: finds the objects, functions and classes whose attributes are the state of a wrapped
+"""Search for the objects, functions and classes whose attributes are the state of a wrapped
 strategy.
 
 Attributes of a library's own objects are neither read nor set.

@@ -1,5 +1,5 @@
-"""`StepRecord`: the record that is committed with each release. With it the wrapped strategy's step
-can be repeated after a crash.
+"""The record that is committed with each release. With it the wrapped strategy's step can be
+repeated after a crash.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
-"""`Round`: a round from its messages to the updates in the nodes' replies. Replies that cannot be
-used are dropped and counted by the reason.
+"""A round from its messages to the updates in the nodes' replies. Replies that cannot be used are
+dropped and counted by the reason.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""`State`: the changes in a wrapped strategy, in a form that a file can hold."""
+"""The changes in a wrapped strategy, in a form that a file can hold."""
 
 import itertools
 from typing import Any, NamedTuple

@@ -1,6 +1,4 @@
-"""`MatrixFactorizationDP`: a Flower strategy with differential privacy, which trains with a
-`fedmf.Server`.
-"""
+"""A Flower strategy with differential privacy, which trains with a `fedmf.Server`."""
 
 import os
 import pathlib

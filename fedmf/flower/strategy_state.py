@@ -1,5 +1,4 @@
-"""`StrategyState`: reads the state of a wrapped strategy from its objects, and sets a state in them
-again.
+"""Reading of the state of a wrapped strategy from its objects, and setting a state in them again.
 
 A strategy is a graph of objects: itself, objects, functions and classes of its author that it
 refers to, and the lists, dicts and arrays that they hold. Each object has an address: the names of

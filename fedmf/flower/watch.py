@@ -1,4 +1,4 @@
-"""`Watch`: detects changes in objects whose state cannot be read, by digests of their pickles."""
+"""Detection of changes in objects whose state cannot be read, by digests of their pickles."""
 
 import hashlib
 import pickle

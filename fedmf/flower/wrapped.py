@@ -1,6 +1,4 @@
-"""`WrappedStrategy`: the calls of the strategy that `MatrixFactorizationDP` wraps, with its state
-before each call.
-"""
+"""The calls of the strategy that `MatrixFactorizationDP` wraps, with its state before each call."""
 
 import pathlib
 from collections.abc import Callable, Sequence

@@ -194,7 +194,8 @@ class ClientSensitivity:
         self._magnitudes = self._diagonals
         if self._has_negative_entries:
             self._magnitudes = np.abs(self._diagonals)
-        # The cost of each round's pairs with the extra rounds.
+        # Entry t is the sum of 2 |X_st| over all later rounds s in `_extra_rounds`, the rounds that
+        # are added to every client, where X = C^T C for the encoder C.
         self._extra_costs = np.zeros(n)
         for later in self._extra_rounds:
             earlier_rounds = np.arange(max(0, later - len(self._magnitudes) + 1), later)

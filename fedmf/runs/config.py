@@ -1,4 +1,4 @@
-"""`TrainConfig`: all settings of a training run except the secret noise seed."""
+"""All settings of a training run except the secret noise seed."""
 
 import dataclasses
 import json

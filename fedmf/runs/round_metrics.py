@@ -1,4 +1,4 @@
-"""`RoundMetric`: a number for each round that a caller computes, in a column of metrics.jsonl."""
+"""A number for each round that a caller computes, in a column of metrics.jsonl."""
 
 import abc
 import reprlib

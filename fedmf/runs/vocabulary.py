@@ -1,4 +1,4 @@
-"""`RunVocabulary`: the words behind the word ids of a run's model, as a file of the run folder."""
+"""The words behind the word ids of a run's model, as a file of the run folder."""
 
 import dataclasses
 import pathlib

@@ -1,6 +1,4 @@
-"""`AppendedFile`: a file to which one process appends rows, with a check that no other program
-edits it.
-"""
+"""A file to which one process appends rows, with a check that no other program edits it."""
 
 import hashlib
 import os

@@ -1,5 +1,5 @@
-"""`FolderKind`: the names, rules and words by which folders of servers and of runs differ. All of
-their code is in `fedmf.server.journal_folder`.
+"""The names, rules and words by which folders of servers and of runs differ. All of their code is
+in `fedmf.server.journal_folder`.
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
-"""`HostNoise`: precomputed noise. Noise vectors do not depend on the data, so the host computes
-blocks of rounds before they are needed.
+"""Precomputed noise. Noise vectors do not depend on the data, so the host computes blocks of rounds
+before they are needed.
 
 A block is computed in tiles of coordinates, each by a few matrix products on arrays that fit the
 cache. Its rows are in memory, or in a memory map of a file without a name, which is as secret as

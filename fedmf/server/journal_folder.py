@@ -1,5 +1,5 @@
-"""`JournalFolder`: the folder of a server or a run while one process has locked it. It begins,
-reads and commits; all that differs between the two kinds is in their `FolderKind`.
+"""The folder of a server or a run while one process has locked it. It begins, reads and commits;
+all that differs between the two kinds is in their `FolderKind`.
 
 A folder has, in the order of writing:
   bound files          what noise and sums follow from; the journal has their digests

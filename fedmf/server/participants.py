@@ -1,5 +1,5 @@
-"""`Participants`: draws the eligible clients of a server's rounds, and records the clients that
-took part.
+"""Sampling of the eligible clients of a server's rounds, and the record of the clients that took
+part.
 """
 
 import warnings

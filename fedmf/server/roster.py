@@ -1,4 +1,4 @@
-"""`Roster`: the clients of a server by their ids, with a check of which are eligible in a round."""
+"""The clients of a server by their ids, with a check of which are eligible in a round."""
 
 import itertools
 from collections.abc import Sequence

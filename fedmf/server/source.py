@@ -1,5 +1,4 @@
-"""`GaussianSource`: rows of standard normal numbers, each of which can be drawn again at any time
-and in any order.
+"""Rows of standard normal numbers, each of which can be drawn again at any time and in any order.
 
 Bits are from AES-256 in counter mode, normals from Box-Muller. docs/randomness.md describes every
 bit of it.

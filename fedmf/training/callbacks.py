@@ -1,5 +1,5 @@
-"""`Callback`: the base class of code that is called after each round. The module also has the
-progress bar and `StopAfter`.
+"""The base class of code that is called after each round. The module also has the progress bar and
+`StopAfter`.
 """
 
 from typing import Any

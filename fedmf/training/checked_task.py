@@ -1,4 +1,4 @@
-"""`CheckedTask`: a task that was read and checked before round 0."""
+"""A check of a task, whose data is read once, before round 0."""
 
 import contextlib
 import dataclasses

@@ -1,5 +1,5 @@
-"""`ClientWork`: the interface of code that trains a round's clients and sums the clipped updates of
-each group of clients.
+"""The interface of code that trains a round's clients and sums the clipped updates of each group of
+clients.
 """
 
 import abc

@@ -1,4 +1,4 @@
-"""`EarlyStopping`: a callback that stops a run whose loss no longer improves."""
+"""A callback that stops a run whose loss no longer improves."""
 
 import math
 import warnings

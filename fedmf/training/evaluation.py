@@ -1,6 +1,4 @@
-"""`Evaluator`: computes a task's metrics for given weights, on a split of the data or on any
-examples.
-"""
+"""Evaluation of a task's metrics for given weights, on a split of the data or on any examples."""
 
 import math
 import reprlib

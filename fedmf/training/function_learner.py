@@ -1,4 +1,4 @@
-"""`FunctionLearner`: a learner made of three functions, in numpy or in any framework."""
+"""A learner made of three functions, in numpy or in any framework."""
 
 import dataclasses
 import math

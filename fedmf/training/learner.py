@@ -1,5 +1,5 @@
-"""`Learner`: the interface between a machine-learning framework and the simulation. A learner has a
-model, trains it on clients' examples, and evaluates it.
+"""The interface between a machine-learning framework and the simulation. A learner has a model,
+trains it on clients' examples, and evaluates it.
 """
 
 import abc

@@ -1,6 +1,4 @@
-"""`reopen_run`: returns the setup of a run that is resumed, after a check that nothing differs from
-its beginning.
-"""
+"""Resuming of a run, after a check that nothing differs from its beginning."""
 
 import pathlib
 import warnings

@@ -1,4 +1,4 @@
-"""`RunSetup`: everything that determines a run before round 0, with a check of it."""
+"""Everything that determines a run before round 0, with a check of it."""
 
 import dataclasses
 import pathlib

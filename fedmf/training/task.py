@@ -1,5 +1,4 @@
-"""`Task`: a learning problem with clients, their examples, and a learner that trains and evaluates
-a model.
+"""A learning problem with clients, their examples, and a learner that trains and evaluates a model.
 
 A task holds no privacy parameters.
 """

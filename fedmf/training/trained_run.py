@@ -1,6 +1,4 @@
-"""`TrainedRun`: a run together with its task, with methods for its weights, its model and its
-metrics.
-"""
+"""A run together with its task, with methods for its weights, its model and its metrics."""
 
 import dataclasses
 import os

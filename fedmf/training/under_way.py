@@ -1,4 +1,4 @@
-"""`Training`: the state of a run in progress, which the training loop and callbacks share."""
+"""The state of a run in progress, which the training loop and callbacks share."""
 
 from collections.abc import Sequence
 from typing import Any

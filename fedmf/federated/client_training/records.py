@@ -1,4 +1,4 @@
-"""`Records`: scaling, clipping and summing of clients' updates as tensors."""
+"""Scaling, clipping and summing of clients' updates as tensors."""
 
 from typing import Any, NamedTuple
 

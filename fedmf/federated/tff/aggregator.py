@@ -1,4 +1,4 @@
-"""`dp_aggregator`: an aggregation factory for TFF that clips updates and adds a plan's noise.
+"""An aggregation factory for TFF that clips updates and adds a plan's noise.
 
 Clipped updates can be summed by TFF's secure summation.
 """

@@ -1,4 +1,4 @@
-"""`check_process`: a check that a TFF process releases only clipped sums with noise."""
+"""A check that a TFF process releases only clipped sums with noise."""
 
 import dataclasses
 from collections.abc import Iterable

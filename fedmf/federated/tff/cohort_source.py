@@ -1,4 +1,4 @@
-"""`CohortDataSource`: a data source for TFF programs, whose cohorts a controller samples."""
+"""A data source for TFF programs, whose cohorts a controller samples."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""`TffExecution`: the rounds of a run as TFF's federated averaging with `dp_aggregator`."""
+"""The rounds of a run as TFF's federated averaging with `dp_aggregator`."""
 
 import collections
 import functools

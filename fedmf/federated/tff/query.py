@@ -1,4 +1,4 @@
-"""`MatrixFactorizationQuery`: correlated noise (MF-DP-FTRL) as a DPQuery of TensorFlow Privacy."""
+"""Correlated noise (MF-DP-FTRL) as a DPQuery of TensorFlow Privacy."""
 
 import collections
 import copy

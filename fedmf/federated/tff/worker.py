@@ -1,4 +1,4 @@
-"""`TffWorker`: TFF's C++ worker as a child process that always ends with this process.
+"""TFF's C++ worker as a child process that always ends with this process.
 
 TFF 0.87 leaves its worker running when the interpreter ends. The worker holds standard output open,
 so that a pipe behind the program never ends. TFF's own context retries a lost worker forever, and

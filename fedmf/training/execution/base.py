@@ -1,5 +1,5 @@
-"""`Execution`: the interface of code that computes the rounds of a run. `RunOptions` has the
-options of the machine that runs it.
+"""The interface of code that computes the rounds of a run. `RunOptions` has the options of the
+machine that runs it.
 """
 
 import abc

@@ -1,4 +1,4 @@
-"""`build_execution`: returns the execution that a config names.
+"""The choice of the execution (the code that computes rounds) that a config names.
 
 fast   clients are trained by the task's learner, in this process or on a cluster; the server
        computes in numpy.

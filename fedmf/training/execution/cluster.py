@@ -1,4 +1,4 @@
-"""`Cluster`: a connection to a Ray cluster, whose workers run functions for this process."""
+"""A connection to a Ray cluster, whose workers run functions for this process."""
 
 import collections
 import contextlib

@@ -1,5 +1,5 @@
-"""`FastExecution`: an execution in which the task's learner trains clients, here or on a cluster.
-Sums, noise and the server's step are computed in numpy.
+"""An execution in which the task's learner trains clients, here or on a cluster. Sums, noise and
+the server's step are computed in numpy.
 """
 
 import dataclasses

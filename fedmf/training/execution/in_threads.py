@@ -1,4 +1,4 @@
-"""`ClientsInThreads`: client work that trains one client in each of several threads."""
+"""Client work that trains one client in each of several threads."""
 
 import collections
 import concurrent.futures
