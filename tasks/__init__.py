@@ -249,7 +249,7 @@ def task_of_run(
             f"task={task} makes the task {run_task.name!r}, and run {run.path} was trained on "
             f"{recorded_name!r}: name a function that makes that one"
         )
-    if data is None or run_task.data_version == run.plan["task"]["data_version"]:
+    if data is None or run_task.data_version == run.data_version:
         return run_task
     options = _task_options(config.task or DEFAULT, config)
     if not hasattr(options, "on_data"):

@@ -189,8 +189,8 @@ def _fine_tuning_options(
 def _has_run_data(trained_run: "TrainedRun", data: pathlib.Path | None) -> bool:
     """Returns whether a task evaluates on the data that the run was trained on."""
     data_version = trained_run.task.data_version
-    if data_version:
-        return bool(data_version == trained_run.plan["task"]["data_version"])
+    if data_version and trained_run.data_version is not None:
+        return data_version == trained_run.data_version
     return data is None
 
 

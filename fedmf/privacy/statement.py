@@ -50,7 +50,6 @@ NOT_COVERED = (
 _NOTHING_COVERED = "All contributions of clients: without noise there is no guarantee."
 _COVERED_CHOICE = " A choice by the private metrics of the run is covered."
 _COVERED_METRICS = " The private metrics are covered."
-_DATA_VERSION = " The version of the data is such a value if the task computes it from the data."
 _PACKAGES = (
     "fedmf numpy scipy dp-accounting tensorflow tensorflow-federated tensorflow-privacy"
 ).split()
@@ -82,8 +81,6 @@ def not_covered(system: System, *, private_metrics: bool, private: bool) -> list
     if private_metrics:
         choice += _COVERED_CHOICE
         metrics += _COVERED_METRICS
-    if system.names_data:
-        preprocessing += _DATA_VERSION
     if system.generator is not None:
         arithmetic = f"{arithmetic} {system.generator}"
     return [tuning, choice, metrics, preprocessing, *further_points, arithmetic]

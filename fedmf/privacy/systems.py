@@ -172,7 +172,6 @@ class Subject:
       system: the kind of system, a key of `SYSTEMS`.
       task: name of the task.
       data: description of the task's data.
-      data_version: version of the data, as the task names it.
       begun, finished: dates of the run.
       folder: name of the folder that the commands of the statement check.
       model_sha256: digest of the released model's file.
@@ -181,7 +180,6 @@ class Subject:
     system: str = "plan"
     task: str | None = None
     data: str | None = None
-    data_version: str | None = None
     begun: str | None = None
     finished: str | None = None
     folder: str | None = None

@@ -336,6 +336,22 @@ class Run(fields.Checked):
         return columns(self.metrics)
 
     @property
+    def data_version(self) -> str | None:
+        """The version of the data that the run was begun with; None in a copy without private/.
+
+        A version may be a digest of clients' examples, which would confirm to an attacker which
+        examples they are. So no file that may be published has it.
+
+        Raises:
+          ValueError: private/identity.json is damaged.
+        """
+        path = self.path / IDENTITY
+        if not path.exists():
+            return None
+        version: str = read_object(path)["data_version"]
+        return version
+
+    @property
     def ended_after(self) -> int | None:
         """The number of rounds of a run that finished early because of `stop_at_epsilon`; None for
         any other run.

@@ -115,7 +115,6 @@ def subject_of_run(config: TrainConfig, record: Mapping[str, Any]) -> Subject:
         system=system_of_run(config),
         task=task["name"],
         data=task["description"],
-        data_version=task.get("data_version") or None,
         begun=record["date"],
     )
 

@@ -245,6 +245,10 @@ class Server(ExclusiveCalls):
         params = self._means.client_params(self._state)
         return params._replace(scales=np.array(params.scales))
 
+    def to_clients(self) -> ClientParams:
+        """Returns `client_params()`. This is its old name, kept for one release."""
+        return self.client_params()
+
     @exclusive
     def cohort(self, available: Sequence[Client] | None = None) -> list[Client]:
         """Draws the clients of this round at random: by the plan's sampling scheme, or without one

@@ -50,7 +50,6 @@ class CheckedTask:
             "headline_metric": task.headline,
             "metric_note": task.metric_note,
             "clients": len(task.client_ids),
-            "data_version": task.data_version,
         }
         if task.synthetic_clients:
             summary["synthetic_clients"] = task.synthetic_clients

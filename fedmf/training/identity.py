@@ -17,9 +17,10 @@ from fedmf.training.examples import digest
 from fedmf.training.task import Task
 
 _CHANGE_TEXTS = {
-    "batch_size": "batch_size={current} (the run has {recorded})",
-    "class_weight": "class_weight={current} (the run has {recorded})",
-    "client_ids": "different client_ids, or in another order",
+    "data_version": "on other data: data_version={current!r} (the run has {recorded!r})",
+    "batch_size": "with batch_size={current} (the run has {recorded})",
+    "class_weight": "with class_weight={current} (the run has {recorded})",
+    "client_ids": "with different client_ids, or in another order",
 }
 # Maximal length of a fingerprint's text in an error message.
 _MAX_CHARACTERS = 300
@@ -34,7 +35,8 @@ def task_identity(task: Task, program: Mapping[str, str]) -> dict[str, Any]:
 
     Returns:
       {"batch_size": int, "client_ids": digest, "class_weight": weight of each class or None,
-      "program": fingerprint}.
+      "data_version": text, "program": fingerprint}. It is written to a private file only: a digest
+      of clients' examples would confirm to an attacker which examples they are.
     """
     class_weight = None
     if task.class_weight is not None:
@@ -43,6 +45,7 @@ def task_identity(task: Task, program: Mapping[str, str]) -> dict[str, Any]:
         "batch_size": task.batch_size,
         "client_ids": digest(np.array([str(client) for client in task.client_ids])),
         "class_weight": class_weight,
+        "data_version": task.data_version,
         "program": _checked_program(task, program),
     }
 
@@ -79,7 +82,7 @@ def identity_difference(recorded: Mapping[str, Any], current: Mapping[str, Any])
     """
     for name, text in _CHANGE_TEXTS.items():
         if recorded.get(name) != current[name]:
-            return "with " + text.format(current=current[name], recorded=recorded.get(name))
+            return text.format(current=current[name], recorded=recorded.get(name))
     return None
 
 

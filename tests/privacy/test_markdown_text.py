@@ -64,7 +64,7 @@ def statement_of(name, folder):
     # The id of a client has no line end at its ends.
     log.write_text(f'client,round\n"{quoted}x",0\n"{quoted}x",1\n')
     values = fedmf.audit_log(log, plan(APART)).statement_values(
-        subject=Subject(system="run", task=name, data=name, data_version=name, folder=name),
+        subject=Subject(system="run", task=name, data=name, folder=name),
         pretraining=name,
         commands=["fedmf audit run x"],
     )

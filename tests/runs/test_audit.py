@@ -58,7 +58,7 @@ def make_run(
     folder = new_run(
         path, config, plan, is_callers_plan=is_callers_plan, versions=VERSIONS, date="2026-11-28",
         task={
-            "name": "x", "description": "12 | clients", "clients": 12, "data_version": "v1",
+            "name": "x", "description": "12 | clients", "clients": 12,
         },
     )  # fmt: skip
     cohorts = (cohorts or cyclic_cohorts())[:num_rounds]
@@ -246,7 +246,7 @@ class TestTheFinalStatement:
         model = hashlib.sha256((finished / "model.npz").read_bytes()).hexdigest()
         dates = {"begun": "2026-11-28", "finished": "2026-11-29"}
         facts = {"task": "x", "data": "12 | clients", "folder": "run", "model_sha256": model}
-        assert values["subject"] == dates | facts | {"data_version": "v1"}
+        assert values["subject"] == dates | facts
         assert values["date"] == "2026-11-29"
         assert values["guarantee"]["epsilon"] == PLAN.epsilon
         observed = {"min_separation": 3, "population": 12, "short_rounds": 0, "empty_rounds": 0}

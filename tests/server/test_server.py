@@ -372,3 +372,8 @@ class TestResumes:
         assert "| rounds | 12 | 7 |" in text
         assert "audit log 'my server/participation.jsonl' 'my server/mechanism.npz'" in text
         assert "--rounds-run 7" in text
+
+
+def test_to_clients_is_the_old_name_of_client_params():
+    server = make_server()
+    assert server.to_clients().clip_norm == server.client_params().clip_norm

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from fedmf.mechanisms import BandedMechanism
 from fedmf.privacy.describe import plan_summary
-from fedmf.runs.folder import RunFolder
+from fedmf.runs.folder import Run, RunFolder
 from fedmf.runs.notes import figures_note
 from fedmf.training.checked_task import CheckedTask
 from fedmf.training.execution.base import RunOptions
@@ -229,3 +230,19 @@ def test_an_accepted_other_program_resumes_and_plan_json_records_it(tmp_path):
     statement = " ".join((tmp_path / "final_statement.md").read_text().split())
     assert "rounds 0-1 and 2-5 were computed by different programs" in statement
     assert "rounds 0-1 and 2-5 were computed by different programs" in figures_note([run])
+
+
+def test_no_file_outside_the_private_folder_has_the_version_of_the_data(tmp_path):
+    # It may be a digest of clients' examples, which confirms a guess of them.
+    secret = "a-digest-of-all-examples"
+    folder = tmp_path / "run"
+    train(folder, task=small_task(data_version=secret))
+    has_version = {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and secret.encode() in path.read_bytes()
+    }
+    assert has_version == {"private/identity.json"}
+    assert Run.load(folder).data_version == secret
+    shutil.rmtree(folder / "private")
+    assert Run.load(folder).data_version is None
