@@ -209,9 +209,10 @@ def banded(size: Size) -> Study:
     return _study("banded", size, study_parts)
 
 
-# With two epochs of 50 steps, noise with the parameter nu of the slides closes as much of the gap
-# in error between independent noise and the optimum as with the paper's 20 epochs of 100 steps.
-# Independent noise is as large as in ten short epochs at epsilon 16 (docs/papers/slides.md).
+# This setting has two epochs of 50 steps, and the paper's has 20 epochs of 100 steps. In both, the
+# noise of the slides, with parameter nu, closes the same share of the gap in error between
+# independent noise and the optimum. Independent noise is as large as in ten short epochs at
+# epsilon 16 (docs/papers/slides.md).
 @sized(
     SIZES,
     images=4000,

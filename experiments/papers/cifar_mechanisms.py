@@ -34,7 +34,8 @@ def stamped(kind: str, steps: int, stamps: int) -> Mechanism:
 
 @functools.cache
 def losses(kind: str, size: Size) -> dict[int, float]:
-    """Returns the rmse of prefix sums by the number of stamps, for the study's participation.
+    """Returns the rmse of prefix sums by the number of stamps, the copies of one small mechanism
+    that a stamped one repeats, for the study's participation.
 
     The paper chooses the number of stamps by this error (App. E).
     """

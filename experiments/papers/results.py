@@ -210,8 +210,8 @@ def describe(item: Item, result: Mapping[str, Any] | None) -> Description:
         return Description("No result here", "", "", f"`fedmf paper run {item.name}`", False)
     is_trained = item.study is not None
     origin = f"{state}; scale {result['scale']}"
-    # The processor time is left out if the item (a figure or table) needs training, because the
-    # recorded time may be only that of drawing the picture. The training time is in `reduced`.
+    # If a figure or table needs training, its processor time is left out: the recorded time may be
+    # only that of drawing the picture. The sentence on its reduced scale has the training time.
     if not is_trained:
         origin += f"; {duration(result['processor_seconds'])} of processor time"
     verdict = _verdict(result, is_trained=is_trained)

@@ -207,8 +207,8 @@ def find_smaller_arrays(tests: MovementTests) -> None:
             [movement] = tests.measurements.movements(
                 scenario, 2 * inputs.num_arrays, BaselineEstimates()
             )
-            # The factor makes `size` the effect of the update on this array, relative to the effect
-            # that the claim allows, whatever the noise of the array is.
+            # After this factor, a `size` of 1 is the largest effect on this array that the claim
+            # allows, however large the noise of the array is.
             size = movement.size * movement_scale
             std = movement.std_at_claim * movement_scale
             # If an array's noise is smaller by some factor, the largest allowed effect of clients'

@@ -270,8 +270,9 @@ def _streamed_rows(stream: NoiseStream, inverse: np.ndarray) -> np.ndarray:
     """
     n, p = inverse.shape
     r = stream.width
-    # Each unit vector stands for an unknown: the draw, the running sums, and the last p - 1 errors,
-    # the newest first.
+    # Row t is linear in these random quantities: the draw of the round, the running sums, and the
+    # workload's last p - 1 errors, where p is the number of bands of A^-1. A unit vector represents
+    # each of them.
     unknowns = np.eye(r + p)
     squared_norms = np.empty(n)
     covariance = np.zeros((r + p - 1, r + p - 1))

@@ -227,8 +227,8 @@ def _running_sums(n: int) -> Buffers:
     scales = weights / np.sinh(rates) / (1.0 + falling_powers[-1])
     diagonal = 0.5 + scales @ (1.0 - falling_powers[-1])
     decay = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
-    # The rows of N need the vectors h in reversed order: at t = n - 1 - s, h has exp(-rates (n -
-    # t)).
+    # In row s of the noise matrix N, the vector h of the docstring is that of t = n - 1 - s, whose
+    # rising factors are exp(-rates (n - t)).
     read_weights = np.concatenate([np.ones((n, q + 1)), falling_powers], axis=1)
     write_weights = np.empty((n, 2 * q + 1))
     window = np.empty((n, 1))

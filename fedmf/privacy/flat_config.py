@@ -1,5 +1,5 @@
-"""Flat configs: dicts of a config's values by the names that command lines and config files use. In
-them, options of families and tasks stand beside the fields and are not nested.
+"""A flat config has a config's values by the names that command lines and config files use. In it,
+options of families and tasks stand beside the fields and are not nested.
 """
 
 from collections.abc import Mapping

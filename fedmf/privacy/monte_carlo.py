@@ -45,8 +45,8 @@ _MAX_SIZE = 2**22
 _MAX_ORDER = 64
 # Largest epsilon that a simulation considers. A guarantee with a larger one would be worthless.
 _MAX_EPSILON = 300.0
-# The number of sampled losses is so large that each error term of Bernstein's inequality is at most
-# this fraction of delta, or smaller if that would exceed the limit on work.
+# So many losses are sampled that each error term of Bernstein's inequality is at most this fraction
+# of delta, unless so many samples would exceed the limit on work.
 _SHARE = 0.03
 # The two points of the line for adding a client are quantiles of the sample, chosen among these. A
 # quantile is only used if at least _MIN_LOSSES_BELOW losses are below it.

@@ -115,7 +115,7 @@ def released_rows(
 
 
 class ServerMeans:
-    """The default code under audit: the sums, the noise and the means of a `Server`.
+    """The sums, the noise and the means of a `Server`, which are audited by default.
 
     Args:
       plan: plan of the run.

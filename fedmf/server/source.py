@@ -229,7 +229,7 @@ class GaussianSource:
         angle = pair_indices.view(np.int32)
         np.right_shift(second.view(np.int32), 8, out=angle)
         np.copyto(sine, angle, casting="unsafe")
-        # The sum is exact. No angle has a sine of 0, because 0.5 is added.
+        # Adding 0.5 to the integer angles is exact in float32, and no angle then has a sine of 0.
         np.add(sine, np.float32(0.5), out=sine)
         np.multiply(sine, np.float32(np.pi / 2**23), out=sine)
         np.cos(sine, out=cosine)

@@ -131,8 +131,8 @@ def _convolution(layer: tf.keras.layers.Conv2D, x: tf.Tensor, kernel: tf.Tensor)
         outputs = type(layer).convolution_op(layer, x, kernel)
         strides = np.array(layer.strides)
         kernel_size = np.array(kernel.shape[:2])
-        # The size of the window of x, rows and columns, that one entry of the kernel is multiplied
-        # with while all outputs are computed.
+        # Each entry of the kernel is multiplied with a window of x, once for each output. This is
+        # the number of rows and columns of that window.
         spans = (np.array(outputs.shape[1:3]) - 1) * strides + 1
         paddings = np.maximum(spans + kernel_size - 1 - x.shape[1:3], 0)
 

@@ -21,7 +21,9 @@ SMALL_MODEL = 10_000
 
 
 def slots_per_call(settings: ClientSettings, num_parameters: int) -> int:
-    """Returns the number of slots for clients in each call, given the run's settings."""
+    """Returns how many clients one vectorised call trains, including empty places, given the run's
+    settings.
+    """
     group = group_size(settings.cohort_size, settings.batch_size, num_parameters)
     num_clients = min(group, settings.cohort_size)
     max_slots = min(MAX_SLOTS, MAX_PRODUCTS // (settings.batch_size * num_parameters))

@@ -151,8 +151,8 @@ def certified(
     descent: Descent,
     stopping: Stopping,
 ) -> Any:
-    """Returns an optimised Toeplitz mechanism. It has a certificate that compares it with all
-    encoders, or the reason why there is none.
+    """Returns an optimised Toeplitz mechanism with a certificate added, which compares it with all
+    encoders, or with the reason why there is none.
     """
     # The certificate compares the mechanism with the best of all encoders. Its gap does not show
     # whether this fit has converged, so the warning does not depend on the gap.

@@ -172,7 +172,9 @@ class FastExecution(Execution):
         return [np.asarray(leaf) for leaf in nest.flatten((state.weights, state.optimizer))]
 
     def from_before(self, arrays: Sequence[np.ndarray]) -> FastState:
-        """Returns a state for `step` from the arrays of `before`."""
+        """Returns the state from which `step` repeats a committed round. The arrays are those that
+        `before` returned in that round.
+        """
         optimizer_template = checked_initial_state(self._optimizer, self._initial_weights)
         template = (list(self._initial_weights), optimizer_template)
         weights, optimizer_state = packed_like(template, arrays)
