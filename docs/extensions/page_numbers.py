@@ -105,7 +105,7 @@ def choose_sampling() -> None:
     losses = rare.losses(short, column_norm(short))
     estimate, _ = remove_sample(losses, 2, 2**18, SEARCH).moments(1.0)
     cyclic = _sampled_accountant(1.0, 0.05 * 4, 16, 1e-4).get_delta(1.0)
-    says(page, "it has delta {} at epsilon 1, `CyclicPoisson` {}.", estimate, cyclic)
+    says(page, "has delta {} at epsilon 1, and `CyclicPoisson` has {}.", estimate, cyclic)
 
     relative = _relative_error()
 
