@@ -89,8 +89,8 @@ def options_of(
 ) -> Decorator:
     """Returns a decorator that adds one option for each field of a configuration class.
 
-    It is the only place that declares the options of a plan. Their values reach the command's
-    function as one argument, for `chosen_options`.
+    All options that are fields are declared here. Their values reach the command's function as one
+    argument, for `chosen_options`.
 
     Args:
       config: "PlanConfig", "TrainConfig", "AggregatorClaim" or "ImportOptions".

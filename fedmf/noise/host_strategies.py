@@ -146,7 +146,7 @@ def _recurrent(stream: NoiseStream, storage: Storage, compress: bool) -> NoiseSt
     Args:
       stream: noise stream of the mechanism.
       storage: limits on memory and disk space.
-      compress: whether an explicit noising matrix may be compressed.
+      compress: whether an explicit noise matrix may be compressed.
     """
     n = stream.rounds
     is_contraction = stream.contraction is not None

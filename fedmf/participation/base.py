@@ -51,10 +51,12 @@ class Participation(fields.Checked, abc.ABC):
     of `rounds` rounds.
 
     - "single": at most one round (Denisov et al. 2022, Sec. 3).
-    - "fixed_epoch": at most `max_participations` rounds out of a window of that many rounds exactly
-      `min_sep` apart. This is the (k, b)-participation of the multi-epoch paper (Choquette-Choo et
-      al. 2022, Sec. 2); a client may miss an epoch, since a missed round is a contribution of zero,
-      which the sensitivity covers.
+    - "fixed_epoch": at most `max_participations` rounds, in which the client keeps its place in
+      every epoch of `min_sep` rounds: any two are a multiple of `min_sep` rounds apart, and the
+      last is less than `max_participations` epochs after the first. This is the
+      (k, b)-participation of the multi-epoch paper (Choquette-Choo et al. 2022, Sec. 2); a client
+      may miss an epoch, since a missed round is a contribution of zero, which the sensitivity
+      covers.
     - "min_sep": at most `max_participations` rounds, any two at least `min_sep` apart: the
       b-min-sep-participation of the banded paper, Def. 1 (Choquette-Choo et al. 2023, Sec. 3).
     - "every_round": any rounds at all.

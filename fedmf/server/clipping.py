@@ -30,7 +30,7 @@ FLOAT32_MARGIN = 1.5e-6
 
 
 def clip_margin(entries: int, clients: int) -> float:
-    """Returns the margin m of clipping: updates are clipped to (1 - m) * clip_norm, so that even
+    """Returns the margin of clipping: updates are clipped to (1 - margin) * clip_norm, so that even
     with rounding no update moves a sum by more than clip_norm.
 
     Proof, to first order. A kernel squares entries and adds up chunks of K squares with unit

@@ -39,7 +39,7 @@ class HostNoise:
     and block length, and up to float32 rounding otherwise.
 
     Args:
-      plan: plan of the run and its aggregator; its mechanism has the noising matrix N.
+      plan: plan of the run and its aggregator; its mechanism has the noise matrix N.
       size: model parameters, d.
       noise_seed: noise seed as `dp_aggregator` takes it; or `key`.
       key: uint64 (4,), of the source, in place of noise_seed.
@@ -152,8 +152,8 @@ class HostNoise:
         """Returns the noise vector of round t, row t of N Z, where Z has unit standard deviation.
         It is a new array, float32 (size,).
 
-        In order, each round computes a share of the next block. Any other round computes all blocks
-        before it again, except under "regenerated".
+        If rounds are read in order, each one computes a share of the next block. A round that is
+        read out of order computes all blocks before it again, except under "regenerated".
 
         Raises:
           ValueError: t is not in 0 .. rounds - 1; or this is called within another call of it.

@@ -385,8 +385,7 @@ class Journal:
         try:
             with np.load(self._file(rounds), allow_pickle=False) as entries:
                 return json.loads(entries["header"].item())
-        # The error is ignored, because it may not occur again at the next attempt.
-        except OSError:
+        except OSError:  # This is no damage, and the next attempt may succeed.
             raise
         except READ_ERRORS:
             raise self.edited(f"{JOURNAL}/{self._file(rounds).name}") from None

@@ -18,9 +18,9 @@ from fedmf.server.clipping import largest_norm
 from fedmf.server.messages import ClippedSum
 
 T = TypeVar("T")
-# A group of clients has at least MIN_CLIENTS clients in rounds of 8 clients or more, and a round
-# has at most MAX_GROUPS groups. Each group costs a sum of the model's size, in memory and on the
-# network.
+# In rounds of 8 clients or more, a group has at least MIN_CLIENTS clients, except for the last
+# group, which has the remaining ones. A round has about MAX_GROUPS groups at most. Each group costs
+# a sum of the model's size, in memory and on the network.
 MIN_CLIENTS = 4
 MAX_GROUPS = 64
 # Least product of a group's clients, the batch size and the number of parameters. For small models
@@ -32,7 +32,8 @@ MIN_PRODUCT = 2**25
 def group_size(cohort_size: int, batch_size: int, parameters: int) -> int:
     """Returns the number of clients in each group of a cohort.
 
-    The number of groups is even if possible, so that two workers finish at the same time.
+    It is chosen so that the number of groups is even where that is easy, so that two workers finish
+    at about the same time. The last group of a round may be smaller.
 
     Args:
       cohort_size: planned number of clients in a round.
