@@ -53,7 +53,7 @@ def test_the_run_prints_what_the_text_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     execute(RUN, {})
     printed = capsys.readouterr().out.strip()
-    assert f"It prints `{printed}`" in README
+    assert f"The program prints `{printed}`" in README
     statement = (tmp_path / "first" / "final_statement.md").read_text()
     assert statement.startswith("# Privacy statement")
 
@@ -161,7 +161,8 @@ def test_accuracies_are_those_of_the_demo():
     text = " ".join(README.split())
     assert (
         f"twice the accuracy of DP-FedAvg: {percent['banded']:.1f}% against "
-        f"{percent['identity']:.1f}%. Training without noise has {percent['none']:.1f}%."
+        f"{percent['identity']:.1f}%. "
+        f"Training without noise has an accuracy of {percent['none']:.1f}%."
     ) in text
     assert percent["banded"] / percent["identity"] == pytest.approx(2, abs=0.05)
 
