@@ -43,8 +43,8 @@ def denisov() -> None:
     half = num_rounds // 2 - 1
     says(page, "model is {} times smaller at half of training than", flat[half])
     says(page, "prefix sums, and {} times smaller at the end.", flat[-1])
-    says(page, "the error is {} times larger at half of training.", 1 / steep[half])
-    says(page, "that error is {} times smaller than with noise optimised for", steep[-1])
+    says(page, "the error of the model is {} times larger at half of training", 1 / steep[half])
+    says(page, "the error of the model is {} times smaller than with noise optimised", steep[-1])
 
 
 def multi_epoch() -> None:
@@ -78,13 +78,13 @@ def banded() -> None:
     of_rho = [gaussian_epsilon(1 / math.sqrt(2 * rho), 1e-10) for rho in (0.2355, 0.24, 0.52)]
     says(
         page,
-        "{} is the epsilon of rho = 0.2355, and 0.24 gives {}. For the second guarantee that the "
-        "paper prints, rho = 0.52 gives {} as printed",
+        "{} is the epsilon of rho = 0.2355, and rho = 0.24 gives epsilon {}. For the second "
+        "guarantee that the paper prints, rho = 0.52 gives epsilon {}, as the paper prints",
         *of_rho,
     )
     says(
         page,
-        "four other rows of that epsilon have {}, and so have we",
+        "other rows of Table 4 for epsilon 8 have the noise multiplier {}, which is also",
         gaussian_noise_multiplier(8.0, DELTA),
     )
     rows = [row for row in printed.BANDED_TABLE_5 if row.amplified]
@@ -148,7 +148,7 @@ def slides() -> None:
     )
     says(page, "Two epochs of 50 steps have a share of {}%.", _share_of_the_way(100, 2))
     says(page, "their share is {}%, and six epochs", _share_of_the_way(96, 2))
-    says(page, "six epochs of 16 have {}%.", _share_of_the_way(96, 6))
+    says(page, "six epochs of 16 rounds have {}%.", _share_of_the_way(96, 6))
     tenth = gaussian_noise_multiplier(16, 1e-5) * math.sqrt(10)
     half = gaussian_noise_multiplier(6, 1e-5) * math.sqrt(2)
     assert abs(tenth / half - 1) < 0.01
