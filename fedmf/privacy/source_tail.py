@@ -4,6 +4,10 @@ bounded size, which is a problem for very small deltas.
 fedmf has two sources of normal numbers. The one on the host draws for `fedmf.train`,
 `fedmf.Server`, Flower and noise_strategy="precomputed". The one inside TensorFlow graphs draws for
 all other aggregators of a TFF pipeline.
+
+TensorFlow's own normal numbers come from uniform numbers of 23 bits, and are never larger than 5.68
+standard deviations. With that largest value and one participation at epsilon 8, releases that prove
+that a client is there happen 17 times as often as delta 1e-6 allows.
 """
 
 import math

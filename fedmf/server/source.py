@@ -1,7 +1,30 @@
 """Rows of standard normal numbers, each of which can be drawn again at any time and in any order.
 
-Bits are from AES-256 in counter mode, normals from Box-Muller. docs/randomness.md describes every
-bit of it.
+Random words are from AES-256 in counter mode, normals from Box-Muller. This text describes every
+bit of the generator; tests/server/test_source.py implements it again from this text. The root key
+of a run is the SHA-256 digest (32 bytes) of the ASCII text "fedmf noise key 2:" followed by the
+noise seed in decimal digits. Row i of the noise is drawn in five steps.
+
+1. Key. The key of AES-256 is the SHA-256 digest of the ASCII text "fedmf noise of the host:"
+   followed by the root key.
+2. Stream. AES encrypts blocks of 16 bytes (counter mode, NIST SP 800-38A). A block holds the row
+   number i in its first 8 bytes and a block number j in its last 8, both big-endian. The encrypted
+   block is the words 4 j to 4 j + 3 of row i, each of 32 bits, little-endian.
+3. Chunks. A row is divided into chunks of 1024 coordinates: chunk c has the coordinates 1024 c to
+   1024 c + 1023, which use the words of the same numbers. Words p and 512 + p of a chunk, with
+   p < 512, give coordinates p and 512 + p of the chunk.
+4. Radius. The first word and the low 8 bits of the second word form a number m of 40 bits. The
+   uniform number u is (m + 1/2) / 2^40. If m < 2^24, a number e of 64 more bits makes u finer:
+   u = (m + (e + 1/2) / 2^64) / 2^40. To get e for the pair of words p in chunk c of row i, AES
+   encrypts a block with 2^63 + i in its first 8 bytes and 512 c + p in its last 8; e is the first 8
+   bytes of the encrypted block, little-endian. The radius of the pair is sqrt(-2 log u).
+5. Angle. The high 24 bits of the second word are a signed number a. The angle of the pair is
+   pi (a + 1/2) / 2^23. Coordinate p is the radius times the cosine of the angle, and coordinate
+   512 + p is the radius times its sine.
+
+Radius and angle are computed in float32, except that float64 is used for the fraction 2^-11 of
+radii nearest to either end of their range. No normal is 0: the uniform number behind a radius has
+40 bits and the one behind an angle 24 bits; a float32 number has 24.
 """
 
 import hashlib

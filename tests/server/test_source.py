@@ -1,5 +1,5 @@
-"""The source follows docs/randomness.md: here it is written again from that description, on AES of
-single blocks.
+"""The source follows the description in its module: here it is written again from that description,
+on AES of single blocks.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ def aes256(key, high, low):
 
 
 def entry(seed, row, coordinate):
-    """Returns the normal in float64, by the description of the page."""
+    """Returns the normal in float64, by the description of the module."""
     root = hashlib.sha256(b"fedmf noise key 2:" + str(seed).encode()).digest()
     key = hashlib.sha256(b"fedmf noise of the host:" + root).digest()
     chunk, chunk_place = divmod(coordinate, 1024)

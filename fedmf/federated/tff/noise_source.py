@@ -1,8 +1,21 @@
 """Random number generator of the noise inside TensorFlow graphs, and the keys of runs.
 
-It is Philox, because TensorFlow has no AES.
+It is Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011), because TensorFlow has no AES.
+docs/randomness.md says for which threats this generator suffices, and for which it does not. This
+text describes every bit of it; tests/federated/tff/test_noise_generator.py implements it again from
+this text. Row i of the noise is drawn in five steps.
 
-docs/randomness.md says for which threats this generator suffices, and for which it does not.
+1. Key. The first 8 bytes of the root key (`fedmf.server.source`), little-endian, are the key K of
+   Philox. The next 8 bytes of the root key are the salt S.
+2. Counter. Coordinates 2 p and 2 p + 1 of row i use the counter whose low 64 bits are p and whose
+   high 64 bits are S + i modulo 2^64.
+3. Words. Philox turns the counter into two words of 64 bits.
+4. Radius. The first word w gives the uniform number u = (w + 1/2) / 2^64, and the radius is
+   sqrt(-2 log u), in float32. If w >= 2^63, the logarithm of u is computed as that of 1 - v, with
+   v = (2^64 - 1/2 - w) / 2^64.
+5. Angle. The high 24 bits of the second word are a signed number a. The angle is
+   pi (a + 1/2) / 2^23. Coordinate 2 p is the radius times the cosine of the angle, and coordinate
+   2 p + 1 is the radius times its sine.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The source of TensorFlow graphs computes what docs/randomness.md says.
+"""The source of TensorFlow graphs computes what the text of its module says.
 
 The tests implement that description in integers and float64.
 """
