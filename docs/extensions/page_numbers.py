@@ -1,7 +1,11 @@
-"""Numbers of the pages on accounting, computed by the build and compared with the text."""
+"""Numbers of the pages on mathematics and accounting, computed by the build and compared with the
+text.
+"""
 
 import csv
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -15,6 +19,7 @@ from fedmf.privacy.amplification import (
     sampled_gaussian_noise_multiplier,
 )
 from fedmf.privacy.loss_samples import SEARCH, remove_sample
+from fedmf.privacy.plan import unamplified_epsilon
 from fedmf.privacy.random_allocation import allocation_law
 
 
@@ -40,6 +45,29 @@ def print_epsilon_of_known_size() -> None:
     assert epsilon > 3.9
     print(f"noise multiplier {sigma:.4f}")
     print(f"epsilon for this observer: at least {epsilon:.3f}, where 2 was accounted for")
+
+
+def mathematics(cells: dict[str, Any]) -> None:
+    """Checks what the text of mathematics.md says about the numbers of its cells.
+
+    Args:
+      cells: the variables of the page's cells, by name.
+    """
+    v = SimpleNamespace(**cells)
+    assert abs(v.N @ v.C - np.eye(v.n)).max() < 1e-12
+    assert abs((v.x + v.N @ v.Z) - v.N @ (v.C @ v.x + v.Z)).max() < 1e-12
+    assert v.known.exact
+    assert np.isclose(v.known.value, v.by_hand, rtol=1e-12)
+    assert np.isclose(v.by_hand, 3**0.5, rtol=1e-9)
+    assert v.delta <= 1e-6
+    assert round(v.sigma, 5) == 1.19352
+    assert np.allclose(np.linalg.norm(v.C, axis=0), 1)
+    assert fedmf.sensitivity(v.wrong, v.participation).value > 1.1 * 3**0.5
+    assert v.mechanism.certificate.lower_bound <= v.bound
+    assert v.bound <= np.linalg.norm(v.A @ v.N) ** 2 * (1 + 1e-12)
+    assert np.linalg.eigvalsh(v.U).min() > 0
+    assert v.sampled.epsilon < unamplified_epsilon(v.sampled)
+    assert (v.covariance[6, 7:10] < 0).all()
 
 
 def accounting() -> None:

@@ -127,9 +127,10 @@ class Diurnal(fields.Checked):
 
     All three conditions hold mostly at night. The local hour of a client is that of its time zone,
     shifted by a random phase of the client. Banded paper, App. K: clients must be "charged, idle
-    and connected to unmetered network", and "there is a strong diurnal pattern". The defaults
-    reproduce the factor 4 between the best and the worst hour that Bonawitz et al. 2019, "Towards
-    federated learning at scale", Sec. 9, observed for devices of one country.
+    and connected to unmetered network", and "there is a strong diurnal pattern". The paper
+    gives no numbers: the default hours are our choice. The defaults reproduce the factor 4 between
+    the best and the worst hour that Bonawitz et al. 2019, "Towards federated learning at scale",
+    Sec. 9, observed for devices of one country.
 
     Attributes:
       rounds_per_day: rounds of training in 24 hours.

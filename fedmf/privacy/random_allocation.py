@@ -27,7 +27,11 @@ with r = |v_i| / sigma <= s, and times an independent factor of mean 1 it is exp
 By Jensen, from the last release to the first, no delta is above that of the pair. So the bound
 covers adaptive queries, different sensitivities (the largest is used), releases without the client
 (v_i = 0), and epochs that are cut short. It requires that the client's release is independent of
-all else, which a permutation into batches of fixed size does not satisfy (docs/accounting.md).
+all else, which a permutation into batches of fixed size does not satisfy (docs/accounting.md). The
+shuffling theorems to which Corollary F.2 of the banded paper refers are for permutations. They
+compare data sets in which one record is replaced, at twice the sensitivity, and give no
+amplification below some hundreds of positions. If one order is used for several epochs, it is no
+secret after the first.
 """
 
 import dataclasses

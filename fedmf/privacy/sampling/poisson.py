@@ -24,6 +24,16 @@ class CyclicPoisson(IndependentRounds):
 
     Cohorts vary in size; sums of updates are always divided by cohort_size.
 
+    The guarantee also covers sampled clients that are unavailable or drop out. Let a sampled client
+    participate with probability a: 0 or 1 if this depends on the client's availability, or 1 -
+    dropout. Let P0 and P1 be the distributions of the release without and with the client. The
+    client participates with probability q a, independently of all others. The mixture (1 - q a) P0
+    + q a P1 is a mixture of (1 - q) P0 + q P1 and P0, with weights a and 1 - a. The hockey-stick
+    divergence is jointly convex, so that the divergence of this mixture from P0 is at most a times
+    the divergence of (1 - q) P0 + q P1 from P0. Each round is therefore dominated by the same pair
+    of distributions as with probability q, and composition applies. This needs that availability
+    depends neither on the sample nor on whether other clients are sampled.
+
     Attributes:
       population, cohort_size, partitions: m clients, B of them a round, in b partitions; None takes
         the mechanism's bands for b.
