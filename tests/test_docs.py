@@ -77,7 +77,7 @@ def test_independent_cohorts_have_the_epsilon_that_the_page_on_tff_states():
         ledger = fedmf.ParticipationLedger.from_csv(text, rounds=24, cohort_size=30)
         achieved.append(fedmf.audit_ledger(ledger, plan).epsilon)
     page = " ".join((DOCS / "tff.md").read_text().split())
-    assert f"then has about {np.mean(achieved):.0f}." in page
+    assert f"then has an epsilon of about {np.mean(achieved):.0f}." in page
 
 
 def test_no_page_with_snippets_is_forgotten():
