@@ -64,7 +64,8 @@ class ServerOptimizer(abc.ABC):
           state: state before the step.
           weights: weights before the step.
           update: the mean update that was released, in the weights' shapes and dtypes. Its sign is
-            TFF's: weights minus `learning_rate` times update is a step of plain SGD.
+            TFF's, old weights minus new ones, and the opposite of a FunctionLearner's update:
+            weights minus `learning_rate` times update is a step of plain SGD.
           learning_rate: learning rate of this round, by the run's schedule.
         """
 

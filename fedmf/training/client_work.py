@@ -40,8 +40,8 @@ class ClientWork(abc.ABC):
         """Trains the clients of each group, and yields the sum of their clipped updates, added in
         the clients' order.
 
-        An update is a descent direction: the weights before a client's training minus those after
-        it.
+        An update has TFF's sign, the opposite of a FunctionLearner's: the weights before a client's
+        training minus those after it.
 
         Args:
           sent: broadcast of the round. Its arrays are copies, and each client begins with their
