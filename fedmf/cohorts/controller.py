@@ -363,8 +363,8 @@ class ParticipationController:
         """
         assert self._draws is not None
         sample = self._draws.clients(t)
-        # Samples of b-min-sep Poisson may contain ineligible clients. The samples of other schemes
-        # contain none, except after a ledger that was recorded elsewhere.
+        # Samples of b-min-sep Poisson may contain ineligible clients. Samples of other schemes can
+        # do so only if the run continues from a ledger that another program recorded.
         return sample[self._is_eligible(t, sample)]
 
     def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:

@@ -252,5 +252,5 @@ def is_defined(metric: tf.keras.metrics.Metric) -> bool:
 
 
 def _total_count(metric: tf.keras.metrics.Metric, *names: str) -> Any:
-    """Returns the sum of those variables of a metric that have these names."""
+    """Returns the sum of a metric's variables, such as `total` and `count`, by their names."""
     return sum(np.asarray(getattr(metric, name)) for name in names)

@@ -227,8 +227,8 @@ class Spending(History):
         self._cached_reserve: _ReserveCosts | None = None
 
     def _reserve_costs(self, t: int) -> _ReserveCosts:
-        """Returns the costs of round t and the later rounds in reserve. They are computed once for
-        each t.
+        """Returns the costs of round t together with the later rounds for which budget is reserved.
+        They are computed once for each t.
         """
         if self._cached_reserve is None or self._cached_reserve.t != t:
             budget = self._budget

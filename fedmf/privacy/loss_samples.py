@@ -155,8 +155,8 @@ class AddSample:
         upper, lower = points
         counts_below = np.searchsorted(self.loss, points, side="right")
         upper_share, lower_share = counts_below / len(self.loss)
-        # Exact binomial bounds (Clopper and Pearson) on the probability of a loss below a point: a
-        # lower bound for the upper point, and an upper bound for the lower point.
+        # Exact binomial bounds (Clopper and Pearson): below the upper point, the probability of a
+        # loss is at least the first number; below the lower point, it is at most the second.
         upper_probability = 0.0
         if upper_share:
             upper_probability = special.betaincinv(

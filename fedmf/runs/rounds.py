@@ -28,7 +28,8 @@ _FIRST_FILES = (
     "initial_model.npz",
     "vocabulary.json",
 )
-# Files that a run writes after its first round, and the file that makes a folder a server's.
+# Files because of which no run may begin in a folder: those that a run writes after its first
+# round, and server.json, which a server's folder has.
 _LATER_FILES = (
     "server.json",
     "timings.jsonl",

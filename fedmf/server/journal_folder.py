@@ -297,7 +297,7 @@ class JournalFolder:
         return {file.path.name: file.digest() for file in self._begun_files()}
 
     def _begun_files(self) -> list[AppendedFile]:
-        """Returns the readable files that exist."""
+        """Returns the readable files that were begun, and the file of metrics if there is one."""
         files = [
             file for file, is_begun in zip(self._lines, self._is_begun, strict=True) if is_begun
         ]

@@ -151,35 +151,39 @@ def train(
     _check_arguments(task, config, folder, noise_seed, plan, resume)
     callbacks = _check_callbacks(callbacks)
     fields.check_names("train", RunOptions, options)
-    machine = RunOptions(**options)
-    if machine.server_optimizer is not None:
-        config = config.with_server_optimizer(machine.server_optimizer)
-    check_address(machine.cluster, config.execution)
-    if config.private_metrics and machine.worker_task is not None:
+    run_options = RunOptions(**options)
+    if run_options.server_optimizer is not None:
+        config = config.with_server_optimizer(run_options.server_optimizer)
+    check_address(run_options.cluster, config.execution)
+    if config.private_metrics and run_options.worker_task is not None:
         raise ValueError(
             f"private_metrics={config.private_metrics} are computed on the machine of the run, "
             "which has no examples with `data_on_workers`: leave one of them out"
         )
     task.learner.prepare(task, config)
-    with task.learner.limited_threads(machine.threads), numpy_defaults():
+    with task.learner.limited_threads(run_options.threads), numpy_defaults():
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
-        splits = SPLITS if machine.test else SPLITS[:1]
+        splits = SPLITS if run_options.test else SPLITS[:1]
         checked_task = CheckedTask.of(task, config, splits=() if resume else splits)
-        setup = None if resume else new_run(checked_task, config, folder, noise_seed, plan, machine)
+        setup = (
+            None if resume else new_run(checked_task, config, folder, noise_seed, plan, run_options)
+        )
         run_folder = RunFolder.open(folder) if setup is None else setup.folder
         with run_folder.locked():
-            setup = setup or reopen_run(checked_task, config, run_folder, plan, machine, noise_seed)
+            setup = setup or reopen_run(
+                checked_task, config, run_folder, plan, run_options, noise_seed
+            )
             with build_execution(
                 setup.task,
                 setup.plan,
                 setup.config,
                 setup.noise_seed,
-                options=machine,
+                options=run_options,
                 noise_folder=run_folder.path / "private",
             ) as execution:
                 if not resume:
                     setup.write()
-                _run(Training(setup, machine, execution), callbacks)
+                _run(Training(setup, run_options, execution), callbacks)
     return TrainedRun.of(Run.load(folder), task)
 
 

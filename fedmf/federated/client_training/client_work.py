@@ -75,9 +75,8 @@ class BoundedSteps:
         """Returns the optimizer's state and the weights after one shortened step."""
         state, new_weights = self.optimizer.next(state, weights, gradients, rate)
         steps = [new - old for new, old in zip(new_weights, weights, strict=True)]
-        # If clients train vectorised, the first axis of each array counts clients, and the step
-        # number has only this axis. So the rank of the step number is the first axis of the
-        # entries: 1 if vectorised, else 0.
+        # In vectorised training every array has a first axis for the clients. The step number has
+        # this axis alone, and no axis otherwise, so that its rank tells where entries begin.
         first_axis = state.step.shape.rank
         squared_norms = []
         for step in steps:

@@ -226,8 +226,8 @@ class InverseProblem:
         self.n = participation.rounds
         self.inverse = inverse
         self.repeats = participation.max_participations > 1
-        # This problem is used for two purposes: it computes the sensitivity of an encoder with all
-        # bands, and has the weights of the rounds' errors.
+        # This problem computes the sensitivity of an encoder with all bands. The weights of the
+        # rounds' errors are read from it, too.
         self.encoder_problem = ToeplitzProblem(
             inverse, participation, self.n, objective, decreasing=True
         )

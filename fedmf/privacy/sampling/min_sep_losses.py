@@ -157,8 +157,8 @@ class MinSepLosses(Losses):
     def _draw_earlier_participations(
         self, K: int, taking_part: np.ndarray, rng: np.random.Generator
     ) -> None:
-        """Draws for K patterns a participation before the first round that still makes them
-        ineligible at the start, or none.
+        """Draws, for each of K patterns, whether the client took part shortly before round 0, so
+        that it is ineligible in the first rounds.
 
         The draws follow the stationary state. A participation in round s - b, before the start at
         round 0, leaves s ineligible rounds.

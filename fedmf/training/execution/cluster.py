@@ -131,8 +131,9 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
         if len(tempfile.gettempdir()) > _MAX_FOLDER_LENGTH:
             options["_temp_dir"] = "/tmp/ray"
     handler = signal.getsignal(signal.SIGTERM)
-    # Ray's processes inherit the mask. They write objects that do not fit into memory to files, and
-    # some of these objects are examples.
+    # Ray writes objects that do not fit into memory to files, and some of these objects are
+    # clients' examples. With this umask, which Ray's processes inherit, only the owner can read the
+    # files.
     previous_mask = os.umask(0o077)
     try:
         ray.init(address=address, **options)
