@@ -137,7 +137,7 @@ def slides() -> None:
     stackoverflow = _share_of_the_way(2052, 6, 8.1523)
     says(
         page,
-        "is {}% on CIFAR-10 (2000 steps, 20 epochs) and {}% on StackOverflow",
+        "nu noise is {}% on CIFAR-10 (2000 steps, 20 epochs) and {}% on StackOverflow",
         cifar,
         stackoverflow,
     )
