@@ -161,22 +161,23 @@ class _StreamMatrices:
     def __init__(self, stream: NoiseStream, bounds: tuple[int, ...]) -> None:
         self._stream = stream
         self._bounds = bounds
-        self._cached_coefficients: tuple[bytes, ...] = ()
-        self._cached_matrix = np.zeros((0, 0))
+        self._cached: tuple[tuple[bytes, ...], np.ndarray] = ((), np.zeros((0, 0)))
 
     def __call__(self, b: int) -> np.ndarray:
         start = self._bounds[b]
         stop = self._bounds[b + 1]
         coefficients = self._stream.coefficients(start, stop)
-        if coefficients != self._cached_coefficients:
+        cached_coefficients, matrix = self._cached
+        if coefficients != cached_coefficients:
             # Overflow is ignored here, because `check_float32` refuses a matrix that has
             # overflowed.
             with np.errstate(all="ignore"):
                 matrix = self._stream.block(start, stop)
             matrix.setflags(write=False)
-            self._cached_coefficients = coefficients
-            self._cached_matrix = matrix
-        return self._cached_matrix
+            # Both are set in one assignment, so that they belong together even if an interrupt
+            # comes.
+            self._cached = (coefficients, matrix)
+        return matrix
 
 
 def with_small_first_states(form: BlockForm) -> BlockForm:

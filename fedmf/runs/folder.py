@@ -31,6 +31,7 @@ run/
 import contextlib
 import dataclasses
 import functools
+import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -48,7 +49,7 @@ from fedmf.runs.config import TrainConfig
 from fedmf.runs.digests import AUDITED, RELEASED, digests, sha256
 from fedmf.runs.metric_table import columns, metrics_csv
 from fedmf.runs.reading import read_object, read_rows, read_weights
-from fedmf.runs.rounds import IDENTITY, RUN, CommittedRound, changed_bound_files
+from fedmf.runs.rounds import IDENTITY, RUN, CommittedRound, changed_bound_files, plan_content
 from fedmf.server.journal import Committed
 from fedmf.server.journal_folder import JournalFolder, check_begun
 from fedmf.server.journal_reading import committed_rounds
@@ -117,13 +118,20 @@ class RunFolder:
         check_begun(folder.path, RUN)
         return folder
 
-    def begin(self, config: TrainConfig, identity: Mapping[str, Any], noise_seed: int) -> None:
+    def begin(
+        self,
+        config: TrainConfig,
+        plan: Mapping[str, Any],
+        identity: Mapping[str, Any],
+        noise_seed: int,
+    ) -> None:
         """Creates the journal, and then writes config.json, which makes the folder a run.
 
         All other files of before round 0 must exist.
 
         Args:
           config: config of the run.
+          plan: contents of plan.json.
           identity: `task_identity` of the task.
           noise_seed: secret seed of the noise.
         """
@@ -132,7 +140,7 @@ class RunFolder:
             "private/noise_seed": f"{noise_seed}\n",
             "config.json": config.to_json(),
         }
-        self._journal_folder.begin(texts)
+        self._journal_folder.begin(texts, {"plan.json": plan_content(plan)})
         self._store_digests()
 
     def _store_digests(self) -> None:
@@ -174,11 +182,26 @@ class RunFolder:
         """Returns whether a round was released, which the journal or metrics.jsonl shows."""
         return self.committed_rounds() > 0 or bool(read_rows(self.path / "metrics.jsonl"))
 
-    def read_rounds(self) -> None:
+    def read_rounds(self, run: "Run | None" = None) -> None:
         """Reads the committed rounds and completes the readable files, as `JournalFolder.read`
         does.
+
+        Args:
+          run: the run as the caller has read it, or None if the caller uses nothing of it. The
+            journal's digests are compared with the plan and the config that it holds, since the
+            files may have been edited and put back.
+
+        Raises:
+          ValueError: a file changed since the run was begun, or while it was read.
         """
-        self.committed = self._journal_folder.read()
+        contents = {}
+        if run is not None:
+            config_content = (self.path / "config.json").read_bytes()
+            config = TrainConfig.from_mapping(json.loads(config_content), "config.json")
+            if config != run.config:
+                raise RUN.changed_error(["config.json"])
+            contents = {"config.json": config_content, "plan.json": plan_content(run.plan)}
+        self.committed = self._journal_folder.read(contents)
         self._store_digests()
         path = self.path / "timings.jsonl"
         content = path.read_bytes() if path.exists() else b""

@@ -192,13 +192,18 @@ def bound_content(path: pathlib.Path) -> bytes:
     if path.name != "plan.json" or b'"programs"' not in content:
         return content
     try:
-        plan = json.loads(content)
-        plan.pop("programs", None)
+        plan = dict(json.loads(content))
     # If a file is damaged, its digest is computed over the whole file, and so differs from the
     # recorded one.
-    except (ValueError, AttributeError):
+    except (TypeError, ValueError):
         return content
-    return (strict_json.dumps(plan, indent=2) + "\n").encode()
+    return plan_content(plan)
+
+
+def plan_content(plan: Mapping[str, Any]) -> bytes:
+    """Returns the `bound_content` of the plan.json that holds these values."""
+    bound_values = {name: value for name, value in plan.items() if name != "programs"}
+    return (strict_json.dumps(bound_values, indent=2) + "\n").encode()
 
 
 def _participation_lines(journal_row: Mapping[str, Any]) -> str:

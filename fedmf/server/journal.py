@@ -23,6 +23,7 @@ import errno
 import json
 import os
 import pathlib
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -117,6 +118,7 @@ class Journal:
         self._digest_by_name: dict[str, str] = {}
         self._stamp_by_name: dict[str, Stamp] = {}
         self._metrics_row: dict[str, Any] | None = None
+        self._process_token = secrets.token_hex(8)
 
     @property
     def rounds(self) -> int:
@@ -330,6 +332,9 @@ class Journal:
             "digest": self._rows.digest(),
             "newest_row": row_text,
             "files": self._digest_by_name,
+            # If two processes commit one round without locks, each recognises its own file by this
+            # token, even if their rows are equal.
+            "process": self._process_token,
         }
 
     def check_files(self) -> None:

@@ -179,26 +179,30 @@ class JournalFolder:
         except OSError as error:
             raise self._unwritable_error(error) from error
 
-    def begin(self, texts: Mapping[str, str]) -> None:
+    def begin(self, texts: Mapping[str, str], contents: Mapping[str, bytes] | None = None) -> None:
         """Creates the journal, and then the config file, with which the folder holds a server or a
         run. All other files of before round 0 must exist.
 
         Args:
           texts: texts of the config file and of other bound files that this call writes. All other
             bound files must exist.
+          contents: contents of bound files that the caller has written. All others are read here.
 
         Raises:
           ValueError: another process has committed a round here.
           OSError: a file cannot be written.
         """
         kind = self._kind
-        content_by_name: dict[str, bytes] = {}
+        # A digest is of the content that was written and not of the file, which somebody may edit
+        # meanwhile.
+        content_by_name = dict(contents or {})
         for name in kind.bound:
             path = self.path / name
+            if name in content_by_name:
+                continue
             if name not in texts:
                 content_by_name[name] = kind.bound_content(path)
                 continue
-            # The digest is of the text and not of the file, which somebody may edit meanwhile.
             content_by_name[name] = texts[name].encode()
             if name != kind.config_name:
                 write_atomically(path, texts[name], mode=0o600)

@@ -165,15 +165,16 @@ class BlockRows:
             self._drop_rows(tile, first)
             self._free_workers.append(worker)
 
-        # After an error, threads may still write to the memory of the noise blocks. The flag makes
-        # the next call start with new memory.
+        # After an error, threads may still write to the memory of the noise blocks, and after an
+        # interrupt the counters may not belong together. The flag makes the next call start with
+        # new memory.
         self._is_torn = True
         for_each(make, pending)
-        self._is_torn = False
         self._num_tiles_done = num_tiles
         if num_tiles == len(store.tiles):
             self._block += 1
             self._num_tiles_done = 0
+        self._is_torn = False
 
     def _take_worker(self) -> TileWorker:
         """Returns working memory that no other thread is using."""

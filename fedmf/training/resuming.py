@@ -70,7 +70,7 @@ def reopen_run(
             "private/; leave it out"
         )
     identity = folder.identity()
-    folder.read_rounds()
+    folder.read_rounds(run)
     # The run keeps its recorded plan, even if this machine would calibrate slightly different noise
     # today.
     stored_plan = recorded_plan(run)

@@ -166,7 +166,7 @@ class RunSetup:
         values |= scaling_values(self.config) | {"date": plan_content["date"]}
         values |= {"synthetic_clients": self.task.synthetic_clients}
         write_atomically(folder.path / "statement.md", markdown(values))
-        folder.begin(self.config, self.identity, self.noise_seed)
+        folder.begin(self.config, plan_content, self.identity, self.noise_seed)
 
 
 def new_run(

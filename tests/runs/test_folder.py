@@ -38,9 +38,10 @@ def new_run(path, config=CONFIG, plan=None, **facts):
     with folder.locked():
         folder.prepare()
         plan.mechanism.save(folder.path / "mechanism.npz")
-        folder.write_json("plan", plan_record(config, plan) | facts)
+        record = plan_record(config, plan) | facts
+        folder.write_json("plan", record)
         write_atomically(folder.path / "statement.md", fedmf.statement(plan))
-        folder.begin(config, {}, noise_seed=17)
+        folder.begin(config, record, {}, noise_seed=17)
     return folder
 
 
@@ -292,3 +293,38 @@ def test_numbers_that_are_not_finite_are_null_in_files_and_nan_when_read(folder)
     result = reading.read_object(folder.path / "result.json")
     assert math.isnan(result["test"]["loss"])
     assert result["achieved"] == {"epsilon": None}
+
+
+def edit_plan(path):
+    """Writes another noise multiplier to plan.json, and returns the former content."""
+    content = (path / "plan.json").read_text()
+    plan = json.loads(content)
+    plan["noise_multiplier"] *= 4
+    (path / "plan.json").write_text(json.dumps(plan, indent=2) + "\n")
+    return content
+
+
+def test_an_edit_of_the_plan_before_the_journal_exists_is_not_signed(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    plan = CONFIG.plan()
+    with folder.locked():
+        folder.prepare()
+        plan.mechanism.save(folder.path / "mechanism.npz")
+        record = plan_record(CONFIG, plan)
+        folder.write_json("plan", record)
+        content = edit_plan(folder.path)
+        folder.begin(CONFIG, record, {}, noise_seed=17)
+    with refusal("plan.json changed since the run was begun"):
+        folder.identity()
+    (folder.path / "plan.json").write_text(content)
+    folder.identity()
+
+
+def test_a_plan_that_was_edited_while_it_was_read_and_put_back_is_refused(folder):
+    content = edit_plan(folder.path)
+    run = Run.load(folder.path)
+    (folder.path / "plan.json").write_text(content)
+    with folder.locked(), pytest.raises(ValueError, match=r"plan\.json"):
+        folder.read_rounds(run)
+    with folder.locked():
+        folder.read_rounds(Run.load(folder.path))
