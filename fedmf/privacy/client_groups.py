@@ -26,6 +26,7 @@ def group_epsilon(
       clients: g, the number of clients in the group.
       min_delta: the least d that the search tries.
 
+    >>> from fedmf.privacy.gaussian import gaussian_epsilon
     >>> round(group_epsilon(lambda d: gaussian_epsilon(4.0, d), 1e-6, 2), 2) >= gaussian_epsilon(
     ...     2.0, 1e-6
     ... )

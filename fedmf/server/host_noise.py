@@ -168,8 +168,9 @@ class HostNoise:
         with self._lock:
             if self._is_busy:
                 raise ValueError(
-                    f"t={t}: the noise of another round is being made: do not ask for a row from "
-                    "within a call, as a signal handler does"
+                    f"t={t}: the noise of another round is being made, or its call was "
+                    "interrupted: do not ask for a row from within a call, as a signal handler "
+                    "does; after an interrupt make the object again"
                 )
             try:
                 self._is_busy = True

@@ -109,7 +109,7 @@ def test_both_streams_are_stated():
         "with noise multiplier 2.09656; and that of one bit a client",
         "minus 1/2, each then -1/2 or 1/2, with noise multiplier 3.33333",
         "one vector of norm at most 1 / 2,",
-        "left out of the sum of bits as well",
+        "left out of the sum of the bits that say which updates were clipped",
     ):
         assert words in text
     assert "quantile" not in fedmf.statement(plan_of(None))

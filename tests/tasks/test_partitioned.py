@@ -120,7 +120,7 @@ def test_a_run_says_that_its_clients_were_made_and_is_not_resumed_with_others(fi
     for statement in ("statement.md", "final_statement.md"):
         text = " ".join((tmp_path / "run" / statement).read_text().split())
         assert "10 synthetic clients by dirichlet:0.3 (seed 0) of" in text
-        assert "no guarantee for a person follows" in text
+        assert "No guarantee for a person follows" in text
         assert "user-level" not in text
     values = json.loads((tmp_path / "run" / "final_statement.json").read_text())
     assert values["synthetic_clients"] == run.plan["task"]["synthetic_clients"]
