@@ -31,8 +31,8 @@ class NoisyPlan(Protocol):
 HOST_END = (2 * 105 * math.log(2)) ** 0.5
 GRAPH_END = (2 * 65 * math.log(2)) ** 0.5
 
-# Plans with a smaller noise multiplier are not checked. Their epsilon is above 50 for every delta
-# in use, so such noise is for tests only.
+# Plans with a smaller noise multiplier are not checked. Without client sampling, their epsilon is
+# above 50 at delta 1e-6, so such noise is for tests only.
 _NO_PROTECTION = 0.15
 
 
