@@ -55,6 +55,7 @@ from fedmf.server.journal_folder import JournalFolder, check_begun
 from fedmf.server.journal_reading import committed_rounds
 
 CANARIES = "private/canaries.npz"
+_SEED = "private/noise_seed"
 _BEFORE_ROUND_0 = "config.json plan.json mechanism.npz statement.md vocabulary.json".split()
 
 
@@ -137,7 +138,7 @@ class RunFolder:
         """
         texts = {
             IDENTITY: strict_json.dumps(identity, indent=2) + "\n",
-            "private/noise_seed": f"{noise_seed}\n",
+            _SEED: f"{noise_seed}\n",
             "config.json": config.to_json(),
         }
         self._journal_folder.begin(texts, {"plan.json": plan_content(plan)})
@@ -182,7 +183,7 @@ class RunFolder:
         """Returns whether a round was released, which the journal or metrics.jsonl shows."""
         return self.committed_rounds() > 0 or bool(read_rows(self.path / "metrics.jsonl"))
 
-    def read_rounds(self, run: "Run | None" = None) -> None:
+    def read_rounds(self, run: "Run | None" = None, noise_seed: int | None = None) -> None:
         """Reads the committed rounds and completes the readable files, as `JournalFolder.read`
         does.
 
@@ -190,17 +191,20 @@ class RunFolder:
           run: the run as the caller has read it, or None if the caller uses nothing of it. The
             journal's digests are compared with the plan and the config that it holds, since the
             files may have been edited and put back.
+          noise_seed: the noise seed as the caller has read it, which is compared likewise; or None.
 
         Raises:
           ValueError: a file changed since the run was begun, or while it was read.
         """
         contents = {}
+        if noise_seed is not None:
+            contents[_SEED] = f"{noise_seed}\n".encode()
         if run is not None:
             config_content = (self.path / "config.json").read_bytes()
             config = TrainConfig.from_mapping(json.loads(config_content), "config.json")
             if config != run.config:
                 raise RUN.changed_error(["config.json"])
-            contents = {"config.json": config_content, "plan.json": plan_content(run.plan)}
+            contents |= {"config.json": config_content, "plan.json": plan_content(run.plan)}
         self.committed = self._journal_folder.read(contents)
         self._store_digests()
         path = self.path / "timings.jsonl"

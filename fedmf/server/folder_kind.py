@@ -77,6 +77,13 @@ class FolderKind:
             f"new {self.noun}, with another seed"
         )
 
+    def removed_error(self, path: pathlib.Path, name: str) -> ValueError:
+        """Returns the error for a readable file that was removed after the newest commit."""
+        return ValueError(
+            f"{name} of the {self.noun}'s folder {path} was removed while it was in use: the "
+            f"{self.noun}'s rounds are committed; {self.way_to_resume}, and it is written again"
+        )
+
     def edited_rows_error(self, path: pathlib.Path, name: str) -> ValueError:
         """Returns the error for a readable file that was edited between two uses of the folder."""
         return ValueError(

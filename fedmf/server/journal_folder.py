@@ -286,13 +286,13 @@ class JournalFolder:
         """Writes the readable files to the disk, so that they survive a power failure.
 
         Raises:
-          ValueError: one was edited.
+          ValueError: one was removed.
           OSError: one cannot be written.
         """
         try:
             self._flush(sync=True)
         except FileWasEdited as error:
-            raise self._kind.edited_error(self.path, error.name) from None
+            raise self._kind.removed_error(self.path, error.name) from None
 
     def digest_by_name(self) -> dict[str, str]:
         """Returns the digests of the readable files by name, of the contents that this process

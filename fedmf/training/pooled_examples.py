@@ -21,12 +21,14 @@ class PooledExamples:
     Attributes:
       examples: (x, y) of all clients, in the order of the arrays.
       describe_example: index of an example -> its description in an error, which names the client.
-      task_attributes: the attributes of a `Task` that follow from the arrays.
+      task_attributes: the attributes of a `Task` that follow from the arrays alone.
+      defaults: defaults of attributes that the caller may set.
     """
 
     examples: Examples
     describe_example: Callable[[int], str]
     task_attributes: Mapping[str, Any]
+    defaults: Mapping[str, Any]
 
 
 def pooled_examples(
@@ -76,10 +78,12 @@ def pooled_examples(
         examples=examples,
         describe_example=describe_example,
         task_attributes={
-            "description": f"{ids.size} examples of {len(unique_ids)} clients",
-            "data_version": digest(examples, ids, *evaluation_splits.values()),
             "client_ids": tuple(index_by_id),
             "client_examples": client_examples,
             "evaluation_examples": evaluation_splits.__getitem__,
+        },
+        defaults={
+            "description": f"{ids.size} examples of {len(unique_ids)} clients",
+            "data_version": digest(examples, ids, *evaluation_splits.values()),
         },
     )

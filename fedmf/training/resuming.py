@@ -70,7 +70,7 @@ def reopen_run(
             "private/; leave it out"
         )
     identity = folder.identity()
-    folder.read_rounds(run)
+    folder.read_rounds(run, recorded_seed)
     # The run keeps its recorded plan, even if this machine would calibrate slightly different noise
     # today.
     stored_plan = recorded_plan(run)

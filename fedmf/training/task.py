@@ -369,7 +369,8 @@ class Task:
         pooled = pooled_examples(
             x=x, y=y, client_ids=client_ids, splits=splits, sample_weight=sample_weight
         )
-        task = cls(**{**pooled.task_attributes, **attributes})
+        # Python raises a TypeError if the caller repeats an attribute that follows from the arrays.
+        task = cls(**pooled.task_attributes, **{**pooled.defaults, **attributes})
         # This call serves only to refuse examples of a class that has no weight, before the first
         # round.
         task._with_class_weight(pooled.examples, "x and y", pooled.describe_example)

@@ -328,3 +328,10 @@ def test_a_plan_that_was_edited_while_it_was_read_and_put_back_is_refused(folder
         folder.read_rounds(run)
     with folder.locked():
         folder.read_rounds(Run.load(folder.path))
+
+
+def test_a_noise_seed_that_was_edited_while_it_was_read_and_put_back_is_refused(folder):
+    with folder.locked(), pytest.raises(ValueError, match="noise_seed"):
+        folder.read_rounds(noise_seed=18)
+    with folder.locked():
+        folder.read_rounds(noise_seed=17)

@@ -186,6 +186,16 @@ def test_of_two_processes_without_locks_one_commits_a_round(folder, tmp_path, mo
     assert [row["private"] for row in read(folder.path).rows] == [{"accuracy": 0.0}] * 3
 
 
+def test_a_file_that_is_removed_after_the_last_commit_is_not_called_unreleased(folder):
+    with folder.locked():
+        folder.read_rounds()
+        commit(folder, 0)
+        (folder.path / "participation.csv").unlink()
+        with refusal("participation.csv .* was removed .* rounds are committed; resume it"):
+            folder.write_json("result", {})
+    assert_holds(folder.path, 1)
+
+
 @pytest.mark.parametrize(
     "name", ["config.json", "plan.json", "mechanism.npz", "private/noise_seed"]
 )

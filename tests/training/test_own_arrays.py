@@ -327,3 +327,10 @@ def test_counts_of_a_group_are_numbers_of_python():
 def test_a_group_that_is_no_sum_is_refused_before_the_noise(changes, words):
     parts = check_group_sums([group_of(**changes)], [2], shapes=[(3,)], clip_norm=1.0)
     assert words in message_of(lambda: list(parts))
+
+
+@pytest.mark.parametrize("name", ["client_examples", "evaluation_examples"])
+def test_a_task_from_arrays_takes_no_other_examples(name):
+    # `data_version` is a digest of the arrays, so that other examples would go unnoticed.
+    with pytest.raises(TypeError, match=name):
+        linear_task(**{name: lambda key: (np.ones((2, 3)), np.ones(2))})
