@@ -152,9 +152,7 @@ class Participation(fields.Checked, abc.ABC):
         max_participations: int | None = None,
         budget: float | None = None,
     ) -> Self:
-        """Creates an object of the class that `schema` names, a subclass of `cls`. `__init__` then
-        sets its fields.
-        """
+        """Creates an object of the class that `schema` names. `__init__` sets its fields."""
         if rounds is None and schema is None:
             # If an object is copied, unpickled or read by msgspec, its fields are set after this
             # call, and `_set_class` then sets its class.

@@ -15,12 +15,12 @@ from fedmf.participation.separated import EveryRound, MinSep
 from fedmf.participation.sharpening import Sensitivity
 from fedmf.participation.stats import ParticipationStats
 
-# Each client's sum of |X_st| over its pairs of rounds, where X = C^T C, is limited by a budget.
-# Because of rounding errors the sum may exceed the budget by this relative margin. The sensitivity
-# of the schema includes the margin.
+# The root of each client's sum of |X_st| over its pairs of rounds, where X = C^T C, is limited by a
+# budget. Because of rounding errors the root may exceed the budget by this relative margin. The
+# sensitivity of the schema includes the margin.
 BUDGET_ROUNDING = 1e-12
-# Largest budget (limit on a client's sum of |X_st|, where X = C^T C). The square of this number
-# must not overflow float64.
+# Largest budget (limit on the root of a client's sum of |X_st|, where X = C^T C). The square of
+# this number must not overflow float64.
 _MAX_BUDGET = 1e150
 
 

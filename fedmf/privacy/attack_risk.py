@@ -201,8 +201,8 @@ class AttackRisk:
             rate = math.exp(log_rate)
             return self.true_positive_rate(rate) - weight * rate
 
-        # The interval from `low` to `high` always contains the maximum, up to rounding errors. The
-        # bounds on the rates leave room for these errors.
+        # The interval from `low_log_rate` to `high_log_rate` always contains the maximum, up to
+        # rounding errors. The bounds on the rates leave room for these errors.
         for _ in range(_MAX_STEPS):
             third_of_width = (high_log_rate - low_log_rate) / 3
             if third_of_width < 1e-11:

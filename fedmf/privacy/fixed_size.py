@@ -34,7 +34,7 @@ from fedmf import checks
 from fedmf.privacy.gaussian import check_delta, gaussian_epsilon
 
 # In the theorem's sum, the terms with j <= 64 are computed one by one, and the later terms are
-# bounded together. All Renyi orders up to 64 are tried.
+# bounded together. All whole Renyi orders below 64 are tried.
 _TERMS = 64
 # Above `_TERMS`, each Renyi order that is tried is this many times the previous one. An order half
 # a step away from the best one makes epsilon 0.02% too large.

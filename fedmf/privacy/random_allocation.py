@@ -57,8 +57,7 @@ _TAIL = 1e-25
 # Number of grid points per standard deviation of the logarithm of a likelihood ratio.
 _POINTS_PER_DEVIATION = 64
 # Bound on the relative rounding error of delta for each release that the computed distribution
-# covers. The total error is at most this times the number of releases. The measured error is 1e-15
-# for each release.
+# covers. The total error is at most this times the number of releases. The measured error is 1e-15.
 _ROUNDING = 1e-14
 # Largest number of positions (releases among which a client is allocated to one) for which epsilon
 # is computed. For more positions, epsilon for this number is an upper bound: it is what an

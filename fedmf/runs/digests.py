@@ -15,7 +15,7 @@ AUDITED = (
     "participation.csv",
     "selected.csv",
 )
-# Other files of a run that are published.
+# Other files of a run that are released.
 RELEASED = (
     "statement.md",
     "final_statement.md",

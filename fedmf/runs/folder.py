@@ -60,8 +60,8 @@ _BEFORE_ROUND_0 = "config.json plan.json mechanism.npz statement.md vocabulary.j
 
 
 class RunFolder:
-    """The folder of a run. What it has in common with the folder of a server, which is all that is
-    written inside `locked`, is in `JournalFolder`.
+    """The folder of a run. What it has in common with the folder of a server is in `JournalFolder`,
+    and available inside `locked`.
 
     It stores the digests of the files that it wrote, or checked when the run was resumed.
     result.json records these digests, so that it never covers a file that was edited meanwhile.

@@ -92,7 +92,8 @@ def clip_after(
         step = xp.exp(-clipping.learning_rate * (_cast(xp, mean, np.float64) - clipping.quantile))
         next_norm = _clip(xp, state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
     is_due = xp.equal((t + 1) % clipping.every, 0)
-    # If a round's sum is not finite, its bits may be NaN, and a NaN must not become the clip norm.
+    # The bits are NaN if the noise is, as in a graph before its noise is handed in. A NaN must not
+    # become the clip norm.
     norm = xp.where(is_due & (next_norm < np.inf), next_norm, state.norm)
     return ClipState(norm, state.norm, bits, xp.where(is_due, np.float32(0), num_within))
 

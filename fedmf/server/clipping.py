@@ -232,7 +232,7 @@ class _Clipping:
         with np.errstate(over="ignore", invalid="ignore"):
             norm = _norm(_blocks(leaves, self._scales, copies=self._leaves))
             # The norm of an update is at least its largest entry. So only an update whose norm is
-            # near zeroing_norm or above it is searched for its largest entry.
+            # above half of zeroing_norm is searched for its largest entry.
             if not (norm < math.inf and norm <= zeroing_norm / 2):
                 largest_magnitude = _largest(self._leaves, self._scales)
                 if not (largest_magnitude <= zeroing_norm and math.isfinite(largest_magnitude)):

@@ -52,8 +52,7 @@ from fedmf.server.journal_reading import (
 )
 
 _METRICS_KEY = b', "metrics_row": '
-# Numbers of the errors of the disk or the machine that may not occur again when a write is
-# repeated.
+# Numbers of the errors of the disk or the machine that may be gone at the next attempt.
 _TRANSIENT_ERRORS = (
     *(errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN),
     *(errno.ESTALE, errno.ETIMEDOUT, errno.EACCES, errno.EPERM),

@@ -105,7 +105,8 @@ class _UnwrittenLines(NamedTuple):
 
 
 class JournalFolder:
-    """Exclusive write access to the folder of one server or run, until `close`.
+    """Write access to the folder of one server or run, until `close`. It is exclusive where the
+    file system has locks.
 
     Args:
       path: path of the folder.

@@ -51,8 +51,8 @@ class MetricsStream:
         self._stddev = metric_stddev(plan)
         self._weight = 1 / math.sqrt(SIZE)
         self._mechanism = plan.mechanism
-        # The plan is reduced here, so that the noise vectors have unit scale and depend only on the
-        # plan's mechanism.
+        # Noise vectors have unit scale, so that only the mechanism of this plan matters. The other
+        # attributes are left out, because `HostNoise` would add an entry for quantile_clipping.
         plain_plan = dataclasses.replace(
             plan, quantile_clipping=None, private_metrics=None, longer=None
         )

@@ -82,7 +82,7 @@ class Server(ExclusiveCalls):
       TypeError: an argument has another type.
       ValueError: the plan simulates a larger cohort or does not suit the other arguments, shapes
         have no entries, clients_per_round, zeroing_norm or population is out of range, noise_seed
-        is negative, or folder is not new or empty.
+        is negative, or folder holds a server or other files.
 
     Warns:
       UserWarning: once, where another server of this process has the same noise seed.

@@ -15,9 +15,9 @@ from fedmf.runs.config import TrainConfig
 from fedmf.training.callbacks import Callback, Row
 from fedmf.training.under_way import Training
 
-# A run is reported as diverging if its losses of several rounds in a row are above the worst loss
-# of its first START_ROUNDS rounds. Single rounds do not count, because the loss of a small cohort
-# fluctuates.
+# A run is reported as diverging if its losses of ROUNDS_ABOVE_START rounds in a row are above the
+# worst loss of its first START_ROUNDS rounds, or far above that of round 0. Single rounds do not
+# count, because the loss of a small cohort fluctuates.
 START_ROUNDS = 5
 ROUNDS_ABOVE_START = 20
 _WORST_START = f"the worst of the first {START_ROUNDS}"

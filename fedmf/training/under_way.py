@@ -15,8 +15,8 @@ from fedmf.training.execution.base import Execution, Release, RunOptions
 from fedmf.training.private_metrics import PrivateRoundMetrics
 from fedmf.training.run_setup import RunSetup
 
-# First words of the names of numbers in a round's row that are public, or that are computed from
-# noisy releases alone, so the privacy guarantee covers them.
+# Names of the entries of a round's row that are public, or that are computed from noisy releases
+# alone, so the privacy guarantee covers them.
 _COVERED = ("private", "clip_norm", "scale_drift", "noise_stddev")
 
 

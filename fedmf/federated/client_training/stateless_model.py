@@ -61,8 +61,9 @@ def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
 
 # Types of operations with which tf.vectorized_map may mix clients. It concatenates the arrays of
 # all clients for a roll or a segment sum, so that a negative axis or index of one client reaches
-# rows of the next one (seen in TensorFlow 2.14 and 2.21). A branch is computed for as many clients
-# as take it, so that its shape depends on the data of other clients.
+# rows of the next one (seen in TensorFlow 2.14 and 2.21). With one client alone, and in newer
+# releases, a segment sum drops a negative index. A branch is computed for as many clients as take
+# it, so that its shape depends on the data of other clients.
 _MIXES_CLIENTS = re.compile(r"Roll|.*Segment|(Stateless)?(If|Case)$")
 # Types of operations that draw random numbers. A layer with a random constant draws it once, when
 # the model is built. In a stateless model each call would draw it again, so these operations are

@@ -5,8 +5,8 @@ from fedmf.training.execution.groups import group_size
 from fedmf.training.learner import ClientSettings
 
 # For all clients of one vectorised call together, the number of examples times the number of
-# parameters is at most this. The limit bounds the memory of the clients' weights and inputs to 128
-# MiB.
+# parameters is at most this, unless SLOT_MULTIPLE clients exceed it. The limit bounds the memory of
+# the clients' weights and inputs to 128 MiB.
 MAX_PRODUCTS = 2**25
 # The number of slots (places for clients) in a vectorised call is a multiple of this number, so
 # that no array ends within a vector register of the processor. Otherwise the last entries would be

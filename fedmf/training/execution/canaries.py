@@ -72,7 +72,8 @@ class Canaries:
         scales = [sent.scales] if len(sent.scales) else []
         for canary in canaries:
             if self._plan.quantile_clipping is not None and not self.included[canary]:
-                # A canary that does not take part in the round sends no clipping bit either.
+                # An excluded canary is like a client that does not take part, which sends no
+                # clipping bit either.
                 continue
             length = _CLIP_NORM_FACTOR * sent.clip_norm * self.included[canary]
             positions = self._positions[canary]
