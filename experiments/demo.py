@@ -185,7 +185,7 @@ def _run(config: TrainConfig, folder: pathlib.Path, seed: int) -> Run:
     except federated.InterruptedRun as stop:
         rounds_done = str(stop).rpartition(":")[0]
         raise federated.InterruptedRun(
-            f"{rounds_done}: give the same command again to go on"
+            f"{rounds_done}: give the same command again to resume"
         ) from None
 
 

@@ -68,7 +68,7 @@ def _folder_state(out: pathlib.Path) -> str:
         saved_rounds = "no round of the run is saved"
     elif num_rounds == 1:
         saved_rounds = "1 round of the run is saved"
-    return f"{saved_rounds} in {out}: go on with --resume"
+    return f"{saved_rounds} in {out}: resume it with --resume"
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ def sweep(
 ) -> None:
     """Train a task for combinations of options: a grid or a search.
 
-    The same command again goes on where it stopped.
+    The same command again resumes the sweep where it stopped.
 
     \b
     Example:

@@ -65,12 +65,13 @@ if TYPE_CHECKING:
         help="With --cluster: workers read --data themselves, at the same path.",
     ),
     click.option(
-        "--stop-after", type=COUNT, help="Rounds after which it stops, to go on with --resume."
+        "--stop-after", type=COUNT, help="Rounds after which it stops, to be resumed with --resume."
     ),
     click.option(
         "--accept-changed-task",
         is_flag=True,
-        help="With --resume: go on though the task's model or loss changed; the statement says so.",
+        help="With --resume: resume even if the task's model or loss changed; the statement then "
+        "says so.",
     ),
     click.option(
         "--no-test",
@@ -269,7 +270,8 @@ def _result_values(trained_run: "TrainedRun", config: "TrainConfig") -> dict[str
     if result is None:
         values["rounds"] = trained_run.num_rounds()
         values["note"] = (
-            "stopped: go on with --resume; `fedmf audit` states the guarantee of the rounds so far"
+            "stopped: resume it with --resume; `fedmf audit` states the guarantee of the rounds so "
+            "far"
         )
         return values
     headline_metric = trained_run.plan["task"]["headline_metric"]

@@ -328,7 +328,7 @@ class ParticipationController:
             warnings.warn(
                 f"round {t}: only {len(selected)} of cohort_size={self.cohort_size} clients are "
                 "eligible and available; "
-                "the round goes on with those and the mean is still divided by the cohort size",
+                "the round has only those, and the mean is still divided by the cohort size",
                 PoolRanDryWarning,
                 stacklevel=2,
             )

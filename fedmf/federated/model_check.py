@@ -292,7 +292,7 @@ def _check_outside_variables(checked: _CheckedModel, used_variables: Any) -> Non
     if outside_names:
         raise ValueError(
             f"model or loss of task {checked.name!r} read a variable that is no weight of the "
-            f"model ({', '.join(outside_names)}), which may change while a run goes on: make it a "
+            f"model ({', '.join(outside_names)}), which may change during a run: make it a "
             "number, or a weight that is not trained"
         )
 

@@ -271,8 +271,8 @@ class MatrixFactorizationDP(Strategy):
         under_way.after, lost_values = self._wrapped.state.changes()
         if self._folder is not None and lost_values:
             self._warn_once(
-                f"the folder does not keep strategy.{attribute_list(lost_values)}: a run that is "
-                "started again goes on without"
+                f"the folder does not keep strategy.{attribute_list(lost_values)}, which a "
+                "resumed run therefore does not restore"
             )
         under_way.asked = client_by_node
         under_way.message_type = letter.message_type

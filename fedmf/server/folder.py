@@ -37,7 +37,7 @@ from fedmf.server.metrics_stream import SIZE
 
 _FORMAT = "fedmf server 1"
 _WARNING = (
-    "Never go on with a copy of this folder, or with one that was put back from a backup: rounds "
+    "Never resume from a copy of this folder, or from one that was put back from a backup: rounds "
     "that were released would be released again with the same noise under other sums, which gives "
     "both away."
 )

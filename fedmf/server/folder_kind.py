@@ -65,8 +65,8 @@ class FolderKind:
     def moved_error(self, path: pathlib.Path) -> ValueError:
         """Returns the error for a folder that was moved, or that another process has used."""
         return ValueError(
-            f"the {self.noun}'s folder {path} was moved, replaced, closed or gone on with "
-            "elsewhere: nothing was released; open it again where it is, in one process"
+            f"the {self.noun}'s folder {path} was moved, replaced, closed or resumed elsewhere: "
+            "nothing was released; open it again where it is, in one process"
         )
 
     def edited_error(self, path: pathlib.Path, name: str) -> ValueError:
@@ -97,7 +97,7 @@ class FolderKind:
         """
         return ValueError(
             f"{path / name} has round {t} and the journal's newest round is {num_rounds - 1}: the "
-            "journal was put back from a backup, and going on would release rounds again with the "
+            "journal was put back from a backup, and resuming would release rounds again with the "
             f"same noise; begin a new {self.noun}, with another seed"
         )
 

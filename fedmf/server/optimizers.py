@@ -176,7 +176,7 @@ def checked_step(
 
     Raises:
       TypeError, ValueError: the weights are not real numbers in the shapes of before, or an entry
-        of the state has another dtype or shape than before, with which no resume could go on.
+        of the state has another dtype or shape than before, with which no run could be resumed.
     """
     copies_before = _state_arrays(optimizer, state)
     kinds_before = {entry: _kind_of(array) for entry, array in copies_before.items()}

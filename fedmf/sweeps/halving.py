@@ -78,8 +78,8 @@ def expected_rounds(configs: Mapping[str, TrainConfig], after: int = 0) -> int:
         for end in (*(rung for rung in rungs(config) if rung > after), config.rounds):
             total += sum(runs_of_settings) * (end - previous_end)
             previous_end = end
-            # Which settings go on is not known yet. Most settings have the same number of seeds, so
-            # the first half of the settings costs about as much as the better half.
+            # Which settings continue is not known yet. Most settings have the same number of seeds,
+            # so the first half of the settings costs about as much as the better half.
             runs_of_settings = runs_of_settings[: _half(runs_of_settings)]
     return total
 
@@ -97,7 +97,7 @@ def runs_going_on(out: pathlib.Path, configs: Mapping[str, TrainConfig], rung: i
 
     Args:
       out: the sweep's folder.
-      configs: the runs, by name; those that are not compared at this rung go on.
+      configs: the runs, by name; those that are not compared at this rung continue.
       rung: number of rounds that they have done, unless they failed.
     """
     compared_configs = {name: config for name, config in configs.items() if rung in rungs(config)}
@@ -205,7 +205,7 @@ def _warn_that_all_rose(best: _Setting, values: str, rung: int) -> None:
     values_phrase = f" with {values}" if values else ""
     warnings.warn(
         f"after {rung} rounds the {best.measure} of every setting{values_phrase} is above that of "
-        f"its first validation, or not finite: {best.runs[0]} goes on alone, with "
+        f"its first validation, or not finite: {best.runs[0]} continues alone, with "
         f"{best.score:.4g}; try smaller learning rates",
         stacklevel=3,
     )

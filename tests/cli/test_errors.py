@@ -212,7 +212,7 @@ def test_refusals_mark_the_arguments_that_they_name():
     assert len(texts) > 1000
     assert [text for text in texts if named_wrongly(text)] == []
     for text, wrong in {
-        "the run is there: go on with --resume": True,
+        "the run is there: resume it with --resume": True,
         "leave min_sep out": True,
         "write one with `fedmf data synth --out FILE`, or leave out `min_sep`": False,
     }.items():

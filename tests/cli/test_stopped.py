@@ -1,4 +1,4 @@
-"""What `fedmf train` says that was stopped, or cannot go on; and what it exits with."""
+"""What `fedmf train` says that was stopped, or cannot be resumed; and what it exits with."""
 
 import errno
 import os
@@ -83,7 +83,7 @@ def test_what_ends_it_before_the_first_round_says_how_to_go_on(train, tmp_path, 
     monkeypatch.undo()
     ends_by(loop, "Training", KeyboardInterrupt())
     said = fedmf(train, status=130).stderr
-    assert f"no round of the run is saved in {tmp_path}/run: go on with --resume" in said
+    assert f"no round of the run is saved in {tmp_path}/run: resume it with --resume" in said
     # Of another run nothing is said.
     ends_by(learner, "check_model", KeyboardInterrupt())
     assert fedmf(train, status=130).stderr.strip() == "fedmf: interrupted"

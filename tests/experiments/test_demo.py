@@ -62,7 +62,7 @@ def test_ctrl_c_the_same_command_by_another_path_and_once_more(tiny, tmp_path, m
     monkeypatch.setattr(federated, "train", interrupted)
     said = program(f"demo --out demo {seeds}", status=130).stderr.splitlines()[-1]
     assert "interrupted after 3 of 4 rounds" in said
-    assert said.endswith("give the same command again to go on")
+    assert said.endswith("give the same command again to resume")
 
     monkeypatch.setattr(federated, "train", train)
     monkeypatch.chdir("/")

@@ -470,7 +470,7 @@ class TestFiles:
         folder.rename(tmp_path / "aside")
         self.begun(folder, 3, seed=9)
         content = self.newest(folder, 3).read_bytes()
-        with refusal("was moved, replaced, closed or gone on with elsewhere"):
+        with refusal("was moved, replaced, closed or resumed elsewhere"):
             first.start(Grid(NODES), initial())
         assert self.newest(folder, 3).read_bytes() == content
         self.begun(folder, 4, seed=9)

@@ -176,10 +176,10 @@ def test_of_two_processes_without_locks_one_commits_a_round(folder, tmp_path, mo
         second_folder.read_rounds()
         commit(second_folder, 0)
         # Equal rows do not make the other process's file this one's: the releases may differ.
-        with refusal("gone on with elsewhere: nothing was released"):
+        with refusal("resumed elsewhere: nothing was released"):
             commit(first_folder, 0)
         for t in (1, 2):
-            with refusal("gone on with elsewhere: nothing was released"):
+            with refusal("resumed elsewhere: nothing was released"):
                 commit(first_folder, 0, value=9.0)
             commit(second_folder, t)
     monkeypatch.undo()

@@ -21,7 +21,7 @@ from tests.mechanisms.registry import MECHANISMS
 from tests.refusals import assert_refused, refusal
 from tests.server.plans import make_server, plan_of, update
 
-GONE = "was moved, replaced, closed or gone on with elsewhere: nothing was released"
+GONE = "was moved, replaced, closed or resumed elsewhere: nothing was released"
 
 
 class TestTheFolder:

@@ -62,7 +62,7 @@ EDITS = {
     "removed": lambda folder: (folder / "server.json").unlink(),
     "another server": another_server,
 }
-WORDS = {"another server": EDITED + "|was moved, replaced, closed or gone on with elsewhere"}
+WORDS = {"another server": EDITED + "|was moved, replaced, closed or resumed elsewhere"}
 
 
 @pytest.mark.parametrize("released", [0, 1])

@@ -121,7 +121,7 @@ class TffWorker:
                 if self._process.poll() is not None and thread.is_alive():
                     raise ChildProcessError(
                         "TFF's worker process has ended (was there enough memory?): "
-                        "go on with resume=True"
+                        "resume with resume=True"
                     )
         except BaseException:
             self.close()
