@@ -50,8 +50,8 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
 
     Raises:
       TypeError: an argument is not of its type.
-      ValueError: labels are missing or more than 10,000 distinct, there are more clients than
-        examples, `alpha` is not positive, or `seed` is negative.
+      ValueError: labels are missing or more than 10,000 distinct, `clients` is below 1 or above the
+        number of examples, `alpha` is not positive, or `seed` is negative.
 
     >>> dirichlet(["cat", "cat", "dog", "dog"], clients=2, alpha=0.001, seed=0)
     array([0, 0, 1, 1])
@@ -75,9 +75,9 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
         # U is uniform. The logarithm of this product, times `scale`, is finite for every alpha.
         log_q = scale * np.log(rng.standard_gamma(alpha * prior + 1))
         log_q -= scale / alpha * rng.standard_exponential(unique_labels.size) / prior
-        # The loop has the same result as drawing one label at a time from q, and skipping labels
-        # that have no more examples. After each pass, either the client is complete or another
-        # label has no more examples.
+        # The loop has the same distribution as drawing one label at a time from q, and skipping
+        # labels that have no more examples. After each pass, either the client is complete or
+        # another label has no more examples.
         while num_missing:
             remaining = np.flatnonzero(remaining_counts)
             with np.errstate(over="ignore", under="ignore"):

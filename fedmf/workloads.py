@@ -19,7 +19,7 @@ NAMES = ("prefix_sum", "momentum_sgd", "identity")
 MOMENTUM = 0.95
 
 # Largest magnitude of an entry of A. The loss squares the entries, and the steps of a fit square
-# the loss again, so larger entries would overflow.
+# the loss again, so larger entries could overflow.
 _MAX_MAGNITUDE = 1e75
 
 

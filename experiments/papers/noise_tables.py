@@ -249,7 +249,7 @@ def multi_epoch_table_3(scale: Scale) -> Iterator[Cell]:
 
 
 def epsilon_on_a_grid(sigma: float) -> float:
-    """Computes epsilon as the accountants of 2022 did, from which the printed numbers come.
+    """Computes epsilon as the accountant of the paper's time did.
 
     That accountant rounds each round's privacy loss up to a multiple of 1e-4, and adds the losses.
     """

@@ -28,8 +28,8 @@ from fedmf.experiments.papers.item import Outcome, Request, figure
 from fedmf.mechanisms.toeplitz.mechanism import ToeplitzMechanism
 from fedmf.tasks.regression.data import RegressionOptions, client_examples, true_weights
 
-# Spectra are summed at this many frequencies. The relative error of a sum is (1 - eta *
-# lambda)^POINTS, where eta is the learning rate and lambda the smallest eigenvalue.
+# Spectra are summed at this many frequencies. The sums are exact up to (1 - eta * lambda)^POINTS,
+# where eta is the learning rate and lambda the smallest eigenvalue.
 POINTS = 1 << 17
 OMEGA = 2 * np.pi * np.arange(POINTS) / POINTS
 
@@ -96,7 +96,8 @@ def best(eta: float, spectrum: np.ndarray, *, sampled: bool) -> Noise:
     is computed from the modulus' cepstrum.
     """
     power = _weight(eta, spectrum, sampled) ** -0.5
-    # The cepstrum of |C|, where C = 1 / B is the encoder's Fourier series and B the decoder's.
+    # The cepstrum of |C|, where C = 1 / B, and B is the Fourier transform of the noise's
+    # coefficients.
     cepstrum = np.fft.ifft(-0.5 * np.log(power)).real
     causal_cepstrum = np.zeros(POINTS)
     causal_cepstrum[0] = cepstrum[0]

@@ -300,7 +300,7 @@ class Measurements:
         if relative_error > 0:
             degrees = 1 / (2 * relative_error**2)
         excess = (size - 1 - _FLOAT32_ERROR) / std_at_claim
-        # The p-value is doubled, because the test is for deviations in both directions.
+        # The p-value is doubled, because a client may move a release in either direction.
         tail = float(scipy.special.stdtr(max(degrees, 1.0), -excess))
         return Movement(
             scenario=scenario,

@@ -29,8 +29,8 @@ _SCALE_MARGIN = 1.2
 # Largest number of rounds, at the start of a run, over which correlated noise is whitened (made
 # independent). The effect of updates on the releases is measured in these rounds.
 MAX_BLOCK_ROUNDS = 8
-# While noise is sampled, the clients send updates of zeros. This is the largest number of entries
-# that all clients together send, over all rounds.
+# While noise is sampled, the clients send updates of zeros (or small ones, if the function refuses
+# zeros). This is the largest number of entries that all clients together send, over all rounds.
 _MAX_SENT_ENTRIES = 1e9
 # At most this many rounds of a run are sampled.
 _MAX_SAMPLED_ROUNDS = 4096

@@ -17,8 +17,7 @@ def causal_factor(noising: np.ndarray) -> np.ndarray:
     """Returns the Cholesky factor L of the noise covariance, L L^T = N N^T, where N is the noise
     matrix.
 
-    N is the noise matrix. L has shape (n, n) for n rounds, and is lower triangular with a positive
-    diagonal.
+    L has shape (n, n) for n rounds, and is lower triangular with a positive diagonal.
 
     Args:
       noising: N, (n, m) of rank n.

@@ -39,8 +39,8 @@ _COMPRESS_SECONDS = 5.0
 # A matrix whose compression takes less than this many seconds is also compressed if the strategy
 # "regenerated" would need much memory.
 _SHORT_SECONDS = 0.1
-# Of two strategies for computing noise, the second is preferred if it needs fewer rows in memory,
-# unless its estimated cost is more than this many times that of the first.
+# Of the two strategies for computing noise, the one with the higher estimated cost is preferred if
+# it has fewer rows, unless its cost is more than this many times that of the other one.
 _PRICE_RATIO = 1.1
 # Largest number of rows (vectors of model size) in the state of a compressed noise matrix, and
 # largest number of rounds for which the noise matrix N is formed.

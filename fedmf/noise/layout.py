@@ -17,7 +17,8 @@ TILE = 65_536
 # coordinates) is a multiple of this number.
 CHUNK = 1024
 # Tiles (ranges of coordinates whose noise is computed together) have at least this many
-# coordinates, because smaller ones cost more in calls than in arithmetic.
+# coordinates, unless the model is too small for that, because smaller ones cost more in calls than
+# in arithmetic.
 _SMALL_TILE = 16_384
 # Longest block of rounds for a model with few chunks (groups of 1024 coordinates). For such a small
 # model, a whole tile is computed at once.

@@ -20,7 +20,7 @@ FILE_COST = 1.0
 # least this factor.
 _DISK_PENALTY = 1.25
 # If the noise vectors take more bytes than this number, and two strategies cost about the same, the
-# strategy with fewer vectors in memory is preferred.
+# strategy with fewer vectors, in memory or on disk, is preferred.
 LARGE_MEMORY = 2**28
 # Two strategies cost about the same if the ratio of their costs is at most this.
 _EQUAL_COST_RATIO = 1.03

@@ -130,9 +130,10 @@ def _draw_validation(ax: Axes, group: RunGroup) -> float | None:
     return float(mean[-1])
 
 
-# The keys are columns of metrics.jsonl, and the values are titles.
-# If at least this fraction of updates was clipped, a report says that all updates were clipped.
+# If at least this fraction of updates was clipped in every round, a report says that all updates
+# were clipped.
 _ALL_CLIPPED = 0.99
+# The keys are columns of metrics.jsonl, and the values are titles.
 _TRAINING_METRICS = {"train_loss": "training loss", "clip_fraction": "updates clipped"}
 
 

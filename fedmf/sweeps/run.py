@@ -282,10 +282,7 @@ def outcome(out: pathlib.Path, name: str, failures: Mapping[str, Failure]) -> st
 
 
 def _until_one_cannot_begin(names: Iterable[str], failures: Mapping[str, Failure]) -> Iterator[str]:
-    """Yields names until a run could not begin, because then most likely no other run can.
-
-    If one run cannot begin, most likely no other can.
-    """
+    """Yields names until a run could not begin, because then most likely no other run can."""
     for name in names:
         if any(failure.status == BAD_ARGUMENTS for failure in failures.values()):
             return

@@ -55,7 +55,8 @@ class ImportOptions(fields.Checked):
 
     Raises:
       TypeError: an attribute has another type.
-      ValueError: a fraction of users is not in [0, 1), or a name is empty.
+      ValueError: a fraction of users is not in [0, 1), both together are 1 or more, or a name is
+        empty or the same as the other one.
     """
 
     user_column: str = fields.text("user", "Column of users.")

@@ -100,8 +100,8 @@ _SLOW_DECREASE = 0.03
 _CHECK_GROWTH = 2.0
 _FIRST_CHECK = 8
 _LATEST_FIRST_CHECK = 64
-# Gradient descent finds the encoder from which L-BFGS starts. It ends after _MAX_START_STEPS steps,
-# or with a step that lowers the loss by less than this fraction.
+# The fit starts from a Toeplitz encoder, which a short fit of its own finds. That fit ends after
+# _MAX_START_STEPS steps, or with a step that lowers the loss by less than this fraction.
 _MAX_START_STEPS = 60
 _START_DECREASE = 1e-4
 

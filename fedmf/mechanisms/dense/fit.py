@@ -123,7 +123,7 @@ def fit_dense(
     dual = dual_class(workload, classes)
     ascent = Ascent(dual, A, stopping)
     ascent.run()
-    # Up to rounding, the encoder of the ascent has sensitivity 1. The division makes it exactly 1.
+    # The encoder of the ascent has sensitivity 1 up to rounding, which the division corrects.
     if epochs.max_participations == 1:
         certified_participation = None
         C = ascent.encoder / np.linalg.norm(ascent.encoder, axis=0)
