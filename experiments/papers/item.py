@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from matplotlib.figure import Figure
 
 from fedmf.experiments.papers import catalogue
+from fedmf.experiments.papers.clause import Clause
 from fedmf.experiments.papers.drawing import Lines
 
 # The scale "tiny" is only for tests.
@@ -65,6 +66,7 @@ class Outcome:
       reduced: sizes that are smaller than in the paper; empty if none is.
       seeds: seeds of random draws; empty if there are none.
       note: text under the figure.
+      clauses: the parts of the item's claim, with a verdict each.
     """
 
     figure: Sequence[Lines] | Figure
@@ -76,6 +78,7 @@ class Outcome:
     reduced: str = ""
     seeds: tuple[int, ...] = ()
     note: str = ""
+    clauses: Sequence[Clause] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
