@@ -2,7 +2,7 @@
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from fedmf.tasks.stackoverflow.preprocessing import Preprocessor
 from fedmf.terminal import progress_bar
 from fedmf.training.examples import Examples
 
+# The papers' code takes the validation sentences of `create_tf_dataset_from_all_clients(seed=0)` of
+# TFF 0.87, which shuffles the sorted client ids with this seed.
+_EVALUATION_SEED = 0
 # Largest memory for a cache of the examples that were read last. A demo reads the same few hundred
 # clients in every epoch, and their examples fit easily. The 342,477 clients of the real data, with
 # 256 sentences each, would take 14 GB.
@@ -52,9 +55,10 @@ class _Cache:
 def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
     """Returns the StackOverflow next-word task.
 
-    Validation is the first `validation_sentences` sentences of the test split, clients in TFF's
-    order and all sentences of each; test is the rest. A test split with fewer than twice as many
-    sentences is cut in half, and the description says so. The held-out split is not used.
+    Validation is the first `validation_sentences` sentences of the test split, with all sentences
+    of a client after another and clients in the order of `evaluation_order`, as in the papers'
+    code; test is the rest. A test split with fewer than twice as many sentences is cut in half, and
+    the description says so. The held-out split is not used.
 
     Args:
       o: `data` is TFF's stackoverflow.sqlite, a synthetic corpus or imported text; None for TFF's
@@ -122,8 +126,9 @@ def build_task(o: StackOverflowOptions, *, progress: bool = True) -> Task:
         description=description,
         synthetic_clients=synthetic_clients,
         # The vocabulary may come from a file of its own, which can change while the data file does
-        # not.
-        data_version=f"{corpus.version}-{words.version}",
+        # not. The order of clients decides which sentences are for validation, so a run that was
+        # validated on other sentences is not resumed.
+        data_version=f"{corpus.version}-{words.version}-shuffle{_EVALUATION_SEED}",
         client_ids=client_ids,
         client_examples=_Cache(read_client, preprocessor.ids.classes),
         evaluation_examples=evaluation_examples,
@@ -157,14 +162,26 @@ def _model_description(o: StackOverflowOptions, words: vocabulary.Vocabulary) ->
     return f"{text}; {o.loss} loss"
 
 
+def evaluation_order(client_ids: Iterable[str]) -> list[str]:
+    """Returns the ids of test clients in the order in which the papers' code evaluates them.
+
+    It is the order of TFF 0.87's `create_tf_dataset_from_all_clients(seed=0)`: the sorted ids,
+    shuffled by numpy's legacy generator with seed 0.
+    """
+    shuffled_ids = sorted(client_ids)
+    np.random.RandomState(_EVALUATION_SEED).shuffle(shuffled_ids)
+    return shuffled_ids
+
+
 def _encode_slice(
     corpus: data.Corpus, preprocessor: Preprocessor, start: int, stop: int, progress: bool
 ) -> Examples:
-    """Encodes the sentences number `start` to `stop` - 1 of the test split, in TFF's order of
-    clients.
+    """Encodes the sentences number `start` to `stop` - 1 of the test split, with clients in the
+    order of `evaluation_order`.
 
     The arrays that are returned are read-only.
     """
+    sizes = corpus.client_sizes("test")
     num_sentences = stop - start
     x = np.empty((num_sentences, preprocessor.length), np.int32)
     y = np.empty_like(x)
@@ -178,7 +195,8 @@ def _encode_slice(
         # Clients are encoded one after the other, because the real test split has 16 million
         # sentences.
         client_start = 0
-        for client_id, size in corpus.client_sizes("test").items():
+        for client_id in evaluation_order(sizes):
+            size = sizes[client_id]
             client_stop = client_start + size
             first_row = max(client_start, start)
             end = min(client_stop, stop)

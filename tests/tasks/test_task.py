@@ -59,9 +59,16 @@ def test_client_examples_are_the_preprocessed_first_sentences(corpus_file):
         x[:] = -1  # must not reach the task's own copy
 
 
-def test_validation_is_the_beginning_of_the_test_split_and_test_the_rest(corpus_file, task):
+def test_validation_and_test_follow_one_another_in_the_order_of_the_papers_code(
+    corpus_file, task, tff
+):
+    """The papers' code takes .take(10000) and .skip(10000) of this data set of TFF's."""
+    folder = str(corpus_file.parent)
+    _, _, test_clients = tff.simulation.datasets.stackoverflow.load_data(cache_dir=folder)
+    rows = test_clients.create_tf_dataset_from_all_clients(seed=0).as_numpy_iterator()
+    everything = [row["tokens"].decode() for row in rows]
     by_client = of_clients(corpus_file, "test")
-    everything = [sentence for client in sorted(by_client) for sentence in by_client[client]]
+    assert everything[: len(by_client[min(by_client)])] != by_client[min(by_client)]
     words = load_vocabulary(data.open_corpus(corpus_file), 200, progress=False).words
     splits = [task.evaluation_examples(split) for split in ("validation", "test")]
     for *parts, whole in zip(*splits, Preprocessor(words, 200).encode(everything), strict=True):
