@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from matplotlib.figure import Figure
 
 from fedmf.experiments.papers import catalogue
-from fedmf.experiments.papers.clause import Clause
+from fedmf.experiments.papers.clause import Clause, in_words, worst
 from fedmf.experiments.papers.drawing import Lines
 
 # The scale "tiny" is only for tests.
@@ -60,8 +60,9 @@ class Outcome:
 
     Attributes:
       figure: panels of lines, or a drawing.
-      verdict: one sentence computed from the numbers.
-      holds: whether the numbers bear the claim out.
+      verdict: one sentence computed from the numbers; with clauses, the verdict on all of them.
+      holds: whether the numbers bear the claim out; with clauses, whether each judged one is
+        reproduced.
       columns, rows: columns and rows of numbers.csv; by default those of the first panel.
       reduced: sizes that are smaller than in the paper; empty if none is.
       seeds: seeds of random draws; empty if there are none.
@@ -70,8 +71,8 @@ class Outcome:
     """
 
     figure: Sequence[Lines] | Figure
-    verdict: str
-    holds: bool
+    verdict: str = ""
+    holds: bool = False
     _: dataclasses.KW_ONLY
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
@@ -79,6 +80,12 @@ class Outcome:
     seeds: tuple[int, ...] = ()
     note: str = ""
     clauses: Sequence[Clause] = ()
+
+    def __post_init__(self) -> None:
+        """Takes the verdict from the clauses, if there are any."""
+        if self.clauses:
+            object.__setattr__(self, "verdict", in_words(self.clauses))
+            object.__setattr__(self, "holds", worst(self.clauses) == "reproduced")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
