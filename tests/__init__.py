@@ -1,0 +1,1 @@
+"""Tests of fedmf; each folder tests the package of its name."""

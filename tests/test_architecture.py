@@ -160,7 +160,7 @@ def importing(unwanted):
     ]
 
 
-def test_every_part_has_a_floor():
+def test_every_part_has_a_layer():
     parts = {name.split(".")[1] for name in SOURCES if "." in name}
     assert parts <= set(FLOOR), "a new part: give it a floor"
 
@@ -169,7 +169,7 @@ def test_imports_point_down():
     assert [broken for name, found in imports().items() for broken in upward(name, found)] == []
 
 
-def test_no_circle_between_modules():
+def test_modules_do_not_import_each_other_in_cycles():
     graph = {}
     for name, found in imports().items():
         targets = {
@@ -206,7 +206,7 @@ def test_tff_and_tf_privacy_are_imported_in_one_module():
     assert {place.split(":")[0] for place in tff} == {"fedmf.federated.tff"}
 
 
-def test_one_subject_a_file():
+def test_files_are_short_and_have_names_of_their_subjects():
     long = {name: n for name, text in SOURCES.items() if (n := len(text.splitlines())) > MAX_LINES}
     assert long == {}, "these hold two subjects: split them"
     assert {name.rpartition(".")[2] for name in SOURCES} & NAMES_THAT_SAY_NOTHING == set()
@@ -232,7 +232,7 @@ def schema_names_compared(text):
     return lines
 
 
-def test_what_a_schema_decides_is_in_its_class():
+def test_decisions_of_a_schema_are_in_its_class():
     named = {
         name: lines
         for name, text in SOURCES.items()
@@ -243,7 +243,7 @@ def test_what_a_schema_decides_is_in_its_class():
     assert "schema" not in template
 
 
-def test_few_functions_take_options_without_names():
+def test_few_functions_have_unnamed_options():
     unnamed = [
         name
         for name, text in SOURCES.items()
@@ -260,7 +260,7 @@ class TestTheTestItself:
     def broken(self, text, name="fedmf.workloads"):
         return upward(name, imports_of(text))
 
-    def test_upward(self):
+    def test_upward_imports_are_detected(self):
         for text in [
             "import fedmf",
             "from fedmf import privacy",
@@ -271,7 +271,7 @@ class TestTheTestItself:
         ]:
             assert len(self.broken(text)) == 1, text
 
-    def test_schema_names(self):
+    def test_comparisons_with_schema_names_are_detected(self):
         for text in [
             'p.schema == "budget"',
             '"single" != schema',
@@ -281,5 +281,5 @@ class TestTheTestItself:
             assert schema_names_compared(text), text
         assert schema_names_compared('"budget" in schema.settings') == []
 
-    def test_circles(self):
+    def test_cycles_are_detected(self):
         assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {"a", "b", "c"}

@@ -58,7 +58,7 @@ def test_the_page_on_logs_prints_what_it_shows(tmp_path, monkeypatch):
     assert (tmp_path / "audited.md").exists()
 
 
-def test_the_audit_of_a_mechanism_on_its_page_passes(tmp_path, monkeypatch):
+def test_the_commands_on_the_page_on_aggregators_pass(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fit, audit = commands_of("test_aggregator.md")
     program(fit)
@@ -80,7 +80,7 @@ def test_independent_cohorts_have_the_epsilon_that_the_page_on_tff_states():
     assert f"then has an epsilon of about {np.mean(achieved):.0f}." in page
 
 
-def test_no_page_with_snippets_is_forgotten():
+def test_every_page_with_snippets_is_tested():
     tested = {
         *PAGES,
         "adaptive",
@@ -96,7 +96,7 @@ def test_no_page_with_snippets_is_forgotten():
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.stem)
-def test_code_fits_its_column(path):
+def test_code_fits_the_column_of_the_site(path):
     """A column of the site has room for 88 characters of code. Some cells are not shown."""
     long, fenced, shown = [], False, True
     for line in path.read_text().splitlines():
@@ -118,7 +118,7 @@ HOW_TO = (
 
 
 @pytest.mark.parametrize("name", HOW_TO)
-def test_a_how_to_page_is_short_and_says_what_is_needed_and_what_can_go_wrong(name):
+def test_how_to_pages_are_short_and_name_needs_and_errors(name):
     page = (DOCS / f"{name}.md").read_text()
     assert len(page.split()) <= 1500
     for words in ("\n**You need** ", "\n## What can go wrong\n", "\n## Read on\n"):
@@ -128,7 +128,7 @@ def test_a_how_to_page_is_short_and_says_what_is_needed_and_what_can_go_wrong(na
     assert not [line for line in long if "](http" not in line]
 
 
-def test_the_page_on_the_layout_has_the_floors_of_the_test_and_names_files_that_exist():
+def test_the_page_on_the_layout_has_the_tested_layers_and_names_existing_files():
     page = (DOCS / "built.md").read_text()
     _, ground, above = page.partition("    memory\n")
     block = ground + above.partition("\n\n")[0]
@@ -138,7 +138,7 @@ def test_the_page_on_the_layout_has_the_floors_of_the_test_and_names_files_that_
         assert (DOCS.parent / name).exists(), name
 
 
-def test_the_page_on_the_layout_names_functions_that_exist():
+def test_the_page_on_the_layout_names_existing_functions():
     """In the table "Where is what" a name in code follows the file that defines it."""
     page = (DOCS / "built.md").read_text()
     answers = re.findall(r"`(fedmf/[\w/]+\.py)`: `([\w.]+)`", page)
@@ -151,7 +151,7 @@ def test_the_page_on_the_layout_names_functions_that_exist():
             body = definitions[0].body if isinstance(definitions[0], ast.ClassDef) else []
 
 
-def test_the_commands_of_the_replication_are_taken(tmp_path, monkeypatch):
+def test_the_commands_of_the_replication_are_accepted(tmp_path, monkeypatch):
     """At full size they take weeks: sweeps are only laid out, and fits are of a few rounds."""
     monkeypatch.chdir(tmp_path)
     runs = []
@@ -185,7 +185,7 @@ def test_the_sidebar_has_five_captions_of_few_links():
         assert 1 <= len(re.findall(r"^[\w/-]+$", entries, re.M)) <= MOST_LINKS, caption
 
 
-def test_the_front_page_places_every_page():
+def test_the_front_page_lists_every_page():
     """A page that it does not place appears behind the how-to pages."""
     tree = page_tree()
     placed = set(re.findall(r"^ *([\w/-]+)\??$", (DOCS / "index.md").read_text(), re.M))

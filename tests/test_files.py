@@ -48,7 +48,7 @@ def test_new_folders_and_files_are_accessible_by_their_owner_only(tmp_path):
 
 class TestWriteAtomically:
     @pytest.mark.parametrize("content", ["größe", BYTES, lambda out: out.write(BYTES)])
-    def test_replaces_the_file(self, tmp_path, content):
+    def test_write_atomically_replaces_the_file(self, tmp_path, content):
         (tmp_path / "a").write_text("old")
         write_atomically(tmp_path / "a", content)
         assert contents(tmp_path) == {pathlib.Path("a"): BYTES}
@@ -135,7 +135,7 @@ def test_release_ends_a_lock_although_processes_were_forked(tmp_path):
     ("path", "parts"),
     [("~", ()), ("~/a/b", ("a", "b")), (pathlib.Path("~/a"), ("a",))],
 )
-def test_expanded_replaces_a_tilde_by_the_home_folder(tmp_path, monkeypatch, path, parts):
+def test_expanded_replaces_a_tilde_with_the_home_folder(tmp_path, monkeypatch, path, parts):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert expanded(path) == tmp_path.joinpath(*parts)
 

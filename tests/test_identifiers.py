@@ -38,7 +38,7 @@ class TestPythonAndSqlAgree:
     """The visible text is computed in SQL for logs, and in Python for arrays."""
 
     @pytest.mark.slow
-    def test_every_character_has_the_same_visible_text(self):
+    def test_every_character_has_the_same_visible_text_in_python_and_sql(self):
         # Each character is between letters, of which it may be composed with the first. Unassigned
         # characters are omitted, since Python and DuckDB have different versions of Unicode.
         assigned = [c for c in EVERY_CHARACTER if unicodedata.category(c) != "Cn"]
@@ -75,7 +75,7 @@ class TestPythonAndSqlAgree:
             max_size=30,
         )
     )
-    def test_texts_have_the_same_visible_text(self, texts):
+    def test_texts_have_the_same_visible_text_in_python_and_sql(self, texts):
         assert visible_texts_in_sql(texts) == [visible_text(text) for text in texts]
 
 

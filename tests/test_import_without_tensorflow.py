@@ -46,7 +46,7 @@ def test_everything_above_the_line_imports():
         ),
     ],
 )
-def test_the_other_half_says_what_is_missing(name, needed, way_out):
+def test_names_that_need_tensorflow_say_what_to_install(name, needed, way_out):
     last = imported(name).stderr.splitlines()[-1]
     assert f"{name} needs {needed}" in last
     assert f"pip install {way_out}" in last

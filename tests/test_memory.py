@@ -20,7 +20,7 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_free_memory_of_the_machine(machine):
+def test_free_memory_is_that_of_the_machine(machine):
     assert memory.available_memory() == 8000 * 1024
     (machine / "meminfo").unlink()  # Without the file, all memory of the machine counts.
     assert memory.available_memory() > 10**8
@@ -45,7 +45,7 @@ def test_free_memory_of_the_container_includes_its_file_cache(
     assert memory.available_memory() == expected
 
 
-def test_free_memory_under_the_limit_of_the_process():
+def test_free_memory_is_below_the_limit_of_the_process():
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30));"
         "from fedmf.memory import available_memory; print(available_memory())"

@@ -475,12 +475,12 @@ def test_odd_arguments_are_refused_in_a_sentence_that_names_them(name):
         (lambda rounds: rounds, 1, "accepted"),
     ],
 )
-def test_words_of_others_and_what_is_accepted_are_seen(function, value, fault):
+def test_errors_of_other_libraries_and_accepted_values_are_detected(function, value, fault):
     """The negative control of `Call.fault`."""
     assert call(function, rounds=1).fault("rounds", value).startswith(fault)
 
 
-def test_every_public_name_has_its_line():
+def test_every_public_name_has_a_case():
     """Warnings are not called, and a module's functions stand under its name; `train` is in
     tests/training.
     """

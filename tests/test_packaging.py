@@ -41,14 +41,14 @@ def wheel(tmp_path_factory):
         yield archive
 
 
-def test_one_top_level_package_with_all_it_needs(wheel):
+def test_the_wheel_has_one_top_level_package_and_its_data_files(wheel):
     names = wheel.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"fedmf"}
     assert {f"fedmf/{name}" for name in NEEDED.split()} <= set(names)
     assert wheel.read("fedmf/training.lock") == (ROOT / "requirements.lock").read_bytes()
 
 
-def test_metadata(wheel):
+def test_the_metadata_name_python_and_optional_requirements(wheel):
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     said = email.message_from_bytes(wheel.read(name))
     assert said["Requires-Python"] == ">=3.11"
@@ -67,7 +67,7 @@ def python_3_13():
 
 @pytest.mark.slow
 @pytest.mark.skipif(python_3_13() is None, reason="this machine has no Python 3.13")
-def test_plain_pip_installs_what_trains_on_a_python_without_tff(wheel, tmp_path):
+def test_pip_installs_a_training_half_on_a_python_without_tff(wheel, tmp_path):
     """2.5 GB, by the resolver and not from a locked list."""
 
     def run(*command):

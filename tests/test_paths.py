@@ -184,7 +184,7 @@ INSIDE = {
 }
 
 
-def test_no_module_makes_a_path_of_what_it_is_given():
+def test_no_module_makes_a_path_of_an_unexpanded_argument():
     made = {
         name: count
         for name, text in SOURCES.items()

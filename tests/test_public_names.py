@@ -48,7 +48,7 @@ def lacking(thing):
     return [section for section in sections if section not in text]
 
 
-def test_it_says_what_it_takes_gives_and_raises():
+def test_docstrings_have_sections_for_arguments_results_and_errors():
     assert [name for name, thing in NAMES.items() if lacking(thing)] == []
 
 
@@ -73,7 +73,7 @@ def vague_names(owner, things):
     return names
 
 
-def test_every_raises_section_says_when():
+def test_every_raises_section_names_its_condition():
     assert vague_names("fedmf", NAMES) == []
     from fedmf import partition
 
@@ -82,14 +82,14 @@ def test_every_raises_section_says_when():
 
 
 @pytest.mark.tensorflow
-def test_every_raises_section_of_training_says_when():
+def test_every_raises_section_of_training_names_its_condition():
     from fedmf import federated
 
     names = {name: getattr(federated, name) for name in federated.__all__}
     assert vague_names("federated", names) == []
 
 
-def test_a_vague_raises_section_is_seen():
+def test_a_vague_raises_section_is_detected():
     def vague(x: int) -> int:
         """Gives x.
 
@@ -101,7 +101,7 @@ def test_a_vague_raises_section_is_seen():
     assert vague_names("here", {"vague": vague})
 
 
-def test_a_docstring_without_sections_is_seen():
+def test_a_docstring_without_sections_is_detected():
     def silent(x: int) -> int:
         """Gives x."""
         return x
@@ -113,7 +113,7 @@ def test_a_docstring_without_sections_is_seen():
     assert lacking(Silent)
 
 
-def test_the_fixed_names_are_there():
+def test_the_fixed_names_exist():
     for owner, names in FIXED.items():
         holder = HOLDERS.get(owner) or getattr(fedmf, owner)
         fields = set(getattr(holder, "__dataclass_fields__", ()))
@@ -123,7 +123,7 @@ def test_the_fixed_names_are_there():
     assert set(FIXED["fedmf"].split()) <= {*fedmf.__all__, "partition"}
 
 
-def test_the_fixed_names_that_need_tensorflow_are_there():
+def test_the_fixed_names_that_need_tensorflow_exist():
     from fedmf import federated
 
     assert set(FIXED_FEDERATED.split()) <= set(federated.__all__)

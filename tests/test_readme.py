@@ -42,7 +42,7 @@ def plan():
     return names["plan"]
 
 
-def test_it_is_short():
+def test_the_readme_is_short():
     lines = README.splitlines()
     assert len(lines) <= 120
     assert max(map(len, lines)) <= 100
@@ -80,7 +80,7 @@ def test_the_own_server_trains_a_round(plan):
     assert all(np.any(array) for array in names["weights"])
 
 
-def test_the_pytorch_door_moves_the_parameters_by_the_release(plan):
+def test_the_pytorch_snippet_moves_the_parameters_by_the_release(plan):
     """The names of PyTorch that the door uses are numpy's here."""
     parameters = [types.SimpleNamespace(data=np.zeros(shape, np.float32)) for shape in [(2, 3), 4]]
     model = types.SimpleNamespace(parameters=lambda: parameters)
@@ -104,7 +104,7 @@ def test_the_pytorch_door_moves_the_parameters_by_the_release(plan):
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_the_tff_door_trains_a_round(plan, tff):
+def test_the_tff_snippet_trains_a_round(plan, tff):
     import tensorflow as tf
 
     from fedmf import federated

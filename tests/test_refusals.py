@@ -225,5 +225,5 @@ TOGETHER = [
         *((call, ValueError, words) for call, words in TOGETHER),
     ],
 )
-def test_refused_in_one_sentence(call, kind, words):
+def test_bad_arguments_are_refused_in_one_sentence(call, kind, words):
     assert_refused(call, kind, words)

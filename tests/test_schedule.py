@@ -12,7 +12,7 @@ from tests.paper_figures import BANDED_SCHEDULE
 from tests.refusals import assert_refused, named
 
 
-def test_the_schedule_of_the_banded_paper():
+def test_the_default_schedule_is_that_of_the_banded_paper():
     figures = BANDED_SCHEDULE
     rates = WarmupCooldown(rounds=figures["rounds"], peak=2.0).learning_rates() / 2.0
     up = figures["warmup_rounds"]

@@ -1,0 +1,1 @@
+"""Tests of the audits, with honest code and with known mistakes."""

@@ -345,7 +345,7 @@ def test_bounds_are_compared_with_the_epsilon_of_their_assumptions():
     assert len(claimed_epsilons) == 5
 
 
-def test_refusals():
+def test_evidence_and_arguments_that_say_nothing_are_refused_or_bound_nothing():
     plan = plan_of()
     evidence = Departure().evidence(plan, 20, np.random.default_rng(6))
     with refusal("claimed_cohort=100"):

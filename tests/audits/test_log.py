@@ -148,7 +148,7 @@ class TestReading:
         )
         assert read_log(path, rounds=4)[1].histogram == {1: 2, 2: 1}
 
-    def test_duplicates_counted_once(self, tmp_path):
+    def test_duplicates_are_counted_once(self, tmp_path):
         path = write(tmp_path / "log.csv", [*ROWS, ("bob", 3), ("bob", 3), ("cem", 1)])
         log, stats = read_log(path, rounds=8, duplicates="once")
         assert (log.rows, log.duplicates) == (9, 3)
@@ -301,7 +301,7 @@ ALIKE = {
 
 class TestLookalikes:
     @pytest.mark.parametrize("pair", ALIKE)
-    def test_count_as_one_client_and_contradict(self, tmp_path, pair):
+    def test_lookalikes_count_as_one_client_and_contradict_the_plan(self, tmp_path, pair):
         first_spelling, second_spelling = ALIKE[pair]
         plan = plan_of(min_sep=4)
         expected = audit_log(
@@ -325,7 +325,7 @@ class TestLookalikes:
                 for client in (first_spelling, second_spelling)
             )
 
-    def test_in_one_round_they_are_two_rows_of_one_client(self, tmp_path):
+    def test_lookalikes_of_one_round_are_two_rows_of_one_client(self, tmp_path):
         path = write(tmp_path / "log.csv", [("anna", 0), ("bob", 0), ("an\u200bna", 0)])
         with refusal("client 'anna' in round 0:"):
             read_log(path, rounds=1)

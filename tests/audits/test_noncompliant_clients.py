@@ -104,7 +104,7 @@ def test_oracle_detects_sums_that_no_updates_attain():
 
 
 @every_mechanism
-def test_the_diagonals_of_the_gram_matrix(build):
+def test_gram_diagonals_are_those_of_the_gram_matrix(build):
     mechanism = build(N)
     X = mechanism.encoder().T @ mechanism.encoder()
     diagonals = gram_diagonals(mechanism)
@@ -115,7 +115,7 @@ def test_the_diagonals_of_the_gram_matrix(build):
     assert np.abs(expected[len(diagonals) :]).max(initial=0.0) == 0.0
 
 
-def test_the_diagonals_of_a_banded_encoder_of_many_rounds():
+def test_gram_diagonals_of_many_rounds_begin_with_those_of_fewer_rounds():
     rows = MECHANISMS["banded, uneven"](5000).diagonals
     short_diagonals, long_diagonals = (
         gram_diagonals(BandedMechanism(diagonals=rows[:n])) for n in (1000, 5000)
@@ -239,7 +239,7 @@ def test_no_amplification_once_a_client_left_its_partition():
     assert audit.noncompliant_clients.others.sensitivity.value < audit.achieved.sensitivity.value
 
 
-def test_json_values_without_noise_or_other_clients():
+def test_json_values_are_null_without_noise_or_other_clients():
     """Tests values that the golden statement of a log, with other clients, does not have."""
     noiseless_plan = plan(separated(12, 4), two_bands(12), noise_multiplier=0)
     audit = audit_ledger(ledger_of([[100], [100]]), noiseless_plan)

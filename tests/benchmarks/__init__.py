@@ -1,0 +1,1 @@
+"""Tests that run the benchmarks at toy size."""

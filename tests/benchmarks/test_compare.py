@@ -59,7 +59,7 @@ def test_every_side_names_a_function_that_takes_its_arguments():
 
 
 @pytest.mark.slow
-def test_sides_take_turns_and_a_turn_that_is_not_counted_is_made(tmp_path):
+def test_sides_take_turns_after_a_turn_that_is_not_counted(tmp_path):
     told = []
     arguments = {"noise": 1.0, "positions": 2, "delta": 1e-3}
     sides = tuple(dataclasses.replace(side, arguments=arguments) for side in (OURS, THEIRS))
@@ -102,7 +102,7 @@ def test_opake_runs_on_a_newer_python_from_the_same_packages(tmp_path):
     assert (command[0], added) == (str(tmp_path / ".venv-compare/bin/python"), {})
 
 
-def test_the_better_is_bold_whoever_it_is():
+def test_the_better_result_is_bold_whichever_library_it_is_of():
     ours, theirs = result(value=2.0, seconds=(4, 2, 4)), result(THEIRS, (2, 1, 1), value=1.5)
     cells = page.row(CASE, ours, theirs)
     assert cells[2:] == [

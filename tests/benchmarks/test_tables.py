@@ -32,7 +32,7 @@ def test_every_row_is_measured(module):
 
 
 @pytest.mark.slow
-def test_a_row_in_a_process_of_its_own_is_that_row():
+def test_a_row_in_its_own_process_has_every_column():
     command = [sys.executable, "-m", "benchmarks.fit", "--child", "dense 2048, gap 1e-3", "--small"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     row = json.loads(done.stdout)
@@ -55,7 +55,7 @@ def test_a_failing_row_is_named_and_fails_the_command(monkeypatch):
     assert "is in the name of no case: banded; dense" in lines[-1]
 
 
-def test_differences_are_taken_pass_by_pass():
+def test_differences_are_computed_pass_by_pass():
     # A machine that slows down from pass to pass: the difference is 1 in each.
     assert core.paired([11.0, 21.0, 31.0], [10.0, 20.0, 30.0]) == (1.0, 0.0)
     assert core.paired([11.0, 13.0], [10.0, 10.0]) == (2.0, pytest.approx(1.0))

@@ -21,7 +21,7 @@ def bench(tmp_path, monkeypatch, capfd):
     return run
 
 
-def test_rounds_of_two_kinds_train_alike(bench):
+def test_cluster_and_stock_tff_rounds_have_equal_losses(bench):
     """In compiled C on a cluster, which has what the other kinds of rounds of our loop have, and in
     stock TFF. tests/federated/client_training holds all kinds of client work to one another.
     """
@@ -37,13 +37,13 @@ def test_rounds_of_two_kinds_train_alike(bench):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_single_gradients_of_all_ways(bench):
+def test_every_way_to_compute_single_gradients_is_measured(bench):
     costs = bench(gradients)
     assert list(costs) == ["side by side", "loop", "batch", "TF Privacy"]
     assert all(len(rows) == 1 and min(rows[0]) > 0 for rows in costs.values())
 
 
-def test_the_aggregators_rounds_stand_beside_the_plain_means(bench):
+def test_rounds_of_the_aggregator_and_of_the_plain_mean_are_measured(bench):
     results = bench(aggregator, "--passes", "1")
     kinds = ["plain mean", "blt, 4 buffers / precomputed", "blt, 4 buffers / graph"]
     assert list(results["rounds"]) == kinds
@@ -51,7 +51,7 @@ def test_the_aggregators_rounds_stand_beside_the_plain_means(bench):
     assert results["rows"][kinds[1]] > results["rows"][kinds[2]] == results["rows"][kinds[0]] == 0
 
 
-def test_what_canaries_cost(capfd):
+def test_the_cost_of_canaries_is_printed(capfd):
     canaries.main.main(["--small", "--canaries", "3", "--rounds", "1"], standalone_mode=False)
     lines = capfd.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines] == [
@@ -59,13 +59,13 @@ def test_what_canaries_cost(capfd):
     ]  # fmt: skip
 
 
-def test_what_optimizers_reach(capfd):
+def test_results_of_adaptive_optimizers_are_printed(capfd):
     words = "--task regression --rates 0.4 --seed 0 --way clip_quantile=0.5"
     adaptive.main.main(words.split(), standalone_mode=False)
     assert "clip_quantile=0.5" in capfd.readouterr().out
 
 
-def test_stock_is_keras_own_layer():
+def test_the_stock_model_uses_the_layer_of_keras():
     import tensorflow as tf
 
     from benchmarks.clients import random_sentences

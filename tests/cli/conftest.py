@@ -1,3 +1,5 @@
+"""Fixtures of the tests of the command line: a corpus, a trained run and a mechanism file."""
+
 import shutil
 
 import pytest

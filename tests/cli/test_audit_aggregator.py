@@ -36,7 +36,7 @@ def _module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_an_honest_function():
+def test_an_honest_function_passes():
     text = fedmf(f"audit aggregator my_aggregator:start {SETTINGS}").stdout
     assert "tests failed      none" in text
     result = printed_by(f"audit aggregator my_aggregator:start {SETTINGS}")
@@ -44,12 +44,12 @@ def test_an_honest_function():
     assert 0.3 < result["noise_multiplier_most"] < 0.4
 
 
-def test_a_test_that_fails_is_exit_status_1():
+def test_a_failed_test_sets_exit_status_1():
     """The module is imported anew: a constant seed gives the same noise."""
     text = fedmf(f"audit aggregator my_aggregator:aggregate {SETTINGS}", status=1).stdout
     assert "FAILED  start" in text
 
 
-def test_bad_arguments():
+def test_bad_arguments_are_refused():
     refused(f"audit aggregator my_aggregator {SETTINGS}", "my_aggregator", "module:function")
     refused(f"audit aggregator my_aggregator:start {SETTINGS} --epsilon 8", "--epsilon 8")

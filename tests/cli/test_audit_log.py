@@ -19,14 +19,14 @@ def log(tmp_path):
 COLUMNS = "--client-column device --round-column t --first-round 1"
 
 
-def test_planned_beside_achieved(log, identity, tmp_path):
+def test_the_achieved_epsilon_is_printed_beside_the_planned_one(log, identity, tmp_path):
     shown = printed_by(f"audit log {log} {identity} {PLAN} {COLUMNS}")
     assert (shown["min_separation_observed"], shown["max_participations_observed"]) == (4, 3)
     assert shown["contradictions"] == []
     assert shown["epsilon_achieved"] <= shown["epsilon_planned"] <= 8
 
 
-def test_the_statement_names_the_command_that_makes_it_again(log, identity, tmp_path, monkeypatch):
+def test_the_printed_command_makes_the_same_statement_again(log, identity, tmp_path, monkeypatch):
     spaced, out = tmp_path / "my log.csv", tmp_path / "my statement.json"
     log.rename(spaced)
     more = f"""--statement '{out}' --pretraining "it's public" """
@@ -44,7 +44,7 @@ def test_the_statement_names_the_command_that_makes_it_again(log, identity, tmp_
         assert again[name] == values[name]
 
 
-def test_a_short_log_names_the_option_that_says_so(log, identity, tmp_path):
+def test_a_log_of_fewer_rounds_than_planned_suggests_rounds_run(log, identity, tmp_path):
     out = tmp_path / "statement.md"
     log.write_text("client,round\na,0\n")
     shown = fedmf(f"audit log {log} {identity} {PLAN} --statement {out}").stdout
@@ -52,7 +52,7 @@ def test_a_short_log_names_the_option_that_says_so(log, identity, tmp_path):
         assert "or pass --rounds-run 1 if it ended there" in text
 
 
-def test_a_broken_plan_is_exit_status_1_after_all_is_written(log, identity, tmp_path):
+def test_a_violated_plan_sets_exit_status_1_after_all_files_are_written(log, identity, tmp_path):
     log.write_text("client,round\na,0\na,1\n")
     out = tmp_path / "statement.json"
     shown = fedmf(f"audit log {log} {identity} {PLAN} --statement {out}", status=1).stdout
@@ -62,7 +62,7 @@ def test_a_broken_plan_is_exit_status_1_after_all_is_written(log, identity, tmp_
     assert len(json.loads(out.read_text())["contradictions"]) == 1
 
 
-def test_nothing_is_written_for_a_log_that_is_none(tmp_path, identity):
+def test_nothing_is_written_for_an_invalid_log(tmp_path, identity):
     bad, out = tmp_path / "bad.csv", tmp_path / "statement.md"
     bad.write_text("client,round\nann,1\nann,x\n")
     refused(f"audit log {bad} {identity} {PLAN} --statement {out}", "row 2", "'x'")

@@ -10,7 +10,7 @@ from tests.cli.program import fedmf, printed_by
 PLAN = "--rounds 12 --min-sep 4 --epsilon 8"
 
 
-def test_honest_noise(identity):
+def test_honest_noise_is_consistent(identity):
     result = printed_by(f"audit mechanism {identity} {PLAN} --quiet --trials 1000")
     assert result["consistent"] is True
     assert len(result["findings"]) > 40
@@ -19,7 +19,7 @@ def test_honest_noise(identity):
     assert result["attack"]["epsilon_lower"] <= result["attack"]["epsilon_claimed"] <= 8
 
 
-def test_a_contradiction_is_exit_status_1(identity, monkeypatch):
+def test_a_contradiction_sets_exit_status_1(identity, monkeypatch):
     honest = audited_code.NoisyMeans
 
     def weak(plan, **options):
@@ -36,7 +36,7 @@ def test_a_contradiction_is_exit_status_1(identity, monkeypatch):
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("tff")
 @pytest.mark.slow
-def test_the_query_is_another_subject(identity, monkeypatch):
+def test_the_option_query_audits_the_query(identity, monkeypatch):
     from fedmf.federated.tff import audit
 
     honest, made = audit.MatrixFactorizationQuery, []

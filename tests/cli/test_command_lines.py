@@ -249,7 +249,7 @@ def check(variant):
         assert not is_accepted, variant.words
 
 
-def test_a_tenth_of_the_command_lines(at_the_work):
+def test_a_sample_of_command_lines_is_accepted_or_refused_in_one_sentence(at_the_work):
     command_lines = list(variants())
     draw = random.Random(1).sample if not os.environ.get("FEDMF_EXPLORE") else random.sample
     for variant in draw(command_lines, len(command_lines) // 10):
@@ -257,6 +257,6 @@ def test_a_tenth_of_the_command_lines(at_the_work):
 
 
 @pytest.mark.slow
-def test_every_command_line(at_the_work):
+def test_every_command_line_is_accepted_or_refused_in_one_sentence(at_the_work):
     for variant in variants():
         check(variant)

@@ -43,14 +43,14 @@ def test_help_imports_nothing_slow():
     assert "SLOW []" in done.stdout
 
 
-def test_data_synth_and_info(corpus):
+def test_data_info_describes_a_corpus_of_data_synth(corpus):
     assert "train" in printed_by(f"data info {corpus}")["splits"]
     shown = fedmf(f"data info {corpus}").stdout
     assert "12" in shown
     assert not set(shown) & set("{}[]'")
 
 
-def test_data_synth_writes_the_stand_in_of_any_task(tmp_path):
+def test_data_synth_writes_the_synthetic_substitute_of_a_task(tmp_path):
     path = tmp_path / "shapes.tar.gz"
     synth = f"data synth --task cifar10 --examples 30 --test-examples 10 --out {path} --quiet"
     assert printed_by(f"{synth} --seed 1") == {"task": "cifar10", "file": str(path)}
@@ -58,7 +58,7 @@ def test_data_synth_writes_the_stand_in_of_any_task(tmp_path):
     assert (len(images.x), len(images.x_test)) == (30, 10)
 
 
-def test_fit_and_calibrate(tmp_path, identity):
+def test_calibrate_meets_the_target_with_a_fitted_mechanism(tmp_path, identity):
     path = tmp_path / "banded.npz"
     fitted = printed_by(f"fit --rounds 32 --min-sep 8 --out {path}")
     calibrate = f"calibrate {path} --rounds 32 --min-sep 8"
@@ -80,7 +80,7 @@ def test_fit_and_calibrate(tmp_path, identity):
 
 
 @pytest.mark.tensorflow
-def test_train_audit_report(trained, tmp_path):
+def test_a_trained_run_is_audited_and_reported(trained, tmp_path):
     folder, printed = trained
     assert json.loads(printed)["epsilon"] <= 8
     audit = printed_by(f"audit {folder}")
@@ -92,7 +92,7 @@ def test_train_audit_report(trained, tmp_path):
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", ["-x", "--", "two words", "ü", "two\nlines"])
-def test_a_run_folder_of_any_name_is_taken(name, trained, tmp_path, monkeypatch):
+def test_a_run_folder_may_have_any_name(name, trained, tmp_path, monkeypatch):
     shutil.copytree(trained[0], tmp_path / name)
     monkeypatch.chdir(tmp_path)
     in_quotes = shlex.quote(f"./{name}")
@@ -104,7 +104,7 @@ def test_a_run_folder_of_any_name_is_taken(name, trained, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
-def test_none_is_a_value_where_the_default_is_a_number(command, tmp_path, monkeypatch):
+def test_none_on_the_command_line_replaces_a_number(command, tmp_path, monkeypatch):
     """No zeroing (multi-epoch paper, App. F.3); a limit of a config file gives way to it."""
     import fedmf.runs.config
 
@@ -159,7 +159,7 @@ def test_data_may_move_before_a_resume_but_not_change(run, corpus, tmp_path):
 
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("clients_in_turn")
-def test_rounds_without_enough_clients_are_said_once(tmp_path):
+def test_rounds_without_enough_clients_warn_once(tmp_path):
     few = "-o clients=12 --availability independent:0.2 --epsilon 8 --noise-seed 1"
     said = fedmf(f"train --out {tmp_path}/run {TABLE} {few}").stderr
     assert len(re.findall("fedmf: warning: round .* more such rounds\\)\n", said)) == 1
@@ -167,7 +167,7 @@ def test_rounds_without_enough_clients_are_said_once(tmp_path):
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_ctrl_c_ends_a_run_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_ends_a_run_and_says_how_to_resume_it(tmp_path):
     train = f"train --task regression --out {tmp_path}/run --cohort-size 4 --min-sep 2 --epsilon 8"
     train += f" --family identity --rounds 3000 {SEED}"
     command = [sys.executable, "-m", "fedmf", *train.split()]

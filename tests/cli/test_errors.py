@@ -145,13 +145,13 @@ def test_debug_shows_the_traceback(tmp_path):
         assert "Traceback" in program(line, status=2).stderr
 
 
-def test_python_names_are_seen():
+def test_names_of_python_arguments_are_detected():
     assert python_names("min_sep=9 does not suit") == ["min_sep", "min_sep"]
     assert python_names("leave max_participations out") == ["max_participations"]
     assert python_names("--schema min_sep is not one of single, min_sep; 'min_sep'") == []
 
 
-def test_every_command_is_called_wrongly():
+def test_every_command_has_a_wrong_call():
     called = {word for call in WRONG_CALLS for word in call.split()[:2]}
     assert {command.name for command in commands()} <= called
 
@@ -163,7 +163,7 @@ def test_every_command_is_called_wrongly():
         ("fit --out absent/x.npz --schema foo", "--out"),
     ],
 )
-def test_the_first_mistake_that_was_typed_is_reported(call, option):
+def test_the_first_of_several_mistakes_is_reported(call, option):
     refused(call, option)
 
 
@@ -219,7 +219,7 @@ def test_refusals_mark_the_arguments_that_they_name():
         assert bool(named_wrongly(text)) == wrong
 
 
-def test_a_damaged_mechanism_is_named_as_it_was(tmp_path):
+def test_an_error_names_a_damaged_mechanism_as_it_was_typed(tmp_path):
     (tmp_path / "x.npz").write_bytes(b"no archive")
     line = refused(
         f"calibrate {tmp_path}/x.npz --rounds 8 --min-sep 2 --epsilon 1", "x.npz' does not hold"
@@ -249,7 +249,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_fit(
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("command", ["train", "sweep --vary client_learning_rate=0.1"])
-def test_a_missing_or_too_large_separation_is_told_what_the_data_hold(command, tmp_path):
+def test_an_error_about_min_sep_names_the_largest_that_the_data_allow(command, tmp_path):
     call = (
         f"{command} --task regression -o clients=14 --cohort-size 4 --rounds 8 --epsilon 8 "
         f"--noise-seed 1 --quiet --out {tmp_path}/out"

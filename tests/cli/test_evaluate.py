@@ -14,7 +14,7 @@ from tests.cli.program import fedmf, printed_by, refused
 pytestmark = pytest.mark.tensorflow
 
 
-def test_evaluate(run, tmp_path):
+def test_evaluate_prints_the_metrics_of_the_run(run, tmp_path):
     result = json.loads((run / "result.json").read_text())
     found = printed_by(f"evaluate {run} --by-client --quiet")
     assert found["test accuracy"] == pytest.approx(result["test"]["accuracy"])
@@ -49,7 +49,7 @@ def test_clients_are_fine_tuned(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluate_on_other_data_keeps_the_words_of_the_run(trained, corpus, tmp_path):
+def test_evaluate_on_other_data_uses_the_vocabulary_of_the_run(trained, corpus, tmp_path):
     folder, _ = trained
     same = printed_by(f"evaluate {folder} --data {shutil.copy(corpus, tmp_path / 'copy')} --quiet")
     result = json.loads((folder / "result.json").read_text())
@@ -75,7 +75,7 @@ def test_evaluate_on_other_data_keeps_the_words_of_the_run(trained, corpus, tmp_
     assert words[0] == words[1]
 
 
-def test_export(trained, tmp_path):
+def test_export_writes_a_model_and_its_vocabulary(trained, tmp_path):
     folder, _ = trained
     printed = printed_by(f"export {folder} --out {tmp_path}/model.keras")
     assert printed["inputs"] == ["int32 (any, 4)"]
@@ -89,9 +89,7 @@ def test_export(trained, tmp_path):
 
 
 @pytest.mark.parametrize("line", ["evaluate {run}", "export {run} --out {out}", "predict {run} a"])
-def test_a_model_that_takes_long_to_load_is_told_from_the_start(
-    line, trained, tmp_path, monkeypatch
-):
+def test_loading_a_model_shows_progress_from_the_start(line, trained, tmp_path, monkeypatch):
     told = []
 
     @contextlib.contextmanager
@@ -155,7 +153,7 @@ def test_predict_shows_the_most_likely_words_without_data(trained, run, corpus):
     refused(f"predict {run} a", "vocabulary.json")
 
 
-def test_report_as_a_table(trained, tmp_path):
+def test_report_writes_a_csv_table(trained, tmp_path):
     folder, _ = trained
     fedmf(f"report {folder} --csv {tmp_path}/one.csv")
     assert (tmp_path / "one.csv").read_text() == (folder / "metrics.csv").read_text()
@@ -199,7 +197,7 @@ def others() -> federated.Task:
 
 @pytest.mark.usefixtures("clients_in_turn")
 @pytest.mark.slow
-def test_a_run_trained_in_python(tmp_path, monkeypatch):
+def test_a_run_trained_in_python_needs_its_task_on_the_command_line(tmp_path, monkeypatch):
     """Its config does not name its task."""
     import fedmf as library
     from fedmf import federated

@@ -41,7 +41,7 @@ def run(tmp_path, monkeypatch):
         "--family banded --workload identity --max-iterations 50",
     ],
 )
-def test_every_family_and_option(run, arguments):
+def test_every_family_is_fitted_with_its_options(run, arguments):
     shown = run(f"{ROUNDS} {arguments}")
     mechanism = fedmf.load_mechanism(shown["file"])
     schema = "fixed_epoch" if "fixed_epoch" in arguments else "min_sep"
@@ -67,7 +67,7 @@ def test_show_draws_a_picture_beside_the_file(run, tmp_path, monkeypatch):
     assert len(maps) > len((tmp_path / "m.png").read_bytes()) > 1000
 
 
-def test_matrices_of_another_program(run, tmp_path):
+def test_fit_reads_matrices_of_another_program(run, tmp_path):
     np.savez(tmp_path / "theirs.npz", H=np.tri(24) / 3.0, W=3.0 * np.eye(24))
     shown = run(f"{ROUNDS} --matrices theirs.npz")
     assert shown["family"] == "dense"
@@ -75,7 +75,7 @@ def test_matrices_of_another_program(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_the_best_so_far(tmp_path):
+def test_ctrl_c_saves_the_best_mechanism_so_far(tmp_path):
     fit = f"fit --out {tmp_path}/m.npz --rounds 700 --schema single --bands 350 --tolerance 1e-13"
     process = subprocess.Popen(
         [sys.executable, "-m", "fedmf", *fit.split()],
@@ -107,7 +107,7 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path):
     assert mechanism.certificate.gap > 1e-13
 
 
-def test_a_full_disk_names_the_file_and_nothing_else(tmp_path):
+def test_an_error_for_a_full_disk_names_the_file(tmp_path):
     out = tmp_path / "m.npz"
     words = f"fit --rounds 64 --min-sep 8 --no-cache --out {out}".split()
     # What `ulimit -f` forbids fails as a full disk does.

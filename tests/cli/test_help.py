@@ -18,7 +18,7 @@ def test_every_command_is_listed():
     assert [name for name in cli.commands if f"\n  {name} " not in shown] == []
 
 
-def test_the_version():
+def test_version_is_printed():
     assert program("--version").stdout.startswith("fedmf, version ")
 
 
@@ -30,7 +30,7 @@ def test_the_version():
         ("fedmf fit --family ban", "banded"),
     ],
 )
-def test_completion_in_a_shell(typed, found, monkeypatch, capsys):
+def test_commands_and_options_are_completed_in_a_shell(typed, found, monkeypatch, capsys):
     assert "_FEDMF_COMPLETE=bash_complete" in program("completion bash").stdout
     monkeypatch.setenv("_FEDMF_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", typed)
@@ -71,7 +71,7 @@ def test_values_are_completed(line):
     assert [item.value if item.type == "plain" else item.type for item in items] == COMPLETED[line]
 
 
-def test_figures_of_the_papers_are_completed_without_those_that_cannot_be_made():
+def test_completion_offers_the_figures_of_the_papers_that_can_be_made():
     from fedmf.experiments.papers import ITEMS
 
     completer = ShellComplete(cli, {}, "fedmf", "_FEDMF_COMPLETE")
@@ -101,7 +101,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_colours_on_terminals(no_color, monkeypatch):
+def test_terminals_have_colours_unless_no_color_is_set(no_color, monkeypatch):
     monkeypatch.setenv("NO_COLOR", no_color)
     terminal = Terminal()
     with contextlib.redirect_stderr(terminal), pytest.raises(SystemExit):

@@ -37,7 +37,7 @@ def test_a_damaged_seed_is_not_shown(run):
     assert "Traceback" in said
 
 
-def test_a_folder_that_lacks_something_is_named(run):
+def test_resume_names_the_file_that_a_folder_lacks(run):
     shutil.rmtree(run / "private")
     refused(resume(run), f"{run}/private/noise_seed is missing", "made for publication")
     IdentityMechanism(rounds=9).save(run / "mechanism.npz")
@@ -45,7 +45,7 @@ def test_a_folder_that_lacks_something_is_named(run):
 
 
 @pytest.mark.usefixtures("clients_in_turn")
-def test_an_error_in_a_round_is_a_failed_run(tmp_path, monkeypatch):
+def test_an_error_in_a_round_sets_exit_status_1(tmp_path, monkeypatch):
     """Before the first round it would be bad input."""
     command = f"train --out {tmp_path}/run {TABLE} --epsilon 8 --noise-seed 1 {SLOW}"
     commit = RunFolder.commit
@@ -68,7 +68,7 @@ def test_an_error_in_a_round_is_a_failed_run(tmp_path, monkeypatch):
     assert len(re.findall(warning, said)) == 1
 
 
-def test_what_ends_it_before_the_first_round_says_how_to_go_on(train, tmp_path, monkeypatch):
+def test_a_run_that_ends_before_the_first_round_says_how_to_continue(train, tmp_path, monkeypatch):
     def ends_by(place, name, error):
         def ends(*arguments, **options):
             raise error

@@ -1,0 +1,1 @@
+"""Tests of the participation controller: availability, cohorts, budgets and forecasts."""

@@ -97,7 +97,7 @@ class TestDiurnal:
             assert distributed(phases, "uniform", departure=0.08)
         assert np.allclose(model.local_hours(10, CLIENTS), hours + 3)
 
-    def test_windows_of_24_hours_and_of_none(self):
+    def test_windows_of_24_hours_contain_every_round_and_empty_ones_none(self):
         whole = Diurnal(charging=NEVER_OUT, idle=NEVER_OUT, unmetered=NEVER_OUT)
         none = Diurnal(charging=Window(start=5, end=5, inside=1, outside=0))
         for t in range(0, 96, 7):

@@ -40,7 +40,7 @@ def test_the_default_pace_never_has_fewer_participations_than_min_sep(
     assert figures["participations_budget"][0] >= figures["participations_min_sep"][0]
 
 
-def test_refuses_options_that_do_not_fit(mechanism_file):
+def test_options_that_do_not_fit_are_refused(mechanism_file):
     refused(BUDGET, "mechanism is missing")
     refused(f"{BUDGET} --mechanism {mechanism_file} --seeds 1", "--seeds")
     refused(f"{ASK} --pace 3", "--pace 3 belongs to --schema budget")

@@ -108,7 +108,7 @@ class TestResume:
     behavior = DeviceBehavior(dropout=0.2, noncompliant_fraction=0.05, timer_jitter=2, seed=11)
 
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-    def test_resume_from_the_first_rounds_of_a_ledger(self, size):
+    def test_resume_from_the_first_rounds_of_a_ledger_repeats_the_later_rounds(self, size):
         arguments = {
             "behavior": self.behavior,
             "availability": Independent(probability=0.8, seed=1),

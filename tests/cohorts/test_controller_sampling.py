@@ -177,7 +177,7 @@ class TestPoisson:
             "the same round twice": ("repeated", "rounds"),
         }.values(),
     )
-    def test_mistakes_fail_the_tests(self, mistake, caught):
+    def test_cohorts_sampled_by_mistake_fail_the_tests(self, mistake, caught):
         rng = np.random.default_rng(8)
         u = rng.random((self.rounds // 3, 20))
         if mistake == "fixed":

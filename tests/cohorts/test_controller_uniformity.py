@@ -236,7 +236,7 @@ class TestPlaces:
         assert (fresh.clients(2) == epochs[0][2]).all()
 
     @pytest.mark.slow
-    def test_places_of_clients_and_epochs_are_independent(self):
+    def test_positions_of_clients_and_epochs_are_independent(self):
         # There are 256 assignments of 4 clients to 2 places in 2 epochs, of which 36 have two
         # clients a round. Negative control: a tenth of the runs has one of these.
         uniform = np.full(256, 1 / 256)

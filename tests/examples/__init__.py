@@ -1,0 +1,1 @@
+"""Tests that run the programs of the folder `examples`."""

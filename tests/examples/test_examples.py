@@ -88,7 +88,7 @@ def test_every_program_is_listed_and_short():
     "name",
     sorted({*SHOWN} - {"cluster_sweep", "flower_accuracy", "check_statement", "numpy_logistic"}),
 )
-def test_program(name, tmp_path, run, monkeypatch):
+def test_program_prints_what_it_shows(name, tmp_path, run, monkeypatch):
     """With fewer rounds, clients and bands, except where a program counts the rounds itself."""
     if name != "tff_pipeline":
         fewer = smaller(fedmf.TrainConfig, rounds=6, cohort_size=8, min_sep=3, evaluate_every=3)
@@ -100,7 +100,7 @@ def test_program(name, tmp_path, run, monkeypatch):
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_a_cluster_begins_with_a_process_of_its_own(tmp_path):
+def test_the_cluster_example_prints_what_it_shows(tmp_path):
     command = [sys.executable, str(EXAMPLES / "cluster_sweep.py")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert_shown("cluster_sweep", tmp_path, done.returncode, done.stdout)
@@ -128,7 +128,7 @@ def test_the_figure_beside_flower_has_the_errors_computed_apart_from_fedmf(tmp_p
 
 
 @pytest.mark.slow
-def test_a_false_statement_is_found(tmp_path, run):
+def test_check_statement_refutes_a_false_statement(tmp_path, run):
     assert_shown("check_statement", tmp_path, *run("check_statement"))
     path = tmp_path / "statement.json"
     said = path.read_text()

@@ -93,7 +93,7 @@ def of_client_data(data, preprocess, **changes):
     )
 
 
-def test_a_client_data_and_a_preprocessing_function(tff):
+def test_of_client_data_preprocesses_the_examples_of_a_client_data(tff):
     """tests/federated/client_training/test_sample_weights.py compares it with arrays."""
 
     def mapped(dataset):

@@ -1,0 +1,1 @@
+"""Tests of `fedmf.flower`, which run in an environment with Flower."""

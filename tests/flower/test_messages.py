@@ -50,7 +50,7 @@ class Looking(Grid):
         return super().send_and_receive(messages, timeout=timeout)
 
 
-def test_type_and_time_to_live_of_messages_are_the_strategys():
+def test_messages_have_the_type_and_time_to_live_of_the_strategy():
     grid = Looking(NODES)
     strategy = wrapped(strategy=Sending(of_type("train.lora", 77.0)))
     strategy.start(grid, initial(), 1)

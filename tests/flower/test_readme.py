@@ -12,7 +12,7 @@ from tests.flower.made_up import Grid, initial
 README = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
 
 
-def test_the_flower_door_trains_every_round(tmp_path, monkeypatch):
+def test_the_flower_snippet_trains_every_round(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [snippet] = re.findall(r"```python\n(strategy = .*?)```", README, re.S)
     plan_line = re.search(r"`(plan = [^`]*)`", README)[1]

@@ -346,7 +346,7 @@ def test_private_metrics_are_noisy_means_of_the_clients():
             )
 
 
-def test_statement_is_of_a_flower_app():
+def test_statement_describes_a_flower_app():
     strategy = wrapped()
     strategy.start(Grid(NODES), initial(), 1)
     text = " ".join(strategy.server.statement().split())

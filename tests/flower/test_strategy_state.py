@@ -367,7 +367,7 @@ def test_repeated_round_is_counted_once(tmp_path):
     assert strategy.strategy.count == ROUNDS
 
 
-def test_unchanged_attributes_are_the_programs(tmp_path):
+def test_unchanged_attributes_are_those_of_the_restarted_program(tmp_path):
     """A restarted program with another learning rate trains with that one."""
     strategy = wrapped(tmp_path / "server", FedAvgM(server_momentum=0.9, fraction_evaluate=0.0))
     strategy.start(Grid(NODES), initial(), 2)

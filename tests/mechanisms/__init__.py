@@ -1,0 +1,1 @@
+"""Tests of the mechanisms: their matrices, sensitivities, errors and files."""

@@ -156,7 +156,7 @@ MECHANISMS = {name: functools.cache(build) for name, build in _BUILDERS.items()}
 every_mechanism = pytest.mark.parametrize("build", MECHANISMS.values(), ids=MECHANISMS.keys())
 
 # One mechanism for each algorithm that computes noise vectors, for tests that trace TensorFlow:
-# test_laws.py compares the matrices and streams of all others.
+# test_invariants.py compares the matrices and streams of all others.
 REPRESENTATIVES = {
     "identity": "identity",
     "narrow recurrence": "banded",

@@ -97,18 +97,18 @@ class TestSpecialCases:
         }
         assert allowed_rounds == set(allowed_sets(participation))
 
-    def test_a_single_participation(self):
+    def test_a_large_cost_allows_a_single_participation(self):
         self.check_same_rounds(
             ToeplitzMechanism(rounds=7, coefficients=0.9 ** np.arange(7)), single(7)
         )
 
     @pytest.mark.parametrize("most", [1, 2, 4])
-    def test_a_limited_number_of_participations(self, most):
+    def test_equal_costs_allow_a_limited_number_of_participations(self, most):
         any_rounds = separated(8, 1, most)
         self.check_same_rounds(IdentityMechanism(rounds=8), any_rounds)
 
     @pytest.mark.parametrize(("b", "k"), [(2, 3), (3, 2), (4, 2)])
-    def test_separated_participations_and_epochs(self, b, k):
+    def test_costs_of_few_bands_allow_separated_participations_and_epochs(self, b, k):
         # With bands <= b, rounds that far apart cost no more together than alone.
         mechanism = fitted(separated(8, b), "banded", bands=b)
         self.check_same_rounds(

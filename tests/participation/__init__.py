@@ -1,0 +1,1 @@
+"""Tests of participation schemas, statistics and ledgers."""

@@ -1,0 +1,1 @@
+"""Tests of plans, accounting, calibration and privacy statements."""

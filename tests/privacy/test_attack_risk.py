@@ -76,7 +76,7 @@ def test_rounding_is_to_the_attackers_side(mu):
     assert AttackRisk(mu=mu).true_positive_rate(5e-324) >= 5e-324
 
 
-def test_bounds_of_no_noise_and_of_much_noise():
+def test_bounds_are_exact_without_noise_and_vanish_with_much_noise():
     perfect = AttackRisk(mu=0.0)
     assert (perfect.advantage, perfect.true_positive_rate(0.3), perfect.success(0.3)) == (
         0, 0.3, 0.7
@@ -123,7 +123,7 @@ def hardly_ever_sampled():
         (hardly_ever_sampled, ValueError, "hardly ever sampled"),
     ],
 )
-def test_refusals(call, kind, words):
+def test_bad_arguments_are_refused(call, kind, words):
     assert_refused(call, kind, words)
 
 
@@ -134,7 +134,7 @@ def test_refusals(call, kind, words):
     devices=st.integers(1, 5),
     prior=st.floats(1e-4, 1 - 1e-4),
 )
-def test_bounds_satisfy_the_laws_of_trade_offs(mus, rate, devices, prior):
+def test_bounds_satisfy_the_identities_of_trade_offs(mus, rate, devices, prior):
     """Composition, groups, order, and the best decision as the envelope of all tests."""
     low, high = sorted(mus)
     weak = AttackRisk(mu=low)

@@ -148,7 +148,7 @@ def test_a_search_without_room_for_its_largest_fit_is_refused_at_once(candidates
         next(search.rows(candidates))
 
 
-def test_command(tmp_path):
+def test_plan_bands_prints_the_rows_of_choose_bands(tmp_path):
     sizes = "plan bands --rounds 16 --population 80 --cohort-size 10 --epsilon 4"
     found = printed_by(f"{sizes} --out {tmp_path}/curve.png --dense")
     ask = {"population": 80, "cohort_size": 10, "epsilon": 4.0, "delta": 1e-6}

@@ -26,7 +26,7 @@ PUBLISHED = {
 PAGE = pathlib.Path(__file__).parents[2] / "docs/choose_mechanism.md"
 
 
-def test_the_docs_have_these_check_ins():
+def test_the_docs_have_the_computed_check_ins():
     page = " ".join(PAGE.read_text().split())
     frequency = check_ins("every:3days", rounds=2000, population=3_000_000, cohort_size=6500)
     for words in (
@@ -55,7 +55,7 @@ def compared(families, epsilons, schemes=(), population=3_000_000, **plan_fields
     "family",
     ["blt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tree", "banded"))],
 )
-def test_the_errors_of_three_million_clients(family):
+def test_the_docs_have_the_errors_of_three_million_clients(family):
     rows = compared([family], (1.0, 2.0, 4.0, 8.0), rounds=2000, min_sep=400, cohort_size=6500)
     cells = " | ".join(f"{row.effective_rmse:.5f}" for row in rows)
     assert f"| {family} | {cells} |" in PAGE.read_text()
@@ -131,7 +131,7 @@ def test_the_command_says_what_check_ins_allow(tmp_path):
         ("13000", 461, None),
     ],
 )
-def test_check_ins_in_rounds(text, min_sep, days):
+def test_check_ins_give_the_largest_separation_of_full_cohorts(text, min_sep, days):
     found = check_ins(text, rounds=2000, population=3_000_000, cohort_size=6500)
     assert found["min_sep"] == min_sep
     assert found.get("days") == (None if days is None else pytest.approx(days))
@@ -142,7 +142,7 @@ def test_check_ins_in_rounds(text, min_sep, days):
 
 
 @pytest.mark.parametrize("text", ["often", "every:0days", "6499", "3000001"])
-def test_check_ins_that_are_none(text):
+def test_invalid_check_ins_are_refused(text):
     with pytest.raises(ValueError, match="availability="):
         check_ins(text, rounds=2000, population=3_000_000, cohort_size=6500)
 

@@ -71,7 +71,7 @@ def test_epsilon_falls_with_the_noise_to_zero():
 
 
 @pytest.mark.parametrize(("target", "delta"), [(1e-2, 1e-6), (1e-4, 1e-12)])
-def test_small_targets_are_met_and_little_more(target, delta):
+def test_small_targets_are_met_with_little_excess_noise(target, delta):
     mechanism = IdentityMechanism(rounds=100)
     plan = fedmf.calibrate(mechanism, None, epsilon=target, delta=delta, sampling=SCHEME)
     assert plan.epsilon <= target
@@ -81,7 +81,7 @@ def test_small_targets_are_met_and_little_more(target, delta):
     assert rdp_epsilon(plan) == plan.epsilon
 
 
-def test_epsilon_at_the_ends_of_its_range():
+def test_epsilon_is_right_at_the_ends_of_its_range():
     samples = {"probability": 0.01, "compositions": 100}
     assert fixed_size_epsilon(0.0, 1e-6, **samples) == math.inf
     assert fixed_size_epsilon(1e-200, 1e-6, **samples) == math.inf

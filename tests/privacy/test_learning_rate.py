@@ -103,7 +103,7 @@ def test_the_rule_finds_the_tables_optima_with_amplification():
 
 
 @pytest.mark.slow
-def test_decimal_logarithms_would_find_none(monkeypatch):
+def test_a_rule_with_decimal_logarithms_misses_every_optimum(monkeypatch):
     # The negative control: read with decimal logarithms the rule misses every row.
     monkeypatch.setattr(
         noise_tables,

@@ -61,7 +61,7 @@ def log_weight(together, C, b, p, advance):
 
 @settings(max_examples=50)
 @given(st.data())
-def test_is_the_largest_weight_of_all_patterns(data):
+def test_the_bound_is_the_largest_weight_of_all_patterns(data):
     b = data.draw(st.integers(2, 3), "b")
     K = data.draw(st.integers(2, 3), "K")
     rounds = data.draw(st.integers(1, {2: 5, 3: 4}[K]), "rounds")

@@ -83,7 +83,7 @@ def test_rho_follows_from_the_largest_column():
 class TestClosedForm:
     @settings(max_examples=300)
     @given(st.floats(-2.5, 4).map(lambda x: 10**x), st.floats(0, 300))
-    def test_against_sixty_digits(self, sigma, epsilon):
+    def test_delta_agrees_with_sixty_digits(self, sigma, epsilon):
         expected = float(oracle_delta(sigma, epsilon))
         # The two terms of the difference are each good to 1e-15 and at most 1; log_ndtr and exp
         # lose as many digits again as their exponent has.
@@ -103,7 +103,7 @@ class TestClosedForm:
 
 class TestCalibration:
     @pytest.mark.parametrize(("epsilon", "delta"), TARGETS)
-    def test_never_weaker_and_not_wasteful(self, epsilon, delta):
+    def test_calibration_meets_the_target_with_little_excess_noise(self, epsilon, delta):
         calibrated = fedmf.calibrate(ONE, TWICE, epsilon=epsilon, delta=delta, clip_norm=3.0)
         assert calibrated.clip_norm == 3.0
         assert calibrated.epsilon <= epsilon
@@ -126,7 +126,7 @@ class TestEpsilon:
         "sigma",
         [0.0, 5e-324, 1e-200, 1e-3, 0.011, 0.05, 0.3, 3.0, 1e3, 1e6, 1e12, 1e150, 1e200, 1e308],
     )
-    def test_extremes_neither_crash_nor_hang_nor_go_weaker(self, sigma, delta):
+    def test_epsilon_of_extreme_noise_is_an_upper_bound_within_seconds(self, sigma, delta):
         started = time.perf_counter()
         epsilon = gaussian_epsilon(sigma, delta)
         assert time.perf_counter() - started < 15
@@ -137,7 +137,7 @@ class TestEpsilon:
         else:
             assert sigma < 0.011
 
-    def test_without_noise_is_infinite(self):
+    def test_epsilon_without_noise_is_infinite(self):
         noiseless = plan(noise_multiplier=-0.0)
         assert math.copysign(1, noiseless.noise_multiplier) == 1
         assert (noiseless.epsilon, noiseless.rho, noiseless.stddev) == (INF, INF, 0)
@@ -207,7 +207,7 @@ class TestPlan:
             (1, 1e-31, 0.5),
         ],
     )
-    def test_refuses_noise_that_float32_cannot_hold(self, scale, clip_norm, sigma):
+    def test_noise_that_float32_cannot_hold_is_refused(self, scale, clip_norm, sigma):
         extreme_plan = plan(
             mechanism=DenseMechanism(matrix=np.eye(4) * scale),
             clip_norm=clip_norm,

@@ -145,5 +145,5 @@ def with_bit_noise(bit_noise):
         *named(ValueError, functools.partial(fedmf.TrainConfig, epsilon=8.0), clip_share=[0.1]),
     ],
 )
-def test_refusals(call, kind, words):
+def test_bad_arguments_are_refused(call, kind, words):
     assert_refused(call, kind, words)

@@ -153,7 +153,7 @@ def test_deltas_beyond_the_grid_are_not_zero(positions, epochs):
     assert min(remove, add) > 0
 
 
-def test_epsilon_at_the_ends_of_its_range():
+def test_epsilon_is_right_at_the_ends_of_its_range():
     def epsilon(sigma, delta=1e-6, positions=8):
         return random_allocation_epsilon(sigma, delta, positions=positions)
 

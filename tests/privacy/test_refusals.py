@@ -286,5 +286,5 @@ MISMATCHES = [
         *((call, ValueError, words) for call, words in MISMATCHES),
     ],
 )
-def test_refused_in_one_sentence(call, kind, words):
+def test_bad_arguments_are_refused_in_one_sentence(call, kind, words):
     assert_refused(call, kind, words)

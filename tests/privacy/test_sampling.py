@@ -25,14 +25,14 @@ from tests.refusals import refusal
 SCHEMES = (CyclicPoisson, CyclicFixedSize, CyclicRandomAllocation)
 
 
-def test_example_f1_of_the_banded_paper_with_its_letters_corrected():
+def test_example_f1_of_the_banded_paper_is_reproduced():
     # q = B / (m / b) and ceil(n / b) events, m users and n rounds (docs/papers/banded.md).
     scheme = CyclicPoisson(population=342_000, cohort_size=1000, partitions=18)
     assert scheme.probability == 1000 / (342_000 / 18)
     assert scheme.compositions(2052) == 114
 
 
-def test_example_f4_of_the_banded_paper():
+def test_example_f4_of_the_banded_paper_is_reproduced():
     # App. F.4: m = 50,000, B = 500; two bands give q = 2% and 1,000 events for 2,000 rounds, 100
     # bands give q = 1.
     assert CyclicPoisson(population=50_000, cohort_size=500, partitions=2).probability == 0.02
@@ -83,7 +83,7 @@ def test_a_description_refuses_a_relation_that_the_statement_does_not_explain():
 class TestFormerNameOfRandomAllocation:
     """For one release "reshuffle" and `CyclicShuffle` are read; only the new names are written."""
 
-    def test_is_read_from_configs_and_plans(self):
+    def test_the_former_name_is_read_from_configs_and_plans(self):
         values = {"sampling": "reshuffle", "population": 80, "cohort_size": 10, "rounds": 16}
         values |= {"family": "identity", "noise_multiplier": 2.0}
         config = fedmf.PlanConfig.from_mapping(values, "plan.json")
@@ -92,7 +92,7 @@ class TestFormerNameOfRandomAllocation:
         assert type(config.plan().sampling) is fedmf.CyclicShuffle is CyclicRandomAllocation
         assert scheme_class("reshuffle") is CyclicRandomAllocation
 
-    def test_is_read_by_the_search_for_bands_and_the_comparison(self):
+    def test_the_former_name_is_read_by_the_search_for_bands_and_the_comparison(self):
         size = {"population": 80, "cohort_size": 10}
         search = BandSearch(
             workload=fedmf.prefix_sum(16), epsilon=4.0, delta=1e-5, sampling="reshuffle", **size
@@ -108,6 +108,6 @@ class TestFormerNameOfRandomAllocation:
         )
         assert comparison.schemes == ("random-allocation",)
 
-    def test_is_read_from_the_command_line(self):
+    def test_the_former_name_is_read_from_the_command_line(self):
         options = "--rounds 16 --population 80 --cohort-size 10 --partitions 2 --sampling reshuffle"
         assert printed_by(f"plan participation {options}")["sampling"] == "random-allocation"

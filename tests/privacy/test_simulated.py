@@ -72,10 +72,10 @@ class TestLosses:
             (min_sep((1, 0.5), 3, 2, 0.5), (1, 0.5), (1, 1, 1), 0.8329398380809252),
         ],
     )
-    def test_are_the_log_likelihood_ratios(self, losses, entries, y, expected):
+    def test_losses_are_the_log_likelihood_ratios(self, losses, entries, y, expected):
         assert loss_of(losses, entries, len(y), y) == pytest.approx(expected, abs=1e-12)
 
-    def test_without_separation_are_those_of_poisson_sampling(self):
+    def test_losses_without_separation_are_those_of_poisson_sampling(self):
         y = np.random.default_rng(0).standard_normal(7)
         p = 0.2
         expected = np.log(1 - p + p * np.exp(2 * y - 2)).sum()
@@ -170,13 +170,13 @@ class TestBounds:
             )
 
     @pytest.mark.parametrize("order", [1, 3])
-    def test_of_removal_cover_the_truth(self, order):
+    def test_bounds_of_removal_cover_the_truth(self, order):
         bounds = [sample.bound(1.0, self.failure) for sample in self.removed(order)]
         assert sum(bound < 0.05921 for bound in bounds) <= self.limit
         # Negative control: without a margin the estimates are below about half of the time.
         assert sum(sample.moments(1.0)[0] < 0.05921 for sample in self.removed(order)) > self.limit
 
-    def test_of_one_direction_do_not_hold_for_the_other(self):
+    def test_bounds_of_one_direction_do_not_hold_for_the_other(self):
         """Negative control: a bound for adding a client is below half of the delta of removing it,
         .04228.
         """
@@ -184,7 +184,7 @@ class TestBounds:
         assert added.bound(1.0, (0.0, -1.0), self.failure) < 0.04228 / 2
 
     @pytest.mark.parametrize("epsilon", [2.0, 4.0])
-    def test_of_addition_cover_the_truth_beyond_all_samples(self, epsilon):
+    def test_bounds_of_addition_cover_the_truth_beyond_all_samples(self, epsilon):
         """With one Gaussian, for which the line is exact, delta is 5e-3 and 1e-5."""
         losses = BinLosses(np.ones((1, 1)))
         truth = gaussian_delta(1.0, epsilon)
@@ -207,7 +207,7 @@ class TestBounds:
                 loss_samples.log_weight_bound(K, 0.0, e), abs=1e-6
             )
 
-    def test_hold_against_an_enumeration_of_all_patterns(self, quick):
+    def test_bounds_hold_against_an_enumeration_of_all_patterns(self, quick):
         """The most powerful test at the proven epsilon has no delta above the target, in either
         direction, and one above half of it.
         """
@@ -245,7 +245,7 @@ class TestBounds:
 
 
 class TestEpsilon:
-    def test_of_one_bin_is_the_gaussian(self, quick):
+    def test_epsilon_of_one_bin_is_that_of_the_gaussian(self, quick):
         scheme = fedmf.BallsInBins(population=9, bins=1)
         assert scheme.epsilon(IdentityMechanism(rounds=4), 2.0, 1e-6) == gaussian_epsilon(1.0, 1e-6)
 
@@ -259,7 +259,7 @@ class TestEpsilon:
         ],
         ids=["one norm", "norms that differ", "an empty bin", "bins that meet"],
     )
-    def test_of_orthogonal_bins_of_one_norm_is_that_of_random_allocation(
+    def test_epsilon_of_orthogonal_bins_of_one_norm_is_that_of_random_allocation(
         self, quick, entries, rounds, b, norm
     ):
         """With the identity it is one of three releases at noise / sqrt(3). Other cases are
@@ -274,7 +274,7 @@ class TestEpsilon:
         accountant = scheme.description(mechanism, 2.0).accountant
         assert ("random allocation" in accountant) == (norm is not None)
 
-    def test_of_bins_of_very_different_size_holds(self, quick):
+    def test_epsilon_of_bins_of_very_different_size_holds(self, quick):
         """An attack: a root of the Gram matrix that was exact beside its largest entry alone had a
         tenth of the first variance.
         """
@@ -290,7 +290,9 @@ class TestEpsilon:
         assert delta - 0.05 < W.mean() <= delta + FAR * W.std() / math.sqrt(size)
 
     @pytest.mark.parametrize(("rounds", "population", "sigma"), [(12, 100, 1.0), (400, 160, 0.8)])
-    def test_without_separation_is_that_of_poisson_sampling(self, quick, rounds, population, sigma):
+    def test_epsilon_without_separation_is_that_of_poisson_sampling(
+        self, quick, rounds, population, sigma
+    ):
         """In the second case a client that takes part in all rounds has epsilon 371, beyond the end
         of the search.
         """
@@ -305,7 +307,9 @@ class TestEpsilon:
     @pytest.mark.parametrize(
         ("sigma", "rounds"), [(0.03, 4), (0.2, 1300)], ids=["overflow", "underflow"]
     )
-    def test_of_less_noise_than_float64_can_simulate_is_the_gaussian(self, quick, sigma, rounds):
+    def test_epsilon_of_too_little_noise_to_simulate_is_that_of_the_gaussian(
+        self, quick, sigma, rounds
+    ):
         """The exponential of 1/sigma^2 = 1111 overflows, and the ratio of a client that is sampled
         with probability 1/2 and never was, 2^-1300, is 0.
         """
@@ -317,7 +321,7 @@ class TestEpsilon:
         expected_epsilon = scheme.expected_epsilon(mechanism, sigma, 1e-5)
         assert expected_epsilon == exact_gaussian_epsilon(unamplified, 1e-5)
 
-    def test_is_the_same_on_any_number_of_threads(self, quick, monkeypatch):
+    def test_epsilon_is_the_same_on_any_number_of_threads(self, quick, monkeypatch):
         scheme = fedmf.BallsInBins(population=90, bins=9)
         mechanism = banded(40, 1, 0.5)
         epsilons = []
@@ -336,13 +340,13 @@ class TestEpsilon:
         ],
         ids=["bins", "min-sep"],
     )
-    def test_of_much_noise_is_0_without_a_sample(self, quick, monkeypatch, scheme):
+    def test_epsilon_of_much_noise_is_0_without_a_sample(self, quick, monkeypatch, scheme):
         monkeypatch.setattr(monte_carlo, "remove_sample", None)
         arguments = (banded(24, 0.8, 0.6), 1e9, 1e-6)
         assert scheme.epsilon(*arguments) == scheme.expected_epsilon(*arguments) == 0
         assert "No simulation was needed" in scheme.evidence(*arguments)
 
-    def test_is_kept_on_disk_and_a_damaged_outcome_computed_anew(
+    def test_epsilon_is_cached_on_disk_and_a_damaged_file_is_computed_anew(
         self, quick, monkeypatch, tmp_path
     ):
         monkeypatch.setenv("FEDMF_CACHE", str(tmp_path))
@@ -380,7 +384,7 @@ class TestEpsilon:
         assert not np.isin(*samples).any()
 
     @pytest.mark.slow
-    def test_of_a_calibration_is_met_and_stated(self, quick):
+    def test_a_calibration_meets_and_states_its_epsilon(self, quick):
         mechanism = banded(24, 0.8, 0.6)
         scheme = fedmf.MinSepPoisson(population=600, cohort_size=30)
         plan = fedmf.calibrate(mechanism, None, epsilon=2.0, delta=1e-4, sampling=scheme)
@@ -430,14 +434,14 @@ class TestDraws:
 
     clients = 200_000
 
-    def test_of_min_sep_poisson(self):
+    def test_patterns_of_min_sep_poisson_have_the_stated_distribution(self):
         scheme = fedmf.MinSepPoisson(
             population=self.clients, cohort_size=round(self.clients / 3), min_sep=2
         )
         assert scheme.probability == pytest.approx(1 / 2, abs=1e-4)
         self.check(scheme, {"101": 1 / 6, "100": 1 / 6, "010": 1 / 3, "001": 1 / 6, "000": 1 / 6})
 
-    def test_of_balls_in_bins(self):
+    def test_patterns_of_balls_in_bins_have_the_stated_distribution(self):
         self.check(fedmf.BallsInBins(population=self.clients, bins=2), {"101": 1 / 2, "010": 1 / 2})
 
     def check(self, scheme, probability_by_pattern):
@@ -467,7 +471,7 @@ class TestDraws:
         ],
         ids=["bins", "min-sep"],
     )
-    def test_contradict_nothing_and_other_cohorts_do(self, scheme):
+    def test_sampled_cohorts_contradict_nothing_and_other_cohorts_do(self, scheme):
         controller = controller_of(scheme, 16, 400)
         plan = identity_plan(scheme, 16)
         for t in range(16):
@@ -477,7 +481,7 @@ class TestDraws:
         consecutive_rounds = [np.array([1])] * 2
         assert contradictions(consecutive_rounds, plan) != ()
 
-    def test_clients_that_never_miss_a_round_are_no_sample(self):
+    def test_clients_that_never_miss_a_round_contradict_the_sampling(self):
         """An audit of the largest cohort alone accepted both ledgers as amplified."""
         scheme = fedmf.MinSepPoisson(population=10_000, cohort_size=100, min_sep=4)
         plan = identity_plan(scheme, 64)

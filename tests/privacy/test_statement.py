@@ -224,7 +224,7 @@ class TestObserved:
         sentence = f"That run needs 40 clients, and the data here are of {population}."
         assert (sentence in text) == is_too_small
 
-    def test_without_participants_nothing_is_lost(self):
+    def test_a_ledger_without_participants_has_an_epsilon_of_0(self):
         ledger = ledger_of([[]])
         audit = audit_ledger(ledger, plan())
         assert (audit.achieved, audit.epsilon, audit.rho) == (None, 0.0, 0.0)
@@ -260,7 +260,7 @@ def test_the_observed_numbers_are_not_to_be_published_if_they_are_secret(scheme,
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x85", "\u2028"])
-def test_a_name_stays_in_its_line(end):
+def test_a_name_with_a_line_break_stays_in_one_line(end):
     text = markdown(statement_values(plan(), pretraining=f"a model{end}# A heading"))
     assert "a model # A heading" in " ".join(text.split())
     assert not re.search("^# A heading", text, re.MULTILINE)

@@ -169,7 +169,7 @@ def test_the_table_has_the_cohorts_of_a_simulation(folder):
         ),
     ],
 )
-def test_refusals_are_one_sentence(folder, options, words):
+def test_options_that_do_not_fit_are_refused_in_one_sentence(folder, options, words):
     BANDED.save(folder / "mechanism.npz")
     refused(f"calibrate mechanism.npz --rounds {ROUNDS} --min-sep 6 --epsilon 8 {options}", words)
 

@@ -114,7 +114,7 @@ class TestRoundsWithin:
     WHOLE = fedmf.calibrate(BLT, separated(9, 2), epsilon=6.0, delta=1e-6)
 
     @pytest.mark.parametrize("target", [2.6, 3.0, 4.0, 5.9])
-    def test_the_last_round_within_and_not_the_next(self, target):
+    def test_rounds_within_includes_the_last_round_within_the_target(self, target):
         rounds = rounds_within(self.WHOLE, target)
         assert 1 <= rounds < 9
         assert (
@@ -123,10 +123,10 @@ class TestRoundsWithin:
             < stopped_after(self.WHOLE, rounds + 1).epsilon
         )
 
-    def test_all_rounds_where_the_plan_is_within(self):
+    def test_rounds_within_are_all_rounds_if_the_plan_meets_the_target(self):
         assert rounds_within(self.WHOLE, 6.0) == 9
 
-    def test_refused_where_one_round_is_too_much(self):
+    def test_a_target_that_one_round_exceeds_is_refused(self):
         with refusal(r"epsilon=0\.5 is exceeded in round 0, .* use more noise"):
             rounds_within(self.WHOLE, 0.5)
 
@@ -162,7 +162,7 @@ class TestRoundsWithin:
         ),
     ],
 )
-def test_refusals(whole, rounds, words):
+def test_rounds_and_plans_that_cannot_be_stopped_are_refused(whole, rounds, words):
     with refusal(words):
         stopped_after(whole, rounds)
 

@@ -173,7 +173,7 @@ def test_every_symbol_of_the_details_is_defined(named_plan):
         assert symbol.removesuffix(" =") in terms, symbol
 
 
-def test_the_tables_have_every_kind():
+def test_the_tables_have_every_kind_of_system():
     assert NEEDED.keys() == SYSTEMS.keys()
     assert set().union(*OURS.values()) <= SYSTEMS.keys()
 

@@ -29,13 +29,13 @@ def test_noise_levels_are_those_of_the_noise_itself(make_run):
     assert np.allclose(simulated_levels, on_round * 5 / 50)
 
 
-def test_correlation_of_silent_rounds():
+def test_correlation_of_rounds_without_noise_is_zero():
     N = np.array([[1.0, 0.0], [-1.0, 1.0], [0.0, 0.0]])
     expected = np.array([[1, -(0.5**0.5), 0], [-(0.5**0.5), 1, 0], [0, 0, 0]])
     assert np.allclose(drawn_noise.correlation(N), expected)
 
 
-def test_pooling_keeps_a_thin_diagonal():
+def test_pooling_preserves_a_thin_diagonal():
     pooled = canvas.pool(-np.eye(2052), 500)
     assert pooled.shape == (500, 500)
     assert (np.diag(pooled) == -1).all()
@@ -49,7 +49,7 @@ def test_pooling_keeps_a_thin_diagonal():
         (float("inf"), "∞"),
     ],
 )
-def test_significant(value, shown):
+def test_significant_rounds_to_three_digits(value, shown):
     assert text.significant(value) == shown
 
 

@@ -211,7 +211,7 @@ def test_texts_of_runs_are_escaped(make_run, tmp_path, undrawn):
     assert page.text.count("alert('x')") >= 5
 
 
-def test_statement_becomes_lists(demo):
+def test_the_statement_becomes_html_lists(demo):
     source = demo[0].source
     statement = source[source.index("<h2>Privacy statement") : source.index("<h2>Reproduction")]
     assert statement.count("<details") == 4  # one for each mechanism, not for each seed
@@ -255,7 +255,7 @@ def test_participation_beyond_the_plan_is_an_alarm(make_run, tmp_path, undrawn):
 
 
 @pytest.mark.slow
-def test_same_runs_same_bytes_whatever_the_readers_matplotlib_settings(make_run, tmp_path):
+def test_a_report_has_the_same_bytes_under_any_matplotlib_settings(make_run, tmp_path):
     run = make_run("banded")
     file_contents = []
     (tmp_path / "report.html").write_text("old")
@@ -268,7 +268,7 @@ def test_same_runs_same_bytes_whatever_the_readers_matplotlib_settings(make_run,
     assert file_contents[0] == file_contents[1]
 
 
-def test_what_cannot_be_reported_is_refused(make_run, tmp_path):
+def test_runs_that_cannot_be_reported_are_refused(make_run, tmp_path):
     noiseless_run = make_run("none")
     for runs, error_type, words in (
         ([], ValueError, r"runs=\[\]"),

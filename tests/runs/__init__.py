@@ -1,0 +1,1 @@
+"""Tests of run configurations and of the folders of runs."""

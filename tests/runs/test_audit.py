@@ -92,7 +92,7 @@ def copied(tmp_path):
 
 
 class TestUnrecordedRounds:
-    def test_count_as_full_participation(self, copied, tmp_path):
+    def test_unrecorded_rounds_count_as_full_participation(self, copied, tmp_path):
         audit = audit_run(copied)
         assert audit.observed.rounds == 6
         assert (audit.epsilon, audit.rho) == (PLAN.epsilon, PLAN.rho)
@@ -108,11 +108,11 @@ class TestUnrecordedRounds:
         assert "**Not all is recorded.** Rounds 6 to 10 are not in the record of part" in text
         assert "for the rounds that are not in the record, the same noise gives" in text
 
-    def test_count_if_the_record_is_empty(self, copied):
+    def test_unrecorded_rounds_count_if_the_record_is_empty(self, copied):
         write_atomically(copied / "participation.csv", "round,client\n")
         assert audit_run(copied).epsilon == PLAN.epsilon
 
-    def test_are_none_if_the_missing_rounds_had_no_clients(self, tmp_path):
+    def test_no_round_is_unrecorded_if_the_missing_ones_had_no_clients(self, tmp_path):
         cohorts = cyclic_cohorts()
         for t in (5, 6, 7):
             cohorts[t] = np.zeros(0, np.int64)
@@ -122,7 +122,7 @@ class TestUnrecordedRounds:
         assert audit.unrecorded is None
         assert (audit.observed.rounds, audit.observed.empty_rounds) == (8, 3)
 
-    def test_count_for_every_client_if_the_plan_was_violated(self, tmp_path):
+    def test_unrecorded_rounds_count_for_every_client_if_the_plan_was_violated(self, tmp_path):
         cohorts = [np.arange(COHORT) for _ in range(12)]
         audit = audit_run(
             make_run(tmp_path / "run", cohorts=cohorts, num_rounds=11, published_rounds=6)
@@ -132,7 +132,7 @@ class TestUnrecordedRounds:
         assert audit.contradictions
         assert "as if every client had taken part in all of them" in audit.unrecorded
 
-    def test_are_not_amplified_by_sampling(self, tmp_path):
+    def test_unrecorded_rounds_are_not_amplified_by_sampling(self, tmp_path):
         sampled = {"family": "banded", "bands": 2, "sampling": "poisson", "population": 12}
         config = dataclasses.replace(CONFIG, schema="min_sep", min_sep=None, **sampled)
         plan = config.plan()
@@ -148,7 +148,7 @@ class TestUnrecordedRounds:
         assert audit.epsilon == unamplified_epsilon(plan)
         assert audit.amplified_epsilon == plan.epsilon
 
-    def test_are_none_if_the_journal_exists(self, tmp_path):
+    def test_no_round_is_unrecorded_if_the_journal_exists(self, tmp_path):
         run = make_run(tmp_path / "run", num_rounds=6)
         assert audit_run(run).unrecorded is None
         assert audit_run(run).epsilon < PLAN.epsilon
@@ -160,14 +160,14 @@ class TestUnrecordedRounds:
         assert audit_run(run).observed.rounds == 6
         assert audit_run(run).unrecorded is None
 
-    def test_in_participation_csv_but_not_in_the_journal_are_refused(self, tmp_path):
+    def test_rounds_in_participation_csv_but_not_in_the_journal_are_refused(self, tmp_path):
         run = make_run(tmp_path / "run", num_rounds=6)
         with open(run / "participation.csv", "a") as rows:
             rows.write("6,1\n")
         with refusal("participation.csv does not agree with the run's journal"):
             audit_run(run)
 
-    def test_count_for_the_plan_if_they_were_empty(self, tmp_path):
+    def test_unrecorded_rounds_that_were_empty_count_for_the_plan(self, tmp_path):
         # The releases of rounds without clients depend on the clients of earlier rounds.
         cohorts = cyclic_cohorts(9) + [np.zeros(0, np.int64)] * 3
         run = make_run(tmp_path / "run", cohorts=cohorts, num_rounds=11)
@@ -181,7 +181,7 @@ class TestChangedFiles:
         "config.json plan.json mechanism.npz metrics.jsonl participation.csv selected.csv "
         "statement.md model.npz final_statement.md".split(),
     )
-    def test_of_a_finished_run_are_refused_by_name(self, finished, name):
+    def test_changed_files_of_a_finished_run_are_refused_by_name(self, finished, name):
         shutil.rmtree(finished / "private")  # No audit of a finished run reads it.
         assert audit_run(finished).epsilon == pytest.approx(4.887, rel=1e-6)
         added = {"selected.csv": b"round,client\n0,9\n", "final_statement.md": b"All is well."}
@@ -200,7 +200,7 @@ class TestChangedFiles:
         (finished / name).write_bytes(changed_content)
         refused(f"audit {finished}", f"{name} changed after the run had finished", status=1)
 
-    def test_of_an_unfinished_run_are_refused(self, tmp_path):
+    def test_changed_files_of_an_unfinished_run_are_refused(self, tmp_path):
         run = make_run(tmp_path / "run", num_rounds=11)
         record = (run / "participation.csv").read_text().splitlines(keepends=True)
         # Each client takes part once, and the record ends with the newest round.
@@ -213,7 +213,7 @@ class TestChangedFiles:
         ):
             audit_run(run)
 
-    def test_with_noise_of_another_mechanism_are_refused(self, interrupted):
+    def test_files_with_noise_of_another_mechanism_are_refused(self, interrupted):
         DenseMechanism(matrix=2 * PLAN.mechanism.encoder()).save(interrupted / "mechanism.npz")
         with refusal(r"plan.json records noise of standard deviation .*mechanism.npz needs"):
             audit_run(interrupted)
@@ -227,7 +227,7 @@ class TestChangedFiles:
             {"schema": "single", "min_sep": None, "max_participations": None},
         ],
     )
-    def test_with_a_damaged_plan_are_refused(self, interrupted, change):
+    def test_files_with_a_damaged_plan_are_refused(self, interrupted, change):
         plan = json.loads((interrupted / "plan.json").read_text())
         write_atomically(
             interrupted / "plan.json", json.dumps(plan | {"config": plan["config"] | change})
@@ -237,7 +237,7 @@ class TestChangedFiles:
 
 
 class TestTheFinalStatement:
-    def test_agrees_with_the_audit_and_names_commands_that_check_it(
+    def test_the_final_statement_agrees_with_the_audit_and_its_commands_check_it(
         self, finished, tmp_path, monkeypatch
     ):
         write_final_statement(finished, audit_run(finished))
@@ -275,7 +275,7 @@ class TestTheFinalStatement:
         shutil.rmtree(finished / "private")
         refused(f"audit {finished}", "has no participation.csv", status=1)
 
-    def test_states_the_noise_that_was_added_if_the_config_differs(self, tmp_path):
+    def test_the_final_statement_has_the_noise_that_was_added_if_the_config_differs(self, tmp_path):
         no_noise = dataclasses.replace(PLAN, noise_multiplier=0.0)
         run = make_run(tmp_path / "no_noise", plan=no_noise, is_callers_plan=True)
         printed = printed_values(f"audit {run}")

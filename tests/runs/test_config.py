@@ -119,7 +119,7 @@ def test_plans_without_noise_have_an_infinite_epsilon():
 
 
 class TestPlan:
-    def test_has_the_noise_multiplier_for_epsilon(self):
+    def test_the_plan_has_the_noise_multiplier_for_epsilon(self):
         plan = config(clip_norm=0.3, delta=1e-5, epsilon=2).plan()
         assert plan.noise_multiplier == gaussian_noise_multiplier(2.0, 1e-5)
         assert plan.epsilon <= 2
@@ -127,11 +127,11 @@ class TestPlan:
         assert plan.delta == 1e-5
         assert plan.participation == config().participation()
 
-    def test_scales_the_noise_to_a_claimed_cohort(self):
+    def test_the_plan_scales_the_noise_to_a_claimed_cohort(self):
         plan = config(cohort_size=10, claimed_cohort=50).plan()
         assert plan.stddev == pytest.approx(config().plan().stddev / 5)
 
-    def test_uses_a_mechanism_from_a_file(self, tmp_path):
+    def test_the_plan_uses_a_mechanism_from_a_file(self, tmp_path):
         path = tmp_path / "m.npz"
         config(family="banded", bands=3).fit().save(path)
         loaded = config(family="file", mechanism=str(path)).fit()
@@ -140,7 +140,7 @@ class TestPlan:
         with refusal("mechanism has 8 rounds but rounds=9"):
             config(family="file", mechanism=str(path), rounds=9).fit()
 
-    def test_accepts_unequal_column_norms_with_a_limit_of_participations_and_with_sampling(self):
+    def test_the_plan_accepts_unequal_column_norms_with_few_participations_or_sampling(self):
         unequal = {"family": "banded", "mechanism_options": {"equal_norms": False}}
         limited = config(**unequal, min_sep=2, max_participations=2).fit()
         columns = np.linalg.norm(limited.encoder(), axis=0)
@@ -149,7 +149,7 @@ class TestPlan:
         sampled = config(**unequal, bands=2, **sampling)
         assert sampled.plan().epsilon <= sampled.epsilon
 
-    def test_has_the_sensitivity_of_a_budget(self):
+    def test_the_plan_has_the_sensitivity_of_a_budget(self):
         budget_config = config(schema="budget", family="banded", budget=3.0)
         assert budget_config.plan().sensitivity.value == pytest.approx(3.0)
         assert config(schema="budget", family="banded").plan().participation.budget > 0
@@ -159,7 +159,7 @@ FALLING_SCHEDULE = {"learning_rate_schedule": "6:0.15", "server_learning_rate": 
 
 
 class TestALearningRateSchedule:
-    def test_is_followed_by_training_and_counted_by_the_workload(self):
+    def test_training_follows_a_schedule_that_the_workload_counts(self):
         momentum_config = config(**FALLING_SCHEDULE, workload="momentum_sgd", workload_momentum=0.5)
         factors = np.repeat([1.0, 0.15], [6, 2])
         learning_rates = momentum_config.server_schedule().learning_rates()
@@ -170,7 +170,7 @@ class TestALearningRateSchedule:
         identity_workload = config(**FALLING_SCHEDULE, workload="identity").fit_workload()
         np.testing.assert_array_equal(identity_workload.matrix, np.eye(8))
 
-    def test_changes_the_fitted_mechanism(self):
+    def test_a_schedule_changes_the_fitted_mechanism(self):
         mechanisms = [
             config(family="dense", learning_rate_schedule=s).fit() for s in (None, "6:0.15")
         ]
@@ -181,7 +181,7 @@ class TestALearningRateSchedule:
         )
         assert falling_loss < 0.999 * constant_loss
 
-    def test_is_equal_from_a_list_a_file_and_a_command_line(self, tmp_path):
+    def test_a_schedule_is_equal_from_a_list_a_file_and_a_command_line(self, tmp_path):
         path = tmp_path / "shares"
         path.write_text("\n".join(["1"] * 6 + ["0.15"] * 2))
         from_file = config(learning_rate_schedule=str(path))
@@ -193,7 +193,7 @@ class TestALearningRateSchedule:
         assert config(learning_rate_schedule=flag_value) == from_file
         assert from_file.pinned_to(from_file.plan()).learning_rate_schedule == flag_value
 
-    def test_is_refused_beside_warmup_or_cooldown(self):
+    def test_a_schedule_is_refused_beside_warmup_or_cooldown(self):
         config(**FALLING_SCHEDULE, warmup=0.0, cooldown=0.0)
         for name in ("warmup", "cooldown"):
             with refusal(f"{name}=0.1 needs a run without `learning"):

@@ -142,12 +142,14 @@ class TestCreate:
             prepared(path)
         assert file_contents(path.parent) == contents
 
-    def test_refuses_an_existing_run(self, folder):
+    def test_create_refuses_an_existing_run(self, folder):
         self.assert_refused(
             folder.path, "already holds a run: resume it with resume=True, or name anoth"
         )
 
-    def test_accepts_a_folder_without_a_run_or_with_one_that_failed_before_round_0(self, tmp_path):
+    def test_create_accepts_a_folder_without_a_run_or_with_one_that_failed_before_round_0(
+        self, tmp_path
+    ):
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "log.txt").write_text("mine")
         for _ in range(2):
@@ -165,7 +167,7 @@ class TestCreate:
             (True, "private/journal/000008.npz"),
         ],
     )
-    def test_refuses_a_folder_with_files_that_it_would_overwrite(
+    def test_create_refuses_a_folder_with_files_that_it_would_overwrite(
         self, tmp_path, has_private_folder, name
     ):
         path = tmp_path / "run"
@@ -178,7 +180,7 @@ class TestCreate:
             path, f"has a {obstacle} and no config.json: begin a run in a new folder, or empty"
         )
 
-    def test_refuses_a_path_that_cannot_be_written_to(self, tmp_path, monkeypatch):
+    def test_create_refuses_a_path_that_cannot_be_written_to(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("contents")
         for path in (tmp_path / "file", tmp_path / "file" / "run"):
             with refusal("cannot write to folder .*: name a folder you may write to"):
@@ -197,7 +199,7 @@ class TestLoad:
         with refusal(re.escape(str(path)), naming=words):
             Run.load(path)
 
-    def test_reads_unfinished_and_finished_runs(self, folder):
+    def test_load_reads_unfinished_and_finished_runs(self, folder):
         (folder.path / "metrics.jsonl").write_text('{"round": 0, "train_loss": 2.5}\n{"rou')
         run = Run.load(folder.path)
         assert run.config == CONFIG
@@ -213,16 +215,16 @@ class TestLoad:
         names = "config.json plan.json mechanism.npz metrics.jsonl participation.csv statement.md"
         assert set(result["sha256"]) == set(names.split())
 
-    def test_reads_a_run_with_too_many_rounds_for_a_matrix(self, tmp_path):
+    def test_load_reads_a_run_with_too_many_rounds_for_a_matrix(self, tmp_path):
         folder = new_run(tmp_path / "run", dataclasses.replace(CONFIG, rounds=50_000))
         assert Run.load(folder.path).mechanism.rounds == 50_000
 
-    def test_returns_a_run_whose_repr_does_not_show_the_noise_seed(self, folder):
+    def test_load_returns_a_run_whose_repr_does_not_show_the_noise_seed(self, folder):
         seed_text = "987654321987654321"
         write_atomically(folder.path / "private" / "noise_seed", seed_text, mode=0o600)
         assert seed_text not in repr(Run.load(folder.path))
 
-    def test_refuses_a_folder_without_a_run_or_with_one_stopped_before_round_0(self, tmp_path):
+    def test_load_refuses_a_folder_without_a_run_or_with_one_stopped_before_round_0(self, tmp_path):
         self.assert_refused(tmp_path, "holds no run", "config.json")
         prepared(tmp_path)
         self.assert_refused(tmp_path, "holds no run yet", "run its command again, without resume")
@@ -230,7 +232,7 @@ class TestLoad:
 
     @pytest.mark.parametrize("name", ["plan.json", "mechanism.npz", "metrics.jsonl"])
     @pytest.mark.parametrize("content", [None, b"", b"[]", b"\xff\xfe", b"{}x\n{}"])
-    def test_refuses_a_missing_or_damaged_file(self, folder, name, content):
+    def test_load_refuses_a_missing_or_damaged_file(self, folder, name, content):
         path = folder.path / name
         if content is None:
             path.unlink()

@@ -85,7 +85,7 @@ def assert_holds(path, num_rounds):
     assert len(records) in (num_rounds, num_rounds - 1)
 
 
-def test_a_kill_between_any_two_writes_leaves_whole_rounds(folder, tmp_path, monkeypatch):
+def test_a_kill_between_any_two_writes_leaves_complete_rounds(folder, tmp_path, monkeypatch):
     snapshots: list[tuple[pathlib.Path, int]] = []
     shown_rounds: list[int] = []
     is_copying = False

@@ -81,7 +81,7 @@ def test_values_outside_the_range_are_clipped_and_not_finite_ones_are_worst():
         assert centred(2.0, accuracy) == pytest.approx([-0.5, -1])
 
 
-def test_share_of_a_fiftieth_costs_updates_one_percent_of_noise():
+def test_a_share_of_one_fiftieth_adds_one_percent_of_noise_to_updates():
     """The figures are at delta 1e-6, for independent rows and a mean of 1000 clients."""
     plan = fedmf.PlanConfig(
         rounds=1, schema="single", family="identity", epsilon=4.0, private_metrics=0.02

@@ -146,7 +146,7 @@ def test_tail_is_right_as_far_as_float64_reaches():
     assert radius[length // 2] > 0  # of the uniform nearest to 1
 
 
-def test_frequencies_beyond_6():
+def test_draws_beyond_6_have_the_frequency_of_the_normal():
     """First words are below 2^9, where radii are above 5.64, so that the whole tail is sampled.
 
     False positives 1e-6; the trials see a tail that lacks half of what it should have.
@@ -168,7 +168,7 @@ def test_frequencies_beyond_6():
     )  # the control
 
 
-def test_it_is_standard_normal_and_the_test_can_fail():
+def test_draws_are_standard_normal_and_the_test_can_fail():
     values = drawn(8, 2**21, 3)[0].astype(np.float64)
     # A scale off by 2% is 0.48% away at 1, a mean of 0.01 is 0.4% away at 0.
     assert distributed(values, "norm", departure=0.0039)

@@ -81,7 +81,7 @@ def test_pages_load_nothing_from_elsewhere(site, pages):
     "text",
     ['<script src="https://a.b/c.js">', '<link href="//a.b/c.css">', '<img src="http://a.b">'],
 )
-def test_what_is_loaded_from_elsewhere_is_seen(text):
+def test_resources_of_other_machines_are_detected(text):
     assert elsewhere(Page(text).loads)
 
 
@@ -155,7 +155,7 @@ needs_a_browser = pytest.mark.skipif(
 
 
 @needs_a_browser
-def test_pages_in_a_browser(site, pages):
+def test_pages_and_searches_have_no_complaint_in_a_browser(site, pages):
     found = looked_at(site)
     searches = [name for name in found if "search for" in name or "control" in name]
     assert len(searches) == 2 * (len(SOUGHT) + len(PAGE_BY_WORD) + 2)
@@ -189,5 +189,5 @@ def wrong_pages(tmp_path_factory):
 
 @needs_a_browser
 @pytest.mark.parametrize("complaint", WRONG)
-def test_what_is_wrong_with_a_page_is_seen(complaint, wrong_pages):
+def test_mistakes_of_a_page_are_detected(complaint, wrong_pages):
     assert any(found.startswith(complaint) for found in wrong_pages[complaint])

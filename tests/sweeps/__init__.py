@@ -1,0 +1,1 @@
+"""Tests of sweeps: their grids, searches, processes and results."""

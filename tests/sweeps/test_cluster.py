@@ -42,7 +42,7 @@ def num_rounds(out, name):
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def test_the_runs_of_a_lost_machine_go_on_elsewhere(machines, tmp_path, monkeypatch):
+def test_the_runs_of_a_lost_machine_resume_elsewhere(machines, tmp_path, monkeypatch):
     configs = sweep_configs(FIXED | {"rounds": 200}, {"seed": [0, 1]})
     node = machines.add_node(num_cpus=1)  # where one run starts, while the other waits
     machines.wait_for_nodes()
@@ -87,7 +87,7 @@ def test_more_processors_than_a_machine_has_are_refused(tmp_path):
 
 
 @pytest.mark.usefixtures("two_processors")
-def test_the_command_on_a_cluster_with_halving(tmp_path):
+def test_halving_on_a_cluster_stops_a_diverging_run(tmp_path):
     out = tmp_path / "sweep"
     options = " ".join(
         f"--{name.replace('_', '-')} {value}"

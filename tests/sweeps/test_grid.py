@@ -1,3 +1,5 @@
+"""The grid of a sweep: which configs it has, and how values are written on the command line."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from tests.refusals import refusal
 FIXED = {"rounds": 8, "min_sep": 4, "cohort_size": 2}
 
 
-def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
+def test_options_that_a_family_lacks_are_left_out_and_no_config_occurs_twice():
     varied = {
         "family": ["none", "identity", "banded", "tree"],
         "bands": [2, 4],
@@ -29,7 +31,7 @@ def test_what_a_family_does_not_take_is_left_out_and_nothing_runs_twice():
     assert configs["family=tree,decoder=full,epsilon=2"] == tasks.completed(expected)
 
 
-def test_schedules_vary():
+def test_schedules_are_varied_like_other_fields():
     name, values = varied_values("learning-rate-schedule=6:0.15,2:0.5 6:0.1")
     configs = sweep_configs({"rounds": 8, "min_sep": 4, "family": "none"}, {name: values})
     assert {run: c.learning_rate_schedule for run, c in configs.items()} == {
@@ -38,7 +40,7 @@ def test_schedules_vary():
     }
 
 
-def test_a_colon_makes_a_range_of_a_number_alone():
+def test_a_colon_is_a_range_between_numbers_alone():
     assert varied_values("zeroing-norm=none,100") == ("zeroing_norm", [None, 100.0])
     assert varied_values("server-learning-rate=0.1:2")[1] == Range(0.1, 2.0)
     assert varied_values("bands = 2 : 64") == ("bands", Range(2, 64))
@@ -51,7 +53,7 @@ def test_a_colon_makes_a_range_of_a_number_alone():
     assert not Range(1.0, 4.0).whole
 
 
-def test_options_of_the_task_vary_as_fields_do():
+def test_options_of_the_task_are_varied_like_fields():
     name, values = varied_values("task-option.lstm-size=8,16")
     configs = sweep_configs(FIXED | {"epsilon": 1.0, "task_option.loss": "masked"}, {name: values})
     assert list(configs) == ["task_option.lstm_size=8", "task_option.lstm_size=16"]
@@ -61,7 +63,7 @@ def test_options_of_the_task_vary_as_fields_do():
         sweep_configs(FIXED | {"epsilon": 1.0}, {"task_option.size": ["8"]})
 
 
-def test_an_option_of_a_family_at_its_default_is_none():
+def test_an_option_of_a_family_at_its_default_is_omitted():
     configs = sweep_configs(
         FIXED | {"epsilon": 8.0}, {"family": ["banded", "dense"], "equal_norms": [True, False]}
     )
@@ -88,7 +90,7 @@ def test_an_option_of_a_family_at_its_default_is_none():
         ),
     ],
 )
-def test_refusals(fixed, varied, said):
+def test_values_that_cannot_be_varied_are_refused(fixed, varied, said):
     with refusal(said):
         sweep_configs(fixed, varied)
 
@@ -105,13 +107,13 @@ def test_refusals(fixed, varied, said):
         ("server-learning-rate=2:2", "range 2.0:2.0 must go from a number to a larger one"),
     ],
 )
-def test_texts_that_are_refused(text, said):
+def test_texts_that_name_no_values_are_refused(text, said):
     with refusal(said):
         varied_values(text)
 
 
 @given(st.lists(st.floats(min_value=1e-6, max_value=1e6), min_size=1, max_size=6, unique=True))
-def test_values_that_differ_have_names_that_differ_and_read_back(rates):
+def test_different_values_have_different_names_that_are_read_back(rates):
     configs = sweep_configs(FIXED | {"epsilon": 1.0}, {"server_learning_rate": rates})
     assert len(configs) == len(rates)
     for name, config in configs.items():

@@ -48,7 +48,7 @@ def rates(*values, **fixed):
     return configs, dict(zip(values, configs, strict=True))
 
 
-def test_of_everything_compared_the_better_half_by_loss_goes_on(going_on):
+def test_the_half_with_lower_losses_continues_for_each_compared_setting(going_on):
     configs = sweep_configs(
         FIXED | {"epsilon": 8.0},
         {
@@ -73,7 +73,7 @@ def test_of_everything_compared_the_better_half_by_loss_goes_on(going_on):
 
 
 @pytest.mark.parametrize("diverged", [5.1, math.nan, math.inf, None])
-def test_no_setting_goes_on_whose_loss_rose_or_is_not_finite(going_on, diverged):
+def test_settings_whose_loss_rose_or_is_not_finite_are_stopped(going_on, diverged):
     configs, names = rates(0.1, 0.2, 0.5, 1.0)
     # Of four two would go on. The second lowest rose, the others are worse or not finite.
     curves = dict(zip(configs, [losses(5, diverged)] * 3 + [losses(9, 6)], strict=True))
@@ -82,7 +82,7 @@ def test_no_setting_goes_on_whose_loss_rose_or_is_not_finite(going_on, diverged)
         assert going_on(configs, curves, 4) == [names[1.0]]
 
 
-def test_where_all_rise_the_lowest_goes_on_with_a_warning(going_on):
+def test_the_lowest_loss_continues_with_a_warning_if_all_losses_rose(going_on):
     configs, names = rates(0.1, 0.2, 0.5, 1.0, family="identity", epsilon=8.0)
     ends = {0.1: (3, 4), 0.2: (3, 3.5), 0.5: (3, 3.2), 1.0: (3, math.nan)}
     curves = {names[rate]: losses(*values) for rate, values in ends.items()}
@@ -90,7 +90,7 @@ def test_where_all_rise_the_lowest_goes_on_with_a_warning(going_on):
         assert going_on(configs, curves, 4) == [names[0.5]]
 
 
-def test_runs_that_failed_are_no_reason_to_warn(going_on):
+def test_failed_runs_do_not_warn(going_on):
     configs, names = rates(0.1, 0.2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -106,7 +106,7 @@ def test_a_task_without_a_loss_is_judged_by_its_headline_metric(going_on):
         assert going_on(configs, curves, 4, headline) == [names[best]]
 
 
-def test_private_losses_decide_where_runs_have_them(monkeypatch):
+def test_private_losses_decide_if_runs_have_them(monkeypatch):
     configs, names = rates(0.1, 0.2, family="identity", epsilon=8.0, private_metrics=0.1)
 
     def run(out, name):
@@ -127,7 +127,7 @@ def test_private_losses_decide_where_runs_have_them(monkeypatch):
     assert halving.runs_going_on(None, configs, 4) == [names[0.2]]
 
 
-def test_runs_of_other_lengths_are_compared_at_rungs_of_their_own(going_on):
+def test_runs_of_different_lengths_are_compared_at_their_own_rungs(going_on):
     short, _ = rates(0.1, 0.2)
     long, _ = rates(0.3, 0.4, rounds=16)
     configs = short | long

@@ -139,7 +139,7 @@ def test_errors_are_minimised(runs):
     assert best.tuned == {"server_learning_rate": 0.5}
 
 
-def test_what_was_searched_is_tuned_and_has_no_edges(runs):
+def test_searched_fields_are_tuned_and_have_no_edges(runs):
     searched = ["family", "server_learning_rate"]
     private, bare = best_settings(runs, 0, searched)  # a promise and none are not compared
     assert (private.compared, bare.compared) == ({"epsilon": 8.0}, {"epsilon": None})
@@ -148,7 +148,7 @@ def test_what_was_searched_is_tuned_and_has_no_edges(runs):
     assert bare.at_edge == []
 
 
-def test_a_row_for_every_run(runs):
+def test_the_table_has_a_row_for_every_run(runs):
     rows = table(runs)
     assert [row["run"] for row in rows] == [run.path.name for run in runs]
     assert varying(runs) == ["family", "epsilon", "server_learning_rate", "seed"]
@@ -162,7 +162,7 @@ def test_a_row_for_every_run(runs):
     assert untested["test_accuracy"] == ""
 
 
-def test_a_simulation_is_named_in_its_row():
+def test_the_row_of_a_simulation_names_it():
     simulated, honest = make_run("banded", claimed_cohort=50), make_run("banded")
     rows = table([simulated, honest])
     assert [row["simulated_for_cohort"] for row in rows] == ["50", ""]
@@ -172,7 +172,7 @@ def test_a_simulation_is_named_in_its_row():
     assert "Simulation" not in best_table([honest])
 
 
-def test_together_is_the_composition():
+def test_the_joint_epsilon_is_that_of_the_composition():
     """Two runs of one noise multiplier are one whose encoder is twice below itself: sensitivity
     times the root of 2.
     """
@@ -191,7 +191,7 @@ def test_together_is_the_composition():
     assert said > 8.5  # more than one of them
 
 
-def test_together_says_how_often_simulated_ones_are_wrong():
+def test_the_joint_epsilon_of_simulated_bounds_states_their_error_probability():
     one = make_run("banded")
     config = one.plan["config"] | {"sampling": "balls-in-bins"}
     simulated = dataclasses.replace(one, plan=one.plan | {"sampling": config, "config": config})
@@ -199,7 +199,7 @@ def test_together_says_how_often_simulated_ones_are_wrong():
     assert "(simulated: wrong with probability at most 2e-9)" in said
 
 
-def test_together_of_other_deltas_adds_up_and_of_no_noise_says_so():
+def test_epsilons_at_different_deltas_are_added_and_runs_without_noise_are_named():
     one, other = make_run("banded"), make_run("banded", delta=1e-5)
     said = together([one, other, make_run("none")])
     assert "epsilon 16.00 at delta 1.1e-5" in said
@@ -208,7 +208,7 @@ def test_together_of_other_deltas_adds_up_and_of_no_noise_says_so():
     assert "of the claimed cohorts" in together([make_run("banded", claimed_cohort=50), one])
 
 
-def test_amplified_runs_are_added_up():
+def test_epsilons_of_amplified_runs_are_added():
     amplified = make_run("identity", sampling="poisson", population=60)
     said = together([amplified, make_run("identity")])
     total = amplified.plan["epsilon"] + 8.0
@@ -232,7 +232,7 @@ def drawn(monkeypatch):
     return found
 
 
-def test_the_figure(runs, drawn):
+def test_the_figure_shows_validations_over_the_learning_rate(runs, drawn):
     assert validation_figure(runs)[:8] == b"\x89PNG\r\n\x1a\n"
     lines = {label: (x, y) for label, x, y in drawn if label}
     assert list(lines) == ["Banded (8 bands)", "No noise (not private)"]
@@ -242,7 +242,7 @@ def test_the_figure(runs, drawn):
     assert validation_figure(runs[:1]) is None
 
 
-def test_the_figure_of_a_search_has_a_panel_for_each_number(runs, drawn):
+def test_the_figure_of_a_search_has_a_panel_for_each_searched_number(runs, drawn):
     assert validation_figure(runs, 0, ["server_learning_rate", "family", "seed"]) is not None
     (_, rates, heights), (_, crosses, _), (_, seeds, _), _ = drawn
     assert crosses == [4.0, 4.0]  # the models that diverged
@@ -281,7 +281,7 @@ def test_a_setting_may_be_chosen_by_the_mean_over_the_last_rounds():
     assert validation_of(longer, 6) == pytest.approx((0.4 + 0.4) / 2)
 
 
-def test_the_best_settings_over_what_was_compared(drawn):
+def test_the_best_figure_shows_the_best_settings_over_the_compared_values(drawn):
     runs = [
         reached(
             make_run(family, epsilon=epsilon, server_learning_rate=rate), level * rate * epsilon
@@ -300,7 +300,7 @@ def test_the_best_settings_over_what_was_compared(drawn):
 
 
 @pytest.mark.slow
-def test_where_cohorts_are_sampled_bands_are_chosen_for_each_epsilon(drawn):
+def test_bands_are_chosen_for_each_epsilon_if_cohorts_are_sampled(drawn):
     drawing = {"sampling": "poisson", "population": 60}
     accuracy = {(1.0, 1): 0.2, (1.0, 2): 0.3, (8.0, 2): 0.4, (8.0, 4): 0.5}
     runs = [

@@ -85,7 +85,7 @@ def said(out, name, file="began"):
     return (sweep.run_folder(out, name) / f"{file}.txt").read_text()
 
 
-def test_so_many_run_at_a_time(trains, tmp_path):
+def test_as_many_runs_train_at_a_time_as_there_are_jobs(trains, tmp_path):
     configs = grid(seed=[0, 1, 3, 4])
     assert train(tmp_path, configs, jobs=2) == {}
     assert [sweep_folder.state(tmp_path, name) for name in configs] == ["finished"] * 4
@@ -100,7 +100,7 @@ def test_so_many_run_at_a_time(trains, tmp_path):
     assert len({said(tmp_path, name, "process") for name in configs}) == 2
 
 
-def test_finished_runs_are_kept_and_begun_ones_resumed(trains, tmp_path):
+def test_finished_runs_are_not_repeated_and_unfinished_ones_are_resumed(trains, tmp_path):
     configs = grid(seed=[0, 1])
     train(tmp_path, grid(seed=[0]), noise_seed=5)
     folder = sweep.run_folder(tmp_path, "seed=1")
@@ -141,7 +141,7 @@ def test_a_run_that_dies_takes_no_other_with_it(trains, tmp_path):
     assert states == ["1 round done", "finished"]
 
 
-def test_a_run_that_is_there_under_another_name_is_not_trained_again(trains, tmp_path):
+def test_a_run_that_exists_under_another_name_is_not_trained_again(trains, tmp_path):
     train(tmp_path, grid(epsilon=[8.0]))
     both, names = grid(epsilon=[8.0], seed=[0, 1]), ["epsilon=8", "epsilon=8,seed=1"]
     assert list(sweep_folder.in_folder(tmp_path, both)) == names
@@ -177,7 +177,7 @@ def test_another_mechanism_in_a_file_of_the_same_name_is_refused(trains, tmp_pat
             sweep_folder.in_folder(out, configs)
 
 
-def test_inputs_with_which_no_run_can_begin_end_the_sweep(trains, tmp_path):
+def test_inputs_that_no_run_accepts_end_the_sweep(trains, tmp_path):
     trains(TRAINS.replace('sys.exit("fedmf: error: no such data")', "sys.exit(2)"))
     failed = train(tmp_path, grid(seed=[0, 2, 1]))
     assert {name: failure.status for name, failure in failed.items()} == {"seed=2": 2}
@@ -209,7 +209,7 @@ def test_ctrl_c_waits_until_every_run_has_saved(trains, tmp_path):
     assert not sweep.run_folder(tmp_path, list(configs)[2]).exists()
 
 
-def test_a_second_ctrl_c_leaves_nobody_training(trains, tmp_path):
+def test_a_second_ctrl_c_leaves_no_process_training(trains, tmp_path):
     trains(TRAINS.replace("time.sleep(0.3)", "(folder / 'asked').touch(); time.sleep(1000)"))
     configs = grid(seed=[0], rounds=[1000])
     [folder] = [sweep.run_folder(tmp_path, name) for name in configs]
@@ -237,7 +237,7 @@ COMMAND = (
 @pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("clients_in_turn")
-def test_the_command(tmp_path, capfd, monkeypatch):
+def test_the_sweep_command_trains_each_run_once_and_reports(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(job, "PROGRAM", programs.clients_in_turn())
     out = tmp_path / "sweep"
     command = f"{COMMAND} --out {out}"
@@ -277,7 +277,7 @@ def test_the_command(tmp_path, capfd, monkeypatch):
     assert result["together"] in text
 
 
-def test_a_run_that_committed_a_round_has_been_seen_whatever_rows_it_has(tmp_path):
+def test_a_run_with_a_committed_round_counts_as_begun_whatever_its_metric_rows(tmp_path):
     cut, never = (new_run(tmp_path / name, fedmf.TrainConfig(**FIXED)) for name in ("cut", "never"))
     commit_rounds(cut, [[0]], num_records=0)
     copied = new_run(tmp_path / "copied", fedmf.TrainConfig(**FIXED))
@@ -287,7 +287,7 @@ def test_a_run_that_committed_a_round_has_been_seen_whatever_rows_it_has(tmp_pat
     assert [run.path for run in sweep_folder.begun_runs(folders)] == [cut.path, copied.path]
 
 
-def test_lists_in_a_file_vary(tmp_path):
+def test_lists_in_a_config_file_are_varied(tmp_path):
     file = tmp_path / "grid.toml"
     file.write_text('family = ["none", "tree"]\nepsilon = [2.0, 8.0]\nrounds = 4\nmin_sep = 2\n')
     command = f"sweep --out {tmp_path}/s --config {file}"

@@ -126,7 +126,7 @@ def in_turn(asked, trials):
     return known
 
 
-def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(trains, tmp_path):
+def test_a_stopped_search_resumes_with_the_same_trials(trains, tmp_path):
     assert found(tmp_path / "whole", 16) == {}
     whole = trains()
     assert len(set(whole)) == 16
@@ -145,7 +145,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(trains, tmp_pat
     assert trains() == []
 
 
-def test_it_goes_by_what_trials_came_to(trains, tmp_path):
+def test_the_next_trial_depends_on_the_scores_of_earlier_trials(trains, tmp_path):
     """With the accuracies of the first trials in another order it asks for others."""
     known = {
         name: dataclasses.replace(trial, score=-abs(math.log10(i + 1) - 0.5))
@@ -167,7 +167,7 @@ def test_it_goes_by_what_trials_came_to(trains, tmp_path):
     assert suggested(scores[::-1]) < suggested(scores)
 
 
-def test_lists_ranges_and_what_only_some_families_take(trains, out):
+def test_lists_ranges_and_options_of_some_families_are_searched(trains, out):
     varied = {
         "bands": Range(1, 4),
         "family": ["none", "banded", "tree"],
@@ -200,7 +200,7 @@ def test_numbers_are_short_inside_their_range_and_logarithmic_where_it_is_positi
     assert 0.123401 <= trial.chosen["server_learning_rate"] <= 0.123402
 
 
-def test_runs_that_are_there_are_trials(trains, out):
+def test_existing_runs_count_as_trials(trains, out):
     varied = {"server_learning_rate": [0.5, 2.0], "clip_norm": [1.0, 0.1]}
     sweep.train_all(out, sweep_configs(FIXED, varied), SweepOptions(noise_seed="os"))
     trains()
@@ -220,7 +220,7 @@ def test_runs_that_are_there_are_trials(trains, out):
         found(out, 3, rounds=8)
 
 
-def test_failed_runs_count_and_the_search_goes_on(trains, out):
+def test_failed_runs_count_as_trials_and_the_search_continues(trains, out):
     varied = {**RATES, "clip_norm": [1.0, 3.0]}
     failures = found(out, 6, varied)
     failed = {name for name in trains() if "clip_norm=3" in name}
@@ -231,7 +231,7 @@ def test_failed_runs_count_and_the_search_goes_on(trains, out):
     assert set(trains()) == failed
 
 
-def test_inputs_with_which_nothing_can_begin_end_the_search(trains, tmp_path, out):
+def test_inputs_that_no_run_accepts_end_the_search(trains, tmp_path, out):
     failures = found(out, 6, clip_norm=4.0)
     assert [failure.status for failure in failures.values()] == [2]
     assert len(trains()) == 1
@@ -243,7 +243,7 @@ def test_inputs_with_which_nothing_can_begin_end_the_search(trains, tmp_path, ou
     assert set(failures) == {name for name in begun if "clip_norm=4" in name} != set()
 
 
-def test_fields_that_do_not_go_together_are_no_trial(monkeypatch):
+def test_fields_that_contradict_each_other_are_not_tried(monkeypatch):
     made = grid.sweep_config
 
     def refusing(fixed, chosen):
@@ -270,7 +270,7 @@ def test_the_guarantee_counts_every_trial(trains, out):
     assert f"epsilon {math.ceil(epsilon * 100) / 100:.2f}" in results.together(begun)
 
 
-def test_private_metrics_decide_where_runs_have_them(trains, out):
+def test_private_metrics_decide_if_runs_have_them(trains, out):
     found(out, 1, private_metrics=0.1)
     run = fedmf.Run.load(out / "runs" / trains()[0])
     # 4 clients a round, each 0.25 * rate away from one half
@@ -285,12 +285,12 @@ def test_private_metrics_decide_where_runs_have_them(trains, out):
         ({"server_learning_rate": Range(-1.0, 1.0)}, "server_learning_rate=-1.0 must be positive"),
     ],
 )
-def test_what_cannot_be_searched(varied, said):
+def test_fields_that_cannot_be_searched_are_refused(varied, said):
     with refusal(said):
         space(varied)
 
 
-def test_the_command_refuses_what_does_not_go_together(tmp_path):
+def test_the_sweep_command_refuses_options_that_contradict_each_other(tmp_path):
     command = f"sweep --out {tmp_path}/s --epsilon 8 --rounds 4 --min-sep 2 --noise-seed os"
     rates = "--vary server-learning-rate=0.1:2"
     refused(f"{command} {rates}", "--vary server_learning_rate names a range", "--search optuna")
@@ -310,7 +310,7 @@ def test_without_optuna_it_says_what_to_install(monkeypatch, tmp_path):
         found(tmp_path, 1)
 
 
-def test_the_command(trains, tmp_path, monkeypatch):
+def test_the_sweep_command_reports_the_best_trial(trains, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "write_report", lambda runs, folder, title: folder)
     out = tmp_path / "sweep"
     command = (

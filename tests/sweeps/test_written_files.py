@@ -17,7 +17,7 @@ OPEN = {"config.json", "plan.json", "statement.md", "mechanism.npz", "model.npz"
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("clients_in_turn")
 @pytest.mark.slow
-def test_they_are_their_owner_s(tmp_path):
+def test_files_of_runs_and_sweeps_are_readable_by_their_owner_alone(tmp_path):
     settings = config(rounds=2)
     before = os.umask(0)
     try:

@@ -1,0 +1,1 @@
+"""Tests of the tasks that fedmf ships: their data files, models and options."""

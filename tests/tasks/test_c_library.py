@@ -20,7 +20,7 @@ def source(tmp_path):
     return path
 
 
-def test_it_is_compiled_once_and_by_content(monkeypatch, tmp_path, source):
+def test_a_library_is_compiled_once_for_each_content(monkeypatch, tmp_path, source):
     cache = tmp_path / "cache"
     monkeypatch.setenv("FEDMF_CACHE", str(cache))
     assert c_library.library(source).number() == 1
@@ -35,13 +35,13 @@ def test_it_is_compiled_once_and_by_content(monkeypatch, tmp_path, source):
     assert len(list(cache.iterdir())) == 2
 
 
-def test_without_a_compiler_there_is_none(monkeypatch, source):
+def test_there_is_no_library_without_a_compiler(monkeypatch, source):
     monkeypatch.setenv(c_library.COMPILER_VARIABLE, "")
     assert c_library.library(source) is None
 
 
 @pytest.mark.parametrize("cache", ["", "file/cache"])
-def test_a_cache_that_cannot_be_written_is_none(cache, monkeypatch, tmp_path, source):
+def test_there_is_a_library_if_the_cache_cannot_be_written(cache, monkeypatch, tmp_path, source):
     """As a home folder that is not writable: no reason to call a compiler missing."""
     (tmp_path / "file").write_text("")  # nobody makes a folder in it, not even root
     monkeypatch.setenv("FEDMF_CACHE", cache and os.path.join(tmp_path, cache))

@@ -44,7 +44,7 @@ def changed(archive, folder, name, content):
     return repacked(folder / "archive", members(archive) | {f"{data.FOLDER}/{name}": content})
 
 
-def test_what_is_written_is_read(archive):
+def test_the_synthetic_archive_is_read_as_images_and_labels(archive):
     images = data.load_images(archive)
     assert images.x.shape == (100, 32, 32, 3)
     assert images.x_test.shape == (20, 32, 32, 3)
@@ -57,7 +57,7 @@ def test_what_is_written_is_read(archive):
     assert (scaled.min(), scaled.max()) == (-1, 1)
 
 
-def test_same_seed_same_archive(archive, tmp_path):
+def test_archives_are_equal_if_and_only_if_their_seeds_are(archive, tmp_path):
     again, other = (
         write_synthetic(
             tmp_path / str(seed), examples=100, test_examples=20, seed=seed, progress=False
@@ -70,7 +70,7 @@ def test_same_seed_same_archive(archive, tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["bytes", "latin1"])
-def test_any_reader_unpickles_the_stand_in(archive, encoding):
+def test_other_readers_unpickle_the_synthetic_archive(archive, encoding):
     """Readers of the real archive ask for bytes (Keras) or for text (torchvision)."""
     content = pickle.loads(members(archive)[f"{data.FOLDER}/data_batch_2"], encoding=encoding)
     if encoding == "bytes":
@@ -137,13 +137,13 @@ def batch(**changes):
         ("batches.meta", batch(label_names=[b"cat"]), "no ten label names"),
     ],
 )
-def test_batches_of_another_kind(archive, tmp_path, name, content, words):
+def test_batches_of_other_content_are_refused(archive, tmp_path, name, content, words):
     path = changed(archive, tmp_path, name, content)
     with refusal(words, naming=[path, name]):
         data.load_images(path)
 
 
-def test_archives_of_another_kind(archive, tmp_path):
+def test_archives_of_other_content_are_refused(archive, tmp_path):
     path = tmp_path / "archive"
 
     def refused(words):
@@ -162,7 +162,7 @@ def test_archives_of_another_kind(archive, tmp_path):
 @pytest.mark.parametrize(
     ("validation", "sizes"), [("train", (90, 10, 20)), ("test", (100, 10, 10))]
 )
-def test_the_task(archive, validation, sizes):
+def test_the_splits_of_the_task_are_disjoint_and_complete(archive, validation, sizes):
     from fedmf.tasks.cifar10 import Cifar10Options, cifar10
 
     options = {"data": str(archive), "model": "small", "validation": validation}

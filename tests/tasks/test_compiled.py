@@ -88,7 +88,9 @@ published = functools.partial(hypothesis.example, kind="published", form="publis
 # More positions than one block of the softmax holds
 @published(sizes=(30, 5, 7), length=12, sentences=40, batch_size=20, seed=2)
 @pytest.mark.slow
-def test_any_shape_trains_as_keras_does(kind, form, sizes, length, sentences, batch_size, seed):
+def test_the_compiled_epoch_equals_keras_for_any_shape(
+    kind, form, sizes, length, sentences, batch_size, seed
+):
     drawn = draw(seed, sizes, sentences, length)
     check(kind, sizes, drawn, form=form, batch_size=batch_size)
 
@@ -101,7 +103,7 @@ def case():
 
 
 @pytest.mark.parametrize("kind", model.LOSSES)
-def test_a_wrong_gradient_is_seen(kind, case):
+def test_a_wrong_gradient_fails_the_comparison(kind, case):
     """Negative control: the comparison fails for another loss, another rate, another order and one
     sentence less.
     """
@@ -124,7 +126,7 @@ def test_a_wrong_gradient_is_seen(kind, case):
     assert not any(agrees(x=x[:-1], y=y[:-1]))
 
 
-def test_the_same_bits_again_and_on_another_thread(case):
+def test_updates_are_bitwise_identical_on_another_thread(case):
     once, loss = compiled("published", *case)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         jobs = [pool.submit(compiled, "published", *case) for _ in range(8)]
@@ -134,7 +136,7 @@ def test_the_same_bits_again_and_on_another_thread(case):
         assert all(map(np.array_equal, update, once))
 
 
-def test_a_client_that_diverges_says_so(case):
+def test_the_update_of_a_diverging_client_is_not_finite(case):
     """An update that is not finite counts as zero, on both paths: it must not come
     back as a number.
     """
@@ -158,7 +160,7 @@ READ_PAST = {
 
 
 @pytest.mark.parametrize("name", READ_PAST)
-def test_what_c_would_read_past_is_refused(case, name):
+def test_arrays_that_c_would_read_past_are_refused(case, name):
     changed, change, error = READ_PAST[name]
     sizes, *arrays = case
     given = dict(zip(("weights", "x", "y"), arrays, strict=True))

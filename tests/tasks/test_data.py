@@ -31,20 +31,20 @@ def refused(path, error, *parts):
         (".", None, ValueError, "Is a directory"),
     ],
 )
-def test_no_database(tmp_path, name, content, error, words):
+def test_files_that_are_no_database_are_refused(tmp_path, name, content, error, words):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     refused(tmp_path / name, error, words)
 
 
 @pytest.mark.parametrize("kept", [10, 4_096, -1])
-def test_truncated(corpus_copy, kept):
+def test_truncated_files_are_refused(corpus_copy, kept):
     whole = corpus_copy.read_bytes()
     corpus_copy.write_bytes(whole[:kept])
     refused(corpus_copy, ValueError, "is truncated", "fedmf data synth")
 
 
-def test_damaged_inside(corpus_copy):
+def test_files_damaged_inside_are_refused(corpus_copy):
     content = bytearray(corpus_copy.read_bytes())
     content[100:4096] = b"\xff" * 3996
     corpus_copy.write_bytes(content)
@@ -86,7 +86,7 @@ def test_changes_in_a_log_beside_the_file_are_refused(in_wal_mode, tmp_path):
         refused(in_wal_mode, ValueError, "write-ahead mode", "`PRAGMA journal_mode=DELETE`")
 
 
-def test_the_way_out_of_write_ahead_mode(in_wal_mode, corpus_file):
+def test_a_file_is_opened_after_it_left_write_ahead_mode(in_wal_mode, corpus_file):
     updated_but_open(in_wal_mode).close()
     refused(in_wal_mode, ValueError, "write-ahead mode")
     execute(in_wal_mode, "PRAGMA journal_mode=DELETE")
@@ -107,13 +107,13 @@ def test_the_way_out_of_write_ahead_mode(in_wal_mode, corpus_file):
         ("DELETE FROM examples", "holds no tf.train.Example"),
     ],
 )
-def test_another_format(corpus_copy, statement, words):
+def test_files_of_another_format_are_refused(corpus_copy, statement, words):
     execute(corpus_copy, statement)
     refused(corpus_copy, ValueError, words, "fedmf data synth")
 
 
 @pytest.mark.parametrize("record", ["x'ff'", "x'0a00'", "'text'", "NULL"])
-def test_records_of_another_kind(corpus_copy, record):
+def test_records_that_are_no_examples_are_refused(corpus_copy, record):
     for statement in (
         "DROP TABLE examples",
         "CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)",
@@ -131,7 +131,7 @@ def test_names_with_odd_letters_are_opened_read_only(corpus_copy, tmp_path):
     assert odd.stat().st_mtime_ns == before
 
 
-def test_a_file_that_is_not_ours_is_not_called_synthetic(corpus_copy):
+def test_files_of_other_programs_are_not_called_synthetic(corpus_copy):
     execute(corpus_copy, "PRAGMA application_id = 0")
     execute(corpus_copy, "DELETE FROM client_metadata WHERE split_name = 'heldout'")
     found = describe_file(corpus_copy)

@@ -36,7 +36,7 @@ TASKS = {
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_it_is_looked_for_where_others_keep_it_and_not_downloaded(task, tmp_path, monkeypatch):
+def test_data_files_are_read_from_the_usual_folders_and_not_downloaded(task, tmp_path, monkeypatch):
     write, read, place = TASKS[task]
     place = tmp_path / place
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -51,7 +51,7 @@ def test_it_is_looked_for_where_others_keep_it_and_not_downloaded(task, tmp_path
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_stand_in_is_told_by_its_content(task, tmp_path):
+def test_synthetic_data_are_recognised_by_their_content(task, tmp_path):
     write, *_ = TASKS[task]
     found = describe_file(write(tmp_path / "file", progress=False))  # the name says nothing
     assert json.loads(json.dumps(found)) == found
@@ -66,7 +66,7 @@ def test_a_stand_in_is_told_by_its_content(task, tmp_path):
             assert split["images"] == sum(split["sample"]["labels"].values()) > 0
 
 
-def test_other_files(tmp_path):
+def test_files_of_no_task_are_refused(tmp_path):
     text, packed = tmp_path / "posts.csv", tmp_path / "posts.gz"
     text.write_text("user,text\n")
     packed.write_bytes(gzip.compress(b"user,text\n"))

@@ -41,7 +41,7 @@ def pooled(path, split, classes=10):
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
-def test_what_is_written_is_read(digits_file):
+def test_the_synthetic_digits_are_read_as_images_and_labels(digits_file):
     file = data.open_file(digits_file)
     for split, share in (("digits_only_train", 0.89), ("digits_only_test", 0.11)):
         sizes = file.client_sizes(split)
@@ -59,7 +59,7 @@ def test_what_is_written_is_read(digits_file):
         data.client_sizes(file, "all_train")
 
 
-def test_letters_stand_beside_the_digits_alone(letters_file):
+def test_letters_are_in_the_splits_of_all_characters_alone(letters_file):
     _, labels = pooled(letters_file, "all_train", 62)
     assert labels.max() > 35
     assert 0.3 < (labels < 10).mean() < 0.7
@@ -67,7 +67,7 @@ def test_letters_stand_beside_the_digits_alone(letters_file):
     assert len(digits) == (labels < 10).sum()
 
 
-def test_writers_differ_and_do_not_depend_on_how_many_there_are(digits_file, tmp_path):
+def test_writers_differ_and_do_not_depend_on_their_number(digits_file, tmp_path):
     few, other = (
         write_synthetic(
             tmp_path / str(seed), clients=2, examples_per_client=60, seed=seed, progress=False
@@ -83,7 +83,7 @@ def test_writers_differ_and_do_not_depend_on_how_many_there_are(digits_file, tmp
 
 
 @TENSORFLOW
-def test_tff_reads_the_same(digits_file, tff):
+def test_tff_reads_the_same_examples(digits_file, tff):
     loaded = tff.simulation.datasets.emnist.load_data(
         only_digits=True, cache_dir=str(digits_file.parent)
     )
@@ -107,7 +107,7 @@ def test_tff_reads_the_same(digits_file, tff):
         (encode_example({"pixels": np.ones(784)}), "label None"),
     ],
 )
-def test_records_of_another_kind(digits_file, tmp_path, record, words):
+def test_records_of_other_content_are_refused(digits_file, tmp_path, record, words):
     copy = pathlib.Path(shutil.copy(digits_file, tmp_path / "file.sqlite"))
     execute(copy, "UPDATE examples SET serialized_example_proto = ?", record)
     with refusal(words, naming=[copy]):
@@ -139,7 +139,7 @@ def test_the_published_network_is_tff_s_without_dropout(tff):
 
 
 @TENSORFLOW
-def test_the_task(digits_file):
+def test_the_task_has_its_limits_and_halves_the_test_split(digits_file):
     from fedmf.tasks.emnist import EmnistOptions, emnist
 
     options = EmnistOptions(data=str(digits_file), model="small", max_clients=10, max_examples=30)

@@ -21,7 +21,7 @@ NEXT_WORD = {"vocabulary_size": 7, "sequence_length": 5, "embedding_size": 3, "l
         ("stackoverflow.model", NEXT_WORD, 220),
     ],
 )
-def test_the_networks(task, options, size):
+def test_the_networks_have_their_published_sizes_and_follow_the_seed(task, options, size):
     build_model = importlib.import_module(f"fedmf.tasks.{task}").build_model
     first, again, other = (build_model(seed, **options) for seed in (5, 5, 6))
     assert first.count_params() == size

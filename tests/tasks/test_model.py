@@ -36,7 +36,7 @@ def cross_entropy(labels, logits):
     )
 
 
-def test_the_published_size():
+def test_the_model_has_the_published_size():
     built = model.build_model(0)
     assert built.count_params() == 4_050_748
     assert [tuple(weight.shape) for weight in built.trainable_variables] == [
@@ -92,7 +92,7 @@ def keras_alone(weights):
 
 
 @pytest.mark.slow
-def test_the_published_form_is_keras_s():
+def test_the_published_form_equals_the_published_model_in_keras():
     built = model.build_model(3, **SMALL, form="published")
     rng = np.random.default_rng(0)
     built.set_weights([rng.normal(size=weight.shape) for weight in built.get_weights()])
@@ -114,7 +114,7 @@ def test_the_published_form_is_keras_s():
     assert_allclose(with_keras_lstm(built)(words), found[0][0], rtol=1e-5, atol=1e-6)
 
 
-def test_the_published_initializers():
+def test_the_published_initializers_have_the_stated_deviations():
     """Deviations of the draws: within 2% of those of He's and Glorot's normal
     initializers, whose uniform ones have other ends. Of 60,000 draws, the fewest here, the relative
     standard error is 0.3%: one seed in 1e11 is further off.

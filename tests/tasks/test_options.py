@@ -49,6 +49,6 @@ def test_values_are_checked(options, changes):
         ({"partition": "shards:x", "clients": 4}, "partition='shards:x'"),
     ],
 )
-def test_what_belongs_together(options, changes, words):
+def test_options_that_need_each_other_are_refused_alone(options, changes, words):
     with refusal(words):
         options(**changes)

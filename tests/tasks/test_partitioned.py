@@ -55,7 +55,7 @@ def pool(task):
 
 @TENSORFLOW
 @pytest.mark.parametrize("name", MADE)
-def test_all_examples_are_dealt(made, name):
+def test_every_example_has_a_client(made, name):
     natural, task = made(name), made(name, partition="dirichlet:0.3", clients=10)
     (x, y), ids = pool(natural), task.client_ids
     assert ids == tuple("0123456789")
@@ -74,7 +74,7 @@ def test_all_examples_are_dealt(made, name):
 
 
 @TENSORFLOW
-def test_another_partition_is_other_data(made):
+def test_another_partition_has_another_data_version(made):
     same = {"partition": "dirichlet:0.3", "clients": 10}
     changes = [
         {},
@@ -89,7 +89,7 @@ def test_another_partition_is_other_data(made):
 
 
 @TENSORFLOW
-def test_limits_and_batches(made):
+def test_partitioned_clients_respect_limits_and_batch_sizes(made):
     task = made("emnist", partition="quantity:1", clients=3, max_examples=5)
     assert {len(task.examples_of(client)[1]) for client in task.client_ids} == {5}
     few = made("cifar10", partition="shards:2", clients=10, max_clients=30, batch_size=8)
@@ -107,7 +107,7 @@ RUN = (
 
 @TENSORFLOW
 @pytest.mark.slow
-def test_a_run_says_that_its_clients_were_made_and_is_not_resumed_with_others(files, tmp_path):
+def test_a_run_states_its_synthetic_clients_and_refuses_a_resume_with_others(files, tmp_path):
     line = f"train --task emnist --data {files['emnist']} --out {tmp_path}/run"
     program(f"{line} {RUN} --partition dirichlet:0.3 -o clients=10")
     run = fedmf.Run.load(tmp_path / "run")
@@ -127,7 +127,7 @@ def test_a_run_says_that_its_clients_were_made_and_is_not_resumed_with_others(fi
 
 
 @TENSORFLOW
-def test_a_picture_of_a_task(files, tmp_path):
+def test_data_picture_draws_the_clients_of_a_partition(files, tmp_path):
     line = f"data picture --task emnist --data {files['emnist']} --quiet --out {tmp_path}/who.png"
     assert printed_by(f"{line} --partition shards:2 --clients 30")["clients"] == 30
     assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"

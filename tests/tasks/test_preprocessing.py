@@ -24,7 +24,7 @@ WORDS = ("the", "cat", "sat")
         ("The", [5, 4, 6, 0], [4, 6, 0, 0]),
     ],
 )
-def test_by_hand(sentence, x, y):
+def test_ids_equal_those_computed_by_hand(sentence, x, y):
     made = Preprocessor(WORDS, 3, 4).encode([sentence.encode()])
     assert [part.tolist() for part in made] == [[x], [y]]
 
@@ -35,7 +35,7 @@ def test_by_hand(sentence, x, y):
     ),
     length=st.integers(1, 7),
 )
-def test_laws(sentences, length):
+def test_ids_begin_end_and_are_padded_as_defined(sentences, length):
     preprocessor = Preprocessor(WORDS, 3, length)
     ids = preprocessor.ids
     x, y = preprocessor.encode(sentences)
@@ -57,6 +57,6 @@ def test_laws(sentences, length):
 
 
 @pytest.mark.parametrize("words", [(*WORDS, "dog"), ("a", "a")])
-def test_words_need_an_id_each(words):
+def test_words_without_an_id_of_their_own_are_refused(words):
     with refusal("each needs one id"):
         Preprocessor(words, 3)

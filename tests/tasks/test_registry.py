@@ -74,7 +74,7 @@ def test_a_task_is_one_module_and_its_name(module, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny_task:tiny"])
-def test_a_task_of_another_package(name, module, monkeypatch):
+def test_a_task_of_another_package_is_found(name, module, monkeypatch):
     """By an entry point, or by the name of its function."""
     point = importlib.metadata.EntryPoint("tiny", "tiny_task:tiny", "fedmf.tasks")
     monkeypatch.setattr(
@@ -98,7 +98,7 @@ def test_a_task_of_another_package(name, module, monkeypatch):
         ("tiny_task:tiny -o sentences=3", "its options are `batch-size`, `label`"),
     ],
 )
-def test_a_task_that_cannot_be_is_one_sentence(arguments, said, module):
+def test_invalid_tasks_are_refused_in_one_sentence(arguments, said, module):
     refused(f"train --task {arguments} --out run {OPTIONS}", said)
     assert not pathlib.Path("run").exists()
 
@@ -128,7 +128,7 @@ def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
 
 
 @pytest.mark.slow
-def test_folders_of_ones_own_named_tasks_and_experiments_are_left_alone(tmp_path):
+def test_folders_of_the_user_named_tasks_and_experiments_change_nothing(tmp_path):
     """Packages of these names in the working folder shadowed ours, and killed train,
     demo and data synth.
     """

@@ -60,7 +60,7 @@ def test_logistic_labels_follow_the_logits():
         assert abs(y[among, 0].mean() - chance[among].mean()) < 6 * 0.5 / np.sqrt(among.sum())
 
 
-def test_clients_are_pure_and_splits_are_others():
+def test_clients_are_deterministic_and_differ_from_the_splits():
     o = RegressionOptions(clients=30, evaluation_clients=3)
     more = dataclasses.replace(o, clients=40)
     for of in zip(*(data.client_examples(each, 29) for each in (o, more)), strict=True):
@@ -72,7 +72,7 @@ def test_clients_are_pure_and_splits_are_others():
     assert not np.array_equal(splits[0], other_seed)
 
 
-def test_the_version_is_the_data_s():
+def test_the_version_changes_with_the_data():
     o = RegressionOptions()
     assert data.version(dataclasses.replace(o, batch_size=3)) == data.version(o)
     assert data.version(dataclasses.replace(o, shift=0.0)) != data.version(o)

@@ -73,7 +73,7 @@ def test_examples_survive_the_round_trip(features):
     assert example_proto.decode_example(example_proto.encode_example(features)) == features
 
 
-def test_an_existing_file_is_kept_unless_told(tmp_path):
+def test_an_existing_file_is_not_overwritten_without_the_option(tmp_path):
     path = write(tmp_path / "file")
     before = records(path)
     with refusal(r"file exists already: .*overwrite"):
@@ -114,7 +114,7 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_description(corpus_file):
+def test_describe_file_describes_the_synthetic_corpus(corpus_file):
     found = describe_file(corpus_file)
     assert found["origin"] == "synthetic corpus"
     train = found["splits"]["train"]

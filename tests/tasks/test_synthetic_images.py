@@ -29,7 +29,7 @@ def figure_pixels(figure=is_in_bar, **placement):
     return set(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
-def test_a_figure_stands_where_its_placement_says():
+def test_a_figure_is_drawn_at_its_placement():
     assert figure_pixels() == {(10, column) for column in range(10, 15)}
     assert figure_pixels(right=3, down=-2) == {(8, column) for column in range(13, 18)}
     assert figure_pixels(angle=np.pi / 2) == {(row, 10) for row in range(10, 15)}
@@ -50,7 +50,7 @@ def test_a_wobble_displaces_along_the_other_axis():
     assert figure_pixels(wobbles=(still, quarter_turn)) == {(8, column) for column in range(10, 15)}
 
 
-def test_pixels_are_colours_shade_and_noise():
+def test_pixels_are_sums_of_colour_shade_and_noise():
     scene = Scene(
         side=SIDE,
         placement=Placement(**CENTRED),

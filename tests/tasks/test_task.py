@@ -99,7 +99,7 @@ def test_a_vocabulary_larger_than_the_corpus_keeps_the_model_s_size(corpus_file)
     assert task.client_examples(task.client_ids[0])[0][0, 0] == 5_002
 
 
-def test_examples_that_are_gone(corpus_copy):
+def test_missing_examples_are_refused(corpus_copy):
     def changed(statement):
         execute(corpus_copy, statement)
         return made(corpus_copy, **SMALL)
@@ -114,7 +114,7 @@ def test_examples_that_are_gone(corpus_copy):
 
 
 @pytest.mark.parametrize("published", [False, True])
-def test_another_vocabulary_is_other_data(corpus_file, tmp_path, published):
+def test_another_vocabulary_has_another_data_version(corpus_file, tmp_path, published):
     """The ids of all examples change with it, and nothing else of what a resume compares."""
     path = pathlib.Path(shutil.copy(corpus_file, tmp_path / data.FILE_NAME))
     before = made(path, **SMALL)
@@ -136,6 +136,6 @@ def test_another_vocabulary_is_other_data(corpus_file, tmp_path, published):
     assert after.description == before.description
 
 
-def test_the_same_data_elsewhere_are_the_same(corpus_copy, task):
+def test_a_copy_of_the_data_has_the_same_version(corpus_copy, task):
     other = made(corpus_copy, validation_sentences=100, **SMALL)
     assert (other.data_version, other.description) == (task.data_version, task.description)

@@ -41,7 +41,7 @@ def test_the_commands_run_as_printed(as_printed, monkeypatch):
         assert low < run.result["test"][run.plan["task"]["headline_metric"]] < high
 
 
-def test_the_order_of_the_table(as_printed, tmp_path, monkeypatch):
+def test_errors_have_the_order_of_the_table(as_printed, tmp_path, monkeypatch):
     """The logarithm of the error above the labels' own noise.
 
     Over 12 noise seeds it was -2.78 with standard deviation 0.18 for banded, -1.65 with 0.17 for

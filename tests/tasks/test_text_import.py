@@ -68,7 +68,7 @@ def run(path, out=None, **options):
         (" \n\t ", []),
     ],
 )
-def test_sentences(text, sentences):
+def test_text_is_split_into_sentences(text, sentences):
     assert split_sentences(text) == sentences
 
 
@@ -151,7 +151,7 @@ def test_users_are_split_by_a_keyed_hash(tmp_path):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_files_that_cannot_be_imported(tmp_path, name, content, words):
+def test_files_that_cannot_be_imported_are_refused(tmp_path, name, content, words):
     path = tmp_path / name
     path.write_bytes(content)
     with refusal(None, naming=[path, *words]):
@@ -193,7 +193,7 @@ def test_bad_arguments_are_named(table, out, options, words):
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt, MemoryError, OSError(28, "No space left on device")]
 )
-def test_a_failure_on_the_way_leaves_nothing(table, monkeypatch, error):
+def test_a_failed_import_leaves_no_file(table, monkeypatch, error):
     done = []
 
     def fail(text):
@@ -233,7 +233,7 @@ def test_a_killed_import_leaves_no_file_and_the_next_one_cleans_up(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["corpus.sqlite", "few.csv", "rows.csv"]
 
 
-def test_the_command(table):
+def test_data_import_writes_a_corpus_and_overwrites_on_request(table):
     out = table.with_name("corpus.sqlite")
     ask = f"data import {table} --out {out} --quiet"
     assert "users.train" in fedmf(ask).stdout

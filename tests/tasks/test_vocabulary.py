@@ -52,7 +52,7 @@ def test_words_are_ordered_by_train_users_then_by_name(tiny):
     assert load(tiny, 2).words == ("a", "c")
 
 
-def test_the_count_is_kept_until_the_file_changes(tiny):
+def test_the_count_is_cached_until_the_file_changes(tiny):
     load(tiny)
     cache = tiny.with_name("tiny.sqlite.word_count")
     stamp, *counts = cache.read_text().splitlines()
@@ -75,7 +75,7 @@ def test_a_damaged_cache_is_counted_anew(tiny, content):
     assert load(tiny) == first
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tiny, monkeypatch):
+def test_words_are_counted_without_a_writable_cache(tiny, monkeypatch):
     def read_only(*_):
         raise PermissionError("read-only")
 
@@ -104,7 +104,7 @@ def test_tff_s_word_count_is_used_for_the_real_file_only(tiny):
     assert load(real, 2).words == ("a", "c")
 
 
-def test_tff_s_word_count_is_found_where_tff_puts_it(tiny, tmp_path, monkeypatch):
+def test_tff_s_word_count_is_read_from_the_cache_folder_of_tff(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     real = tiny.rename(tiny.with_name(data.FILE_NAME))
     beside, of_cache_dir, of_keras = vocabulary.count_files(real)
@@ -124,7 +124,7 @@ def test_a_sample_of_the_real_file_warns(tiny, tmp_path, monkeypatch):
         load(real)
 
 
-def test_the_version_is_of_the_words_in_their_order():
+def test_the_version_changes_with_the_order_of_the_words():
     def version(words, source="here"):
         return vocabulary.Vocabulary(words.split(), source).version
 

@@ -1,0 +1,1 @@
+"""Tests of interrupts, output and the progress bar on terminals."""

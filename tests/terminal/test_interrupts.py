@@ -14,7 +14,7 @@ import pytest
 from fedmf.terminal import interrupts
 
 
-def test_the_first_is_raised_by_check_and_the_second_at_once():
+def test_the_first_interrupt_is_raised_by_check_and_the_second_at_once():
     with interrupts.deferred():
         interrupts.check()
         signal.raise_signal(signal.SIGINT)  # goes on
@@ -27,7 +27,7 @@ def test_the_first_is_raised_by_check_and_the_second_at_once():
         interrupts.check()  # that of an earlier block is over
 
 
-def test_what_somebody_swallows_is_raised_by_the_next_check():
+def test_a_suppressed_interrupt_is_raised_by_the_next_check():
     with interrupts.handled(signal.SIGINT):
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -35,7 +35,7 @@ def test_what_somebody_swallows_is_raised_by_the_next_check():
             interrupts.check()
 
 
-def test_somebody_elses_handler_and_other_threads_are_left_alone():
+def test_handlers_of_other_code_and_other_threads_are_unchanged():
     elses = lambda number, frame: None  # noqa: E731
     signal.signal(signal.SIGINT, elses)
     try:
@@ -87,7 +87,7 @@ def test_sigterm_is_a_ctrl_c_with_a_status_of_its_own(work, tmp_path):
     assert (tmp_path / "saved").exists()
 
 
-def test_nohup_is_left_alone():
+def test_nohup_continues_to_ignore_hangups():
     # Ray takes SIGTERM for itself, in a process of whatever tests came before.
     handlers = {signal.SIGHUP: signal.SIG_IGN, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -102,7 +102,7 @@ def test_nohup_is_left_alone():
             signal.signal(number, handler)
 
 
-def test_a_terminal_that_is_gone_fails_nothing(tmp_path):
+def test_a_closed_terminal_does_not_stop_the_work_of_saving(tmp_path):
     work = f"fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.mkdir({str(tmp_path / 'ready')!r})"
     master, slave = pty.openpty()
     ends = dict.fromkeys(("stdin", "stdout", "stderr"), slave)

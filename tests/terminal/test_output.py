@@ -14,7 +14,7 @@ def ended(call, output):
 
 
 @pytest.mark.parametrize("call", ["--help", "completion bash"])  # Click writes one, a command one
-def test_a_command_without_a_reader_ends_in_silence(call):
+def test_a_command_without_a_reader_ends_without_a_message(call):
     reading, writing = os.pipe()
     os.close(reading)
     done = ended(call, writing)
@@ -22,7 +22,7 @@ def test_a_command_without_a_reader_ends_in_silence(call):
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_an_output_without_room_is_one_sentence():
+def test_an_output_without_room_fails_in_one_sentence():
     with open("/dev/full", "wb") as full:
         done = ended("completion bash", full)
     assert done.returncode == 1

@@ -1,0 +1,1 @@
+"""Tests of the training loop without a framework, on functions in numpy."""

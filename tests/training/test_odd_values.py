@@ -63,7 +63,7 @@ def test_ids_that_numpy_would_merge_are_refused(ids):
     assert "numpy makes the same" in message_of(client_array, "client_ids", ids)
 
 
-def test_ids_of_a_list_stay_what_they_are():
+def test_ids_of_a_list_keep_their_types():
     assert client_array("client_ids", [2**53, 2**53 + 1]).tolist() == [2**53, 2**53 + 1]
     assert client_array("client_ids", [1, 2, 2.5, 1]).tolist() == [1, 2, 2.5, 1]
     assert client_array("client_ids", ["b", "a", "b"]).tolist() == ["b", "a", "b"]
@@ -217,7 +217,7 @@ class Update:
         ),
     ],
 )
-def test_arguments_and_fields_of_a_function_are_in_the_fingerprint(function, changed, same):
+def test_the_fingerprint_of_a_function_has_its_arguments_and_fields(function, changed, same):
     text = function_text(function)
     assert text == function_text(same) != function_text(changed)
     assert " at 0x" not in text

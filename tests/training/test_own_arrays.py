@@ -115,7 +115,7 @@ def untouched(tmp_path_factory):
     ],
     ids=["evaluator", "round metrics", "callbacks"],
 )
-def test_what_functions_write_to_their_arrays_changes_no_run(tmp_path, untouched, changes):
+def test_writes_of_functions_to_their_arrays_change_no_run(tmp_path, untouched, changes):
     run = train(tmp_path / "run", untouched.config, **changes)
     for weight, expected in zip(run.weights, untouched.weights, strict=True):
         np.testing.assert_array_equal(weight, expected)
@@ -161,7 +161,7 @@ def test_scales_are_copies_too():
     np.testing.assert_array_equal(sent.params.scales[0], 1)
 
 
-def test_nan_in_weights_is_no_change():
+def test_nan_in_weights_does_not_count_as_a_change():
     settings = ClientSettings(task="t", seed=0, batch_size=1, spec=None, cohort_size=1)
     work = learner().client_work(settings, Machine())
     sent = Broadcast([np.full(3, np.nan), np.zeros(1)], ClientParams(1.0, np.inf, ()))
@@ -257,7 +257,7 @@ def optimizer_of(init, step=lambda state: state, stepped=lambda weights: weights
         (optimizer_of((), stepped=lambda w: w[:1]), "shapes"),
     ],
 )  # fmt: skip
-def test_a_server_optimizer_that_no_resume_could_go_on_with_is_refused_before_round_0(
+def test_a_server_optimizer_that_cannot_resume_is_refused_before_round_0(
     tmp_path, registered, optimizer, words
 ):
     message = message_of(train, tmp_path / "run", server_optimizer=registered(optimizer))
@@ -290,7 +290,7 @@ def group_of(**changes):
     return ClippedSum(**(values | changes))
 
 
-def test_what_is_checked_of_a_group_is_what_is_added():
+def test_the_checked_sum_of_a_group_is_the_added_one():
     buffer = np.full(3, 0.5)
     [copied] = check_group_sums([group_of(values=[ReadTwice()])], [2], shapes=[(3,)], clip_norm=1.0)
     np.testing.assert_array_equal(copied.values[0], 0)

@@ -1,0 +1,1 @@
+"""Tests of the work of clients in TensorFlow, in every execution."""

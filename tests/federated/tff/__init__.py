@@ -1,0 +1,1 @@
+"""Tests of what fedmf adds to TensorFlow Federated."""

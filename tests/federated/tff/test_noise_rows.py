@@ -72,7 +72,7 @@ def test_a_restored_state_has_the_same_noise(build):
 
 
 @pytest.mark.parametrize("strategy", GRAPH_STRATEGIES)
-def test_past_the_last_round_is_refused(strategy):
+def test_noise_past_the_last_round_is_refused(strategy):
     noise = GraphNoise(stream=IdentityMechanism(rounds=3).stream(), size=2, strategy=strategy)
     state = noise.initial_state(KEY)._replace(next_round=tf.constant(3), made_for=tf.constant(3))
     with pytest.raises(tf.errors.InvalidArgumentError, match="planned for rounds=3"):

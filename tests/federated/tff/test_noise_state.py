@@ -140,7 +140,7 @@ def test_a_state_of_the_same_plan_from_another_processor_is_accepted(options):
 
 
 @pytest.mark.parametrize("strategy", GRAPH_STRATEGIES)
-def test_past_the_last_round_a_compiled_result_is_nan(strategy):
+def test_a_compiled_result_past_the_last_round_is_nan(strategy):
     query = query_of(banded(8, 4), strategy)
     state = query.initial_global_state()
     step = step_of(query, jit_compile=True)

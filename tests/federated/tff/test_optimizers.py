@@ -13,7 +13,7 @@ from tests.federated.small_task import small_task
 from tests.refusals import refusal
 
 
-def test_equals_the_workload_of_the_same_schedule():
+def test_steps_equal_the_workload_of_the_same_schedule():
     # Multi-epoch paper, Sec. 4: SGD with momentum and learning rates is multiplication by the
     # momentum workload.
     rates = fedmf.WarmupCooldown(rounds=12, peak=0.7).learning_rates()

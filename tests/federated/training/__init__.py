@@ -1,0 +1,1 @@
+"""Tests of training runs in TensorFlow: resumes, metrics, models and refusals."""

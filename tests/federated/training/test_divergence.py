@@ -63,7 +63,7 @@ def noisy(losses, seed=0):
         np.r_[np.full(START_ROUNDS, 6.0), np.tile([*np.full(ROUNDS_ABOVE_START - 1, 30), 3], 5)],
     ],
 )
-def test_runs_that_do_not_diverge(plan, losses):
+def test_runs_that_do_not_diverge_do_not_warn(plan, losses):
     """False positives: one run that learns nothing warns in 1 of 2500, 20 runs in 1 of 125."""
     assert [told(watch(plan), noisy(losses, seed)) for seed in range(20)] == [{}] * 20
 

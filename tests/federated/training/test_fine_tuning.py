@@ -91,7 +91,7 @@ def losses_by_hand(run, config, split=None):
 
 
 @pytest.mark.slow
-def test_losses_before_and_after_training(run):
+def test_losses_equal_those_of_training_by_hand(run):
     """The runs have Ditto's objective and two epochs; clipping would leave nothing to see."""
     metric = run.evaluate_fine_tuned(2, proximal_strength=2.0)["metrics"]["loss"]
     expected = losses_by_hand(run, tuned(run, client_epochs=2, proximal_strength=2.0))

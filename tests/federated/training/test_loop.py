@@ -48,7 +48,9 @@ def interrupted_folder(three_rounds, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("execution", ["fast", "tff"])
-def test_three_rounds_kill_9_and_three_rounds_equal_six_rounds(whole_run, tmp_path, execution):
+def test_a_run_killed_after_three_rounds_resumes_to_the_same_six_rounds(
+    whole_run, tmp_path, execution
+):
     """The rounds before kill -9 run in another process than those after it."""
     whole_run = whole_run if execution == "fast" else train(tmp_path / "whole", config(execution))
     arguments = [tmp_path / "parts", execution, "3"]

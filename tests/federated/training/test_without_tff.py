@@ -28,7 +28,7 @@ def without_tff(*commands):
 
 
 @pytest.mark.slow
-def test_a_run_trains_and_another_execution_says_what_it_needs(tmp_path):
+def test_a_run_trains_and_execution_tff_says_what_to_install(tmp_path):
     run = (
         f"train --out {tmp_path}/run --task regression --rounds 2 --cohort-size 4 --min-sep 2 "
         "--epsilon 8 --noise-seed 1 --quiet --server-learning-rate 0.001"

@@ -163,28 +163,28 @@ class TestInterruptedWork:
         )
 
     @pytest.mark.parametrize("name", FITS)
-    def test_fits_of_every_family_raise(self, name):
+    def test_ctrl_c_in_a_fit_of_any_family_raises(self, name):
         with interruptible_fits(), pytest.raises(KeyboardInterrupt):
             fit(name, progress=ctrl_c)
 
-    def test_fits_within_their_tolerance_raise(self):
+    def test_ctrl_c_in_a_fit_within_its_tolerance_raises(self):
         # The fit is within its tolerance from the first step on, so that it would not warn.
         options = {"family": "banded", "bands": 8, "tolerance": 0.5, "progress": ctrl_c}
         with interruptible_fits(), pytest.raises(KeyboardInterrupt):
             fedmf.fit(SUMS, ONCE, **options)
 
-    def test_the_plan_of_a_run_raises(self):
+    def test_ctrl_c_in_the_plan_of_a_run_raises(self):
         settings = fedmf.TrainConfig(rounds=ROUNDS, min_sep=8, cohort_size=2, epsilon=8.0, bands=8)
         with pytest.raises(KeyboardInterrupt):
             settings.plan()
 
-    def test_a_choice_of_bands_raises(self):
+    def test_ctrl_c_in_a_choice_of_bands_raises(self):
         search_options = {"population": 3200, "cohort_size": 20, "epsilon": 1.0, "delta": 1e-6}
         search = bands.BandSearch(workload=SUMS, **search_options)
         for fit_bands in (lambda: search.banded(8), search.dense):
             with pytest.raises(KeyboardInterrupt):
                 fit_bands()
 
-    def test_a_table_of_a_paper_raises(self):
+    def test_ctrl_c_in_a_table_of_a_paper_raises(self):
         with pytest.raises(KeyboardInterrupt):
             fits.fit(SUMS, ONCE, "banded", bands=8)
