@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Environment, fixtures and order of all tests."""
 
 import dataclasses
 import functools
@@ -58,7 +58,7 @@ if not _installed("tensorflow"):
 
 @pytest.fixture(scope="session")
 def tff() -> Any:
-    """TensorFlow Federated."""
+    """Imports TensorFlow Federated."""
     from fedmf.federated.tff import tff
 
     return tff
@@ -104,8 +104,10 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the long files first, then what imports TensorFlow, so that no process begins it when
-    the others are done; leaves out what needs TFF where it is not installed.
+    """Sorts the tests, and skips those that need TFF where it is not installed.
+
+    Long files come first, then tests that import TensorFlow, so that no process begins a long file
+    when the others are done.
     """
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
@@ -123,8 +125,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """What all files have imported lives as long as the process: looked through again and again by
-    the garbage collector it costs one part in fifty, and graphs looked through early one in thirty.
+    """Freezes imported objects, which live as long as the process.
+
+    Repeated collection of these objects would cost 2% of the time, and early collection of graphs
+    3%.
     """
     gc.collect()
     gc.freeze()
@@ -133,8 +137,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_worker_is_left() -> Iterator[None]:
-    """TFF's worker holds the pipe that pytest's output goes to; without this a finished test run
-    looks like a hanging one.
+    """Ends TFF's worker, which holds pytest's output pipe: a finished test run would seem to
+    hang.
     """
     yield
     import sys
@@ -146,8 +150,8 @@ def _no_worker_is_left() -> Iterator[None]:
 
 
 def _traced_once(make: Callable[..., Any], *fields: str) -> Callable[..., Any]:
-    """What is made of a learner and these fields of its settings or of a config, the same again for
-    the same learner.
+    """Returns a version of `make` that reuses its result for the same learner and values of the
+    fields.
     """
     made: dict[Any, Any] = {}
 
@@ -163,7 +167,9 @@ def _traced_once(make: Callable[..., Any], *fields: str) -> Callable[..., Any]:
 
 @functools.cache
 def _traced() -> list[tuple[Any, str, Callable[..., Any]]]:
-    """What is traced for one task in all of this process: module, name, and what stands there."""
+    """Returns (module, name, replacement) of each function whose traces all tests of a task
+    share.
+    """
     from fedmf.federated import learner
     from fedmf.federated.client_training import client_setup
     from fedmf.training.learner import ClientSettings
@@ -182,11 +188,12 @@ def _traced() -> list[tuple[Any, str, Callable[..., Any]]]:
 
 @pytest.fixture(scope="module")
 def clients_in_turn() -> Iterator[None]:
-    """Clients of small models train one after the other too, by what was traced for an earlier run
-    of the same task, for tests whose subject is not their work.
+    """Trains clients of small models one after the other, with traces of earlier runs of the same
+    task.
 
-    Tracing the clients side by side takes two thirds of a small run, and tracing at all two thirds
-    of the rest; tests/federated/client_training has that all train the same model.
+    This is for tests that do not depend on the clients' work. Tracing vectorised clients takes two
+    thirds of a small run, and all tracing two thirds of the remaining time;
+    tests/federated/client_training shows that both train the same model.
     """
     from fedmf.federated.client_training import client_setup, vectorised_sizes
 
@@ -200,7 +207,7 @@ def clients_in_turn() -> Iterator[None]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Simulations of privacy losses that take a second: bounds are as valid, and wider."""
+    """Limits simulations of privacy losses to a second; their bounds stay valid, but are wider."""
     from fedmf.privacy import curves, monte_carlo
 
     for name, value in (("_SEARCH_WORK", 1e6), ("_PROOF_WORK", 1e7), ("_MIN_SIZE", 2**14)):

@@ -1,4 +1,4 @@
-"""Odd values for arguments of public calls, and what is wrong with the answer to one of them."""
+"""Odd values for arguments of public calls, and a check that each is refused by name."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Slow, independent answers that know only definitions; nothing here calls the code it checks."""
+"""Slow computations from the definitions alone, which call nothing of the code that they check."""
 
 import functools
 import itertools
@@ -7,8 +7,9 @@ import numpy as np
 
 
 def allowed_sets(participation) -> list[tuple[int, ...]]:
-    """All sets of rounds one client may take part in, from the words of each schema, by trying
-    every subset.
+    """Returns all sets of rounds that one client may take part in, by trying every subset.
+
+    The rules are those of the words that describe each schema.
     """
     n, b, k = participation.rounds, participation.min_sep, participation.max_participations
     allowed = []
@@ -31,23 +32,25 @@ def allowed_sets(participation) -> list[tuple[int, ...]]:
 
 @functools.cache
 def maximal_sets(participation) -> list[tuple[int, ...]]:
-    """The allowed sets that no other allowed set contains."""
+    """Returns the allowed sets that no other allowed set contains."""
     allowed = [frozenset(taken) for taken in allowed_sets(participation)]
     return sorted(tuple(sorted(s)) for s in allowed if not any(s < other for other in allowed))
 
 
 def attained_sensitivity(C, participation, rng, starts=4, sweeps=200) -> float:
-    """The largest ||C G||_F found over G with rows of norm <= 1 in one allowed set: attained, so
-    never above the truth.
+    """Returns the largest ||C G||_F that a search finds over G with rows of norm <= 1 in one
+    allowed set.
+
+    It is attained, and therefore never above the true sensitivity.
     """
     return attained_by_sets(C, maximal_sets(participation), rng, starts, sweeps)
 
 
 def attained_by_sets(C, sets, rng, starts=4, sweeps=200) -> float:
-    """The same of given sets of rounds.
+    """Returns the largest ||C G||_F that a search finds for these sets of rounds.
 
-    Coordinate ascent: with the other rows fixed, the best row i points along sum_j X_ij g_j. With
-    as many dimensions as rounds it nearly always ends at the global maximum.
+    The search is coordinate ascent: with the other rows fixed, the best row i points along sum_j
+    X_ij g_j. With as many dimensions as rounds it nearly always ends at the global maximum.
     """
     best = 0.0
     for size, group in itertools.groupby(sorted(sets, key=len), key=len):
@@ -72,8 +75,9 @@ def attained_by_sets(C, sets, rng, starts=4, sweeps=200) -> float:
 
 
 def sensitivity_of_nonnegative(C, participation) -> float:
-    """The sensitivity where X = C^T C >= 0, or where a client takes part at most twice: all
-    contributions along one line.
+    """Computes the sensitivity if X = C^T C >= 0 or if a client takes part at most twice.
+
+    All contributions are then along one line.
     """
     squares = []
     for taken in maximal_sets(participation):
@@ -90,11 +94,11 @@ def sensitivity_of_nonnegative(C, participation) -> float:
 def simulated_loss_score(
     mechanism, workload, sensitivity_squared, claimed_loss, rng, samples, scale=1.0
 ) -> float:
-    """How many standard errors the simulated loss is from the claimed one; `scale` spoils the noise
-    for negative controls.
+    """Returns how many standard errors a simulated loss is above the claimed one.
 
-    The noise comes from the mechanism's stream. The standard error is that of the claim: for z
-    standard normal, ||A N z||^2 has variance 2 ||(A N)^T (A N)||_F^2.
+    The noise comes from the mechanism's stream, and `scale` changes it for negative controls. The
+    standard error is that of the claim: for z standard normal, ||A N z||^2 has variance 2 ||(A N)^T
+    (A N)||_F^2.
     """
     Z = rng.standard_normal((mechanism.stream().sources, samples))
     noise = scale * np.stack(list(mechanism.stream().rows(lambda i: Z[i])))

@@ -1,5 +1,4 @@
-"""Power of the statistical tests: each plays as many trials as it needs to see the departure that
-it states, and asserts so.
+"""Power of statistical tests: the number of trials that detects a stated departure.
 
 Seeds are fixed, so that a test always passes or always fails; the rates say how surprising a
 failure would be.
@@ -17,7 +16,7 @@ MISS_RATE = 1e-6
 
 
 def trials_that_see(missed, start=64) -> int:
-    """The least of start * 2**(i / 2) trials of which missed(trials) is at most MISS_RATE."""
+    """Returns the least number of trials start * 2**(i / 2) with missed(trials) <= MISS_RATE."""
     for i in range(60):
         trials = round(start * 2 ** (i / 2))
         if missed(trials) <= MISS_RATE:
@@ -26,29 +25,31 @@ def trials_that_see(missed, start=64) -> int:
 
 
 def missed_by_chi_square(noncentrality, degrees, rate=FALSE_POSITIVE_RATE) -> float:
-    """Of Pearson's test: noncentrality = trials * sum((p - p0)^2 / p0), where p is what the
-    departure makes of p0.
+    """Returns the miss rate of Pearson's test.
+
+    The noncentrality is trials * sum((p - p0)^2 / p0), where the departure changes p0 to p.
     """
     return float(scipy.stats.ncx2.cdf(scipy.stats.chi2.isf(rate, degrees), degrees, noncentrality))
 
 
 def missed_by_distance(trials, distance, rate=FALSE_POSITIVE_RATE) -> float:
-    """Of a Kolmogorov-Smirnov test, at most, by the inequality of Dvoretzky, Kiefer,
-    Wolfowitz and Massart.
+    """Returns an upper bound on the miss rate of a Kolmogorov-Smirnov test.
+
+    The bound is the inequality of Dvoretzky, Kiefer, Wolfowitz and Massart.
     """
     excess = distance - scipy.stats.kstwo.isf(rate, trials)
     return float(2 * np.exp(-2 * trials * excess**2)) if excess > 0 else 1.0
 
 
 def missed_by_correlation(trials, correlation, rate=FALSE_POSITIVE_RATE) -> float:
-    """Of a two-sided test of correlation, by Fisher's transform."""
+    """Returns the miss rate of a two-sided test of correlation, by Fisher's transform."""
     with np.errstate(divide="ignore"):
         shift = np.sqrt(trials - 3) * np.arctanh(min(abs(correlation), 1.0))
     return float(scipy.stats.norm.sf(shift - scipy.stats.norm.isf(rate / 2)))
 
 
 def missed_by_count(trials, share, truth, rate=FALSE_POSITIVE_RATE) -> float:
-    """Of `p_of_count` where the share is `truth`."""
+    """Returns the miss rate of `p_of_count` if the true share is `truth`."""
     low, high = (
         scipy.stats.binom.ppf(rate / 2, trials, share),
         scipy.stats.binom.isf(rate / 2, trials, share),
@@ -59,8 +60,9 @@ def missed_by_count(trials, share, truth, rate=FALSE_POSITIVE_RATE) -> float:
 
 
 def missed_by_variance(trials, ratio, rate=FALSE_POSITIVE_RATE) -> float:
-    """Of a two-sided chi-square test of the variance of normals, where it is `ratio` times the
-    claimed one; exact.
+    """Returns the exact miss rate of a two-sided chi-square test of the variance of normals.
+
+    The true variance is `ratio` times the claimed one.
     """
     low, high = scipy.stats.chi2.ppf(rate / 2, trials), scipy.stats.chi2.isf(rate / 2, trials)
     return float(
@@ -69,11 +71,11 @@ def missed_by_variance(trials, ratio, rate=FALSE_POSITIVE_RATE) -> float:
 
 
 def missed_by_game(trials, snr, claimed, rate=FALSE_POSITIVE_RATE) -> float:
-    """Of a test that the signal-to-noise ratio of a distinguishing game is above the claim; of
-    those of signal and noise at most.
+    """Returns the miss rate of a distinguishing attack's test that its signal-to-noise ratio
+    exceeds the claim.
 
-    A measured ratio r has variance (4 + r^2 / 2) / trials, half of them with the client,
-    to first order.
+    This also bounds the miss rates of its tests of signal and noise. A measured ratio r has
+    variance (4 + r^2 / 2) / trials to first order, if half of the trials have the client.
     """
     at_claim, at_truth = (np.sqrt((4 + ratio**2 / 2) / trials) for ratio in (claimed, snr))
     return float(
@@ -82,13 +84,12 @@ def missed_by_game(trials, snr, claimed, rate=FALSE_POSITIVE_RATE) -> float:
 
 
 def missed_by_noise_audit(covariance, coordinates, rate) -> float:
-    """Of `audit_noise` at the threshold `rate` of a finding, at most: the miss rate of the best
-    single test that it makes.
+    """Returns an upper bound on the miss rate of `audit_noise`: that of its best single test.
 
     Args:
-      covariance: of the n rounds of the whitened noise that is there; claimed is the identity.
-      coordinates: independent samples of it.
-      rate: `NoiseAudit.threshold`.
+      covariance: covariance of the n rounds of the whitened noise; the identity is claimed.
+      coordinates: number of its independent samples.
+      rate: `NoiseAudit.threshold`, at which a single test reports a finding.
     """
     n, variances = len(covariance), np.diagonal(covariance)
     mean, spread = variances.mean(), np.sqrt(2 * (covariance**2).sum() / coordinates) / n
@@ -107,7 +108,7 @@ def missed_by_noise_audit(covariance, coordinates, rate) -> float:
 
 
 def p_of_count(count, trials, share) -> float:
-    """Two-sided p-value of a binomial count."""
+    """Computes the two-sided p-value of a binomial count."""
     tails = (
         scipy.stats.binom.cdf(count, trials, share),
         scipy.stats.binom.sf(count - 1, trials, share),
@@ -116,8 +117,10 @@ def p_of_count(count, trials, share) -> float:
 
 
 def preferring_the_first(places, weight, size=1) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities of all sets of `size` of so many places: uniform, and with `weight` times the
-    others' chance for the first.
+    """Returns the probabilities of all sets of `size` places: uniform ones, and with a preferred
+    place.
+
+    The first place then has `weight` times the chance of each other place.
     """
     sets = list(itertools.combinations(range(places), size))
     weights = np.ones(places)
@@ -135,7 +138,7 @@ def preferring_the_first(places, weight, size=1) -> tuple[np.ndarray, np.ndarray
 
 
 def draws_that_see(claimed, truth, rate=FALSE_POSITIVE_RATE) -> int:
-    """Draws with which Pearson's test of probabilities sees that they are others."""
+    """Returns the number of draws with which Pearson's test tells `truth` from `claimed`."""
     distance = float(((truth - claimed) ** 2 / claimed).sum())
     return trials_that_see(
         lambda draws: missed_by_chi_square(draws * distance, len(claimed) - 1, rate)
@@ -143,8 +146,9 @@ def draws_that_see(claimed, truth, rate=FALSE_POSITIVE_RATE) -> int:
 
 
 def unrelated(a, b, departure) -> bool:
-    """Whether the correlation of two samples is within its limits; a correlation of `departure`
-    would not be.
+    """Returns whether the correlation of two samples is within its limits.
+
+    A correlation of `departure` would exceed them.
     """
     assert missed_by_correlation(len(a), departure) <= MISS_RATE, (
         "too few trials for this departure"
@@ -153,8 +157,9 @@ def unrelated(a, b, departure) -> bool:
 
 
 def distributed(values, distribution, departure) -> bool:
-    """Whether values pass a Kolmogorov-Smirnov test; those of a distribution further than
-    `departure` would not.
+    """Returns whether values pass a Kolmogorov-Smirnov test.
+
+    Values of a distribution at a distance above `departure` would fail it.
     """
     assert missed_by_distance(len(values), departure) <= MISS_RATE, (
         "too few trials for this departure"
@@ -163,7 +168,7 @@ def distributed(values, distribution, departure) -> bool:
 
 
 def counted(count, trials, share, departure) -> bool:
-    """Whether a count fits its share; it would not if the share were `departure`."""
+    """Returns whether a count fits its share; a count of share `departure` would not."""
     assert missed_by_count(trials, share, departure) <= MISS_RATE, (
         "too few trials for this departure"
     )

@@ -1,4 +1,4 @@
-"""Refusals as tables: what is called, the kind of error, and the argument that is named."""
+"""Checks of refusals: the kind of error, the argument that it names, and one sentence."""
 
 import contextlib
 import re
@@ -7,7 +7,7 @@ import pytest
 
 
 def named(kind, call, **values):
-    """Calls with one bad value each, which the message names as name=value."""
+    """Yields (call, kind, words) for each bad value; the message has to name it as name=value."""
     for name, bad in values.items():
         for value in bad:
             words = re.escape(f"{name}={value!r}")
@@ -16,8 +16,9 @@ def named(kind, call, **values):
 
 @contextlib.contextmanager
 def refusal(words, kind=ValueError, *, naming=()):
-    """An error of this kind with these words, a regular expression, in one sentence that has these
-    names.
+    """Checks that the block raises an error of this kind, in one sentence.
+
+    The sentence matches the regular expression `words` and contains each name of `naming`.
     """
     with pytest.raises(kind, match=words) as caught:
         yield caught
@@ -27,7 +28,7 @@ def refusal(words, kind=ValueError, *, naming=()):
 
 
 def assert_refused(call, kind, words):
-    """A call that is refused with an error of exactly this kind."""
+    """Checks that a call raises an error of exactly this kind."""
     with refusal(words, kind) as caught:
         call()
     assert type(caught.value) is kind

@@ -1,5 +1,5 @@
-"""The layout, held against the imports that the files really make, at any level: also inside
-functions and for typing only.
+"""The layers of the package, compared with all imports, also those within functions and for
+typing.
 """
 
 import ast
@@ -65,7 +65,7 @@ NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc"
 
 
 def imports_of(text):
-    """(dotted target, line) of every import, `from a import b` as a.b."""
+    """Returns (dotted target, line) of every import, with `from a import b` as a.b."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -82,7 +82,7 @@ def imports_of(text):
 
 
 def sources():
-    """Dotted name -> text of every module that is shipped."""
+    """Returns dotted name -> text of every module that is shipped."""
     found = {}
     for top in ("fedmf", "tasks", "experiments"):
         for path in sorted((ROOT / top).rglob("*.py")):
@@ -100,13 +100,14 @@ SOURCES = sources()
 
 @functools.cache
 def imports():
-    """Module -> its imports. Not when the file is collected, as every process does."""
+    """Returns module -> its imports; computed on demand, since every process collects this file."""
     return {name: imports_of(text) for name, text in SOURCES.items()}
 
 
 def part_of(dotted):
-    """The part of fedmf that a dotted name belongs to; "__init__" for fedmf's own names; None for
-    other people's modules.
+    """Returns the part of fedmf that a dotted name belongs to.
+
+    The result is "__init__" for fedmf's own names, and None for other packages.
     """
     first, *rest = dotted.split(".")
     if first in ("tasks", "experiments"):
@@ -117,7 +118,7 @@ def part_of(dotted):
 
 
 def upward(name, imports):
-    """Imports that the floors forbid."""
+    """Returns the imports that the layers forbid."""
     part, broken = part_of(name), []
     for target, line in imports:
         wanted = part_of(target)
@@ -137,7 +138,7 @@ def upward(name, imports):
 
 
 def circles(graph):
-    """Modules from which a walk along imports comes back."""
+    """Returns the modules that import themselves through other modules."""
 
     def reach(start):
         seen, todo = set(), [start]
@@ -151,7 +152,7 @@ def circles(graph):
 
 
 def importing(unwanted):
-    """Where modules import what `unwanted(part, target)` says they must not."""
+    """Returns the imports for which `unwanted(part, target)` holds, with their places."""
     return [
         f"{name}:{line} imports {target}"
         for name, found in imports().items()
@@ -213,7 +214,9 @@ def test_files_are_short_and_have_names_of_their_subjects():
 
 
 def schema_names_compared(text):
-    """Lines that compare with a schema's name: by ==, as an entry of a list, or as a case."""
+    """Returns the lines that compare with a schema's name: by ==, as an entry of a list, or as a
+    case.
+    """
     lines = []
     if not any(name in text for name in SCHEMA_NAMES):
         return lines
@@ -255,7 +258,7 @@ def test_few_functions_have_unnamed_options():
 
 
 class TestTheTestItself:
-    """Negative controls: each rule sees the mistake it is there for."""
+    """Negative controls: each rule detects the mistake that it is for."""
 
     def broken(self, text, name="fedmf.workloads"):
         return upward(name, imports_of(text))

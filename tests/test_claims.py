@@ -18,7 +18,7 @@ def page(name):
 
 
 def commands(command, name):
-    """The full names of a command, or of all commands in a group."""
+    """Returns the full names of a command, or of all commands in a group."""
     if not isinstance(command, click.Group):
         return [name]
     return [

@@ -50,12 +50,12 @@ def controller():
 
 
 def stop(*args, **options):
-    """Stands for work that begins behind the checks."""
+    """Raises `Reached` in place of the work behind the checks."""
     raise Reached
 
 
 def defaults(config, leave_out=()):
-    """The fields of a config with their defaults."""
+    """Returns the fields of a config with their defaults."""
     return {
         field.name: {} if field.default is dataclasses.MISSING else field.default
         for field in dataclasses.fields(config)
@@ -442,7 +442,9 @@ CALLS = {
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
-    """A folder with the files that calls read; no pictures, statements, fits or servers' files."""
+    """Writes the files that calls read; pictures, statements, fits and files of servers are left
+    out.
+    """
     monkeypatch.chdir(tmp_path)
     for work in (
         "fedmf.reports.label_bars.count_labels", "fedmf.audits.audit.markdown",
@@ -481,7 +483,7 @@ def test_errors_of_other_libraries_and_accepted_values_are_detected(function, va
 
 
 def test_every_public_name_has_a_case():
-    """Warnings are not called, and a module's functions stand under its name; `train` is in
+    """Warnings are not called, a module's functions stand under its name, and `train` is in
     tests/training.
     """
     called = {

@@ -22,7 +22,7 @@ NEEDED = (
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy: setuptools leaves a folder `build` in the sources."""
+    """Builds the wheel from a copy, because setuptools leaves a folder `build` in the sources."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("fedmf", "tasks", "experiments"):
         shutil.copytree(
@@ -60,7 +60,7 @@ def test_the_metadata_name_python_and_optional_requirements(wheel):
 
 
 def python_3_13():
-    """As the Makefile finds it."""
+    """Returns the path of Python 3.13, which is searched as in the Makefile."""
     found = sorted(pathlib.Path.home().glob(".pyenv/versions/3.13.*/bin/python3.13"))
     return next(iter(found), shutil.which("python3.13"))
 
@@ -68,7 +68,7 @@ def python_3_13():
 @pytest.mark.slow
 @pytest.mark.skipif(python_3_13() is None, reason="this machine has no Python 3.13")
 def test_pip_installs_a_training_half_on_a_python_without_tff(wheel, tmp_path):
-    """2.5 GB, by the resolver and not from a locked list."""
+    """The resolver installs 2.5 GB, without a locked list."""
 
     def run(*command):
         variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}

@@ -29,7 +29,7 @@ PARTICIPATION = fedmf.Participation(rounds=12, schema="min_sep", min_sep=3)
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """The home folder, with a file of each kind that is read; the program stands elsewhere."""
+    """Makes a home folder with a file of each kind that is read, and changes to another folder."""
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
     elsewhere.mkdir()
@@ -49,7 +49,7 @@ def home(tmp_path, monkeypatch):
 
 
 def noise_in_a_map():
-    """Rows that memory has no room for: the strategy looks at the folder's disk first."""
+    """Allocates rows that exceed the memory: the strategy looks at the folder's disk first."""
     plan = plan_of(MECHANISMS["banded"](12))
     HostNoise(plan, 100, noise_seed=1, folder="~/map")
     host_noise._zeros((2, 100), is_mapped=True, folder="~/map")
@@ -115,7 +115,7 @@ def test_data_files_take_a_tilde(home):
 
 
 def test_every_public_function_with_a_path_is_called():
-    """A new argument that is a path belongs into CALLS."""
+    """A new argument that is a path has to be added to CALLS."""
     public = [getattr(fedmf, name) for name in fedmf.__all__] + [fedmf.partition.picture]
     functions = {function for function in public if inspect.isfunction(function)}
     for kind in filter(inspect.isclass, public):
@@ -147,7 +147,7 @@ def test_fields_that_are_paths_take_a_tilde(home):
 
 
 def test_commands_take_a_tilde_in_every_path(home):
-    """By types that expand it, or by the fields' own checks."""
+    """The tilde is expanded by the type of an option, or by the checks of a field."""
     types = [parameter.type for command in commands() for parameter in command.params]
     paths = {type(kind) for kind in types if isinstance(kind, click.Path | OutputFile | click.File)}
     assert all(issubclass(kind, FilePath | OutputFile) for kind in paths)

@@ -1,4 +1,4 @@
-"""Each public name says what it takes, gives and raises."""
+"""Docstrings of public names have sections for arguments, results and errors."""
 
 import inspect
 import re
@@ -34,7 +34,7 @@ NAMES = {name: getattr(fedmf, name) for name in fedmf.__all__}
 
 
 def lacking(thing):
-    """The sections that a docstring should have and has not."""
+    """Returns the sections that a docstring should have and lacks."""
     text = inspect.getdoc(thing) or ""
     if inspect.isclass(thing):
         sections = [] if issubclass(thing, Warning) else ["Attributes:", "Args:"]

@@ -81,7 +81,7 @@ def test_the_own_server_trains_a_round(plan):
 
 
 def test_the_pytorch_snippet_moves_the_parameters_by_the_release(plan):
-    """The names of PyTorch that the door uses are numpy's here."""
+    """A substitute in numpy has the names of PyTorch that the snippet uses."""
     parameters = [types.SimpleNamespace(data=np.zeros(shape, np.float32)) for shape in [(2, 3), 4]]
     model = types.SimpleNamespace(parameters=lambda: parameters)
     shapes = [parameter.data.shape for parameter in parameters]

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch, capfd):
-    """What a program prints."""
+    """Returns a function that runs a benchmark program and returns its JSON."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
     def run(program, *arguments):

@@ -9,6 +9,7 @@ from tests.cli.program import TRAIN, fedmf
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
+    """Writes a synthetic corpus of twelve clients."""
     path = tmp_path_factory.mktemp("data") / "corpus.sqlite"
     fedmf(f"data synth --clients 12 --sentences-per-client 12 --out {path} --quiet")
     return path
@@ -16,14 +17,16 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(corpus, tmp_path_factory):
-    """The folder of a run of four rounds, and what its command printed. Read only."""
+    """Trains four rounds, and returns the run's folder, which tests only read, and the printed
+    JSON.
+    """
     folder = tmp_path_factory.mktemp("runs") / "first"
     return folder, fedmf(f"train --data {corpus} --out {folder} {TRAIN} --json").stdout
 
 
 @pytest.fixture
 def run(trained, tmp_path):
-    """A copy of that folder, to change."""
+    """Copies the folder of the trained run, so that a test may change it."""
     return shutil.copytree(trained[0], tmp_path / "run")
 
 

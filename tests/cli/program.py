@@ -1,4 +1,4 @@
-"""The command line as users and scripts run it."""
+"""Functions that run the command line as users and scripts do, and check what it prints."""
 
 import contextlib
 import io
@@ -42,7 +42,7 @@ def fedmf(*arguments, status=0):
 
 
 def printed_by(*arguments, status=0):
-    """What a command prints with --json."""
+    """Runs a command with --json and returns what it printed."""
     return json.loads(fedmf(*arguments, "--json", status=status).stdout)
 
 
@@ -56,14 +56,14 @@ def refused(line, *words, status=2):
 
 
 def commands_in(text):
-    """The commands of a block of a page, one a line; all are fedmf's."""
+    """Returns the commands of a code block, one per line, and checks that all are fedmf's."""
     lines = text.replace("\\\n", " ").splitlines()
     assert all(line.startswith("fedmf ") for line in lines), lines
     return lines
 
 
 def commands_of(page, section=""):
-    """The commands that docs/PAGE, or a section of it, prints."""
+    """Returns the commands that docs/PAGE, or a section of it, prints."""
     text = (DOCS / page).read_text()
     if section:
         text = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]

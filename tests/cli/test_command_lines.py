@@ -1,7 +1,7 @@
-"""Every example of every help text with each option left out and with values that make no sense:
-one sentence, no traceback, nothing accepted that no run could mean.
+"""Runs every example of the help texts with options left out and with odd values.
 
-The work behind the checks of a command line is left out; what the library refuses is tested there.
+Each command line is accepted or refused in one sentence without a traceback, and no value is
+accepted that no run could mean.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def reach(*arguments, **options):
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
-    """A folder with the files that the examples name."""
+    """Writes the files that the examples name into a folder."""
     folder = tmp_path_factory.mktemp("inputs")
     participation = fedmf.Participation(rounds=16, schema="min_sep", min_sep=4)
     mechanism = fedmf.fit(fedmf.prefix_sum(16), participation, family="toeplitz")
@@ -86,7 +86,7 @@ def inputs(tmp_path_factory):
 
 @pytest.fixture
 def at_the_work(inputs, monkeypatch):
-    """Commands end where their work begins."""
+    """Ends each command where its work begins."""
     from fedmf import tasks
     from fedmf.audits import aggregator, guarantee
     from fedmf.experiments import demo

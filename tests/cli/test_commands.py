@@ -1,4 +1,4 @@
-"""Commands that work, and what they keep when they are stopped."""
+"""Commands that succeed, and the files and messages of commands that are interrupted."""
 
 import inspect
 import json
@@ -105,7 +105,9 @@ def test_a_run_folder_may_have_any_name(name, trained, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", ["train", "sweep"])
 def test_none_on_the_command_line_replaces_a_number(command, tmp_path, monkeypatch):
-    """No zeroing (multi-epoch paper, App. F.3); a limit of a config file gives way to it."""
+    """The option `--zeroing-norm none` turns zeroing off (multi-epoch paper, App. F.3), also if a
+    config file sets a norm.
+    """
     import fedmf.runs.config
 
     read = []

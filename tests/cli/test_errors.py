@@ -109,8 +109,8 @@ NAMES = {p.name for c in commands() for p in c.get_params(click.Context(c)) if "
 
 
 def python_names(text):
-    """What of this text is the name of a Python argument: `name=`, or an option's name with
-    underscores; values in quotes are neither.
+    """Returns the names of Python arguments in a text: `name=`, or an option's name with
+    underscores. Quoted values do not count.
     """
     words = re.sub(r"'[^']*'|--schema \w+|--vary \S+|--task-option \S+|one of [\w, ]+", "", text)
     found = re.findall(r"(?<![\w./-])[a-z]\w*(?==)", words)
@@ -118,7 +118,9 @@ def python_names(text):
 
 
 def foreign_options(line, call):
-    """Options in an error, not in quoted commands, that the command of the call does not have."""
+    """Returns the options in an error, outside quoted commands, that the command of the call
+    lacks.
+    """
     command = cli
     for word in call.split():
         if not isinstance(command, click.Group) or word not in command.commands:
@@ -186,7 +188,7 @@ def test_arguments_are_named_as_options():
 
 
 def refusals():
-    """Every text in a raise or a warning, or in the hint of a check, outside the command line."""
+    """Yields every text of a raise, a warning or the hint of a check outside the command line."""
     root = pathlib.Path(fedmf.__file__).parent
     paths = [*root.rglob("*.py"), *(root / "tasks").resolve().rglob("*.py")]
     for path in (path for path in paths if not path.is_relative_to(root / "cli")):
@@ -202,12 +204,12 @@ BARE = re.compile(rf"(?<![\w./'\"=-])({'|'.join(NAMES)})(?![\w='\"./(])|(?<![\w-
 
 
 def named_wrongly(text):
-    """Arguments without a mark, and options outside the commands that a text quotes."""
+    """Finds an unmarked argument, or an option outside of quoted commands, in a text."""
     return BARE.search(re.sub(r"`[^`]*(`|$)", "", text))
 
 
 def test_refusals_mark_the_arguments_that_they_name():
-    """As name=value or in backticks: the command line puts its options in their places."""
+    """Messages write name=value or backticks, which the command line replaces with its options."""
     texts = list(refusals())
     assert len(texts) > 1000
     assert [text for text in texts if named_wrongly(text)] == []

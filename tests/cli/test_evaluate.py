@@ -198,7 +198,7 @@ def others() -> federated.Task:
 @pytest.mark.usefixtures("clients_in_turn")
 @pytest.mark.slow
 def test_a_run_trained_in_python_needs_its_task_on_the_command_line(tmp_path, monkeypatch):
-    """Its config does not name its task."""
+    """The config of such a run does not name its task."""
     import fedmf as library
     from fedmf import federated
 

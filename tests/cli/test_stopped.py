@@ -1,4 +1,4 @@
-"""What `fedmf train` says that was stopped, or cannot be resumed; and what it exits with."""
+"""Messages and exit statuses of `fedmf train` when it is interrupted or cannot resume."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ def test_resume_names_the_file_that_a_folder_lacks(run):
 
 @pytest.mark.usefixtures("clients_in_turn")
 def test_an_error_in_a_round_sets_exit_status_1(tmp_path, monkeypatch):
-    """Before the first round it would be bad input."""
+    """The same error before the first round is a bad input, with exit status 2."""
     command = f"train --out {tmp_path}/run {TABLE} --epsilon 8 --noise-seed 1 {SLOW}"
     commit = RunFolder.commit
 

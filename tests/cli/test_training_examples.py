@@ -79,7 +79,7 @@ def tasks_made_once():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with the files of text that the examples name."""
+    """Writes the files of text that the examples name into a folder."""
     path = tmp_path_factory.mktemp("examples")
     fedmf("data synth --clients 250 --quiet --out", path / "corpus.sqlite")
     shutil.copy(path / "corpus.sqlite", path / "mine.sqlite")

@@ -1,4 +1,4 @@
-"""Every program of examples/ runs, and what it prints is what it is about."""
+"""Every program of examples/ runs, and prints the results that it demonstrates."""
 
 import math
 import pathlib
@@ -56,7 +56,7 @@ def run(tmp_path, monkeypatch, capfd):
 
 
 def smaller(make, **sizes):
-    """The same with these sizes, where it is called with others."""
+    """Returns the function with these arguments replaced wherever a call passes them."""
     return lambda *args, **given: make(*args, **given | {n: sizes[n] for n in given if n in sizes})
 
 

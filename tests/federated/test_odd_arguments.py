@@ -119,7 +119,7 @@ NOT_CALLED = {
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
-    """A working folder; no case begins, reads or evaluates a run."""
+    """Changes to an empty working folder; no case begins, reads or evaluates a run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedmf.federated.learner.check_model", stop)
     monkeypatch.setattr(federated.TrainedRun, "weights", property(stop))

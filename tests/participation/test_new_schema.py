@@ -26,7 +26,9 @@ ROUNDS, EPOCHS = 12, 3
 
 @pytest.fixture(autouse=True)
 def once_an_epoch():
-    """Schema with at most one round in each of max_participations epochs of equal length."""
+    """Registers a schema with at most one round in each of max_participations epochs of equal
+    length.
+    """
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class OnceAnEpoch(fedmf.Participation):
@@ -156,7 +158,7 @@ def schema_class(name, *bases, **members):
 
 @pytest.fixture
 def any_rounds():
-    """Schema whose own rule allows all rounds, and whose limits are chosen."""
+    """Registers a schema whose own rule allows all rounds, and whose limits are chosen."""
     members = {
         "settings": ("min_sep", "max_participations"),
         "allows_sorted": lambda self, sorted_rounds: True,

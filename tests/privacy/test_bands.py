@@ -33,7 +33,7 @@ def choice():
 
 @pytest.fixture(scope="module")
 def few():
-    """A choice with an amplified row and one without."""
+    """Returns a choice with an amplified row and one without amplification."""
     return choose_bands(fedmf.prefix_sum(64), **ASK, bands=[4, 16])
 
 

@@ -85,7 +85,9 @@ def test_the_errors_of_the_runs_behind_the_rule_need_no_extrapolation():
 
 
 def predictions(cells):
-    """(rows whose prediction is the table's optimum, those one step beside it, all rows)."""
+    """Returns the numbers of rows with the table's optimum, of those one step beside it, and of
+    all.
+    """
     cells = list(cells)
     return (
         sum(c.as_printed for c in cells),

@@ -44,7 +44,9 @@ class Coins(Draws):
 
 @pytest.fixture
 def bernoulli():
-    """Poisson sampling of the whole population in every round: for one band (Abadi et al. 2016)."""
+    """Registers Poisson sampling of the whole population in every round, for one band (Abadi et al.
+    2016).
+    """
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Bernoulli(Sampling):

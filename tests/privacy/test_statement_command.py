@@ -1,5 +1,6 @@
-"""The command that a statement prints makes the same statement again, for every plan there is: what
-it left out would claim too much.
+"""The command that a statement prints makes the same statement again, for every kind of plan.
+
+An option that the command left out would claim too much.
 """
 
 import dataclasses

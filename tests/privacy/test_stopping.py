@@ -1,5 +1,5 @@
-"""Runs that end before their plan: what their first rounds are released from,
-and what that guarantees.
+"""Runs that end before their plan: the noise of their first rounds, and the guarantee of the
+release.
 """
 
 import dataclasses

@@ -89,7 +89,7 @@ PLAN_BY_NAME = {}
 
 @pytest.fixture
 def named_plan(request, quick):
-    """The plan with this name, whose epsilon is computed once."""
+    """Returns a function from a name to its plan, whose epsilon is computed once."""
     return PLAN_BY_NAME.setdefault(request.param, PLANS[request.param]())
 
 

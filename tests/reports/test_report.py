@@ -1,4 +1,6 @@
-"""The whole report: what it says, that it says it honestly, and that it stands alone."""
+"""The whole report: its contents, its captions for simulations, and no resource of other
+machines.
+"""
 
 import base64
 import dataclasses

@@ -81,19 +81,21 @@ DARK = """(least) => {
 
 
 def program() -> str | None:
-    """The path of a Chromium on this machine."""
+    """Returns the path of a Chromium on this machine, or None."""
     return next(filter(None, map(shutil.which, PROGRAMS)), None)
 
 
 def pages_of(site: pathlib.Path) -> list[pathlib.Path]:
-    """The pages of a site; of the source code of modules, which has one layout, one."""
+    """Returns the pages of a site, with one page of source code, since all of them have one
+    layout.
+    """
     pages = sorted(site.rglob("*.html"))
     sources = [path for path in pages if "_modules" in path.parts]
     return [path for path in pages if path not in sources[1:]]
 
 
 def look(page: "Page", url: str) -> list[str]:
-    """What is wrong with one page."""
+    """Returns the complaints about one page."""
     wrong: list[str] = []
 
     def requested(request: "Request") -> None:
@@ -120,7 +122,9 @@ def look(page: "Page", url: str) -> list[str]:
 
 
 def search(page: "Page", address: str, word: str) -> list[str]:
-    """What is wrong with the results for a word: a page with it in a heading comes first."""
+    """Returns the complaints about a search, whose first result has to have the word in a
+    heading.
+    """
     page.goto(f"{address}?q={word}", wait_until="load")
     page.wait_for_selector("ul.search li")
     first = page.locator("ul.search li").first
@@ -131,7 +135,10 @@ def search(page: "Page", address: str, word: str) -> list[str]:
 
 
 def first_results(page: "Page", address: str, word: str, expected: str) -> list[str]:
-    """What is wrong with the first results for a word: one is the page, and each has a snippet."""
+    """Returns the complaints about a search whose first results have to include the expected page.
+
+    Each result needs a snippet of text.
+    """
     page.goto(f"{address}?q={word}", wait_until="load")
     page.wait_for_function("!document.querySelector('.search-summary').innerText.match(/^$/)")
     items = page.locator("ul.search > li").all()[:FIRST_RESULTS]
@@ -145,7 +152,7 @@ def first_results(page: "Page", address: str, word: str, expected: str) -> list[
 
 
 def searches(site: pathlib.Path, browser: "Browser") -> dict[str, list[str]]:
-    """What is wrong with searches, from the disk and over http."""
+    """Returns the complaints about searches, from the disk and over http."""
     found = {}
     handler = functools.partial(QuietHandler, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2700)]  # on a busy machine
 
 
 def build(source, target):
-    """Sphinx with the project's configuration; the finished process."""
+    """Runs Sphinx with the project's configuration, and returns the finished process."""
     assert PYTHON.exists(), "make docs, or make test-all, installs the site's environment"
     command = [PYTHON, "-m", "sphinx", "-W", "--keep-going", "--nitpicky", "-q", "-b", "html"]
     paths = ["-c", ROOT / "docs", "-d", f"{target}-doctrees", source, target]
@@ -178,7 +178,9 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def wrong_pages(tmp_path_factory):
-    """Complaint -> what the browser says of its page; all are looked at by one browser."""
+    """Returns the browser's complaints about each page of WRONG, all from one start of the
+    browser.
+    """
     folder = tmp_path_factory.mktemp("wrong")
     head = '<meta name="viewport" content="width=device-width">'
     for number, body in enumerate(WRONG.values()):

@@ -1,4 +1,4 @@
-"""What the processes of a sweep run, for tests whose subject is not the clients' work."""
+"""Programs for the processes of a sweep, for tests that do not depend on the clients' work."""
 
 import types
 
@@ -7,8 +7,9 @@ from fedmf.sweeps import job
 
 
 def clients_in_turn():
-    """`job.PROGRAM` with clients of small models one after the other: tracing them side by side
-    takes two thirds of a small run.
+    """Returns `job.PROGRAM` with clients of small models that train one after the other.
+
+    Tracing vectorised clients takes two thirds of a small run.
     """
     *python, program = job.PROGRAM
     small = (
@@ -19,7 +20,9 @@ def clients_in_turn():
 
 
 class Here:
-    """A process of a sweep, in this one: each run would begin with its first trace."""
+    """A substitute for a process of a sweep that runs in this process, which has traced its
+    models.
+    """
 
     process = types.SimpleNamespace(poll=lambda: 0)
 

@@ -1,6 +1,4 @@
-"""A sweep on a Ray cluster: the runs of processes, a lost machine's runs elsewhere, halving, the
-same answer.
-"""
+"""Sweeps on a Ray cluster: results equal those of processes, and runs of a lost machine resume."""
 
 import concurrent.futures
 import time
@@ -71,7 +69,7 @@ def test_the_runs_of_a_lost_machine_resume_elsewhere(machines, tmp_path, monkeyp
 
 @pytest.fixture
 def two_processors(machines):
-    """Of one machine, which the first test leaves."""
+    """Adds a machine with two processors, unless the first test left one."""
     if not machines.worker_nodes:
         machines.add_node(num_cpus=2)
         machines.wait_for_nodes()

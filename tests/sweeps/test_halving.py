@@ -1,4 +1,4 @@
-"""Successive halving: which settings go on, by which losses, and how many rounds that takes."""
+"""Successive halving: which settings continue, by which losses, and after how many rounds."""
 
 import math
 import types
@@ -16,8 +16,10 @@ FIXED = {"rounds": 8, "min_sep": 2, "cohort_size": 2, "evaluate_every": 2}
 
 @pytest.fixture
 def going_on(monkeypatch):
-    """The runs that go on, of runs with these validations: name -> a dict of metrics for rounds 2,
-    4 and so on, or None for a run that never began.
+    """Returns a function that decides which runs with these validations continue.
+
+    Its argument `curves` maps the name of a run to metrics for rounds 2, 4 and so on, or to None
+    for a run that never began.
     """
 
     def decide(configs, curves, rung, headline="accuracy"):
@@ -38,7 +40,7 @@ def going_on(monkeypatch):
 
 
 def losses(*values):
-    """Validations whose accuracy is the better, the larger the loss: it must decide nothing."""
+    """Returns validations whose accuracy is better for a larger loss, since it must not decide."""
     return [{"loss": loss, "accuracy": loss} for loss in values]
 
 
@@ -149,8 +151,10 @@ def test_rungs_are_validated_rounds_before_the_last(rounds, every, expected):
 
 
 def test_the_bar_counts_the_rounds_that_halving_will_train(monkeypatch, tmp_path):
-    """Five settings of two seeds, compared after rounds 2 and 4 of 8: at first all ten runs are
-    expected for two rounds, six for two more, and four to the end. All but one setting rise.
+    """Five settings of two seeds are compared after rounds 2 and 4 of 8.
+
+    At first all ten runs are expected for two rounds, six for two more, and four to the end. All
+    losses but one setting's rise.
     """
     configs = sweep_configs(
         FIXED | {"family": "none"},

@@ -1,4 +1,6 @@
-"""What is read off the runs of a sweep, on runs that were never trained."""
+"""Results of a sweep: tables, best settings, joint epsilon and figures, of runs without
+training.
+"""
 
 import csv
 import dataclasses
@@ -36,7 +38,9 @@ def table(runs, *smoothed_over):
 
 @pytest.fixture(scope="module")
 def runs():
-    """Two seeds each; the accuracy of one banded setting is that of a model that diverged."""
+    """Returns runs of two seeds for each setting; one banded setting has the accuracy of a diverged
+    model.
+    """
     accuracies = {
         "banded": {0.1: 0.1, 0.5: 0.3, 1.0: 0.2, 4.0: math.nan},
         "none": {0.1: 0.2, 0.5: 0.3, 1.0: 0.4},
@@ -70,7 +74,7 @@ def test_the_best_setting_is_that_of_the_largest_mean_over_the_seeds(runs):
 
 @pytest.fixture
 def halved(tmp_path):
-    """A finished run with the largest of four rates, and three that halving stopped."""
+    """Returns a finished run with the largest of four rates, and three that halving stopped."""
     folders = {}
     for rate in (0.1, 0.5, 1.0, 4.0):
         run = make_run("banded", server_learning_rate=rate, stop=None if rate == 4.0 else 8)
@@ -112,7 +116,7 @@ def test_the_best_of_models_that_all_diverged_has_no_star():
 
 
 def with_error(run, error, rate=1.0):
-    """A run of a task whose metric is an error."""
+    """Returns the run with a task whose metric is an error."""
     plan = run.plan | {"task": run.plan["task"] | {"headline_metric": "accuracy_error"}}
     config = dataclasses.replace(run.config, server_learning_rate=rate)
     run = dataclasses.replace(run, plan=plan, config=config)
@@ -120,7 +124,7 @@ def with_error(run, error, rate=1.0):
 
 
 def test_a_model_whose_loss_is_not_finite_is_never_the_best(runs):
-    """Its accuracy is finite: the share of the class that is the first."""
+    """Its accuracy is finite: it is the share of the first class."""
     best = runs[2]
     for loss in (math.nan, math.inf, -math.inf):
         validation = {"accuracy": 0.9, "loss": loss}
@@ -173,8 +177,8 @@ def test_the_row_of_a_simulation_names_it():
 
 
 def test_the_joint_epsilon_is_that_of_the_composition():
-    """Two runs of one noise multiplier are one whose encoder is twice below itself: sensitivity
-    times the root of 2.
+    """Two runs with one noise multiplier are a run whose encoder is stacked twice: its sensitivity
+    has the factor sqrt(2).
     """
     one, other = make_run("banded"), make_run("identity")
     assert together([one]).startswith("The private run: epsilon 8.00 at delta 1e-6.")
@@ -218,7 +222,7 @@ def test_epsilons_of_amplified_runs_are_added():
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Labels, places and values of the lines that are plotted."""
+    """Returns a list of (label, x, y) of the lines that are plotted."""
     from matplotlib.axes import Axes
 
     found, plot = [], Axes.plot

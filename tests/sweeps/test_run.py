@@ -1,5 +1,5 @@
-"""The driver of `fedmf sweep`: with a program in place of training where only processes matter, and
-once as it is.
+"""The driver of `fedmf sweep`, with a small program in place of training, and once with real
+training.
 """
 
 import os
@@ -186,7 +186,7 @@ def test_inputs_that_no_run_accepts_end_the_sweep(trains, tmp_path):
 
 
 def when(condition, action):
-    """Does it from another thread as soon as the condition holds."""
+    """Calls the function from another thread as soon as the condition holds."""
 
     def watch():
         while not condition():

@@ -1,8 +1,4 @@
-"""The search of a sweep: which trials are asked for, and that a stopped one goes on as if it had
-not been.
-
-Nothing is trained: the accuracy is a known function, and is best at a rate of 0.5.
-"""
+"""Searches of a sweep: the trials that they ask for, and the same trials after a restart."""
 
 import contextlib
 import dataclasses
@@ -33,10 +29,10 @@ RATES = {"server_learning_rate": Range(0.01, 10.0)}
 
 
 class Instant:
-    """Stands for the processes of a sweep: a run is trained when it is asked whether it is over,
-    the oldest first.
+    """A substitute for the processes of a sweep, which trains the oldest run when it is asked what
+    is finished.
 
-    A model of a rate above 5 diverges; a clip of 3 fails, of 4 never begins.
+    A model of a rate above 5 diverges; a run with clip norm 3 fails, and one with 4 never begins.
     """
 
     def __init__(self, out, begun):
@@ -82,7 +78,9 @@ class Instant:
 
 @pytest.fixture
 def trains(monkeypatch, tmp_path):
-    """Replaces training; the names of the runs that were begun, in their order."""
+    """Replaces training, and returns a function that lists and forgets the names of begun runs in
+    order.
+    """
     config = fedmf.TrainConfig(**FIXED)
     new_run(tmp_path / "template", config, task={"headline_metric": "accuracy"}, rmse=1.0)
     names = []
@@ -119,7 +117,7 @@ def found(out, trials, varied=RATES, *, jobs=1, **changes):
 
 
 def in_turn(asked, trials):
-    """The first trials that are asked for, random ones, where none has come to anything."""
+    """Returns the first trials that a search asks for; they are random, since none has a score."""
     known = {}
     for _ in range(trials):
         name, known[name] = search.next_trial(asked, known)
@@ -146,7 +144,9 @@ def test_a_stopped_search_resumes_with_the_same_trials(trains, tmp_path):
 
 
 def test_the_next_trial_depends_on_the_scores_of_earlier_trials(trains, tmp_path):
-    """With the accuracies of the first trials in another order it asks for others."""
+    """The search asks for another trial if the first trials have their accuracies in another
+    order.
+    """
     known = {
         name: dataclasses.replace(trial, score=-abs(math.log10(i + 1) - 0.5))
         for i, (name, trial) in enumerate(in_turn(space(), 14).items())
@@ -260,7 +260,9 @@ def test_fields_that_contradict_each_other_are_not_tried(monkeypatch):
 
 
 def test_the_guarantee_counts_every_trial(trains, out):
-    """Also those that failed: gaussian runs of one noise multiplier s are as one of s/sqrt(n)."""
+    """Failed trials count too: n Gaussian runs with noise multiplier s compose to one with s /
+    sqrt(n).
+    """
     found(out, 7, {**RATES, "clip_norm": [1.0, 3.0]})
     begun = sweep_folder.begun_runs((out / "runs").iterdir())
     assert len(begun) == 7

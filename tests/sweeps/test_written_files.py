@@ -1,4 +1,4 @@
-"""Who can read what a run, a sweep and a report leave, whatever the umask."""
+"""Permissions of the files of runs, sweeps and reports, under any umask."""
 
 import os
 import stat

@@ -10,8 +10,8 @@ from fedmf.tasks.stackoverflow import write_synthetic_corpus
 
 @pytest.fixture(scope="session")
 def corpus_file(tmp_path_factory):
-    """40 train, 4 held-out and 24 test users, under the name of TFF's own file so that its
-    load_data finds it.
+    """Writes a corpus of 40 train, 4 held-out and 24 test users, with the name that TFF's load_data
+    expects.
     """
     path = tmp_path_factory.mktemp("cache") / "stackoverflow.sqlite"
     return write_synthetic_corpus(
@@ -21,5 +21,5 @@ def corpus_file(tmp_path_factory):
 
 @pytest.fixture
 def corpus_copy(corpus_file, tmp_path):
-    """A copy to damage or to change."""
+    """Copies the corpus, so that a test may damage or change it."""
     return pathlib.Path(shutil.copy(corpus_file, tmp_path / "copy.sqlite"))

@@ -1,4 +1,4 @@
-"""Data files by plain SQL: what every loader must find in them, and damage."""
+"""Reads and changes data files by plain SQL, independently of the loaders."""
 
 import contextlib
 import sqlite3
@@ -7,20 +7,20 @@ from fedmf.tasks import example_proto
 
 
 def execute(path, statement, *parameters):
-    """The rows that a statement gives, which is committed."""
+    """Executes and commits a statement, and returns its rows."""
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         return connection.execute(statement, parameters).fetchall()
 
 
 def records(path):
-    """(split, client, serialized example), in the order of the file."""
+    """Returns (split, client, serialized example) in the order of the file."""
     return execute(
         path, "SELECT split_name, client_id, serialized_example_proto FROM examples ORDER BY rowid"
     )
 
 
 def sentences(path):
-    """(split, client) -> its sentences, in the order of the file."""
+    """Returns (split, client) -> sentences of the client, in the order of the file."""
     found = {}
     for split, client, record in records(path):
         text = example_proto.decode_example(record)["tokens"].decode()

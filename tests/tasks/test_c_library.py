@@ -1,4 +1,4 @@
-"""The library that the machine's compiler makes."""
+"""The library that is compiled from C source on this machine, and its cache."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def test_there_is_no_library_without_a_compiler(monkeypatch, source):
 
 @pytest.mark.parametrize("cache", ["", "file/cache"])
 def test_there_is_a_library_if_the_cache_cannot_be_written(cache, monkeypatch, tmp_path, source):
-    """As a home folder that is not writable: no reason to call a compiler missing."""
+    """A home folder that is not writable does not mean that a compiler is missing."""
     (tmp_path / "file").write_text("")  # nobody makes a folder in it, not even root
     monkeypatch.setenv("FEDMF_CACHE", cache and os.path.join(tmp_path, cache))
     assert c_library.library(source).number() == 1

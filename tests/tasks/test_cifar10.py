@@ -1,6 +1,4 @@
-"""CIFAR-10: the substitute, its way through ours and other people's loaders, pickles that would run
-code, and something to learn.
-"""
+"""CIFAR-10: the synthetic archive, its readers, pickles that would run code, and the task."""
 
 import io
 import pickle
@@ -18,7 +16,7 @@ TENSORFLOW = pytest.mark.tensorflow
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
-    """100 training and 20 test images."""
+    """Writes a synthetic archive of 100 training and 20 test images."""
     path = tmp_path_factory.mktemp("cifar10") / "shapes.tar.gz"
     return write_synthetic(path, examples=100, test_examples=20, progress=False)
 
@@ -40,7 +38,7 @@ def repacked(path, contents):
 
 
 def changed(archive, folder, name, content):
-    """The archive with another content of one file."""
+    """Writes a copy of the archive in which one file has another content."""
     return repacked(folder / "archive", members(archive) | {f"{data.FOLDER}/{name}": content})
 
 

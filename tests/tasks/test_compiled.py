@@ -25,7 +25,7 @@ def by_name(sizes):
 
 
 def sgd(kind, sizes, weights, x, y, *, form="plain", batch_size=16, rate=0.3):
-    """Weights before less after, and the loss summed over examples."""
+    """Returns weights before training minus weights after it, and the loss summed over examples."""
     built = model.build_model(0, **by_name(sizes), sequence_length=x.shape[1], form=form)
     variables = built.trainable_variables
     for variable, weight in zip(variables, weights, strict=True):
@@ -50,8 +50,10 @@ def compiled(kind, sizes, weights, x, y, *, form="plain", batch_size=16, rate=0.
 
 
 def check(kind, sizes, drawn, rtol=1e-4, atol=3e-6, **options):
-    """Keras's update is a difference of weights and so has their rounding, 6e-8 for weights of size
-    1, for each of up to 21 batches.
+    """Compares an epoch with Keras.
+
+    Keras's update is a difference of weights. It has their rounding, 6e-8 for weights of size 1,
+    for each of up to 21 batches.
     """
     expected, loss = sgd(kind, sizes, *drawn, **options)
     update, found = compiled(kind, sizes, *drawn, **options)
@@ -97,7 +99,9 @@ def test_the_compiled_epoch_equals_keras_for_any_shape(
 
 @pytest.fixture(scope="module")
 def case():
-    """Two batches, the second one short; sentences of all lengths."""
+    """Returns sizes, weights and sentences of all lengths in two batches, of which the second is
+    short.
+    """
     sizes = (7, WIDTH, UNITS)
     return sizes, *draw(4, sizes, 22, LENGTH)
 
@@ -170,9 +174,7 @@ def test_arrays_that_c_would_read_past_are_refused(case, name):
 
 
 def test_extreme_numbers_match_tensorflow():
-    """The elementary functions far out, where exp overflows and gates are shut: a model of large
-    weights, which have roundings of 8e-6.
-    """
+    """Large weights make exp overflow and close gates; their roundings are 8e-6."""
     sizes = (7, WIDTH, UNITS)
     drawn = draw(5, sizes, 3, LENGTH, scale=30.0)
     check("published", sizes, drawn, rtol=1e-3, atol=2e-5, rate=1e-3)

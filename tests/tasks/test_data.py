@@ -1,7 +1,4 @@
-"""Opening data files: what is refused, in one sentence that names the file and the way out.
-
-No TensorFlow here.
-"""
+"""Data files that are refused, each in one sentence that names the file and the way out."""
 
 import contextlib
 import sqlite3
@@ -53,13 +50,13 @@ def test_files_damaged_inside_are_refused(corpus_copy):
 
 @pytest.fixture
 def in_wal_mode(corpus_copy):
-    """Its header counts no changes any more, from here on."""
+    """Sets the corpus to write-ahead mode, in which its header counts no changes."""
     execute(corpus_copy, "PRAGMA journal_mode=WAL")
     return corpus_copy
 
 
 def updated_but_open(path):
-    """A connection that has changed the file and not written it back."""
+    """Returns a connection that has changed the file and not written the change back."""
     writer = sqlite3.connect(path)
     writer.execute("UPDATE examples SET client_id = '1' WHERE client_id = '2'")
     writer.commit()

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 
 def write_posts(path):
-    """A table of made-up sentences: 1550 authors, of whom 65% train."""
+    """Writes a table of synthetic sentences of 1550 authors, of whom 65% train."""
     write_synthetic_corpus(
         path.with_suffix(".made"), clients=1550, vocabulary_size=4000, progress=False
     )

@@ -1,6 +1,4 @@
-"""The data file of each task that ships: where it is looked for, and what `fedmf data info` tells
-by its content; anything else is one sentence.
-"""
+"""Data files of the tasks that ship: their default folders, and their description by content."""
 
 import functools
 import gzip

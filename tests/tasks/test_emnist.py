@@ -1,6 +1,4 @@
-"""Federated EMNIST: the substitute, its way through both loaders, refusals, and that there is
-something to learn.
-"""
+"""Federated EMNIST: the synthetic files, both loaders, refusals, and the task."""
 
 import pathlib
 import shutil
@@ -19,20 +17,20 @@ TENSORFLOW = pytest.mark.tensorflow
 
 @pytest.fixture(scope="module")
 def digits_file(tmp_path_factory):
-    """12 writers of digits, under the name of TFF's own file so that its load_data finds it."""
+    """Writes digits of 12 writers, with the file name that TFF's load_data expects."""
     path = tmp_path_factory.mktemp("cache") / data.FILE_NAME
     return write_synthetic(path, clients=12, examples_per_client=60, progress=False)
 
 
 @pytest.fixture(scope="module")
 def letters_file(tmp_path_factory):
-    """4 writers of all characters."""
+    """Writes all characters of 4 writers."""
     path = tmp_path_factory.mktemp("letters") / "all.sqlite"
     return write_synthetic(path, clients=4, only_digits=False, progress=False)
 
 
 def pooled(path, split, classes=10):
-    """All images of a split."""
+    """Returns all images and labels of a split."""
     file = data.open_file(path)
     parts = [
         data.client_examples(file, split, name, classes=classes)
@@ -123,7 +121,7 @@ def test_bad_arguments_leave_no_file(tmp_path, changes):
 
 @TENSORFLOW
 def test_the_published_network_is_tff_s_without_dropout(tff):
-    """The same layers and, up to the softmax, the same outputs."""
+    """Both networks have the same layers and, before the softmax, the same outputs."""
     import tensorflow as tf
     from tensorflow_federated.python.simulation.baselines.emnist import emnist_models
 

@@ -29,7 +29,7 @@ except Exception as error:
 
 
 def options_of(name, corpus_file, folder):
-    """Small data of a task that ships."""
+    """Returns options with small data of a task that ships."""
     if name == "stackoverflow_nwp":
         sizes = {"vocabulary_size": 100, "embedding_size": 8, "lstm_size": 6, "sequence_length": 4}
         return {"data": str(corpus_file), "task_options": sizes}

@@ -16,7 +16,7 @@ SMALL = {"vocabulary_size": 7, "sequence_length": 5, "embedding_size": 3, "lstm_
 
 @pytest.fixture
 def batch():
-    """Four sentences of at most five words over V = 7, the last one only padding the batch."""
+    """Returns four sentences of at most five words over V = 7; the last one only pads the batch."""
     rng = np.random.default_rng(0)
     # pad 0, words 1..7, out-of-vocabulary 8, begin 9, end 10
     labels = np.array(
@@ -77,7 +77,9 @@ def test_metrics_match_numpy(kind, batch):
 
 
 def keras_alone(weights):
-    """The published model as google-research/federated has it, in Keras, with these weights."""
+    """Returns the published model of google-research/federated in plain Keras, with these
+    weights.
+    """
     layers = tf.keras.layers
     made = tf.keras.Sequential(
         [
@@ -115,9 +117,11 @@ def test_the_published_form_equals_the_published_model_in_keras():
 
 
 def test_the_published_initializers_have_the_stated_deviations():
-    """Deviations of the draws: within 2% of those of He's and Glorot's normal
-    initializers, whose uniform ones have other ends. Of 60,000 draws, the fewest here, the relative
-    standard error is 0.3%: one seed in 1e11 is further off.
+    """Deviations are within 2% of those of He's and Glorot's normal initializers; uniform ones end
+    elsewhere.
+
+    The relative standard error of the fewest draws, 60,000, is 0.3%: one seed in 1e11 is further
+    off.
     """
     sizes = {"vocabulary_size": 400, "embedding_size": 200, "lstm_size": 300}
     weights = model.build_model(0, sequence_length=3, **sizes, form="published").get_weights()

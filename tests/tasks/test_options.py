@@ -1,4 +1,4 @@
-"""Options of the tasks have help and are checked."""
+"""Options of the tasks have help and are checked, alone and together."""
 
 import dataclasses
 

@@ -1,5 +1,5 @@
-"""EMNIST and CIFAR-10 with clients that are made: whose examples they are, what runs and statements
-say of them, and the options of the command line.
+"""EMNIST and CIFAR-10 with synthetic clients: their examples, the words of runs and statements, and
+the options of the command line.
 """
 
 import collections
@@ -24,7 +24,7 @@ POOLS = {"emnist": "images of 12 writers", "cifar10": "135 training images"}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A synthetic substitute of each task."""
+    """Writes a synthetic substitute of the data of each task."""
     folder = tmp_path_factory.mktemp("substitutes")
     return {
         "emnist": emnist.write_synthetic(
@@ -38,7 +38,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def made(files):
-    """Makes a task."""
+    """Returns a function that makes a task by its name."""
 
     def make(name, **options):
         function, kind = MADE[name]
@@ -48,7 +48,7 @@ def made(files):
 
 
 def pool(task):
-    """All training examples, in the order of the clients."""
+    """Returns all training examples, in the order of the clients."""
     parts = [task.examples_of(client) for client in task.client_ids]
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 

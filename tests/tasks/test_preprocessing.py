@@ -1,7 +1,4 @@
-"""Sentences to ids: the published recipe on small cases by hand, and its laws.
-
-No TensorFlow here.
-"""
+"""Sentences to ids: the published recipe on small cases by hand, and its invariants."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""A task is one folder and one line of the registry; a user's own folders named tasks and
-experiments are nobody's business.
-"""
+"""The registry of tasks: tasks that ship, tasks of other packages, and refusals."""
 
 import importlib.metadata
 import os
@@ -50,7 +48,7 @@ OPTIONS = (
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """A user's module in the working folder."""
+    """Writes a user's module into the working folder."""
     (tmp_path / "tiny_task.py").write_text(MODULE)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.chdir(tmp_path)
@@ -75,7 +73,7 @@ def test_a_task_is_one_module_and_its_name(module, monkeypatch):
 
 @pytest.mark.parametrize("name", ["tiny", "tiny_task:tiny"])
 def test_a_task_of_another_package_is_found(name, module, monkeypatch):
-    """By an entry point, or by the name of its function."""
+    """A task is found by an entry point, or by the name of its function."""
     point = importlib.metadata.EntryPoint("tiny", "tiny_task:tiny", "fedmf.tasks")
     monkeypatch.setattr(
         importlib.metadata, "entry_points", lambda group: [point] * (group == "fedmf.tasks")
@@ -105,9 +103,7 @@ def test_invalid_tasks_are_refused_in_one_sentence(arguments, said, module):
 
 @pytest.mark.slow
 def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
-    """In a process of its own, without what an import in this process has set: TensorFlow is
-    imported once.
-    """
+    """The test runs in a process of its own, because TensorFlow is imported once in a process."""
     (tmp_path / "loud.py").write_text("import tensorflow\n")
     environment = {
         name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"
@@ -129,8 +125,8 @@ def test_a_task_s_own_import_of_tensorflow_is_quiet(tmp_path):
 
 @pytest.mark.slow
 def test_folders_of_the_user_named_tasks_and_experiments_change_nothing(tmp_path):
-    """Packages of these names in the working folder shadowed ours, and killed train,
-    demo and data synth.
+    """Packages of these names in the working folder once replaced ours, so that train, demo and
+    data synth failed.
     """
     for name in ("tasks", "experiments"):
         (tmp_path / name).mkdir()

@@ -15,20 +15,20 @@ MANY = RegressionOptions(
 
 @pytest.fixture(scope="module")
 def many():
-    """200,000 examples of 20,000 clients."""
+    """Returns 200,000 examples of 20,000 clients."""
     return data.split_examples(MANY, "validation")
 
 
 @pytest.mark.slow
 def test_the_features_have_the_spectrum(many):
     """Entries of the mean over 20,000 independent clients are within six standard deviations of
-    what they should be.
+    their expectations.
     """
     x = many[0].astype(np.float64).reshape(20_000, 10, 4)
     products = np.einsum("cei,cej->cij", x, x) / 10
 
     def errors(decay):
-        """In standard deviations."""
+        """Returns the errors of the covariance in standard deviations."""
         error = products.mean(0) - np.diag(np.arange(1.0, 5) ** -decay)
         return abs(error) / products.std(0) * np.sqrt(20_000)
 
@@ -80,7 +80,7 @@ def test_the_version_changes_with_the_data():
 
 @pytest.mark.tensorflow
 def test_the_logistic_task_is_learnt():
-    """The linear one is in test_tasks_doc.py."""
+    """The linear task is in test_tasks_doc.py."""
     import tensorflow as tf
 
     from fedmf.tasks.regression import regression

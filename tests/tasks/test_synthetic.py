@@ -1,7 +1,4 @@
-"""The synthetic corpus: same format, same seed same rows, whole file or none.
-
-No TensorFlow here.
-"""
+"""The synthetic corpus: its format, its determinism, and complete files or none."""
 
 import collections
 import os
@@ -23,8 +20,8 @@ def write(path, **changes):
 
 
 def test_a_client_is_found_by_an_index(corpus_file):
-    """Otherwise each costs a scan of the whole file. What TFF's loader asks of it is in
-    test_task.py.
+    """Without the index each client costs a scan of the whole file. test_task.py reads the file
+    with TFF's loader.
     """
     plan = execute(
         corpus_file,

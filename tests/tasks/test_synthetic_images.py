@@ -1,4 +1,4 @@
-"""Images of a scene, held against figures whose pixels are known."""
+"""Synthetic images, compared with figures whose pixels are known."""
 
 import numpy as np
 from numpy.testing import assert_array_equal
@@ -10,12 +10,12 @@ CENTRED = {"right": 0.0, "down": 0.0, "angle": 0.0, "width": 1.0, "height": 1.0}
 
 
 def is_in_bar(x, y):
-    """A bar of 5 x 1 units, from the centre to the right."""
+    """Returns whether points are in a bar of 5 x 1 units, from the centre to the right."""
     return (abs(x - 2) < 2.5) & (abs(y) < 0.5)
 
 
 def figure_pixels(figure=is_in_bar, **placement):
-    """Rows and columns of the pixels that show the figure."""
+    """Returns the rows and columns of the pixels that show the figure."""
     scene = Scene(
         side=SIDE,
         placement=Placement(**CENTRED | placement),

@@ -30,7 +30,7 @@ def task(corpus_file):
 
 
 def of_clients(path, split):
-    """client -> sentences, as every loader must find them."""
+    """Returns client -> sentences, read independently of the loaders."""
     return {client: texts for (of, client), texts in sentences(path).items() if of == split}
 
 

@@ -1,5 +1,5 @@
-"""The commands of docs/tasks.md run as printed, and show at one epsilon the order
-that its table has.
+"""The commands of docs/tasks.md run as printed, and show the order of its table at the same
+epsilon.
 """
 
 import itertools
@@ -21,7 +21,7 @@ REACHED = {"emnist": (0.7, 1.0), "cifar10": (0.4, 1.0), "regression": (0.25, 0.4
 
 @pytest.fixture(scope="module")
 def as_printed(tmp_path_factory):
-    """The folder in which the commands ran."""
+    """Returns the folder in which the commands ran."""
     folder = tmp_path_factory.mktemp("printed")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -1,6 +1,4 @@
-"""Text of one's own as a data file: what becomes of rows, users and sentences,
-and what a failure leaves.
-"""
+"""Import of a user's text as a data file: rows, users, sentences, and failures."""
 
 import json
 import os

@@ -17,7 +17,7 @@ from tests.tasks.data_files import execute
 
 @pytest.fixture
 def tiny(tmp_path):
-    """Three train users; only the number of users who have a word may count."""
+    """Writes a file of three train users; only the number of users of a word may count."""
     path = tmp_path / "tiny.sqlite"
     texts = [
         ("train", "1", "b b b b"),

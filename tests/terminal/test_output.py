@@ -1,4 +1,4 @@
-"""Output that nobody reads any more, as under `| head`, and output for which there is no room."""
+"""Output without a reader, as under `| head`, and output for which the disk has no room."""
 
 import os
 import subprocess

@@ -35,7 +35,7 @@ with progress_bar.elapsed("too short to be shown"):
 
 
 def drawn(rows, columns, program=PROGRAM):
-    """What the program writes to a terminal of that size, in lines."""
+    """Returns the lines that the program writes to a terminal of this size."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     subprocess.run([sys.executable, "-c", program], stderr=terminal, check=True, timeout=60)

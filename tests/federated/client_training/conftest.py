@@ -23,7 +23,7 @@ def work_of(task, config, threads=1, learner=None, **bounds):
 
 @pytest.fixture
 def vectorized_map_calls(monkeypatch):
-    """A list with one entry for each trace of tf.vectorized_map."""
+    """Returns a list that gets one entry for each trace of tf.vectorized_map."""
     calls = []
     vectorized_map = tf.vectorized_map
 

@@ -41,7 +41,9 @@ def norm(values):
 
 @pytest.fixture(scope="module")
 def clip():
-    """zero_and_clip in a graph, as TFF and tf.function run it; one trace for each structure."""
+    """Returns zero_and_clip in a graph, as TFF and tf.function run it, traced once for each
+    structure.
+    """
 
     @tf.function
     def traced(record, clip_norm, zeroing_norm):

@@ -35,15 +35,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 @pytest.fixture(autouse=True)
 def _groups_of_two(monkeypatch):
-    """Three groups a round, where the small model would have a single one."""
+    """Divides a round into three groups, because the small model would have a single one."""
     for name, value in GROUPS_OF_TWO.items():
         monkeypatch.setattr(groups, name, value)
 
 
 @pytest.fixture(scope="module")
 def machines():
-    """A cluster of a head without workers and one other machine, to which this process is
-    connected.
+    """Starts a cluster of a head without workers and one other machine, and connects this
+    process.
     """
     started = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
@@ -59,7 +59,7 @@ def machines():
 
 @pytest.fixture
 def nobody(machines):
-    """The cluster after its only machine has left; for the last tests of this file."""
+    """Removes the only machine of the cluster; the last tests of this file use it."""
     for node in list(machines.worker_nodes):
         machines.remove_node(node, allow_graceful=False)
     while ray.cluster_resources().get("CPU"):  # until the head knows of it
@@ -79,7 +79,7 @@ def gone_on_with(folder, settings=None):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The run without a cluster, in the same groups."""
+    """Trains the run without a cluster, in the same groups."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in GROUPS_OF_TWO.items():
             patch.setattr(groups, name, value)

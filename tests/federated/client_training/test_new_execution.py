@@ -30,7 +30,7 @@ class Counting(FastExecution):
 
 @pytest.fixture(autouse=True)
 def counting():
-    """The execution, registered for one test."""
+    """Registers the execution for one test."""
     register_execution(ExecutionKind(name="counting", path=PATH))
     Counting.rounds = 0
     yield

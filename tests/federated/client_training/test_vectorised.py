@@ -78,7 +78,7 @@ def rolled():
 
 @pytest.fixture
 def together_and_alone(sums_of):
-    """layer -> the sum of a cohort's updates, and the sum of the updates of each client alone."""
+    """Returns layer -> (sum of a cohort's updates, sum of the updates of each client alone)."""
 
     def of(layer, **settings):
         def model():
@@ -172,7 +172,7 @@ def test_rows_with_an_index_out_of_range_are_dropped():
 
 
 def chaotic_task(first_layer=None, batch_size=4):
-    """A task whose local training amplifies a difference in the last bit."""
+    """Returns a task whose local training amplifies a difference in the last bit."""
 
     def model():
         hidden = [layers.Dense(60, "relu"), layers.Dense(30, "relu")]
@@ -239,7 +239,7 @@ def test_a_model_that_rounds_by_the_place_in_a_call_trains_one_by_one(monkeypatc
 def test_a_client_of_several_examples_moves_no_update_of_clients_of_one(
     sums_of, vectorized_map_calls
 ):
-    """Of a model that is not small, only clients of one example are vectorised."""
+    """Only clients of one example are vectorised if the model is not small."""
     sums = sums_of(chaotic_task(batch_size=1), config(cohort_size=8), 0)
     others = [random_client(100 + i, 1, 1) for i in range(7)]
     client = random_client(7, 2, 1)

@@ -14,9 +14,8 @@ _KEPT: list[object] = []
 
 @pytest.fixture(autouse=True, scope="module")
 def _runtime_with_secure_sums():
-    """A runtime of TFF with secure sums, which adds the same integers in the open.
-
-    TFF's default runtime has no secure sum.
+    """Replaces TFF's default runtime, which has no secure sum, by one that adds the same integers
+    openly.
     """
     # Both are kept: a runtime that is dropped waits for its worker process to end,
     # which may be never.

@@ -14,7 +14,7 @@ def _traced_once(clients_in_turn: None) -> None:
 
 @pytest.fixture(scope="module")
 def whole_run(_traced_once, tmp_path_factory):
-    """An uninterrupted run of the small task, which tests only read."""
+    """Trains an uninterrupted run of the small task, which tests only read."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*zeroed")
         return train(tmp_path_factory.mktemp("whole") / "first")

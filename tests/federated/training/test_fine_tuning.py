@@ -169,7 +169,7 @@ def test_clients_that_are_not_finite_are_left_out_and_counted(run):
         return x, np.full_like(y, 2) if client_id == ids[1] else y
 
     def loss(labels, outputs, weights):
-        """NaN where there is a label 2."""
+        """Returns NaN if a label is 2."""
         return tf.where(tf.reduce_any(labels == 2), math.nan, 1.0) * tf.reduce_mean(outputs)
 
     task = dataclasses.replace(run.task, client_examples=examples, loss=loss)
@@ -196,12 +196,12 @@ def test_infinite_losses_are_distinguished_from_undefined_ones(run):
         return x, np.full_like(y, 2) if client_id == ids[1] else y
 
     def loss(labels, outputs, weights):
-        """NaN where there is a label 2, infinite where a weight is, by its output."""
+        """Returns NaN if a label is 2, and infinity if no output is positive."""
         undefined = tf.where(tf.reduce_any(labels == 2), math.nan, 1.0)
         return undefined * tf.reduce_mean(tf.where(tf.reduce_any(outputs > 0), 1.0, math.inf))
 
     def diverged_after(self, work, pairs):
-        """The weights of one client in two are such that its outputs are 0."""
+        """Yields weights with which every second client has outputs of 0."""
         for number, _ in enumerate(pairs):
             yield [w * 0 - (1e6 * (w.ndim == 1)) if number % 2 else w for w in run.weights]
 

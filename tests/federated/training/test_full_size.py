@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def toeplitz(tmp_path_factory):
-    """A mechanism of 32 bands, whose noise takes the most memory of all default choices
+    """Returns a mechanism of 32 bands, whose noise takes the most memory of all default choices
     (docs/costs.md).
 
     The noise of 342 bands takes a quarter of the machine's memory, whatever the client work does.

@@ -42,7 +42,7 @@ def three_rounds(tmp_path_factory):
 
 @pytest.fixture
 def interrupted_folder(three_rounds, tmp_path):
-    """A copy of the folder of a run that was interrupted after three of six rounds."""
+    """Copies the folder of a run that was interrupted after three of six rounds."""
     return shutil.copytree(three_rounds, tmp_path / "parts")
 
 

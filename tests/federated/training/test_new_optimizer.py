@@ -17,7 +17,7 @@ NO_NOISE = {"family": "none", "epsilon": None}
 
 @pytest.fixture(scope="module", autouse=True)
 def heavy_ball():
-    """The class of an optimizer that remembers the last step."""
+    """Registers the class of an optimizer that remembers the last step."""
 
     @optimizers.register_server_optimizer
     @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ class Weights(federated.Callback):
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
-    """An uninterrupted run, and its callback."""
+    """Trains an uninterrupted run, and returns it with its callback."""
     callback = Weights()
     folder = tmp_path_factory.mktemp("whole") / "run"
     return train(folder, SETTINGS, callbacks=[callback]), callback

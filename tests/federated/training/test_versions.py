@@ -22,7 +22,7 @@ OLD, NEW = (ROOT / name / "bin" / "python" for name in (".venv", ".venv-modern")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """The folders of both versions' runs, older first."""
+    """Returns the folders of both versions' runs, the older version first."""
     for python in (OLD, NEW):
         if not python.exists():
             pytest.skip(f"{python.relative_to(ROOT)} is not there: make setup test-modern")
