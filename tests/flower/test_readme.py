@@ -15,7 +15,7 @@ README = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
 def test_the_flower_snippet_trains_every_round(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [snippet] = re.findall(r"```python\n(strategy = .*?)```", README, re.S)
-    plan_line = re.search(r"`(plan = [^`]*)`", README)[1]
+    [plan_line] = re.findall(r"^(plan = .*)$", README, re.M)
     grid = Grid(range(40), partition_of=lambda node: node)
     names = {
         "fedmf": fedmf,
