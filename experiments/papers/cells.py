@@ -9,6 +9,7 @@ import numpy as np
 from fedmf.experiments.papers import printed
 from fedmf.experiments.papers.drawing import Line, Lines
 from fedmf.experiments.papers.item import Outcome, Request, Scale, figure
+from fedmf.experiments.papers.known_differences import KNOWN_DIFFERENCES
 
 
 class Cell(NamedTuple):
@@ -42,10 +43,10 @@ class Cell(NamedTuple):
     def kind(self, table: str) -> str:
         """Returns the kind of agreement, one of `KINDS`.
 
-        The last kind is for a difference that `printed.KNOWN_DIFFERENCES` does not list, and for a
+        The last kind is for a difference that `KNOWN_DIFFERENCES` does not list, and for a
         listed number that agrees.
         """
-        is_known = (table, self.row, self.column) in printed.KNOWN_DIFFERENCES
+        is_known = (table, self.row, self.column) in KNOWN_DIFFERENCES
         if is_known == (self.as_printed or bool(self.nearly)):
             return KINDS[3]
         if is_known:
@@ -58,7 +59,7 @@ class Cell(NamedTuple):
             return "ok" if self.as_printed else f"nearly: {self.nearly}"
         size_word = "smaller" if self.ours < self.theirs else "larger"
         key = (table, self.row, self.column)
-        reason = printed.KNOWN_DIFFERENCES.get(key, "not explained")
+        reason = KNOWN_DIFFERENCES.get(key, "not explained")
         return f"differs, {size_word}: see docs/papers ({reason})"
 
 

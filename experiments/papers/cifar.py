@@ -188,9 +188,10 @@ def stamps(size: Size) -> Study:
 def banded(size: Size) -> Study:
     """Returns the study of Figure 10 of the banded paper.
 
-    The number of bands is the best at each epsilon, and at most the steps of an epoch.
+    The number of bands is the best at each epsilon, and at most the steps of an epoch. Both
+    matrix mechanisms have the same momentum, and DP-SGD has none (App. H).
     """
-    rates = {"server_learning_rate": size.rates_banded}
+    rates = {"server_learning_rate": size.rates_banded, "server_momentum": size.momentum}
     swept_fields = rates | {"epsilon": size.epsilons_banded}
     sgd = _sgd(size, size.epsilons_banded, size.rates_banded)
     study_parts = [
@@ -202,7 +203,6 @@ def banded(size: Size) -> Study:
         fields = rates | {
             "family": "banded",
             "bands": bands,
-            "server_momentum": size.momentum,
             "epsilon": epsilon,
         }
         study_parts.append((BANDED, (_sampled if amplified else _in_order)(size, fields)))

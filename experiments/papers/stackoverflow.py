@@ -174,7 +174,7 @@ M_CONSTANT, M_AFTER, M_INSIDE = (
     "momentum inside, cool-down after",
     "momentum and cool-down inside",
 )
-M_MORE = f"{M_INSIDE}, more clients"
+MORE, M_MORE = f"{AFTER}, more clients", f"{M_INSIDE}, more clients"
 DECAY_AFTER, M_DECAY = "prefix sums, decay after", "momentum and decay inside"
 
 
@@ -183,10 +183,11 @@ def schedules(size: Size) -> Study:
     """Returns the study of Figure 3 of Denisov et al. 2022, in whose lines momentum and the fall of
     the learning rate are part of the mechanism or are not.
 
-    The paper has epsilon 18.9.
+    The paper has epsilon 18.9. Its two horizontal lines are the previous state of the art, which is
+    Honaker's tree with the online decoder, and training without noise.
     """
-    lines = [CONSTANT, AFTER, M_CONSTANT, M_AFTER, M_INSIDE, M_MORE, DECAY_AFTER, M_DECAY]
-    return _schedules("schedules", size, lines)
+    lines = [CONSTANT, AFTER, M_CONSTANT, M_AFTER, M_INSIDE, MORE, M_MORE, DECAY_AFTER, M_DECAY]
+    return _schedules("schedules", size, [*lines, ONLINE, UNNOISED])
 
 
 @sized(EARLIER, **sizes.DECAYS)
@@ -205,29 +206,34 @@ def _schedules(name: str, size: Size, lines: list[str]) -> Study:
     prefix = {"family": "dense"}
     momentum_file = _file(f"momentum-{beta:g}")
     cooldown_file = _file(f"momentum-{beta:g}-cooldown")
-    file_by_line = {
+    fields_by_line = {
         CONSTANT: prefix,
         AFTER: prefix,
+        MORE: prefix,
         M_CONSTANT: momentum_file,
         M_AFTER: momentum_file,
+        ONLINE: {"family": "tree", "decoder": "online"},
+        UNNOISED: {"family": "none"},
     }
     # The runs of these lines read their mechanisms from files. If a run fitted its mechanism
     # itself, the mechanism would be the optimum for the run's decaying learning rates.
-    file_by_line |= {DECAY_AFTER: _file("prefix"), M_DECAY: _file(f"momentum-{beta:g}{DECAY}")}
+    fields_by_line |= {DECAY_AFTER: _file("prefix"), M_DECAY: _file(f"momentum-{beta:g}{DECAY}")}
+    # On the real data, these lines have the best settings of Table 4 of Denisov et al. 2022 (App.
+    # I). Those of prefix sums are the shared settings.
+    table_line_by_line = {M_CONSTANT: MOMENTUM, ONLINE: ONLINE}
     study_parts = []
     for line in lines:
-        cohort = size.single if line == M_MORE else size.denisov
-        fall: Fields = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT) else 0.25}
+        cohort = size.single if line in (MORE, M_MORE) else size.denisov
+        fall: Fields = {"cooldown": 0.0 if line in (CONSTANT, M_CONSTANT, ONLINE) else 0.25}
         if line in (DECAY_AFTER, M_DECAY):
             fall = {"learning_rate_schedule": decay(size.rounds_once)}
-        # On the real data, this line has the best settings of Table 4 of Denisov et al. 2022.
-        if line == M_CONSTANT and not size.corpus:
-            rate, _, momentum = DENISOV_TABLE_4[MOMENTUM][0]
-            fall |= _file(f"momentum-{momentum:g}") | {"server_learning_rate": rate}
-            fall["server_momentum"] = momentum
-        study_parts.append(
-            (line, file_by_line.get(line, cooldown_file) | fall | _cohort(size, cohort))
-        )
+        fields = fields_by_line.get(line, cooldown_file) | fall
+        if line in table_line_by_line and not size.corpus:
+            rate, _, momentum = DENISOV_TABLE_4[table_line_by_line[line]][0]
+            fields |= {"server_learning_rate": rate, "server_momentum": momentum}
+            if line == M_CONSTANT:
+                fields |= _file(f"momentum-{momentum:g}")
+        study_parts.append((line, fields | _cohort(size, cohort)))
     return _once(
         name,
         size,

@@ -12,6 +12,7 @@ from fedmf.experiments.papers import accuracy
 from fedmf.experiments.papers import stackoverflow as grids
 from fedmf.experiments.papers.drawing import Line, Lines
 from fedmf.experiments.papers.item import Outcome
+from fedmf.experiments.papers.printed_accuracies import beside_printed
 from fedmf.experiments.papers.stackoverflow_sizes import DENISOV_NOISE, Size
 from fedmf.experiments.papers.study import Score, trained
 from fedmf.reports.groups import final_metric, validation_curve
@@ -45,9 +46,9 @@ trained(grids.epochs, "multi-epoch-figure-3")(_epochs)
 @trained(grids.epochs, "multi-epoch-table-4", "multi-epoch-table-5")
 def multi_epoch_tables(scores: Sequence[Score], size: Size) -> Outcome:
     """Judges Figure 3 of the multi-epoch paper, with the rows of Tables 4 and 5: mean, deviation,
-    minimum, maximum and number of runs for each rate.
+    minimum, maximum and number of runs for each rate, beside the printed ones.
     """
-    return dataclasses.replace(_epochs(scores, size), **accuracy.by_rate(scores))
+    return dataclasses.replace(_epochs(scores, size), **beside_printed(**accuracy.by_rate(scores)))
 
 
 trained(grids.phones, "banded-figure-5")(

@@ -12,8 +12,8 @@ from fedmf.participation.schema import Participation
 
 # Noise multipliers of Denisov et al. 2022, App. I, Table 3.
 DENISOV_NOISE = (0.341, 0.682, 1.364, 2.728, 5.456)
-# Epsilons and server rates of the multi-epoch paper, App. F.4, Tables 4 and 5. The smallest rate is
-# printed at epsilon 2 alone.
+# Epsilons and server rates of the multi-epoch paper, Fig. 3. The smallest rate was tuned at epsilon
+# 2 alone; Tables 4 and 5 print it for some lines at other epsilons too.
 EPOCHS_EPSILONS = (2.0, 8.841, 17.648)
 EPOCHS_RATES = (0.5, 1.0)
 EPOCHS_RATE_AT_2 = 0.25

@@ -20,6 +20,7 @@ from fedmf.experiments.papers import (
 )
 from fedmf.experiments.papers import slides_theory as theory
 from fedmf.experiments.papers.cells import KINDS, Cell, compared
+from fedmf.experiments.papers.known_differences import KNOWN_DIFFERENCES
 from fedmf.privacy.plan import per_query_noise_multiplier, unit_noise
 
 MADE = [name for name, item in ITEMS.items() if item.make is not None and item.study is None]
@@ -108,7 +109,7 @@ def test_agreement_is_that_of_printed_digits(value, figure, expected):
 def test_a_wrong_figure_is_found_out(ours, nearly, known, kind, said, monkeypatch, tmp_path):
     cell = Cell("epsilon 1", "k = 1", "16", ours, nearly)
     if known:
-        monkeypatch.setitem(printed.KNOWN_DIFFERENCES, ("x", *cell[:2]), "a slip")
+        monkeypatch.setitem(KNOWN_DIFFERENCES, ("x", *cell[:2]), "a slip")
     found = compared("x", lambda scale: [cell], Request(folder=tmp_path))
     assert found.verdict == f"Of 1 numbers: 1 {KINDS[kind]}."
     assert found.holds == (kind < 3)
@@ -116,8 +117,8 @@ def test_a_wrong_figure_is_found_out(ours, nearly, known, kind, said, monkeypatc
 
 
 def test_known_differences_are_of_tables_that_there_are():
-    assert {table for table, *_ in printed.KNOWN_DIFFERENCES} <= set(MADE)
-    assert all(printed.KNOWN_DIFFERENCES.values())
+    assert {table for table, *_ in KNOWN_DIFFERENCES} <= set(MADE)
+    assert all(KNOWN_DIFFERENCES.values())
 
 
 @pytest.mark.parametrize("constraints", ["pairs", "all", "signed"])
