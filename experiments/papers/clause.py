@@ -2,11 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 Verdict = Literal["reproduced", "inconclusive", "contradicted", "not judged"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # The verdicts on a clause that was judged, from the best to the worst.
 _FROM_BEST_TO_WORST: tuple[Verdict, ...] = ("reproduced", "inconclusive", "contradicted")
+# Words after the verdict on an item that has clauses which are not judged.
+IN_PART = ", in part"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,11 +21,14 @@ class Clause:
       verdict: verdict on the sentence.
       evidence: the numbers of which the verdict follows, or for a clause that is not judged the
         reason why this scale cannot compute it.
+      interval: the 95% interval of random runs on which the verdict rests; None if it rests on
+        none.
     """
 
     text: str
     verdict: Verdict
     evidence: str
+    interval: tuple[float, float] | None = None
 
 
 def from_interval(text: str, *, low: float, high: float, evidence: str) -> Clause:
@@ -42,7 +48,7 @@ def from_interval(text: str, *, low: float, high: float, evidence: str) -> Claus
         verdict = "reproduced"
     if high < 0:
         verdict = "contradicted"
-    return Clause(text=text, verdict=verdict, evidence=evidence)
+    return Clause(text=text, verdict=verdict, evidence=evidence, interval=(low, high))
 
 
 def from_numbers(text: str, is_true: bool, evidence: str) -> Clause:
@@ -69,5 +75,10 @@ def in_words(clauses: Sequence[Clause]) -> str:
     verdict = worst(clauses)
     has_unjudged = any(clause.verdict == "not judged" for clause in clauses)
     if has_unjudged and verdict != "not judged":
-        return f"{verdict}, in part"
+        return f"{verdict}{IN_PART}"
     return verdict
+
+
+def base_verdict(words: str) -> str:
+    """Returns the verdict in the words of `in_words`, without "in part"."""
+    return words.removesuffix(IN_PART)

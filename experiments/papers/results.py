@@ -3,20 +3,25 @@
 A result is numbers.csv, figure.png and result.json in the item's folder.
 """
 
+import collections
 import csv
+import dataclasses
+import datetime
 import importlib.metadata
 import io
 import json
 import os
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import PIL.Image
 from matplotlib.figure import Figure
 
+from fedmf.experiments.papers import clause, provenance
+from fedmf.experiments.papers.clause import Clause
 from fedmf.experiments.papers.drawing import Lines, draw
 from fedmf.experiments.papers.item import SOURCES, Item, Outcome, Request
 from fedmf.files import make_folder, write_atomically
@@ -41,6 +46,8 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     if item.make is None:
         raise ValueError(f"name={item.name!r} cannot be made here: {item.why}")
     make_folder(request.folder)
+    # The commit is read first, because it is that of the code that this process has loaded.
+    commit = provenance.code_commit()
     start_time = time.perf_counter()
     start_cpu = sum(os.times()[:4])
     with in_style():
@@ -57,12 +64,17 @@ def run(item: Item, request: Request) -> dict[str, Any]:
         command += " --data ..."
     if request.test_sentences:
         command += f" --test-sentences {request.test_sentences}"
+    clauses = _clauses(item, outcome)
     fields = ("name", "source", "number", "claim", "state")
     result = {field: getattr(item, field) for field in fields} | {
         "scale": request.scale,
         "reduced": outcome.reduced,
-        "verdict": outcome.verdict,
-        "holds": bool(outcome.holds),
+        "verdict": clause.in_words(clauses),
+        "clauses": [dataclasses.asdict(part) for part in clauses],
+        "commit": commit,
+        "study": provenance.study_name(item, request),
+        "settings": provenance.settings_digest(item, request),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "seeds": list(outcome.seeds),
         "seconds": round(time.perf_counter() - start_time, 1),
         # This is the processor time of this process and its children, which does not depend on
@@ -78,6 +90,15 @@ def run(item: Item, request: Request) -> dict[str, Any]:
     ):
         write_atomically(request.folder / name, content, mode=0o600)
     return result
+
+
+def _clauses(item: Item, outcome: Outcome) -> Sequence[Clause]:
+    """Returns the clauses of an outcome. An outcome without clauses judges the claim as a whole."""
+    if outcome.clauses:
+        return outcome.clauses
+    if item.study is not None and not outcome.holds:
+        return [Clause(text=item.claim, verdict="inconclusive", evidence=outcome.verdict)]
+    return [clause.from_numbers(item.claim, bool(outcome.holds), outcome.verdict)]
 
 
 def as_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -100,6 +121,14 @@ def load(path: pathlib.Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.is_file() else None
 
 
+def _load_all(
+    names: Iterable[str], path_of: Callable[[str], pathlib.Path]
+) -> dict[str, dict[str, Any]]:
+    """Returns the results that have a file, by name."""
+    loaded_results = {name: load(path_of(name)) for name in names}
+    return {name: result for name, result in loaded_results.items() if result is not None}
+
+
 _HEAD = """# The papers' tables and figures
 
 `fedmf paper run NAME` computes one again.
@@ -120,27 +149,38 @@ def report(items: Mapping[str, Item], results: pathlib.Path, page: pathlib.Path)
       results: folder of the results of `fedmf paper run`, which replace older ones of the page.
       page: a Markdown file. Text of an existing page around the two lines of `report` stays.
 
+    The page keeps the history of each item, which the result that is replaced joins.
+
     Returns:
-      The numbers of items, of results, and of results that hold.
+      The numbers of items, of results, and of results by verdict. A verdict "in part" counts as the
+      verdict.
+
+    Raises:
+      ValueError: two items that share runs have results of other code or settings. Nothing is
+        written then.
     """
     page_folder = page.with_suffix("")
+    new_results = _load_all(items, lambda name: results / name / RESULT)
+    page_results = _load_all(items, lambda name: page_folder / f"{name}.json")
+    result_by_name = page_results | {
+        name: provenance.with_history(result, page_results.get(name))
+        for name, result in new_results.items()
+    }
+    provenance.check_shared_runs(items, result_by_name)
     page_folder.mkdir(parents=True, exist_ok=True)
-    result_by_name: dict[str, dict[str, Any]] = {}
-    for name in items:
-        new_result = load(results / name / RESULT)
-        if new_result is not None:
-            small_picture = thumbnail((results / name / PICTURE).read_bytes())
-            write_atomically(page_folder / f"{name}.png", small_picture)
-            write_atomically(page_folder / f"{name}.json", _json(new_result))
-        result = load(page_folder / f"{name}.json")
-        if result is not None:
-            result_by_name[name] = result
+    for name in new_results:
+        small_picture = thumbnail((results / name / PICTURE).read_bytes())
+        write_atomically(page_folder / f"{name}.png", small_picture)
+        write_atomically(page_folder / f"{name}.json", _json(result_by_name[name]))
     before, after = _surroundings(page)
     write_atomically(page, before + gallery(items, result_by_name, page_folder) + after)
+    count_by_verdict = collections.Counter(
+        clause.base_verdict(result["verdict"]) for result in result_by_name.values()
+    )
     return {
         "items": len(items),
         "results": len(result_by_name),
-        "hold": sum(result["holds"] for result in result_by_name.values()),
+        **{verdict: count_by_verdict[verdict] for verdict in clause.VERDICTS},
     }
 
 
@@ -187,15 +227,17 @@ class Description(NamedTuple):
     """Words about an item and its result.
 
     Attributes:
-      verdict: one to three words.
-      sentence: reason of the verdict.
+      verdict: one to four words.
+      why: why there is no result; empty if there is one.
+      clauses: clauses of the claim with their verdicts, as result.json has them.
       reduced: sizes that are smaller than in the paper; empty if none is.
       origin: how the result was computed; empty if there is none.
       has_picture: whether the result has a picture.
     """
 
     verdict: str
-    sentence: str
+    why: str
+    clauses: Sequence[Mapping[str, Any]]
     reduced: str
     origin: str
     has_picture: bool
@@ -203,19 +245,33 @@ class Description(NamedTuple):
 
 def describe(item: Item, result: Mapping[str, Any] | None) -> Description:
     """Returns the words about an item and its result, if there is one."""
-    state = f"{item.state[0].upper()}{item.state[1:]}"
+    state = _capitalized(item.state)
     if result is None and item.why:
-        return Description(state, item.why, "", "", False)
+        return Description(state, item.why, (), "", "", False)
     if result is None:
-        return Description("No result here", "", "", f"`fedmf paper run {item.name}`", False)
-    is_trained = item.study is not None
+        return Description("No result here", "", (), "", f"`fedmf paper run {item.name}`", False)
     origin = f"{state}; scale {result['scale']}"
     # If a figure or table needs training, its processor time is left out: the recorded time may be
     # only that of drawing the picture. The sentence on its reduced scale has the training time.
-    if not is_trained:
+    if item.study is None:
         origin += f"; {duration(result['processor_seconds'])} of processor time"
-    verdict = _verdict(result, is_trained=is_trained)
-    return Description(verdict, result["verdict"], result["reduced"], origin, True)
+    if "commit" in result:
+        commit = provenance.short_commit(result["commit"])
+        origin += f"; {result['date']}, code of commit {commit}"
+    verdict = _capitalized(result["verdict"])
+    return Description(verdict, "", result["clauses"], result["reduced"], origin, True)
+
+
+def clause_line(part: Mapping[str, Any]) -> str:
+    """Returns a clause of result.json with its verdict and numbers, as one sentence."""
+    text = part["text"].rstrip(".")
+    evidence = part["evidence"].rstrip(".")
+    return f"{_capitalized(part['verdict'])}: {text} ({evidence})."
+
+
+def _capitalized(text: str) -> str:
+    """Returns a text whose first letter is a capital."""
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def _row(item: Item, description: Description, folder: str, page: str | None) -> str:
@@ -226,17 +282,11 @@ def _row(item: Item, description: Description, folder: str, page: str | None) ->
     if page is not None:
         title = f"[{item.number}]({page}#{item.name})"
     else:
-        detail_lines = [description.sentence, description.reduced, description.origin]
+        clause_lines = map(clause_line, description.clauses)
+        detail_lines = [description.why, *clause_lines, description.reduced, description.origin]
         claim += "".join(f"<br>{detail.rstrip('.')}." for detail in detail_lines if detail)
     cells = (picture, title, f"**{description.verdict}**", claim)
     return f"|{'|'.join(cell.replace('|', '/') for cell in cells)}|\n"
-
-
-def _verdict(result: Mapping[str, Any], *, is_trained: bool) -> str:
-    """Returns the verdict on a result in one to three words."""
-    if result["holds"]:
-        return "Holds"
-    return "Not shown" if is_trained else "Does not hold"
 
 
 def thumbnail(png: bytes) -> bytes:

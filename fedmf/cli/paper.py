@@ -165,7 +165,9 @@ def run(
                 click.echo(f"{name}: {words}", err=True)
             answers[name] = results.run(item, request)
             elapsed_time = duration(answers[name]["seconds"])
-            outcome = f"{answers[name]['verdict']} [{elapsed_time}; {request.folder}]"
+            clauses = [f"\n  {results.clause_line(part)}" for part in answers[name]["clauses"]]
+            verdict = answers[name]["verdict"]
+            outcome = f"{verdict} [{elapsed_time}; {request.folder}]{''.join(clauses)}"
         if not as_json:
             click.echo(f"{name}: {outcome}")
     if as_json:
@@ -204,7 +206,8 @@ def _time(item: "Item", request: "Request") -> tuple[float, str]:
 def report(results: pathlib.Path, out: pathlib.Path, as_json: bool) -> None:
     """Write a page that has paper and reproduction side by side.
 
-    What the page's folder holds already stays, unless there is a newer result.
+    What the page's folder holds already stays, unless there is a newer result. A replaced result
+    joins the history of its item. Results that share runs must be of the same commit and settings.
 
     \b
     Example:

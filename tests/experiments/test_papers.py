@@ -12,6 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedmf.experiments.papers import ITEMS, Item, Outcome, Request, results, theorems
+from fedmf.experiments.papers.clause import VERDICTS
 from tests.cli.program import fedmf, printed_by
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "papers.md"
@@ -56,7 +57,7 @@ def test_a_result_is_three_files(tmp_path):
     assert result == results.load(tmp_path / "result.json")
     assert (tmp_path / "numbers.csv").read_text() == "x\n0.33333333\n"
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
-    expected = {"number": "Figure 1", "seeds": [4], "holds": True}
+    expected = {"number": "Figure 1", "seeds": [4], "verdict": "reproduced"}
     expected["command"] = "fedmf paper run banded-figure-1 --scale tiny"
     assert result.items() >= expected.items()
 
@@ -69,10 +70,11 @@ def test_the_page_keeps_older_results_and_takes_newer_ones(tmp_path):
     results.run(ITEM, Request(folder=tmp_path / "results" / ITEM.name))
     page = tmp_path / "page.md"
     found = results.report(items, tmp_path / "results", page)
-    assert found == {"items": 2, "results": 1, "hold": 1}
+    assert found == {"items": 2, "results": 1, **dict.fromkeys(VERDICTS, 0), "reproduced": 1}
     first = page.read_text()
     for words in (
-        "![banded-figure-1](page/banded-figure-1.png)|**Figure 1**<br>`banded-figure-1`|**Holds**|",
+        "![banded-figure-1](page/banded-figure-1.png)|**Figure 1**<br>`banded-figure-1`|",
+        "|**Reproduced**|",
         "It is a third.",
         "There is nothing.",
     ):
@@ -80,9 +82,9 @@ def test_the_page_keeps_older_results_and_takes_newer_ones(tmp_path):
     assert results.report(items, tmp_path / "nowhere", page)["results"] == 1
     assert page.read_text() == first
     kept = tmp_path / "page" / "banded-figure-1.json"
-    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"holds": False}))
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"verdict": "reproduced, in part"}))
     results.report(items, tmp_path / "nowhere", page)
-    assert "|**Does not hold**|" in page.read_text()
+    assert "|**Reproduced, in part**|" in page.read_text()
 
 
 def test_report_keeps_the_text_around_the_gallery_and_links_to_the_pages_of_papers(tmp_path):
@@ -122,7 +124,7 @@ def test_commands(tmp_path):
     assert listed["banded-thm-2"]["state"] == "in code and tests"
     assert listed["banded-table-4"]["state"] == "exact"
     result = printed_by(f"paper run banded-app-k-1 --out {tmp_path}")["banded-app-k-1"]
-    assert result["holds"]
+    assert result["verdict"].startswith("reproduced")
     assert json.loads((tmp_path / "banded-app-k-1" / "result.json").read_text()) == result
     page = tmp_path / "page.md"
     assert "results" in fedmf(f"paper report --results {tmp_path} --out {page}").stdout
