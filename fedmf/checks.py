@@ -21,7 +21,7 @@ class TooLargeForMemory(ValueError):
     """
 
 
-# Largest size in bytes of a single dense array: the size of a square matrix for 20,000 rounds.
+# Largest size in bytes of a single dense array, which is that of a square matrix for 20,000 rounds.
 MAX_BYTES = 8 * 20_000**2
 # Arrays of at most this many bytes are not checked, because reading the free memory would take
 # longer than making them.
@@ -38,8 +38,8 @@ MAX_ROUNDS = 100_000_000
 
 def _format_value(value: Any) -> str:
     """Returns the text of a value for an error message, on one line."""
-    text = repr(value)
-    return " ".join(text.split()) if "\n" in text else text
+    value_text = repr(value)
+    return " ".join(value_text.split()) if "\n" in value_text else value_text
 
 
 def rounds(name: str, value: Any) -> int:
@@ -62,8 +62,8 @@ def integer(name: str, value: Any, *, low: int, high: int | None = None, hint: s
         )
     number = int(value)
     if number < low or (high is not None and number > high):
-        bounds = f"at least {low}" if high is None else f"in {low}..{high}"
-        raise ValueError(f"{name}={number} must be {bounds}: {hint}")
+        bounds_text = f"at least {low}" if high is None else f"in {low}..{high}"
+        raise ValueError(f"{name}={number} must be {bounds_text}: {hint}")
     return number
 
 
@@ -178,7 +178,7 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
 
 
 def did_you_mean(name: str, choices: Iterable[str], otherwise: str) -> str:
-    """Returns a hint for a misspelt name: "did you mean X?", where X is the most similar choice.
+    """Returns the hint "did you mean X?" for a misspelt name, where X is the most similar choice.
 
     If no choice is similar, the hint is `otherwise` followed by all choices.
 
@@ -287,10 +287,12 @@ def fits_in_memory(
     free_bytes = available_memory()
     if array_bytes <= MAX_BYTES and total_bytes <= free_bytes:
         return
-    dimensions = " x ".join(map(str, shape))
-    description = f"a dense {dimensions} array of {array_bytes / 2**30:.3g} GiB"
+    dimensions_text = " x ".join(map(str, shape))
+    description = f"a dense {dimensions_text} array of {array_bytes / 2**30:.3g} GiB"
     if copies > 1:
-        description = f"{copies} dense {dimensions} arrays, {total_bytes / 2**30:.3g} GiB in all"
+        description = (
+            f"{copies} dense {dimensions_text} arrays, {total_bytes / 2**30:.3g} GiB in all"
+        )
     if array_bytes <= MAX_BYTES:
         description += f", where {free_bytes / 2**30:.3g} GiB are free"
     way_out = hint
@@ -316,8 +318,8 @@ def banded_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def banded_times(rows: np.ndarray, M: np.ndarray) -> np.ndarray:
-    """Computes the product of a banded lower-triangular matrix and a dense matrix M (banded paper,
-    Alg. 8).
+    """Computes the product of a banded lower-triangular matrix and a dense matrix M. This is the
+    banded paper, Alg. 8.
 
     The banded matrix is passed as an array of shape (n, bands) with its bands by rows, as in
     `banded_product`. M has shape (n, d).
@@ -330,9 +332,9 @@ def banded_times(rows: np.ndarray, M: np.ndarray) -> np.ndarray:
 
 def frozen_copy(matrix: np.ndarray) -> np.ndarray:
     """Returns a read-only float64 copy of an array, for a field of a frozen dataclass."""
-    copy = np.array(matrix, dtype=np.float64, order="C")
-    copy.setflags(write=False)
-    return copy
+    read_only_copy = np.array(matrix, dtype=np.float64, order="C")
+    read_only_copy.setflags(write=False)
+    return read_only_copy
 
 
 def positive(
@@ -346,10 +348,10 @@ def positive(
     number = finite_float(name, value, hint=hint)
     is_zero_allowed = allow_zero and number == 0
     if not (0 < number < below or is_zero_allowed):
-        bounds = "non-negative" if allow_zero else "positive"
+        bounds_text = "non-negative" if allow_zero else "positive"
         if not math.isinf(below):
-            bounds += f" and below {below:g}"
-        raise ValueError(f"{name}={value!r} must be {bounds}: {hint}")
+            bounds_text += f" and below {below:g}"
+        raise ValueError(f"{name}={value!r} must be {bounds_text}: {hint}")
     return number
 
 

@@ -18,14 +18,14 @@ def code_digest(*patterns: str) -> str:
     Cached results have the digest in their key. So a version of fedmf with other sources never
     reads them.
     """
-    package = pathlib.Path(__file__).parent
+    package_folder = pathlib.Path(__file__).parent
     sources: list[pathlib.Path] = []
     for pattern in patterns:
-        sources.extend(package.glob(pattern))
+        sources.extend(package_folder.glob(pattern))
     digest = hashlib.sha256()
     for source in sorted(sources):
-        name = str(source.relative_to(package)).encode()
-        digest.update(name + b"\0" + source.read_bytes() + b"\0")
+        file_name = str(source.relative_to(package_folder)).encode()
+        digest.update(file_name + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

@@ -138,7 +138,7 @@ def validated(
 
 
 def derived(check: Callable[[str, Any], Any], default: Callable[[Any], Any]) -> Any:
-    """Returns a field whose default is computed from other fields: None is replaced by
+    """Returns a field whose default is computed from other fields. A value of None is replaced by
     `default(instance)`.
 
     The function `default` can read the fields above, which have been checked before.
@@ -155,11 +155,13 @@ def instance(kind: type) -> Callable[[str, Any], Any]:
     """Returns a check function for fields, which raises TypeError unless the value is an instance
     of `kind`.
     """
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    module_prefix = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
 
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, kind):
-            raise TypeError(f"{name}={reprlib.repr(value)} must be a {module}{kind.__qualname__}")
+            raise TypeError(
+                f"{name}={reprlib.repr(value)} must be a {module_prefix}{kind.__qualname__}"
+            )
         return value
 
     return check
@@ -207,14 +209,16 @@ def check_names(call: str, options: type, values: Mapping[str, Any]) -> None:
             hint = checks.did_you_mean(name, field_by_name, "it takes")
             raise TypeError(f"{call} has no {name}: {hint}")
     for name, field in field_by_name.items():
-        defaults = (field.default, field.default_factory)
-        has_default = any(default is not dataclasses.MISSING for default in defaults)
+        default_settings = (field.default, field.default_factory)
+        has_default = any(default is not dataclasses.MISSING for default in default_settings)
         if name not in values and not has_default:
             raise TypeError(f"{call} needs `{name}`: give it by name")
 
 
 class Checked:
-    """Base of frozen dataclasses whose fields `check_fields` checks when an instance is made."""
+    """Base of frozen dataclasses whose fields are checked by `check_fields` when an instance is
+    made.
+    """
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,5 +1,5 @@
-"""Functions for files and folders: paths, files that are written atomically, private folders, locks
-of folders, and the cache folder.
+"""Functions for files and folders, such as for paths, files that are written atomically, private
+folders, locks of folders, and the cache folder.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
     >>> expanded("~/server") == pathlib.Path.home() / "server"
     True
     """
-    text = os.fspath(path)
-    expanded_text = os.path.expanduser(text)
-    if text.startswith("~") and expanded_text == text:
+    path_text = os.fspath(path)
+    expanded_text = os.path.expanduser(path_text)
+    if path_text.startswith("~") and expanded_text == path_text:
         raise ValueError(
-            f"path {text!r} begins with the home folder of a user that this machine does not have: "
-            f"write the whole path, or './{text}' for a name that begins with ~"
+            f"path {path_text!r} begins with the home folder of a user that this machine does not "
+            f"have: write the whole path, or './{path_text}' for a name that begins with ~"
         )
     expanded_path = pathlib.Path(expanded_text)
     # pathlib drops a leading "./", so that "./~name" would become "~name". The absolute path is
@@ -53,12 +53,12 @@ def shell_word(text: str) -> str:
     """
     if text.isprintable():
         return shlex.quote(text)
-    escapes = {ord("\n"): "\\n", ord("'"): "\\'", ord("\\"): "\\\\"}
-    characters = []
+    escape_by_code = {ord("\n"): "\\n", ord("'"): "\\'", ord("\\"): "\\\\"}
+    quoted_characters = []
     for byte in os.fsencode(text):
         default = chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}"
-        characters.append(escapes.get(byte, default))
-    return f"$'{''.join(characters)}'"
+        quoted_characters.append(escape_by_code.get(byte, default))
+    return f"$'{''.join(quoted_characters)}'"
 
 
 def shell_path(path: str | os.PathLike[str]) -> str:
@@ -69,10 +69,10 @@ def shell_path(path: str | os.PathLike[str]) -> str:
     >>> shell_path("runs/first"), shell_path("my run"), shell_path("-x")
     ('runs/first', "'my run'", './-x')
     """
-    text = os.fspath(path)
-    if text.startswith(("-", "~")):
-        text = f"./{text}"
-    return shell_word(text)
+    path_text = os.fspath(path)
+    if path_text.startswith(("-", "~")):
+        path_text = f"./{path_text}"
+    return shell_word(path_text)
 
 
 def checked_path(name: str, value: Any, *, hint: str = "name a file") -> pathlib.Path:
@@ -90,8 +90,8 @@ def checked_path(name: str, value: Any, *, hint: str = "name a file") -> pathlib
 def write_atomically(
     path: pathlib.Path, content: bytes | str | Callable[[BinaryIO], None], *, mode: int = 0o644
 ) -> None:
-    """Writes a file in one step: after a crash, and for other processes, it has either the old
-    content or the new one.
+    """Writes a file in one step, so that after a crash, and for other processes, it has either the
+    old content or the new one.
 
     Args:
       path: the file. A crash can leave a temporary file .NAME.*.part beside it.
@@ -126,10 +126,10 @@ def _temporary_file(
     """Writes the content to a temporary file beside `path` and yields its path. After an error it
     removes the file.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    temporary_path = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(handle, "wb") as out:
+        file_descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(file_descriptor, "wb") as out:
             if callable(content):
                 content(out)
             elif isinstance(content, str):
@@ -138,10 +138,10 @@ def _temporary_file(
                 out.write(content)
             out.flush()
             os.fsync(out.fileno())
-        yield temporary
+        yield temporary_path
     except BaseException as error:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(temporary_path)
         if isinstance(error, OSError):
             # The error of the temporary file would mislead the caller, who does not know that file.
             # So the new error names `path`.
@@ -220,25 +220,25 @@ class FolderLock:
 
     def release(self) -> None:
         """Ends the lock and closes the folder. Later calls do nothing."""
-        descriptor = self.descriptor
+        folder_descriptor = self.descriptor
         self.descriptor = None
-        if descriptor is None:
+        if folder_descriptor is None:
             return
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+            fcntl.flock(folder_descriptor, fcntl.LOCK_UN)
+        os.close(folder_descriptor)
 
     def _leave_in_child(self) -> None:
         """Closes the folder in a forked process without unlocking it, because that would end the
         lock of the parent process.
         """
-        descriptor = self.descriptor
+        folder_descriptor = self.descriptor
         self.descriptor = None
-        if descriptor is not None:
+        if folder_descriptor is not None:
             with contextlib.suppress(OSError):
-                os.close(descriptor)
+                os.close(folder_descriptor)
 
 
 def _leave_locks_in_child() -> None:
@@ -285,8 +285,8 @@ def lock(path: str | os.PathLike[str], *, requires_lock: bool = False) -> Folder
 
 
 def cache_folder() -> pathlib.Path | None:
-    """Returns the folder of the disk cache: $FEDMF_CACHE or, by default, fedmf in the user's cache
-    folder.
+    """Returns the folder of the disk cache, which is $FEDMF_CACHE or, by default, fedmf in the
+    user's cache folder.
 
     The result is None if $FEDMF_CACHE is empty, which means that nothing is cached.
     """

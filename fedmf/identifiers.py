@@ -34,10 +34,9 @@ UNMARKED = (
 )
 # Control characters that look like a blank, such as tabs, line ends and separators.
 BLANK_CONTROLS = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85"
-# For each ASCII character, the characters that look like it: letters of other scripts (Unicode's
-# confusables, UTS 39), and marks that a text editor inserts for it. No ASCII character is replaced
-# by another one. The last entries are digits and letters for which Arabic and Persian keyboards
-# have different code points.
+# For each ASCII character, the characters that look like it, such as letters of other scripts
+# (Unicode's confusables, UTS 39). The last entries are digits and letters for which Arabic and
+# Persian keyboards have different code points.
 _LOOK_ALIKES = {
     # The look-alikes of each letter are in this order: Greek, Cyrillic, Armenian, Coptic, Cherokee,
     # Lisu, and rare Latin letters.
@@ -105,8 +104,8 @@ _LOOK_ALIKES = {
 # Code points of Greek and Cyrillic letters. Some of them are letters of `_LOOK_ALIKES` with an
 # accent.
 _ACCENTED = (range(0x370, 0x530), range(0x1F00, 0x2000))
-# Code points of styled forms of other characters: letter-like symbols, Roman numerals, radicals,
-# ligatures, mathematical and full-width forms.
+# Code points of styled forms of other characters, such as letter-like symbols, Roman numerals,
+# radicals, ligatures, mathematical and full-width forms.
 _STYLED = (
     range(0x80, 0x3100),
     range(0x3200, 0x3400),
@@ -116,9 +115,9 @@ _STYLED = (
 )
 # Kinds of Unicode's compatibility decompositions whose result looks like the decomposed character.
 _STYLES = ("<compat>", "<font>", "<narrow>", "<noBreak>", "<small>", "<wide>")
-# The long s is not replaced by s, its compatibility form, because it looks like an f.
+# The long s is not replaced by its compatibility form s, because the long s looks like an f.
 _LONG_S = "\u017f\ufb05"
-# Numbers of rounds with more digits than this are not parsed, since they are beyond every run.
+# Round numbers with more digits than this are not parsed, since no run has so many rounds.
 _MAX_ROUND_DIGITS = 9
 # Largest number of characters of a client id, and largest number of rounds, that a message shows.
 _MAX_CHARACTERS = 80
@@ -126,7 +125,7 @@ _MAX_ROUNDS = 20
 
 
 def visible_text(text: str) -> str:
-    """Normalises a text to what people see of it: blanks of any kind become single ones, invisible
+    """Normalises a text to what people see of it. Blanks of any kind become single ones, invisible
     characters are removed, and letters are composed (Unicode's NFC).
 
     `fedmf.tables.visible_text_sql` does the same in SQL.
@@ -138,37 +137,40 @@ def visible_text(text: str) -> str:
         return text
     # Invisible characters are removed first, because two blanks with an invisible character between
     # them look like one blank.
-    visible = [character for character in text if not _is_invisible(character)]
+    visible_characters = [character for character in text if not _is_invisible(character)]
     words = []
-    for is_blank, characters in itertools.groupby(visible, key=_is_blank):
+    for is_blank, characters in itertools.groupby(visible_characters, key=_is_blank):
         words.append(" " if is_blank else "".join(characters))
     return unicodedata.normalize("NFC", "".join(words))
 
 
 @functools.cache
 def _ascii_by_look_alike() -> dict[int, str]:
-    """Returns the replacements that make a skeleton: code point of a character -> the plain
-    characters that it looks like.
+    """Returns a dict that maps the code point of a character to the plain characters that it looks
+    like.
     """
-    table: dict[int, str] = {}
-    for plain, look_alikes in _LOOK_ALIKES.items():
-        table.update((ord(character), plain) for character in look_alikes)
+    ascii_by_code: dict[int, str] = {}
+    for plain_characters, look_alikes in _LOOK_ALIKES.items():
+        ascii_by_code.update((ord(character), plain_characters) for character in look_alikes)
     for code in itertools.chain(*_ACCENTED):
-        accented = unicodedata.normalize("NFD", chr(code))
-        if len(accented) > 1 and ord(accented[0]) in table:
-            table[code] = accented.translate(table)
+        accented_letters = unicodedata.normalize("NFD", chr(code))
+        if len(accented_letters) > 1 and ord(accented_letters[0]) in ascii_by_code:
+            ascii_by_code[code] = accented_letters.translate(ascii_by_code)
     for code in itertools.chain(*_STYLED):
-        plain = unicodedata.normalize("NFKC", chr(code))
-        # An accent without a letter has a compatibility form, a blank and an accent, which it does
-        # not look like.
-        if unicodedata.decomposition(chr(code)).startswith(_STYLES) and " " not in plain:
-            table[code] = plain.translate(table)
-    return {code: plain for code, plain in table.items() if chr(code) not in _LONG_S}
+        plain_characters = unicodedata.normalize("NFKC", chr(code))
+        # The compatibility form of an accent without a letter is a blank and an accent. It is not
+        # used, because the two do not look alike.
+        if unicodedata.decomposition(chr(code)).startswith(_STYLES) and " " not in plain_characters:
+            ascii_by_code[code] = plain_characters.translate(ascii_by_code)
+    return {
+        code: plain_characters
+        for code, plain_characters in ascii_by_code.items()
+        if chr(code) not in _LONG_S
+    }
 
 
 def skeleton(text: str) -> str:
-    """Returns the skeleton of a text (UTS 39), a text that is the same for all texts that look
-    alike.
+    """Returns the skeleton of a text (UTS 39), which is the same for all texts that look alike.
 
     It is the `visible_text`, in which letters of other scripts are replaced by ASCII letters that
     look the same, and full-width forms and ligatures by simple letters. Two ids with the same
@@ -239,12 +241,13 @@ def _converted(name: str, ids: np.ndarray) -> np.ndarray:
     original_by_converted: dict[Any, Any] = {}
     for original, value in zip(ids.ravel().tolist(), np.ravel(array).tolist(), strict=False):
         if not isinstance(original, Hashable):
-            break  # The caller raises an error for a value that is not hashable.
-        first = original_by_converted.setdefault(value, original)
-        if first != original:
+            # The caller of this function raises an error for a value that is not hashable.
+            break
+        first_original = original_by_converted.setdefault(value, original)
+        if first_original != original:
             raise ValueError(
-                f"{name} has {first!r} and {original!r}, which numpy makes the same {value!r}: "
-                "write all ids as texts"
+                f"{name} has {first_original!r} and {original!r}, which numpy makes the same "
+                f"{value!r}: write all ids as texts"
             )
     return array
 
@@ -328,9 +331,9 @@ def round_fault(t: str | None, first: int, last: int) -> str | None:
     """
     if t is None or not t or t.strip().lower() in ("nan", "nat", "null", "none"):
         return "is missing"
-    invisible = [c for c in t if _is_invisible(c)]
-    if invisible:
-        return f"has invisible characters ({_codes(invisible)})"
+    invisible_characters = [c for c in t if _is_invisible(c)]
+    if invisible_characters:
+        return f"has invisible characters ({_codes(invisible_characters)})"
     if _is_blank(t[0]) or _is_blank(t[-1]):
         return "has blanks around it"
     if not re.fullmatch("[0-9]+", t):
@@ -355,7 +358,7 @@ def _codes(characters: Sequence[str]) -> str:
 
 
 def format_client(client: Any) -> str:
-    r"""Formats a client id for a message: in ASCII, truncated, and in quotes if it is a text.
+    r"""Formats a client id for a message, in ASCII, truncated, and in quotes if it is a text.
 
     >>> format_client("zo\u00eb"), format_client(7)
     ("'zo\\xeb'", '7')

@@ -57,9 +57,9 @@ def _free_in_machine() -> int:
 
     On a machine without /proc/meminfo it is the size of the whole memory.
     """
-    numbers = _read_numbers(_MACHINE)
-    if "MemAvailable:" in numbers:
-        return 1024 * numbers["MemAvailable:"]
+    number_by_name = _read_numbers(_MACHINE)
+    if "MemAvailable:" in number_by_name:
+        return 1024 * number_by_name["MemAvailable:"]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -67,14 +67,17 @@ def _free_in_container(container: _ContainerFiles, *, otherwise: int) -> int:
     """Returns the number of bytes that a container can still use, or `otherwise` if it has no
     limit.
     """
-    folder = pathlib.Path(container.folder)
+    container_folder = pathlib.Path(container.folder)
     try:
-        limit_bytes = int((folder / container.limit).read_text())
-        used_bytes = int((folder / container.usage).read_text())
-    # The process is in no container, or the container's memory limit is "max".
+        limit_bytes = int((container_folder / container.limit).read_text())
+        used_bytes = int((container_folder / container.usage).read_text())
+    # These errors mean that the process is in no container, or that the container's memory limit is
+    # "max".
     except (OSError, ValueError):
         return otherwise
-    reclaimable_bytes = _read_numbers(folder / "memory.stat").get(container.reclaimable, 0)
+    reclaimable_bytes = _read_numbers(container_folder / "memory.stat").get(
+        container.reclaimable, 0
+    )
     return limit_bytes - used_bytes + reclaimable_bytes
 
 

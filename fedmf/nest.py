@@ -1,4 +1,4 @@
-"""Nested structures of arrays: dicts, lists, tuples and named tuples with ordered leaves.
+"""Nested structures of arrays, that is dicts, lists, tuples and named tuples with ordered leaves.
 
 As in `tf.nest`, the leaves of a dict come in the order of its sorted keys. Everything that is not a
 dict, list or tuple is a leaf, including None.
@@ -67,8 +67,8 @@ def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> An
     if not all(has_same_structure(nested, structure) for nested in others):
         raise ValueError("the structures differ: give all the same dicts, lists and tuples")
     flat_structures = [flatten(nested) for nested in (structure, *others)]
-    results = [function(*leaves) for leaves in zip(*flat_structures, strict=True)]
-    return unflatten(structure, results)
+    mapped_leaves = [function(*leaves) for leaves in zip(*flat_structures, strict=True)]
+    return unflatten(structure, mapped_leaves)
 
 
 def has_same_structure(structure: Any, expected: Any) -> bool:
@@ -115,11 +115,11 @@ def _unflatten_next(structure: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(structure, Mapping):
         child_by_key = {key: _unflatten_next(structure[key], leaves) for key in sorted(structure)}
         # The new dict has the keys in the order of the old dict, which may not be sorted.
-        items = [(key, child_by_key[key]) for key in structure]
+        sorted_items = [(key, child_by_key[key]) for key in structure]
         dict_class: Any = type(structure)
         if hasattr(structure, "default_factory"):
-            return dict_class(structure.default_factory, items)
-        return dict_class(items)
+            return dict_class(structure.default_factory, sorted_items)
+        return dict_class(sorted_items)
     children = [_unflatten_next(child, leaves) for child in structure]
     if hasattr(structure, "_fields"):
         return type(structure)(*children)

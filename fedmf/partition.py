@@ -57,7 +57,7 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
     array([0, 0, 1, 1])
     """
     unique_labels, codes = _encode("labels", labels)
-    sizes = _equal_sizes(codes.size, "clients", clients)
+    client_sizes = _equal_sizes(codes.size, "clients", clients)
     alpha = _check_alpha("alpha", alpha)
     if unique_labels.size > _MAX_LABELS:
         raise ValueError(
@@ -66,28 +66,29 @@ def dirichlet(labels: Any, clients: int, alpha: float, seed: int) -> np.ndarray:
         )
     rng = _generator(seed)
     remaining_counts = np.bincount(codes)
-    prior = remaining_counts / codes.size
-    scale = min(alpha, 1.0)
+    label_shares = remaining_counts / codes.size
+    log_scale = min(alpha, 1.0)
     assignments = []
-    for client, num_missing in enumerate(sizes.tolist()):
-        # The shares q of the labels have a Dirichlet distribution: they are independent Gamma(a)
-        # draws divided by their sum. Gamma(a) has the distribution of Gamma(a + 1) U^(1 / a), where
-        # U is uniform. The logarithm of this product, times `scale`, is finite for every alpha.
-        log_q = scale * np.log(rng.standard_gamma(alpha * prior + 1))
-        log_q -= scale / alpha * rng.standard_exponential(unique_labels.size) / prior
+    for client, num_missing in enumerate(client_sizes.tolist()):
+        # The shares q of the labels are independent Gamma(a) draws divided by their sum, so they
+        # have a Dirichlet distribution. A Gamma(a) draw is computed as Gamma(a + 1) U^(1 / a) with
+        # U uniform, whose scaled logarithm is finite for every alpha.
+        log_q = log_scale * np.log(rng.standard_gamma(alpha * label_shares + 1))
+        log_q -= log_scale / alpha * rng.standard_exponential(unique_labels.size) / label_shares
         # The loop has the same distribution as drawing one label at a time from q, and skipping
-        # labels that have no more examples. After each pass, either the client is complete or
-        # another label has no more examples.
+        # labels that have no more examples.
         while num_missing:
-            remaining = np.flatnonzero(remaining_counts)
+            remaining_labels = np.flatnonzero(remaining_counts)
             with np.errstate(over="ignore", under="ignore"):
-                q = np.exp((log_q[remaining] - log_q[remaining].max()) / scale)
+                q = np.exp((log_q[remaining_labels] - log_q[remaining_labels].max()) / log_scale)
             drawn_counts = rng.multinomial(num_missing, q / q.sum())
-            drawn_counts = np.minimum(drawn_counts, remaining_counts[remaining])
-            assignments.append(np.repeat(remaining * sizes.size + client, drawn_counts))
-            remaining_counts[remaining] -= drawn_counts
+            drawn_counts = np.minimum(drawn_counts, remaining_counts[remaining_labels])
+            assignments.append(
+                np.repeat(remaining_labels * client_sizes.size + client, drawn_counts)
+            )
+            remaining_counts[remaining_labels] -= drawn_counts
             num_missing -= int(drawn_counts.sum())
-    clients_by_label = np.sort(np.concatenate(assignments)) % sizes.size
+    clients_by_label = np.sort(np.concatenate(assignments)) % client_sizes.size
     return _scatter(_order_by_label(codes, rng), clients_by_label)
 
 
@@ -162,13 +163,13 @@ def quantity_skew(examples: int, clients: int, sigma: float, seed: int) -> np.nd
     clients = _equal_sizes(examples, "clients", clients).size
     sigma = _check_sigma("sigma", sigma)
     rng = _generator(seed)
-    z = rng.standard_normal(clients)
+    normal_draws = rng.standard_normal(clients)
     with np.errstate(over="ignore"):
-        cumulative_weights = np.cumsum(np.exp(sigma * (z - z.max())))
+        cumulative_weights = np.cumsum(np.exp(sigma * (normal_draws - normal_draws.max())))
     cumulative_shares = cumulative_weights / cumulative_weights[-1]
-    ends = np.rint(cumulative_shares * (examples - clients)).astype(np.int64)
-    sizes = 1 + np.diff(ends, prepend=0)
-    return _scatter(rng.permutation(examples), np.repeat(np.arange(clients), sizes))
+    client_ends = np.rint(cumulative_shares * (examples - clients)).astype(np.int64)
+    client_sizes = 1 + np.diff(client_ends, prepend=0)
+    return _scatter(rng.permutation(examples), np.repeat(np.arange(clients), client_sizes))
 
 
 def assign_clients(partition: str, labels: Any, clients: int, seed: int) -> np.ndarray:
@@ -239,8 +240,8 @@ def picture(labels: Any, client_ids: Any, path: str | os.PathLike[str]) -> pathl
         )
     from fedmf.reports.label_bars import count_labels, draw_label_bars
 
-    bars = count_labels(unique_labels, label_codes, unique_ids, client_codes)
-    write_atomically(path, draw_label_bars(bars))
+    label_counts = count_labels(unique_labels, label_codes, unique_ids, client_codes)
+    write_atomically(path, draw_label_bars(label_counts))
     return path
 
 
@@ -325,12 +326,12 @@ def _order_by_label(codes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns the indices of all examples sorted by label; examples of the same label are in random
     order.
     """
-    shuffled = rng.permutation(codes.size)
-    return shuffled[np.argsort(codes[shuffled], kind="stable")]
+    shuffled_indices = rng.permutation(codes.size)
+    return shuffled_indices[np.argsort(codes[shuffled_indices], kind="stable")]
 
 
 def _scatter(order: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """Returns the client of each example: example order[i] belongs to clients[i]."""
+    """Returns the client of each example, where example order[i] belongs to clients[i]."""
     client_of_example = np.empty(order.size, np.int64)
     client_of_example[order] = clients
     return client_of_example
@@ -341,19 +342,21 @@ def _encode(name: str, values: Any) -> tuple[np.ndarray, np.ndarray]:
     the index of its value among them.
     """
     # numpy would turn NaN among texts into the text "nan", unless the dtype is object.
-    array = values if hasattr(values, "__array__") else np.asarray(values, object)
-    is_masked = np.ma.isMaskedArray(array)
-    array = np.ma.asarray(array) if is_masked else np.asarray(array)
-    if array.ndim != 1 or not array.size:
-        raise ValueError(f"{name} has the shape {array.shape}: pass one for each example, (n,)")
-    if is_masked or array.dtype.kind in "fcmMO":
-        for index, value in enumerate(array.tolist()):
+    values_array = values if hasattr(values, "__array__") else np.asarray(values, object)
+    is_masked = np.ma.isMaskedArray(values_array)
+    values_array = np.ma.asarray(values_array) if is_masked else np.asarray(values_array)
+    if values_array.ndim != 1 or not values_array.size:
+        raise ValueError(
+            f"{name} has the shape {values_array.shape}: pass one for each example, (n,)"
+        )
+    if is_masked or values_array.dtype.kind in "fcmMO":
+        for index, value in enumerate(values_array.tolist()):
             if is_missing(value):
                 raise ValueError(
                     f"{name}[{index}]={value!r} is missing: leave the example out, or label it"
                 )
     try:
-        unique_values, codes = np.unique(np.asarray(array), return_inverse=True)
+        unique_values, codes = np.unique(np.asarray(values_array), return_inverse=True)
     except TypeError as error:
         raise TypeError(
             f"{name} mixes kinds that have no order ({error}): write all of them as texts"

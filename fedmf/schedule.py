@@ -75,15 +75,15 @@ class WarmupCooldown:
         if num_rising:
             shares[:num_rising] = self.floor + (1 - self.floor) * np.arange(num_rising) / num_rising
         if num_falling:
-            progress = np.arange(1, num_falling + 1)
-            shares[-num_falling:] = 1 - (1 - self.floor) * progress / num_falling
+            falling_rounds = np.arange(1, num_falling + 1)
+            shares[-num_falling:] = 1 - (1 - self.floor) * falling_rounds / num_falling
         return self.peak * shares
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CustomSchedule:
-    """A schedule that a user writes: either steps, such as 0.15 of the peak rate from round 1536
-    on, or one learning rate for each round.
+    """A schedule that a user writes, either as steps, such as 0.15 of the peak rate from round 1536
+    on, or as one learning rate for each round.
 
     For example, Denisov et al. 2022, Sec. 5, use 0.15 of the peak in the last 512 of 2048 rounds.
 
@@ -133,8 +133,8 @@ class CustomSchedule:
         """Returns the learning rate of every round, float64 of shape (rounds,)."""
         starts, shares = _parse(self.shares)
         if starts:
-            lengths = np.diff([0, *starts, self.rounds])
-            shares = list(np.repeat([1.0, *shares], lengths))
+            step_lengths = np.diff([0, *starts, self.rounds])
+            shares = list(np.repeat([1.0, *shares], step_lengths))
         return self.peak * np.array(shares)
 
 

@@ -27,8 +27,8 @@ _KEY_ROWS = 1000
 _INTEGER_TYPE = re.compile(r"U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER")
 # Replacements that escape a key for a JSON pointer inside a string of SQL.
 _POINTER_ESCAPES = {"'": "''", "~": "~0", "/": "~1"}
-# Regular expression of invisible characters: control characters that are not blanks, formats and
-# joiners (Cf), and `identifiers.UNMARKED`.
+# Regular expression of invisible characters, which are control characters that are not blanks,
+# formats and joiners (Cf), and `identifiers.UNMARKED`.
 _UNMARKED = "".join(f"\\x{{{first:X}}}-\\x{{{last:X}}}" for first, last in UNMARKED)
 _INVISIBLE = rf"[\x00-\x08\x0e-\x1b\x7f-\x{{84}}\x{{86}}-\x{{9f}}\p{{Cf}}{_UNMARKED}]+"
 # Regular expression of blanks of all kinds, including `identifiers.BLANK_CONTROLS`.
@@ -75,16 +75,16 @@ def _quoted(path: pathlib.Path) -> str:
     """Returns a path as a string literal of SQL. Wildcards are escaped, because DuckDB would take
     the path for a pattern.
     """
-    escaped = re.sub(r"([*?\[])", r"[\1]", str(path)).replace("'", "''")
-    return f"'{escaped}'"
+    escaped_path = re.sub(r"([*?\[])", r"[\1]", str(path)).replace("'", "''")
+    return f"'{escaped_path}'"
 
 
 def visible_text_sql(column: str) -> str:
-    """Returns a SQL expression that normalises the texts of a column to what people see, as
-    `identifiers.visible_text` does in Python.
+    """Returns a SQL expression that normalises the texts of a column as `identifiers.visible_text`
+    does.
     """
-    # Most ids consist of visible ASCII characters, which stay as they are. They skip the three
-    # passes below, which would take half the time of an audit.
+    # Most ids consist of visible ASCII characters, which stay as they are. To save half the time of
+    # an audit, they skip the three normalisations.
     is_visible_ascii = f"regexp_full_match({column}, '[!-~]*')"
     # Invisible characters are removed first, because two blanks with an invisible character between
     # them look like one blank.
@@ -151,9 +151,9 @@ def scan_file(
     names = _csv_header(path, head)
     _check_columns(path, names, columns)
     # Columns are named by their index in SQL, because a header may contain any text.
-    types = {f"column{i}": "VARCHAR" for i in range(len(names))}
+    type_by_column = {f"column{i}": "VARCHAR" for i in range(len(names))}
     return Rows(
-        table=f"read_csv({_quoted(_with_one_line_end(path, scratch))}, columns = {types}, header = "
+        table=f"read_csv({_quoted(_with_one_line_end(path, scratch))}, columns = {type_by_column}, header = "
         "true, auto_detect = false, delim = ',', quote = '\"', escape = '\"', strict_mode = true, "
         "null_padding = false, ignore_errors = false, "
         # DuckDB's default buffer of 16 lines would take a quarter of the memory that the audit of a
@@ -168,28 +168,30 @@ def _scan_parquet(
     db: "duckdb.DuckDBPyConnection", path: pathlib.Path, columns: Mapping[str, str]
 ) -> Rows:
     """Returns the SQL expressions that read some columns of a Parquet file, as in `scan_file`."""
-    table = f"read_parquet({_quoted(path)}, hive_partitioning = false)"
+    table_sql = f"read_parquet({_quoted(path)}, hive_partitioning = false)"
     type_by_name = {
-        name: kind for name, kind, *_ in db.execute(f"DESCRIBE FROM {table}").fetchall()
+        name: column_type
+        for name, column_type, *_ in db.execute(f"DESCRIBE FROM {table_sql}").fetchall()
     }
     _check_columns(path, [*type_by_name], columns)
     column_sql = []
     for name in columns.values():
-        kind = type_by_name[name]
+        column_type = type_by_name[name]
         escaped_name = name.replace('"', '""')
         quoted_name = f'"{escaped_name}"'
-        is_nested = kind.endswith((")", "]")) and not kind.startswith("DECIMAL")
-        if kind == "BLOB" or is_nested:
+        is_nested = column_type.endswith((")", "]")) and not column_type.startswith("DECIMAL")
+        if column_type == "BLOB" or is_nested:
             raise ValueError(
-                f"{path} has a column {name!r} of type {kind}: write it as texts or whole numbers"
+                f"{path} has a column {name!r} of type {column_type}: write it as texts or whole "
+                "numbers"
             )
-        if kind in ("FLOAT", "DOUBLE"):
+        if column_type in ("FLOAT", "DOUBLE"):
             column_sql.append(f"CASE WHEN NOT isnan({quoted_name}) THEN {quoted_name}::VARCHAR END")
-        elif _INTEGER_TYPE.fullmatch(kind):
+        elif _INTEGER_TYPE.fullmatch(column_type):
             column_sql.append(quoted_name)
         else:
             column_sql.append(f"{quoted_name}::VARCHAR")
-    return Rows(table=table, columns=column_sql)
+    return Rows(table=table_sql, columns=column_sql)
 
 
 def _scan_json_lines(
@@ -201,38 +203,40 @@ def _scan_json_lines(
     """Returns the SQL expressions that read some keys of a file of JSON lines, as in
     `scan_file`.
     """
-    table = f"read_ndjson_objects({_quoted(path)})"
-    keys = db.execute(
-        f"SELECT DISTINCT unnest(json_keys(json)) FROM (FROM {table} LIMIT {_KEY_ROWS})"
+    table_sql = f"read_ndjson_objects({_quoted(path)})"
+    key_rows = db.execute(
+        f"SELECT DISTINCT unnest(json_keys(json)) FROM (FROM {table_sql} LIMIT {_KEY_ROWS})"
     ).fetchall()
-    _check_columns(path, sorted(key for (key,) in keys), columns)
+    _check_columns(path, sorted(key for (key,) in key_rows), columns)
     column_sql = []
-    faults = []
+    fault_cases = []
     for argument, name in columns.items():
         escaped_key = re.sub("['~/]", lambda match: _POINTER_ESCAPES[match[0]], name)
-        pointer = f"'/{escaped_key}'"
+        json_pointer = f"'/{escaped_key}'"
         escaped_name = name.replace("'", "''")
-        literal = f"'{escaped_name}'"
-        value = f"json ->> {pointer}"
-        kind = f"json_type(json, {pointer})"
-        column_sql.append(f"CASE WHEN {kind} NOT IN ('OBJECT', 'ARRAY') THEN {value} END")
-        is_duplicate = f"len(list_filter(json_keys(json), lambda key: key = {literal})) > 1"
-        faults.append(f"WHEN {is_duplicate} THEN 'has the key ' || {literal} || ' more than once'")
+        name_literal = f"'{escaped_name}'"
+        value_sql = f"json ->> {json_pointer}"
+        type_sql = f"json_type(json, {json_pointer})"
+        column_sql.append(f"CASE WHEN {type_sql} NOT IN ('OBJECT', 'ARRAY') THEN {value_sql} END")
+        is_duplicate = f"len(list_filter(json_keys(json), lambda key: key = {name_literal})) > 1"
+        fault_cases.append(
+            f"WHEN {is_duplicate} THEN 'has the key ' || {name_literal} || ' more than once'"
+        )
         if argument in ids:
             # JSON can write the same number as 1, 1.0 or 1e0, which would become different ids. So
             # only the first form is accepted.
-            is_whole = f"{kind} <> 'DOUBLE' OR regexp_full_match({value}, '-?[0-9]+')"
-            fault = (
-                f"'has the ' || {literal} || ' ' || ({value}) || ', which is neither a text nor "
-                "written as a whole number'"
+            is_whole = f"{type_sql} <> 'DOUBLE' OR regexp_full_match({value_sql}, '-?[0-9]+')"
+            fault_sql = (
+                f"'has the ' || {name_literal} || ' ' || ({value_sql}) || ', which is neither a "
+                "text nor written as a whole number'"
             )
-            faults.append(f"WHEN {kind} = 'BOOLEAN' OR NOT ({is_whole}) THEN {fault}")
-    return Rows(table=table, columns=column_sql, fault=f"CASE {' '.join(faults)} END")
+            fault_cases.append(f"WHEN {type_sql} = 'BOOLEAN' OR NOT ({is_whole}) THEN {fault_sql}")
+    return Rows(table=table_sql, columns=column_sql, fault=f"CASE {' '.join(fault_cases)} END")
 
 
 def _with_one_line_end(path: pathlib.Path, scratch: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the path of a CSV file in which all lines end in the same way: the file itself or, if
-    its line ends differ, a copy.
+    """Returns the path of a CSV file in which all lines end in the same way, which is the file
+    itself or, if its line ends differ, a copy.
 
     DuckDB cannot read a file with different line ends.
     """
@@ -240,18 +244,18 @@ def _with_one_line_end(path: pathlib.Path, scratch: str | os.PathLike[str]) -> p
     num_line_feeds = 0
     num_returns = 0
     for chunk in _chunks(path):
-        pairs = chunk.count(b"\r\n")
-        num_pairs += pairs
-        num_line_feeds += chunk.count(b"\n") - pairs
-        num_returns += chunk.count(b"\r") - pairs
+        num_pairs_in_chunk = chunk.count(b"\r\n")
+        num_pairs += num_pairs_in_chunk
+        num_line_feeds += chunk.count(b"\n") - num_pairs_in_chunk
+        num_returns += chunk.count(b"\r") - num_pairs_in_chunk
     num_kinds = sum(count > 0 for count in (num_pairs, num_line_feeds, num_returns))
     if num_kinds < 2:
         return path
-    copy = pathlib.Path(scratch) / "lines.csv"
-    with copy.open("wb") as lines:
+    copy_path = pathlib.Path(scratch) / "lines.csv"
+    with copy_path.open("wb") as lines:
         for chunk in _chunks(path):
             lines.write(chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
-    return copy
+    return copy_path
 
 
 def _chunks(path: pathlib.Path) -> Iterator[bytes]:
@@ -291,7 +295,8 @@ def describe_damage(file: str, error: "duckdb.Error") -> str:
         return f"line {csv_line[1]} of {file} {fault}"
     json_line = re.search(r"in line (\d+): (.*?)\.?\s*$", message)
     if json_line:
-        line_number = int(json_line[1]) - 1  # DuckDB's message counts from 2 for the first line.
+        # In DuckDB's message the first line has the number 2.
+        line_number = int(json_line[1]) - 1
         return f"line {line_number} of {file} is not a JSON object in UTF-8: {json_line[2]}"
     return f"{file} cannot be read: {message.splitlines()[0]}"
 

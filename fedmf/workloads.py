@@ -1,5 +1,5 @@
-"""Workloads: lower-triangular matrices A. Row t of A x is the quantity that round t estimates, and
-the error of a mechanism is measured on it.
+"""Workloads, which are lower-triangular matrices A. Row t of A x is the quantity that round t
+estimates, and the error of a mechanism is measured on it.
 
 Training itself uses no workload.
 """
@@ -18,15 +18,15 @@ NAMES = ("prefix_sum", "momentum_sgd", "identity")
 # Default momentum of `momentum_sgd`.
 MOMENTUM = 0.95
 
-# Largest magnitude of an entry of A. The loss squares the entries, and the steps of a fit square
-# the loss again, so larger entries could overflow.
+# Largest magnitude of an entry of the workload A. Larger entries could overflow, because the loss
+# squares them and the steps of a fit square the loss.
 _MAX_MAGNITUDE = 1e75
 
 
 @final
 class Workload:
-    """A workload: a lower-triangular matrix A over the inputs x of the rounds. Row t of A x is the
-    quantity that round t should estimate well.
+    """A workload, which is a lower-triangular matrix A over the inputs x of the rounds. Row t of A
+    x is the quantity that round t should estimate well.
 
     A determines which encoder is best (`fedmf.fit`) and how error is reported (`fedmf.loss`), but
     not privacy. Workloads of SGD have a banded inverse, which the constructors below store instead
@@ -60,10 +60,10 @@ class Workload:
     __array_ufunc__ = None  # This setting makes numpy refuse `array @ workload`.
 
     def __init__(self, name: str, matrix: np.ndarray | Sequence[Sequence[float]]) -> None:
-        array = checks.lower_triangular("matrix", matrix)
-        _check_scale("matrix", array, np.diagonal(array))
-        self._set(name, len(array), None)
-        self.__dict__["matrix"] = checks.frozen_copy(array)
+        checked_matrix = checks.lower_triangular("matrix", matrix)
+        _check_scale("matrix", checked_matrix, np.diagonal(checked_matrix))
+        self._set(name, len(checked_matrix), None)
+        self.__dict__["matrix"] = checks.frozen_copy(checked_matrix)
 
     @classmethod
     def from_inverse(
@@ -181,7 +181,7 @@ def identity(n: int) -> Workload:
 
 def prefix_sum(n: int) -> Workload:
     """Returns the workload of prefix sums, A[t, j] = 1 for j <= t, which give the iterates of SGD
-    at learning rate 1 (Denisov et al. 2022, App. A, Eq. 10).
+    at learning rate 1. They are those of Denisov et al. 2022, App. A, Eq. 10.
 
     Args:
       n: number of rounds, a positive int.
@@ -203,7 +203,7 @@ def prefix_sum(n: int) -> Workload:
 
 @with_numpy_defaults
 def sgd(learning_rates: Sequence[float] | np.ndarray) -> Workload:
-    """Returns the workload of SGD's iterates under a learning-rate schedule: A[t, j] =
+    """Returns the workload of SGD's iterates under a learning-rate schedule. A[t, j] is
     learning_rates[j] for j <= t (Denisov et al. 2022, Prop. 4.2, M_eta).
 
     Args:
@@ -268,7 +268,7 @@ def by_name(
 
 @with_numpy_defaults
 def momentum_buffer(n: int, momentum: float) -> Workload:
-    """Returns the workload of the momentum buffers of heavy-ball SGD: A[t, j] = momentum^(t - j)
+    """Returns the workload of the momentum buffers of heavy-ball SGD. A[t, j] is momentum^(t - j)
     for j <= t (Denisov et al. 2022, Prop. 4.2, M_beta).
 
     Args:
@@ -296,7 +296,7 @@ def momentum_sgd(
     n: int, momentum: float = 0.95, learning_rates: Sequence[float] | np.ndarray | None = None
 ) -> Workload:
     """Returns the workload of the iterates of heavy-ball momentum SGD under a learning-rate
-    schedule (Denisov et al. 2022, Prop. 4.2, Eq. 9).
+    schedule. They are those of Denisov et al. 2022, Prop. 4.2, Eq. 9.
 
     A[t, j] = sum over i in j..t of learning_rates[i] * momentum ** (i - j), `sgd(learning_rates) @
     momentum_buffer(n, momentum)`.
@@ -348,9 +348,10 @@ def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
     largest_entry = float(np.abs(matrix).max())
     smallest_diagonal = float(np.abs(diagonal).min())
     if not smallest_diagonal:
-        t = int(np.argmin(np.abs(diagonal)))
+        smallest_row = int(np.argmin(np.abs(diagonal)))
         raise ValueError(
-            f"{name} is singular: the weight of round {t}'s own input is 0, give it another one"
+            f"{name} is singular: the weight of round {smallest_row}'s own input is 0, give it "
+            "another one"
         )
     if largest_entry > _MAX_MAGNITUDE or smallest_diagonal < 1.0 / _MAX_MAGNITUDE:
         raise ValueError(
@@ -362,8 +363,8 @@ def _check_scale(name: str, matrix: np.ndarray, diagonal: np.ndarray) -> None:
 
 
 def _two_bands(diagonal: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Returns the rows of a lower-triangular matrix with two bands: diagonal[t] on the diagonal of
-    row t, and for t > 0 left[t] to the left of it.
+    """Returns the rows of a lower-triangular matrix with two bands. Row t has diagonal[t] on the
+    diagonal and, for t > 0, left[t] to the left of it.
     """
     return np.tril(np.stack([diagonal, left], axis=1))[:, : len(diagonal)]
 

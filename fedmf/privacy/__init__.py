@@ -1,1 +1,3 @@
-"""Privacy accounting: the noise that a guarantee needs, the plan of a run, and its statement."""
+"""Privacy accounting, which covers the noise that a guarantee needs, the plan of a run, and its
+statement.
+"""

@@ -1,6 +1,6 @@
-"""Privacy amplification by Poisson sampling: epsilon of repeated Gaussian queries, each on a random
-sample of the clients. Thm. 4 of the banded paper reduces a sampled run to such queries (Alg. 7 of
-the banded paper).
+"""Privacy amplification by Poisson sampling, that is epsilon of repeated Gaussian queries, each on
+a random sample of the clients. Thm. 4 of the banded paper reduces a sampled run to such queries
+(Alg. 7 of the banded paper).
 
 Every value is an upper bound for the zero-out relation: in a neighbouring data set one client
 contributes the zero vector. Zeroing a client out and removing it give the same distributions if
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # dp_accounting composes losses by a Fourier transform in float64. Rounding errors change its deltas
 # by up to 1e-13 for 2052 releases, measured with q near 1, where the closed form is known. Ten
-# times that error is subtracted from the target delta. A target below MIN_COMPOSED_DELTA is too
-# small for that.
+# times that error is subtracted from the target delta. Targets below MIN_COMPOSED_DELTA are too
+# small for this subtraction.
 _COMPOSITION_ERROR = 1e-12
 _ERROR_PER_COMPOSITION = 5e-16
 MIN_COMPOSED_DELTA = 1e-10
@@ -34,9 +34,9 @@ MIN_COMPOSED_DELTA = 1e-10
 # noise than there is can only overstate epsilon.
 _MAX_NOISE_MULTIPLIER = 1e6
 
-# The accountant rounds privacy losses to a grid. These two constants are the steps of the finest
-# grids, in units of the loss of one release. The larger step is for clients that are hardly ever
-# sampled, for whom a finer grid would take time and change little.
+# Steps of the finest grids to which the accountant rounds privacy losses, in units of the loss of
+# one release. The larger step is for clients that are hardly ever sampled, for whom a finer grid
+# would take time and change little.
 _FINEST_STEP = 3e-6
 _FINEST_STEP_OF_RARE_SAMPLES = 3e-5
 # Steps of the grid of privacy losses are at least this number times the noise multiplier. With
@@ -50,8 +50,8 @@ _MAX_REFINEMENTS = 6
 def sampled_gaussian_epsilon(
     noise_multiplier: float, delta: float, *, probability: float, compositions: int
 ) -> float:
-    """Computes epsilon of `compositions` Gaussian releases, each on a Poisson sample, by PLD
-    accounting (banded paper, Cor. F.1).
+    """Computes epsilon of `compositions` Gaussian releases, each on a Poisson sample, by accounting
+    with privacy loss distributions (PLD). This is the accounting of the banded paper, Cor. F.1.
 
     Args:
       noise_multiplier: stddev / sensitivity of each release; 0 gives infinity.
@@ -80,8 +80,8 @@ def sampled_gaussian_epsilon(
         return math.inf
     if _total_variation_bound(noise_multiplier, q, k) <= delta:
         return 0.0
-    error = _composition_error(k)
-    if delta < 10 * error:
+    rounding_error = _composition_error(k)
+    if delta < 10 * rounding_error:
         # With this many compositions, the rounding error of dp_accounting could exceed delta. The
         # bound for samples of fixed size has no error of this kind, and holds for Poisson samples
         # too.
@@ -96,12 +96,12 @@ def sampled_gaussian_epsilon(
         )
         return min(renyi_epsilon, epsilon_with_less_noise)
     is_rare = k * q <= 100 * delta
-    return _refined_epsilon(noise_multiplier, q, k, delta - error, is_rare=is_rare)
+    return _refined_epsilon(noise_multiplier, q, k, delta - rounding_error, is_rare=is_rare)
 
 
 def _composition_error(compositions: int) -> float:
-    """Returns a safe bound on the rounding error in a delta of dp_accounting: ten times the error
-    that was measured.
+    """Returns a bound on the rounding error in a delta of dp_accounting, ten times as large as the
+    error that was measured.
     """
     return max(_COMPOSITION_ERROR, _ERROR_PER_COMPOSITION * compositions)
 
@@ -118,28 +118,28 @@ def _refined_epsilon(
     beside the loss of one release, the finest useful grid would not fit into memory. The last grid
     then overstates it by up to 2e-4 at 2052 releases.
     """
-    scale = loss_scale(noise_multiplier)
+    typical_loss_size = loss_scale(noise_multiplier)
     relative_step = min(1e-3, 6e-3 / math.sqrt(k))
     finest_step = _FINEST_STEP_OF_RARE_SAMPLES if is_rare else _FINEST_STEP
     finest_step = max(finest_step, _ROUNDING_STEP * noise_multiplier)
-    finest_interval = finest_step * scale
-    interval = 1e-3 * scale
+    finest_grid_step = finest_step * typical_loss_size
+    grid_step = 1e-3 * typical_loss_size
     epsilon = math.inf
     while True:
-        accountant = _sampled_accountant(noise_multiplier, q, k, interval)
+        accountant = _sampled_accountant(noise_multiplier, q, k, grid_step)
         # The smallest epsilon of all grids is used, because with much noise, rounding errors can
         # make the result of a finer grid worse.
         epsilon = min(epsilon, float(accountant.get_epsilon(delta)))
-        next_interval = max(relative_step * epsilon, finest_interval)
-        if epsilon == 0 or interval <= 2 * next_interval:
+        next_grid_step = max(relative_step * epsilon, finest_grid_step)
+        if epsilon == 0 or grid_step <= 2 * next_grid_step:
             return epsilon
-        if relative_step * epsilon < finest_interval:
+        if relative_step * epsilon < finest_grid_step:
             # The grid step decreases by a factor of 16 at most, because a coarse grid often shows
             # already that epsilon is 0.
-            next_interval = max(next_interval, interval / 16)
+            next_grid_step = max(next_grid_step, grid_step / 16)
         # The grid steps are powers of two, so that calls with other deltas find their accountants
         # in the cache.
-        interval = 2.0 ** math.floor(math.log2(next_interval))
+        grid_step = 2.0 ** math.floor(math.log2(next_grid_step))
 
 
 @functools.lru_cache(maxsize=256)
@@ -164,28 +164,28 @@ def sampled_gaussian_curve(
     k = compositions
     if q == 1 or sigma == 0 or loss_scale(sigma) > MAX_EPSILON or sigma > _MAX_NOISE_MULTIPLIER:
         return ()
-    error = _composition_error(k)
+    rounding_error = _composition_error(k)
     total_variation = min(1.0, _total_variation_bound(sigma, q, k))
-    if total_variation < 1e3 * error:
+    if total_variation < 1e3 * rounding_error:
         return ((0.0, total_variation),)
     epsilons = epsilons_of_curve(sigma / math.sqrt(k))
-    interval = 2.0 ** math.floor(math.log2(1e-3 * loss_scale(sigma)))
+    grid_step = 2.0 ** math.floor(math.log2(1e-3 * loss_scale(sigma)))
     best_deltas = [1.0] * len(epsilons)
     for _ in range(_MAX_REFINEMENTS):
         # A coarse grid of privacy losses can only overstate delta. So the grid is refined until a
         # finer one lowers delta only a little.
         previous_delta = best_deltas[0]
         try:
-            accountant = _sampled_accountant(sigma, q, k, interval)
-            deltas = [float(delta) + error for delta in accountant.get_delta(epsilons)]
+            accountant = _sampled_accountant(sigma, q, k, grid_step)
+            deltas = [float(delta) + rounding_error for delta in accountant.get_delta(epsilons)]
         except ValueError:
             # For privacy losses in the hundreds, dp_accounting raises "deltas are not in
             # non-increasing order". The deltas of the coarser grids are then the result.
             break
         best_deltas = [min(pair) for pair in zip(best_deltas, deltas, strict=True)]
-        if best_deltas[0] > 0.998 * previous_delta or interval < _ROUNDING_STEP * sigma:
+        if best_deltas[0] > 0.998 * previous_delta or grid_step < _ROUNDING_STEP * sigma:
             break
-        interval /= 4
+        grid_step /= 4
     best_deltas[0] = min(best_deltas[0], total_variation)
     return tuple(zip(epsilons, best_deltas, strict=True))
 
@@ -202,8 +202,8 @@ def _total_variation_bound(noise_multiplier: float, q: float, k: int) -> float:
     union_bound = k * q * math.erf(s / math.sqrt(8))
     if s >= 1:
         return union_bound
-    divergence = k * math.log1p(q * q * math.expm1(s * s))
-    return min(union_bound, math.sqrt(divergence / 2))
+    renyi_divergence = k * math.log1p(q * q * math.expm1(s * s))
+    return min(union_bound, math.sqrt(renyi_divergence / 2))
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,5 +1,5 @@
-"""Bounds on attacks that try to find out whether one client took part in a run: the largest
-true-positive rate of such an attack at each false-positive rate.
+"""Upper bounds on the true-positive rate, at each false-positive rate, of attacks that try to find
+out whether one client took part in a run.
 
 The attacker knows the plan, all releases and every other client. It decides whether the updates of
 one client are the ones that it suspects, or zero (the zero-out relation). T(a) is an upper bound on
@@ -76,8 +76,8 @@ class AttackRisk:
             raise ValueError(f"mu={mu!r} must not be negative: {_MU_HINT}")
         hint = "count the clients of one user"
         devices = checks.integer("devices", self.devices, low=1, high=10**9, hint=hint)
-        failure = checks.probability("failure", self.failure)
-        fields.set_fields(self, {"mu": mu, "devices": devices, "failure": failure})
+        failure_probability = checks.probability("failure", self.failure)
+        fields.set_fields(self, {"mu": mu, "devices": devices, "failure": failure_probability})
         hint = "give a list of (epsilon, delta), as proven"
         if not isinstance(self.pairs, list | tuple):
             raise TypeError(f"pairs={self.pairs!r} is a {type(self.pairs).__name__}: {hint}")
@@ -134,9 +134,8 @@ class AttackRisk:
             return 1.0
         if not self.pairs:
             return self._gaussian_success(rare, common)
-        # Each pair (epsilon, delta) holds in both directions, with and without the client
-        # exchanged, so false positives and false negatives may be swapped. So it does not matter
-        # which of the two cases is the rare one.
+        # Each pair (epsilon, delta) also holds if the cases with and without the client are
+        # exchanged. So it does not matter which of the two cases is the rare one.
         difference = self._largest_difference(common / rare)
         pair_success = (common + rare * difference) * (1 + 1e-15)
         return min(self._gaussian_success(rare, common), pair_success)
@@ -152,21 +151,21 @@ class AttackRisk:
             return common
         if math.isinf(self.mu):
             return 1.0
-        shift = math.log(common / rare) / self.mu
-        true_positive_rate = _phi(self.mu / 2 - shift)
-        true_negative_rate = _phi(self.mu / 2 + shift)
+        threshold_shift = math.log(common / rare) / self.mu
+        true_positive_rate = _phi(self.mu / 2 - threshold_shift)
+        true_negative_rate = _phi(self.mu / 2 + threshold_shift)
         success = rare * true_positive_rate + common * true_negative_rate
         return min(1.0, success * (1 + _ROUNDING))
 
     @with_numpy_defaults
     def values(self) -> dict[str, Any]:
         """Returns the bounds by name in plain JSON types; an infinite mu is None."""
-        values = {"mu": finite_or_none(self.mu), "advantage": self.advantage}
+        bound_by_name = {"mu": finite_or_none(self.mu), "advantage": self.advantage}
         for rate in RATES:
-            values[f"true_positive_rate_at_{rate}"] = self.true_positive_rate(rate)
+            bound_by_name[f"true_positive_rate_at_{rate}"] = self.true_positive_rate(rate)
         if self.failure:
-            values["failure"] = self.failure
-        return values
+            bound_by_name["failure"] = self.failure
+        return bound_by_name
 
     @functools.cached_property
     def _lines(self) -> tuple[np.ndarray, np.ndarray]:
@@ -177,12 +176,13 @@ class AttackRisk:
         return np.exp(curve_points[:, 0]), curve_points[:, 1]
 
     def _pair_trade_off(self, rate: float) -> float:
-        """Computes an upper bound on the true-positive rate at a false-positive rate: the least one
-        that any of the pairs (epsilon, delta) proves.
+        """Computes the least upper bound on the true-positive rate at a false-positive rate that
+        any of the pairs (epsilon, delta) proves.
         """
         ratio, delta = self._lines
         bound_by_removal = delta + ratio * rate
-        # The difference of two numbers near 1 loses its last digits, so 1e-15 is added.
+        # The subtraction of two numbers near 1 has a rounding error of up to 1e-15, so this amount
+        # is added to keep the result an upper bound.
         bound_by_addition = 1 - (1 - delta - rate) / ratio + 1e-15
         least_bound = float(np.minimum(bound_by_removal, bound_by_addition).min())
         return min(1.0, least_bound * (1 + _ROUNDING))
@@ -207,9 +207,8 @@ class AttackRisk:
             third_of_width = (high_log_rate - low_log_rate) / 3
             if third_of_width < 1e-11:
                 break
-            # If the values at both points are equal, either both points are in the flat part at
-            # small rates, or the maximum lies between them. In both cases the left end of the
-            # interval may be moved.
+            # If the differences at the two inner points are equal, no point left of the first one
+            # has a larger difference. So the left end of the interval may be moved there.
             if difference(low_log_rate + third_of_width) <= difference(
                 high_log_rate - third_of_width
             ):
@@ -280,8 +279,8 @@ def attack_risk(plan: Plan, devices: int = 1) -> AttackRisk:
     epsilon = plan.epsilon
     if not math.isfinite(epsilon):
         return risk
-    # The pair of the plan's own epsilon and delta is added, because the curve may be worse at this
-    # delta.
+    # The pair of the plan's own epsilon and delta is added, because the privacy curve may have a
+    # larger epsilon at this delta.
     curve_points = (*risk.pairs, (epsilon, plan.delta))
     return dataclasses.replace(risk, pairs=curve_points, failure=2 * risk.failure)
 
@@ -293,9 +292,9 @@ def risk_by_curve(plan: Plan, devices: int = 1) -> AttackRisk:
     scheme = plan.sampling
     assert scheme is not None
     curve_points = scheme.curve(plan.mechanism, unit_noise(plan))
-    failure = scheme.curve_failure(plan.mechanism) if curve_points else 0.0
+    failure_probability = scheme.curve_failure(plan.mechanism) if curve_points else 0.0
     mu = devices / plan.noise_multiplier
-    return AttackRisk(mu=mu, pairs=curve_points, devices=devices, failure=failure)
+    return AttackRisk(mu=mu, pairs=curve_points, devices=devices, failure=failure_probability)
 
 
 def risk_of_pair(epsilon: float, delta: float) -> AttackRisk:
@@ -330,15 +329,15 @@ def trade_off_plot(
             y = math.ceil(curve(10 ** (4 * (x / width - 1))) * (height - 1))
             grid_rows[height - 1 - y][x] = letter
     label_by_row = {0: "100%", (height - 1) // 2: "50%", height - 1: "0%"}
-    lines = []
+    plot_lines = []
     for i, row in enumerate(grid_rows):
-        lines.append(f"|{''.join(row)}| {label_by_row.get(i, '')}".rstrip())
-    labels = [f"{label:<{width // 4}}" for label in ("0.01%", "0.1%", "1%", "10%")]
+        plot_lines.append(f"|{''.join(row)}| {label_by_row.get(i, '')}".rstrip())
+    axis_labels = [f"{label:<{width // 4}}" for label in ("0.01%", "0.1%", "1%", "10%")]
     return [
         "True-positive rate",
-        *lines,
+        *plot_lines,
         f"+{'':-<{width + 1}}+",
-        "".join([*labels, "100%"]),
+        "".join([*axis_labels, "100%"]),
         "False-positive rate",
         "o bound by the noise   - bound by epsilon and delta   . guessing",
     ]

@@ -31,11 +31,11 @@ from fedmf.privacy.plan import per_query_noise_multiplier
 from fedmf.privacy.sampling import Sampling, scheme_class, scheme_name
 from fedmf.workloads import Workload, check_workload
 
-# A row of the table of bands is called close if its rmse is at most this many times the smallest
-# one.
+# A candidate for the number of bands is called close if its rmse is at most this many times the
+# smallest rmse.
 CLOSE = 1.01
 # The search for the best number of bands ends when the neighbouring candidates differ from it by at
-# most this ratio. So small a difference in bands hardly changes the error.
+# most this ratio. Smaller differences in the number of bands hardly change the error.
 _FINEST_RATIO = 1.06
 
 
@@ -112,7 +112,7 @@ class BandSearch:
 
     @property
     def participation(self) -> Participation:
-        """The participation that is assumed without sampling: a fixed order, in which every client
+        """The participation that is assumed without sampling, a fixed order in which every client
         takes part once in population // cohort_size rounds.
         """
         n = self.workload.rounds
@@ -129,8 +129,8 @@ class BandSearch:
         n = self.workload.rounds
         row_by_bands: dict[int, BandRow] = {}
         candidates = _powers_of_two(min(n, self.population // self.cohort_size))
-        # The fit with the most bands takes most memory. If it does not fit, the error comes before
-        # the first fit and not after hours.
+        # The fit with the most bands takes most memory. Its memory is checked first, so that an
+        # error is raised before the first fit and not after hours.
         check_memory_of_fit(n, candidates[-1], hint="pass smaller candidates as `bands`")
         while candidates:
             for b in candidates:
@@ -144,10 +144,10 @@ class BandSearch:
         """
         n = self.workload.rounds
         hint = f"a number of diagonals in 1..{n}"
-        entries = checks.entries("bands", bands, hint=f"list candidates, each {hint}")
-        if not entries:
+        bands_entries = checks.entries("bands", bands, hint=f"list candidates, each {hint}")
+        if not bands_entries:
             raise ValueError(f"bands={bands!r} is empty: list candidates, each {hint}")
-        candidates = {checks.integer("bands", b, low=1, high=n, hint=hint) for b in entries}
+        candidates = {checks.integer("bands", b, low=1, high=n, hint=hint) for b in bands_entries}
         check_memory_of_fit(n, max(candidates), hint="leave the largest of `bands` out")
         return sorted(candidates)
 
@@ -171,16 +171,16 @@ class BandSearch:
         return self._row(mechanism, self.workload.rounds, None)
 
     def _row(self, mechanism: Mechanism, bands: int, scheme: Sampling | None) -> BandRow:
-        """Computes the row of a mechanism: calibrates its noise to the target, with sampling by
-        `scheme` or without sampling, and evaluates its error.
+        """Calibrates a mechanism's noise to the target, with sampling by `scheme` or without
+        sampling, evaluates its error, and returns both as a row.
         """
-        norm = column_norm(mechanism)
+        largest_column_norm = column_norm(mechanism)
         unsampled_sensitivity = sensitivity(mechanism, self.participation).value
         if scheme is None:
             probability = 1.0
             compositions = self.participation.max_participations
             z = gaussian_noise_multiplier(self.epsilon, self.delta)
-            sigma = z * unsampled_sensitivity / norm
+            sigma = z * unsampled_sensitivity / largest_column_norm
             risk = AttackRisk(mu=1 / z)
         else:
             probability = scheme.probability
@@ -191,7 +191,7 @@ class BandSearch:
             sigma = per_query_noise_multiplier(plan)
             risk = attack_risk(plan)
         one_epoch = Participation(rounds=self.workload.rounds, schema="single")
-        error = sigma * rmse(mechanism, self.workload, one_epoch)
+        weighted_rmse = sigma * rmse(mechanism, self.workload, one_epoch)
         return BandRow(
             bands=bands,
             family=mechanism.family,
@@ -199,16 +199,17 @@ class BandSearch:
             probability=probability,
             compositions=compositions,
             per_query_noise_multiplier=sigma,
-            noise_multiplier=sigma * norm / unsampled_sensitivity,
-            rmse=error,
-            effective_rmse=error / self.cohort_size,
+            noise_multiplier=sigma * largest_column_norm / unsampled_sensitivity,
+            rmse=weighted_rmse,
+            effective_rmse=weighted_rmse / self.cohort_size,
             advantage=risk.advantage,
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandChoice:
-    """The result of `choose_bands`: all candidates with their errors, and the best of them.
+    """The result of `choose_bands`, which has all candidates with their errors, and the best of
+    them.
 
     Attributes:
       search: the search that computed the rows.
@@ -252,10 +253,10 @@ class BandChoice:
 
     def summary(self) -> dict[str, Any]:
         """Returns the arguments of the search, its rows and the best row in plain JSON types."""
-        names = ("population", "cohort_size", "epsilon", "delta", "sampling")
+        setting_names = ("population", "cohort_size", "epsilon", "delta", "sampling")
         return {
             "rounds": self.participation.rounds,
-            **{name: getattr(self.search, name) for name in names},
+            **{name: getattr(self.search, name) for name in setting_names},
             "participation": self.participation.limits(),
             "best": dataclasses.asdict(self.best),
             "close": [row.bands for row in self.close],
@@ -276,8 +277,8 @@ def choose_bands(  # noqa: PLR0913  (the fields of `BandSearch` are arguments)
     delta: float,
     sampling: str = BandSearch.sampling,
 ) -> BandChoice:
-    """Finds the number of bands b with the least error at the same guarantee, sigma(b)^2 * loss(b)
-    (banded paper, Sec. 5).
+    """Finds the number of bands b of the mechanism with the least error at the same privacy
+    guarantee. The error is sigma(b)^2 * loss(b) (banded paper, Sec. 5).
 
     sigma(b) is the least noise for (epsilon, delta). If b * cohort_size < population, it is the
     noise of ceil(rounds / b) events with Poisson sampling at q = b * cohort_size / population, by
@@ -346,26 +347,26 @@ def _powers_of_two(limit: int) -> list[int]:
 
 
 def _refined_candidates(row_by_bands: dict[int, BandRow], n: int) -> list[int]:
-    """Returns new candidates between the best one and its neighbours: their geometric means, unless
-    the neighbours are within `_FINEST_RATIO` of the best one.
+    """Returns the geometric means of the best candidate and its neighbours as new candidates,
+    unless the neighbours are within `_FINEST_RATIO` of the best one.
 
     A geometric mean is replaced by the smallest number of bands b with the same ceil(n / b). The
     larger ones have as many composed events, and each event samples a client more often.
     """
-    numbers = sorted(row_by_bands)
-    best_bands = min(numbers, key=lambda b: row_by_bands[b].rmse)
-    best_index = numbers.index(best_bands)
-    candidates = []
+    sorted_bands = sorted(row_by_bands)
+    best_bands = min(sorted_bands, key=lambda b: row_by_bands[b].rmse)
+    best_index = sorted_bands.index(best_bands)
+    new_candidates = []
     for i in (best_index - 1, best_index):
-        if not 0 <= i < len(numbers) - 1:
+        if not 0 <= i < len(sorted_bands) - 1:
             continue
-        lower_candidate = numbers[i]
-        upper_candidate = numbers[i + 1]
+        lower_candidate = sorted_bands[i]
+        upper_candidate = sorted_bands[i + 1]
         if (
             upper_candidate > _FINEST_RATIO * lower_candidate
             and upper_candidate > lower_candidate + 1
         ):
-            mean = round(math.sqrt(lower_candidate * upper_candidate))
-            compositions = -(-n // mean)
-            candidates.append(-(-n // compositions))
-    return [b for b in candidates if b not in row_by_bands]
+            geometric_mean = round(math.sqrt(lower_candidate * upper_candidate))
+            compositions = -(-n // geometric_mean)
+            new_candidates.append(-(-n // compositions))
+    return [b for b in new_candidates if b not in row_by_bands]

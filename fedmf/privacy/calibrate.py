@@ -1,4 +1,4 @@
-"""Calibration of the noise: finds the plan with the least noise that meets a privacy target."""
+"""Calibration of the noise, which finds the plan with the least noise that meets a target."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ from fedmf.privacy.source_tail import HOST_END, check_tail
 _MIN_RISK = 1e-8
 _RATES_HINT = "use (0.01, 0.05): a true-positive rate of 5% at a false-positive rate of 1%"
 # The search for the noise has a relative tolerance. If its result misses the target, the noise is
-# raised in steps, of which the first has this relative size. Simulated schemes have larger
+# raised in growing steps, and the first step has this relative size. Simulated schemes have larger
 # tolerances and steps, since their epsilons are random.
 _SIMULATED_TOLERANCE = 1e-4
 _SIMULATED_STEP = 2e-3
@@ -33,7 +33,7 @@ _STEP = 1e-7
 
 
 class Target(TypedDict, total=False):
-    """A privacy target for `calibrate`: a dict with exactly one of the keys below.
+    """A privacy target for `calibrate`, given as a dict with exactly one of the keys below.
 
     Attributes:
       epsilon: largest epsilon at the plan's delta; positive and below 5000.
@@ -49,7 +49,8 @@ class Target(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Limit:
-    """A privacy target after its validation: a quantity, and the largest value that it may have.
+    """A validated privacy target, which consists of a quantity, such as epsilon, and the largest
+    value that it may have.
 
     Attributes:
       name: name of the limited quantity in errors.
@@ -131,8 +132,8 @@ def _limit(delta: float, target: Target) -> _Limit:
     if unknown_names:
         raise TypeError(f"{unknown_names[0]} is unknown: {hint}")
     if len(value_by_name) != 1:
-        names = sorted(value_by_name)
-        raise ValueError(f"{names} are {len(names)} targets: {hint}")
+        given_targets = sorted(value_by_name)
+        raise ValueError(f"{given_targets} are {len(given_targets)} targets: {hint}")
     ((name, value),) = value_by_name.items()
     if name == "epsilon":
         epsilon = check_epsilon(value)
@@ -193,10 +194,10 @@ def _risk_limit(
       risk_of: returns the limited quantity of an attack risk.
     """
     multiplier = 1 / mu if mu else math.inf
-    step = 1e-9
+    margin_step = 1e-9
     while risk_of(AttackRisk(mu=1 / multiplier)) > limit:
-        multiplier *= 1 + step
-        step *= 2
+        multiplier *= 1 + margin_step
+        margin_step *= 2
         if multiplier > 1e12:
             raise ValueError(f"{name}={limit} cannot be distinguished from guessing: raise it")
     return _Limit(name=name, limit=limit, unamplified_noise_multiplier=multiplier, risk_of=risk_of)
@@ -294,17 +295,16 @@ def _with_amplification(unamplified_plan: Plan, limit: _Limit) -> Plan:
         return dataclasses.replace(unamplified_plan, noise_multiplier=noise / sensitivity)
 
     def estimated_risk(sigma: float) -> float:
-        if unit * sigma >= unamplified_noise:
+        if query_sensitivity * sigma >= unamplified_noise:
             return limit.limit / 2
-        return limit.estimate(with_noise(unit * sigma))
+        return limit.estimate(with_noise(query_sensitivity * sigma))
 
-    # The search is over the noise multiplier of one sampled query, whose sensitivity is the largest
-    # column norm, because `least_noise_multiplier` refuses multipliers of one query that are
-    # negligible.
-    unit = column_norm(unamplified_plan.mechanism)
+    # The search is over the noise multiplier of one sampled query, and not of the whole run,
+    # because `least_noise_multiplier` refuses a negligible multiplier of one query.
+    query_sensitivity = column_norm(unamplified_plan.mechanism)
     tolerance = _SIMULATED_TOLERANCE if scheme.simulated else _TOLERANCE
-    step = _SIMULATED_STEP if scheme.simulated else _STEP
-    noise = unit * least_noise_multiplier(
+    first_step = _SIMULATED_STEP if scheme.simulated else _STEP
+    noise = query_sensitivity * least_noise_multiplier(
         estimated_risk, limit.limit, relative=tolerance, name=limit.name
     )
     plan = with_noise(min(unamplified_noise, noise))
@@ -314,7 +314,9 @@ def _with_amplification(unamplified_plan: Plan, limit: _Limit) -> Plan:
     for _ in range(MAX_ATTEMPTS - 1):
         if limit.value(plan) <= limit.limit:
             return plan
-        multiplier = min(plan.noise_multiplier * (1 + step), limit.unamplified_noise_multiplier)
+        multiplier = min(
+            plan.noise_multiplier * (1 + first_step), limit.unamplified_noise_multiplier
+        )
         plan = dataclasses.replace(plan, noise_multiplier=multiplier)
-        step *= 2
+        first_step *= 2
     return unamplified_plan

@@ -46,15 +46,15 @@ def group_epsilon(
 
     if delta / clients < min_delta:
         return math.inf
-    log_low = math.log(min_delta)
-    log_high = math.log(delta / clients)
+    low_log_delta = math.log(min_delta)
+    high_log_delta = math.log(delta / clients)
     best_epsilon = math.inf
     for _ in range(24):
-        log_middle = (log_low + log_high) / 2
-        epsilon, delta_of_group = group_guarantee(math.exp(log_middle))
+        middle_log_delta = (low_log_delta + high_log_delta) / 2
+        epsilon, delta_of_group = group_guarantee(math.exp(middle_log_delta))
         if delta_of_group <= delta:
             best_epsilon = min(best_epsilon, epsilon)
-            log_low = log_middle
+            low_log_delta = middle_log_delta
         else:
-            log_high = log_middle
+            high_log_delta = middle_log_delta
     return best_epsilon

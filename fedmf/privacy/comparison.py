@@ -31,7 +31,7 @@ DEFAULT_FAMILIES = ("identity", "tree", "blt", "banded")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the comparison: one mechanism with the noise that it needs for one epsilon.
+    """A row of the comparison, with one mechanism and the noise that it needs for one epsilon.
 
     Attributes:
       family, bands: family and number of bands of the mechanism.
@@ -60,7 +60,9 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The name of the row: the mechanism family, with the sampling scheme if there is one."""
+        """The name of the row, which consists of the mechanism family and the sampling scheme if
+        there is one.
+        """
         if self.sampling is None:
             return self.family
         return f"{self.family}, {self.sampling}"
@@ -117,8 +119,8 @@ class Comparison:
         bands = plan_fields.get("bands")
         identity_fields = {name: value for name, value in plan_fields.items() if name != "bands"}
         schema = plan_fields.get("schema") or PlanConfig.schema
-        settings = SCHEMAS[checks.one_of("schema", schema, tuple(SCHEMAS))].settings
-        needs_separation = "min_sep" in settings and not plan_fields.get("sampling")
+        schema_settings = SCHEMAS[checks.one_of("schema", schema, tuple(SCHEMAS))].settings
+        needs_separation = "min_sep" in schema_settings and not plan_fields.get("sampling")
         is_missing = needs_separation and plan_fields.get("min_sep") is None
         if is_missing:
             identity_fields["min_sep"] = 1
@@ -154,11 +156,11 @@ class Comparison:
 
     def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Returns the settings of the comparison and its rows in plain JSON types."""
-        p = self.config.participation()
+        participation = self.config.participation()
         return {
-            "rounds": p.rounds,
-            "min_sep": p.min_sep,
-            "max_participations": p.max_participations,
+            "rounds": participation.rounds,
+            "min_sep": participation.min_sep,
+            "max_participations": participation.max_participations,
             "population": self.population,
             "cohort_size": self.config.cohort_size,
             "delta": self.config.delta,
@@ -167,8 +169,8 @@ class Comparison:
         }
 
     def rows(self, left_out: dict[str, str] | None = None) -> Iterator[Row]:
-        """Yields the rows of the comparison: the rows of each family, one for each epsilon, and
-        then the rows of each sampling scheme.
+        """Yields the rows of each family, one for each epsilon, and then the rows of each sampling
+        scheme.
 
         Args:
           left_out: collects the reason for each family that does not fit into memory and has no
@@ -304,10 +306,10 @@ def check_ins(text: str, *, rounds: int, population: int, cohort_size: int) -> d
     >>> check_ins("20000", rounds=2000, population=3_000_000, cohort_size=6500)["min_sep"]
     450
     """
-    match = re.fullmatch(r"every:(\d*\.?\d*)(hour|day|week)s?", text)
+    frequency_match = re.fullmatch(r"every:(\d*\.?\d*)(hour|day|week)s?", text)
     try:
-        num_units = float(match[1] or 1) if match else math.nan
-        check_ins_per_round = cohort_size if match else float(text)
+        num_units = float(frequency_match[1] or 1) if frequency_match else math.nan
+        check_ins_per_round = cohort_size if frequency_match else float(text)
     except ValueError:
         check_ins_per_round = math.nan
     if not math.isfinite(check_ins_per_round) or num_units <= 0:
@@ -329,8 +331,8 @@ def check_ins(text: str, *, rounds: int, population: int, cohort_size: int) -> d
         "min_sep": min_sep,
         "participations": -(-rounds // min_sep),
     }
-    if match:
-        days = num_units * _DAYS_BY_UNIT[match[2]]
+    if frequency_match:
+        days = num_units * _DAYS_BY_UNIT[frequency_match[2]]
         values["rounds_a_day"] = rounds_between / days
         values["days"] = rounds * days / rounds_between
     return values

@@ -1,5 +1,5 @@
-"""The configuration of a plan, whose fields are command-line options and keys of config files:
-participation, mechanism, privacy target and clip norm.
+"""The configuration of a plan (participation, mechanism, privacy target and clip norm), whose
+fields are command-line options and keys of config files.
 """
 
 import dataclasses
@@ -215,8 +215,8 @@ class PlanConfig:
         return any(getattr(self, name) for name in TARGETS)
 
     def target(self) -> Target:
-        """Returns the privacy target for `calibrate`, such as {"epsilon": 8.0}; an empty dict if
-        the config sets a noise multiplier instead.
+        """Returns the privacy target as the dict that `calibrate` takes; an empty dict if the
+        config sets a noise multiplier instead.
         """
         if self.true_positive_rate is not None:
             return {"true_positive_rate": parse_rates(self.true_positive_rate)}
@@ -245,8 +245,8 @@ class PlanConfig:
         """
         scheme = self.scheme()
         if scheme is not None:
-            epoch = min(self.rounds, scheme.population // scheme.cohort_size)
-            return Participation(rounds=self.rounds, schema="fixed_epoch", min_sep=epoch)
+            rounds_per_epoch = min(self.rounds, scheme.population // scheme.cohort_size)
+            return Participation(rounds=self.rounds, schema="fixed_epoch", min_sep=rounds_per_epoch)
         return SCHEMAS[self.schema].for_fit(
             rounds=self.rounds,
             min_sep=self.min_sep,
@@ -311,12 +311,12 @@ class PlanConfig:
         family = FAMILIES[family_name]
         options: dict[str, Any] = dict(self.mechanism_options)
         for name in OPTIONS_WITH_FIELDS:
-            value = getattr(self, name)
-            if value is not None:
-                options[name] = value
+            option_value = getattr(self, name)
+            if option_value is not None:
+                options[name] = option_value
         if "equal_norms" in family.options:
-            # The fit assumes as many participations as min_sep allows. A smaller limit only lowers
-            # the sensitivity of the fitted mechanism.
+            # The fit assumes as many participations as min_sep allows. A smaller limit on
+            # participations only lowers the sensitivity of the fitted mechanism.
             participation = dataclasses.replace(
                 participation,
                 max_participations=None,  # type: ignore[arg-type]
@@ -391,7 +391,7 @@ class PlanConfig:
         )
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)
-        _ = plan.stddev  # The property raises ValueError if float32 cannot hold the noise.
+        _ = plan.stddev  # Raises ValueError if float32 cannot hold the noise.
         return plan
 
     @classmethod
@@ -410,9 +410,11 @@ class PlanConfig:
           mechanism: the file from which the copy reads the plan's mechanism.
         """
         check_plan(plan)
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)}
-        # Fields that the plan determines are reset to their defaults, and the ones that this plan
-        # uses are then set from it below.
+        value_by_field = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(PlanConfig)
+        }
+        # Fields that a plan determines are reset to their defaults. The ones that this plan uses
+        # are then set from it.
         determined_names = {
             *FIT_FIELDS,
             *SETTINGS,
@@ -422,29 +424,29 @@ class PlanConfig:
             "budget",
         }
         determined_names |= {"schema", "max_participations", "private_metrics", "largest_loss"}
-        determined_names |= {name for name in values if name.startswith("clip_")}
+        determined_names |= {name for name in value_by_field if name.startswith("clip_")}
         for name in determined_names - {"cohort_size"}:
-            del values[name]
-        values["family"] = "file"
-        values["mechanism"] = mechanism
-        values["rounds"] = plan.participation.rounds
-        values["noise_multiplier"] = plan.noise_multiplier
-        values["delta"] = plan.delta
-        values["clip_norm"] = plan.clip_norm
+            del value_by_field[name]
+        value_by_field["family"] = "file"
+        value_by_field["mechanism"] = mechanism
+        value_by_field["rounds"] = plan.participation.rounds
+        value_by_field["noise_multiplier"] = plan.noise_multiplier
+        value_by_field["delta"] = plan.delta
+        value_by_field["clip_norm"] = plan.clip_norm
         if plan.private_metrics is not None:
-            values["private_metrics"] = plan.private_metrics.share
-            values["largest_loss"] = plan.private_metrics.largest_loss
+            value_by_field["private_metrics"] = plan.private_metrics.share
+            value_by_field["largest_loss"] = plan.private_metrics.largest_loss
         if plan.sampling is not None:
-            values |= plan.sampling.settings()
+            value_by_field |= plan.sampling.settings()
         else:
-            values |= plan.participation.to_config()
+            value_by_field |= plan.participation.to_config()
         if plan.quantile_clipping is not None:
             for name, value in dataclasses.asdict(plan.quantile_clipping).items():
-                values[f"clip_{name}"] = value
+                value_by_field[f"clip_{name}"] = value
         if plan.simulation is not None:
-            values["cohort_size"] = plan.simulation.simulated
-            values["claimed_cohort"] = plan.simulation.claimed
-        return PlanConfig(**values)
+            value_by_field["cohort_size"] = plan.simulation.simulated
+            value_by_field["claimed_cohort"] = plan.simulation.claimed
+        return PlanConfig(**value_by_field)
 
     def flat(self) -> dict[str, Any]:
         """Returns all values of the config in one dict, by the names that config files use.
@@ -452,8 +454,10 @@ class PlanConfig:
         Options of the mechanism stand beside the fields, under their own names. Options of a
         training task have names of the form task_option.NAME.
         """
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return with_flat_options(values)
+        value_by_field = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
+        }
+        return with_flat_options(value_by_field)
 
     def flags(self, *, leave_out: tuple[str, ...] = (), always: tuple[str, ...] = ()) -> list[str]:
         """Returns the command-line options that make this config, such as ["--rounds 8"]. Fields at
@@ -463,8 +467,8 @@ class PlanConfig:
           leave_out: fields that get no option.
           always: fields that get an option even at their default.
         """
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return flags_of(self.flat(), defaults, leave_out=leave_out, always=always)
+        default_by_field = {field.name: field.default for field in dataclasses.fields(self)}
+        return flags_of(self.flat(), default_by_field, leave_out=leave_out, always=always)
 
     def to_json(self) -> str:
         """Returns the fields as indented JSON, in the format of the config file of a run folder."""

@@ -40,8 +40,8 @@ def check_mechanism_fields(config: PlanFields) -> None:
     """
     for name in ("bands", "decoder", "mechanism"):
         families = families_taking(name)
-        needs = f"family={' or '.join(families)}, not family={config.family}"
-        fields.require(config, name, needs=needs, present=config.family in families)
+        needed_family = f"family={' or '.join(families)}, not family={config.family}"
+        fields.require(config, name, needs=needed_family, present=config.family in families)
     if config.family == "file" and config.mechanism is None:
         raise ValueError(
             "family=file needs a file: give mechanism, a path that `fedmf fit --out` wrote"
@@ -51,8 +51,10 @@ def check_mechanism_fields(config: PlanFields) -> None:
             f"bands={config.bands} must be at most rounds={config.rounds}: a matrix of that size "
             "has no more diagonals"
         )
-    is_used = config.workload == "momentum_sgd"
-    fields.require(config, "workload_momentum", needs="workload=momentum_sgd", present=is_used)
+    takes_momentum = config.workload == "momentum_sgd"
+    fields.require(
+        config, "workload_momentum", needs="workload=momentum_sgd", present=takes_momentum
+    )
 
 
 def checked_mechanism_options(config: PlanFields) -> dict[str, Any]:
@@ -70,10 +72,10 @@ def checked_mechanism_options(config: PlanFields) -> dict[str, Any]:
             raise ValueError(f"mechanism_options has {name}={value!r}: give the field {name}")
         if name not in option_by_name:
             families = families_with(name)
-            owner = f"family={' or '.join(families)}" if families else "no family"
+            owning_family = f"family={' or '.join(families)}" if families else "no family"
             raise ValueError(
-                f"{name}={value!r} belongs to {owner}, not to family={config.family}: leave it "
-                "out, or choose another family"
+                f"{name}={value!r} belongs to {owning_family}, not to family={config.family}: "
+                "leave it out, or choose another family"
             )
         option = option_by_name[name]
         if value is not None and value != option.default:

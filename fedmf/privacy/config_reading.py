@@ -36,8 +36,8 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns the dict of a JSON object's names and values. Raises ValueError if a name occurs
     twice.
     """
-    names = [name for name, _ in pairs]
-    repeated_names = [name for name in names if names.count(name) > 1]
+    all_names = [name for name, _ in pairs]
+    repeated_names = [name for name in all_names if all_names.count(name) > 1]
     if repeated_names:
         raise ValueError(f"JSON has {repeated_names[0]!r} twice: leave one of them out")
     return dict(pairs)
@@ -72,8 +72,8 @@ def config_from_values(
     except msgspec.ValidationError as error:
         # msgspec puts the field at the end of its message: "Expected `int`, got `str` - at
         # `$.rounds`". The message that fedmf raises begins with the field and its value.
-        match = re.search(r" - at `\$\.(\w+)`$", str(error))
+        field_match = re.search(r" - at `\$\.(\w+)`$", str(error))
         name_and_value = ""
-        if match and match[1] in nested_values:
-            name_and_value = f"{match[1]}={nested_values[match[1]]!r}: "
+        if field_match and field_match[1] in nested_values:
+            name_and_value = f"{field_match[1]}={nested_values[field_match[1]]!r}: "
         raise ValueError(f"{origin}: {name_and_value}{error}") from error

@@ -1,5 +1,5 @@
-"""Privacy curves: pairs (epsilon, delta) for many epsilons that hold simultaneously. Bounds on the
-risk of an attack follow from them.
+"""Privacy curves, which are pairs (epsilon, delta) for many epsilons that hold simultaneously.
+Bounds on the risk of an attack follow from them.
 """
 
 import functools
@@ -12,16 +12,16 @@ from fedmf.privacy.monte_carlo import FAILURE
 # First word of the seed of the sample from which a privacy curve is computed. Searches and proofs
 # have other first words, so that their samples are independent of this one.
 _CURVE = PROOF + 1
-# Limits of the simulation of a curve: it may draw or compute _WORK numbers, which takes ten
-# seconds, or _SEARCH_WORK numbers during a search. A sample has at most _MAX_SIZE losses.
+# Limits of the simulation of a curve. It may draw or compute _WORK numbers, which takes ten
+# seconds, or _SEARCH_WORK numbers during a search for the noise.
 _WORK = 2e8
 _SEARCH_WORK = 1e8
 _MAX_SIZE = 2**18
 
 
 def epsilons_of_curve(noise_multiplier: float) -> list[float]:
-    """Returns the epsilons of a privacy curve: 0, and a geometric sequence up to an epsilon at
-    which a Gaussian release with this noise multiplier has a negligible delta.
+    """Returns the epsilons of a privacy curve, which are 0 and a geometric sequence up to an
+    epsilon at which a Gaussian release with this noise multiplier has a negligible delta.
 
     >>> len(epsilons_of_curve(1.0))
     101
@@ -50,21 +50,21 @@ def simulated_curve(
     Returns:
       The pairs; empty if the losses overflow.
     """
-    work = _SEARCH_WORK if search else _WORK
+    work_limit = _SEARCH_WORK if search else _WORK
     purpose = SEARCH if search else _CURVE
-    size = int(min(max(work / losses.work, 2**10), _MAX_SIZE))
+    sample_size = int(min(max(work_limit / losses.work, 2**10), _MAX_SIZE))
     try:
-        removed = remove_sample(losses, 1, size, purpose)
-        added = add_sample(losses, size, purpose)
+        removal_sample = remove_sample(losses, 1, sample_size, purpose)
+        addition_sample = add_sample(losses, sample_size, purpose)
     except FloatingPointError:
         return ()
-    # For each epsilon, `removed.bound` and `added.bound` are called once. Each call may fail with
-    # this probability.
-    failure = FAILURE / (2 * len(epsilons))
-    points = (0.0, -1.0)
-    curve = []
+    # For each epsilon there are two bounds on delta, for removing and for adding a client. Each of
+    # the bounds may fail with this probability.
+    failure_per_bound = FAILURE / (2 * len(epsilons))
+    line_points = (0.0, -1.0)
+    curve_points = []
     for epsilon in epsilons:
-        remove_delta = removed.bound(epsilon, failure)
-        add_delta = added.bound(epsilon, points, failure)
-        curve.append((epsilon, min(1.0, max(remove_delta, add_delta))))
-    return tuple(curve)
+        removal_delta = removal_sample.bound(epsilon, failure_per_bound)
+        addition_delta = addition_sample.bound(epsilon, line_points, failure_per_bound)
+        curve_points.append((epsilon, min(1.0, max(removal_delta, addition_delta))))
+    return tuple(curve_points)

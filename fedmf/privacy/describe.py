@@ -1,5 +1,5 @@
-"""Descriptions of a plan for people and files: its numbers in plain JSON types, its guarantee, and
-its privacy statement in words.
+"""Descriptions of a plan for people and files, such as its numbers in plain JSON types, its
+guarantee, and its privacy statement in words.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ def _further_streams(plan: Plan) -> dict[str, Any]:
     """Returns the settings and noise of quantile_clipping and private_metrics; an empty dict for a
     plan that has neither.
     """
-    facts = {}
+    stream_facts = {}
     multiplier_of_updates = update_noise_multiplier(plan)
     if plan.quantile_clipping is not None:
         clipping_facts = dataclasses.asdict(plan.quantile_clipping)
@@ -85,7 +85,7 @@ def _further_streams(plan: Plan) -> dict[str, Any]:
             noise_multiplier_without_metrics(plan)
         )
         clipping_facts["bit_stddev"] = bit_stddev(plan)
-        facts["quantile_clipping"] = clipping_facts
+        stream_facts["quantile_clipping"] = clipping_facts
     if plan.private_metrics is not None:
         metric_facts = dataclasses.asdict(plan.private_metrics)
         metric_facts["update_noise_multiplier"] = multiplier_of_updates
@@ -93,8 +93,8 @@ def _further_streams(plan: Plan) -> dict[str, Any]:
             plan.noise_multiplier
         )
         metric_facts["stddev"] = metric_stddev(plan)
-        facts["private_metrics"] = metric_facts
-    return facts
+        stream_facts["private_metrics"] = metric_facts
+    return stream_facts
 
 
 def _sampling_facts(plan: Plan, further_facts: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -103,14 +103,14 @@ def _sampling_facts(plan: Plan, further_facts: Mapping[str, Any]) -> dict[str, A
     """
     if plan.sampling is None:
         return None
-    facts = {**plan.sampling.facts(plan.mechanism.rounds), **further_facts}
-    facts["per_query_noise_multiplier"] = per_query_noise_multiplier(plan)
-    return facts
+    scheme_facts = {**plan.sampling.facts(plan.mechanism.rounds), **further_facts}
+    scheme_facts["per_query_noise_multiplier"] = per_query_noise_multiplier(plan)
+    return scheme_facts
 
 
 def guarantee_values(plan: Plan) -> dict[str, Any]:
-    """Returns the guarantee of a plan in plain JSON types: epsilon, delta, rho, attack risk, and
-    the numbers from which they were computed.
+    """Returns the guarantee of a plan (epsilon, delta, rho and attack risk) and the numbers from
+    which it was computed, in plain JSON types.
 
     An infinite epsilon is None.
     """
@@ -135,17 +135,17 @@ def risk_values(plan: Plan) -> dict[str, Any]:
     the participation.
     """
     risk = attack_risk(plan)
-    values = risk.values()
+    bound_by_name = risk.values()
     if plan.sampling is not None:
-        values["unamplified"] = AttackRisk(mu=risk.mu).values()
+        bound_by_name["unamplified"] = AttackRisk(mu=risk.mu).values()
     if plan.simulation is not None:
-        values["trained_here"] = AttackRisk(mu=risk.mu / cohort_scale(plan)).values()
-    return values
+        bound_by_name["trained_here"] = AttackRisk(mu=risk.mu / cohort_scale(plan)).values()
+    return bound_by_name
 
 
 def attack_values(plan: Plan) -> dict[str, Any]:
-    """Returns the values of a statement's section on attacks: the attack risk, the weaker bounds
-    that follow from epsilon alone, and a plot of both.
+    """Returns the values of a statement's section on attacks, which are the attack risk, the weaker
+    bounds that follow from epsilon alone, and a plot of both.
     """
     risk = attack_risk(plan)
     risk_by_epsilon = risk_of_pair(plan.epsilon, plan.delta)
@@ -175,7 +175,8 @@ def group_values(plan: Plan) -> list[dict[str, Any]]:
 
 @with_numpy_defaults
 def statement(plan: Plan) -> str:
-    """Returns the privacy statement of a plan, in the structure of the banded paper's App. K.1.
+    """Returns the privacy statement of a plan as Markdown. Its structure is that of the
+    banded paper, App. K.1.
 
     Args:
       plan: the plan of the run.
@@ -240,7 +241,7 @@ def statement_values(
     if rdp:
         guarantee["rdp_epsilon"] = finite_or_none(rdp_epsilon(plan))
     noise_source = tail_remark(plan) if subject.system == "plan" else None
-    values = {
+    statement_by_name = {
         "format": _statement.FORMAT,
         "date": _statement.today(),
         "system": subject.system,
@@ -264,10 +265,12 @@ def statement_values(
     }
     if plan.longer is not None:
         longer_plan = dataclasses.replace(plan.longer, delta=plan.delta)
-        values["longer"] = guarantee_values(longer_plan) | {"rounds": longer_plan.mechanism.rounds}
+        statement_by_name["longer"] = guarantee_values(longer_plan) | {
+            "rounds": longer_plan.mechanism.rounds
+        }
     if canaries:
-        values["canaries"] = canaries
-    return values
+        statement_by_name["canaries"] = canaries
+    return statement_by_name
 
 
 def _checked_population(population: int | None) -> int | None:
@@ -281,13 +284,15 @@ def _checked_population(population: int | None) -> int | None:
 
 
 def _release_values(plan: Plan) -> dict[str, Any]:
-    """Returns the values of a statement that describe the release: the output, the mechanism, the
+    """Returns the values of a statement that describe what is released, with the mechanism, the
     participation, the sampling and the noise.
     """
     is_private = plan.noise_multiplier > 0
-    released = "all privatised aggregates" if is_private else "all aggregates, without noise"
+    released_outputs = (
+        "all privatised aggregates" if is_private else "all aggregates, without noise"
+    )
     return {
-        "output": {"rounds": plan.mechanism.rounds, "released": released},
+        "output": {"rounds": plan.mechanism.rounds, "released": released_outputs},
         "unit_of_privacy": "client",
         "neighbouring_relation": "zero-out",
         "mechanism": {
@@ -310,20 +315,20 @@ def _sampling_clauses(plan: Plan) -> dict[str, Any]:
     scheme = plan.sampling
     if scheme is None:
         return {}
-    noise = unit_noise(plan)
-    clauses = scheme.description(plan.mechanism, noise).values()
+    noise_stddev = unit_noise(plan)
+    clauses = scheme.description(plan.mechanism, noise_stddev).values()
     # If clients are sampled independently, the size of a cohort must be secret too: together with
     # the other clients of the cohort it reveals whether a client is in it.
     clauses["secret"] = ", and so does how many are in any round" if scheme.independent else ""
-    evidence = scheme.evidence(plan.mechanism, noise, plan.delta)
+    evidence = scheme.evidence(plan.mechanism, noise_stddev, plan.delta)
     if evidence:
         clauses["evidence"] = evidence
     return clauses
 
 
 def _simulation(plan: Plan, population: int | None) -> dict[str, Any] | None:
-    """Returns the values of a statement about the simulation of a larger cohort: both cohort sizes,
-    and the number of clients that the claimed run needs. It is None without a simulation.
+    """Returns both cohort sizes of the simulation of a larger cohort, and the number of clients
+    that the claimed run needs; None without a simulation.
     """
     if plan.simulation is None:
         return None
@@ -357,13 +362,13 @@ def calibrate_command(
       rdp: as in `statement_values`.
       config: the config of the plan; None for a plan that was made in Python.
     """
-    words = ["fedmf calibrate", shell_path(mechanism), *_flags_of_all_rounds(plan, config)]
+    command_words = ["fedmf calibrate", shell_path(mechanism), *_flags_of_all_rounds(plan, config)]
     if plan.longer is not None:
-        words.append(f"--stop-after {plan.mechanism.rounds}")
-    words.append("--statement")
+        command_words.append(f"--stop-after {plan.mechanism.rounds}")
+    command_words.append("--statement")
     if rdp:
-        words.append("--rdp")
-    return " ".join(words)
+        command_words.append("--rdp")
+    return " ".join(command_words)
 
 
 def audit_log_command(
@@ -389,12 +394,12 @@ def audit_log_command(
         rounds_run = plan.participation.rounds
     all_rounds = (plan.longer or plan).participation.rounds
     value_by_option = {"rounds_run": None if rounds_run == all_rounds else rounds_run, **options}
-    words = ["fedmf audit log", shell_path(log), shell_path(mechanism)]
-    words += _flags_of_all_rounds(plan, config)
+    command_words = ["fedmf audit log", shell_path(log), shell_path(mechanism)]
+    command_words += _flags_of_all_rounds(plan, config)
     for name, value in value_by_option.items():
         if value is not None:
-            words.append(f"--{name.replace('_', '-')} {shell_word(str(value))}")
-    return " ".join(words)
+            command_words.append(f"--{name.replace('_', '-')} {shell_word(str(value))}")
+    return " ".join(command_words)
 
 
 def _flags_of_all_rounds(plan: Plan, config: PlanConfig | None) -> list[str]:

@@ -1,5 +1,5 @@
-"""Privacy amplification by samples of fixed size: epsilon of repeated Gaussian queries, by Renyi
-accounting (Wang, Balle and Kasiviswanathan 2019, Theorem 27).
+"""Privacy amplification by samples of fixed size, where epsilon of repeated Gaussian queries is
+computed by Renyi accounting (Wang, Balle and Kasiviswanathan 2019, Theorem 27).
 
 Each query sums a uniform subset of exactly B of m clients. Two data sets differ in one client, and
 their outputs have the distributions P and Q. A share q = B / m of the subsets contains the client.
@@ -40,8 +40,8 @@ _TERMS = 64
 # a step away from the best one makes epsilon 0.02% too large.
 _ORDER_RATIO = 2.0**0.0625
 # Expectations over a standard normal variable are computed on a grid of cells. Up to `_NEAR_END`
-# the cells have the same width, with `_CELLS_PER_DEVIATION` cells per unit. From there to
-# `_FAR_END`, each end of a cell is the one before times `_FAR_RATIO`.
+# the cells have the same width; from there to `_FAR_END`, cell ends grow by the factor
+# `_FAR_RATIO`.
 _CELLS_PER_DEVIATION = 256
 _NEAR_END = 20.0
 _FAR_RATIO = 1.005
@@ -85,8 +85,8 @@ def fixed_size_epsilon(
         return math.inf
     s = max(1 / noise_multiplier, _MIN_INVERSE)
     # Epsilon is 0 if delta is at least the total variation distance. By the inequality of
-    # Bretagnolle and Huber this distance is at most sqrt(1 - exp(-D_1)), where D_1 is the Renyi
-    # divergence of order 1, which is at most the one of order 2.
+    # Bretagnolle and Huber this distance is at most sqrt(1 - exp(-D)), where D is the Renyi
+    # divergence of order 2.
     if k * _log_sum(s, q, 2) <= -math.log1p(-delta * delta):
         return 0.0
 
@@ -107,19 +107,21 @@ def fixed_size_epsilon(
 
     # As a function of the Renyi order, epsilon first decreases and then increases. So the order
     # with the smallest epsilon can be found by bisection.
-    low = 0
-    high = 1
-    while decreases_at(high):
-        low = high
-        high = 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if decreases_at(middle):
-            low = middle
+    low_index = 0
+    high_index = 1
+    while decreases_at(high_index):
+        low_index = high_index
+        high_index = 2 * high_index
+    while high_index - low_index > 1:
+        middle_index = (low_index + high_index) // 2
+        if decreases_at(middle_index):
+            low_index = middle_index
         else:
-            high = middle
+            high_index = middle_index
     epsilons = [epsilon_of_order(order) for order in range(2, _TERMS)]
-    return max(0.0, min(epsilon_of_large_order(low), epsilon_of_large_order(high), *epsilons))
+    return max(
+        0.0, min(epsilon_of_large_order(low_index), epsilon_of_large_order(high_index), *epsilons)
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -137,22 +139,24 @@ def _cells() -> tuple[np.ndarray, np.ndarray]:
     near_ends = np.arange(-num_near, num_near + 1) / _CELLS_PER_DEVIATION
     num_far = math.ceil(math.log(_FAR_END / _NEAR_END, _FAR_RATIO))
     far_ends = _NEAR_END * _FAR_RATIO ** np.arange(1, num_far)
-    ends = np.concatenate([-far_ends[::-1], near_ends, far_ends])
-    distance = np.minimum(np.abs(ends[:-1]), np.abs(ends[1:]))
-    tail = special.ndtr(-np.abs(ends))
+    cell_ends = np.concatenate([-far_ends[::-1], near_ends, far_ends])
+    distance_to_zero = np.minimum(np.abs(cell_ends[:-1]), np.abs(cell_ends[1:]))
+    tail_probability = special.ndtr(-np.abs(cell_ends))
     with np.errstate(divide="ignore"):
-        log_difference = np.log(np.abs(np.diff(tail)))
-        log_mass = np.where(distance < _NEAR_END, log_difference, special.log_ndtr(-distance))
-    return ends, np.concatenate([log_mass, special.log_ndtr([ends[0], -ends[-1]])])
+        log_difference = np.log(np.abs(np.diff(tail_probability)))
+        log_mass = np.where(
+            distance_to_zero < _NEAR_END, log_difference, special.log_ndtr(-distance_to_zero)
+        )
+    return cell_ends, np.concatenate([log_mass, special.log_ndtr([cell_ends[0], -cell_ends[-1]])])
 
 
 def _log_distance(s: float) -> np.ndarray:
     """Computes log |R - 1| at the ends of the cells, where R is the ratio of two Gaussian densities
     at distance s.
     """
-    loss = s * _cells()[0] - s * s / 2
+    log_ratio = s * _cells()[0] - s * s / 2
     with np.errstate(divide="ignore"):
-        return np.maximum(loss, 0) + np.log(-np.expm1(-np.abs(loss)))
+        return np.maximum(log_ratio, 0) + np.log(-np.expm1(-np.abs(log_ratio)))
 
 
 def _log_expectation(
@@ -190,18 +194,18 @@ def _log_power_beyond(s: float, j: np.ndarray | float) -> np.ndarray | float:
 
 @functools.lru_cache(maxsize=16)
 def _log_terms(s: float) -> np.ndarray:
-    """Computes the logs of the factors T_j of the theorem for j = 2 .. 64, float64 of shape
+    """Computes the logs of the factors T_j of the theorem for j from 2 to 64, float64 of shape
     (63,).
     """
     j = np.arange(2.0, _TERMS + 1)
     even_terms = j[::2]
-    moments = _log_expectation(
+    log_moments = _log_expectation(
         even_terms[:, None] * _log_distance(s), 0.0, _log_power_beyond(s, even_terms)
     )
-    moments[0] = math.log(math.expm1(s * s))
-    odd_moments = (moments[:-1] + moments[1:]) / 2
-    moments = np.append(np.stack([moments[:-1], odd_moments], axis=1), moments[-1])
-    return np.minimum(math.log(4) + moments, math.log(2) + _log_power(s, j))
+    log_moments[0] = math.log(math.expm1(s * s))
+    log_odd_moments = (log_moments[:-1] + log_moments[1:]) / 2
+    log_moments = np.append(np.stack([log_moments[:-1], log_odd_moments], axis=1), log_moments[-1])
+    return np.minimum(math.log(4) + log_moments, math.log(2) + _log_power(s, j))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -218,7 +222,7 @@ def _log_sum(s: float, q: float, order: int) -> float:
 
 
 def _log_binomial(a: float, largest: int) -> np.ndarray:
-    """Computes the logs of the binomial coefficients (a over j) for j = 2 .. largest."""
+    """Computes the logs of the binomial coefficients (a over j) for j from 2 to `largest`."""
     i = np.arange(largest)
     return np.cumsum(np.log(a - i) - np.log1p(i))[1:]
 
@@ -227,12 +231,12 @@ def _log_rest(s: float, q: float, a: float) -> float:
     """Computes the log of E h(q |R - 1|), which bounds the terms of the sum A beyond j = 64."""
     J = _TERMS + 1
     log_x = math.log(q) + _log_distance(s)
-    # The sum of the terms has two upper bounds: a geometric series, because each term is at most
-    # `ratio` times the previous one, and (1 + x)^a. The series is used only if the ratio is below
-    # 1. log_x is clipped at 30 to avoid an overflow, where the ratio is above 1 anyway.
-    ratio = (a - J) / (J + 1) * np.exp(np.minimum(log_x, 30.0))
+    # The sum of the terms is at most a geometric series, since each term is at most `term_ratio`
+    # times the previous one, and at most (1 + x)^a. The series is used only if the ratio is below
+    # 1.
+    term_ratio = (a - J) / (J + 1) * np.exp(np.minimum(log_x, 30.0))
     with np.errstate(divide="ignore"):
-        log_series = _log_binomial(a, J)[-1] + J * log_x - np.log(np.maximum(1 - ratio, 0))
+        log_series = _log_binomial(a, J)[-1] + J * log_x - np.log(np.maximum(1 - term_ratio, 0))
     log_h = np.minimum(log_series, a * np.logaddexp(0, log_x))
     log_beyond = np.logaddexp(_cells()[1][-1], math.log(q) + _log_power_beyond(s, a))
     return float(_log_expectation(log_h, a * math.log1p(q), log_beyond))

@@ -20,8 +20,8 @@ TASK_OPTION = "task_option."
 
 
 def families() -> tuple[str, ...]:
-    """Returns the possible values of `PlanConfig.family`: "none" for no noise, all families that
-    can be fitted, and "file".
+    """Returns the possible values of `PlanConfig.family`, which are "none" for no noise, all
+    families that can be fitted, and "file".
     """
     return ("none", *fitted_families(), "file")
 
@@ -47,8 +47,8 @@ def named_options(name: str, value: Any) -> dict[str, Any]:
 
 
 def with_flat_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens the values of a config: the nested options of mechanism and task become entries
-    beside the fields.
+    """Flattens the values of a config, so that the nested options of mechanism and task become
+    entries beside its fields.
 
     >>> with_flat_options({"rounds": 8, "task_options": {"batch_size": 4}})
     {'rounds': 8, 'task_option.batch_size': 4}
@@ -66,8 +66,8 @@ def with_flat_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nests flat values again: options of mechanism and task become entries of the fields
-    `mechanism_options` and `task_options`. Values that are nested already stay so.
+    """Nests the flat values of a config again, so that options of mechanism and task become entries
+    of the fields `mechanism_options` and `task_options`. Values that are nested already stay so.
 
     >>> nested({"rounds": 8, "buffers": 2, "task_option.batch_size": 4})
     {'rounds': 8, 'mechanism_options': {'buffers': 2}, 'task_options': {'batch_size': 4}}
@@ -109,8 +109,8 @@ def differences(
     >>> differences({"rounds": 8, "min_sep": 2}, {"rounds": 8, "min_sep": 4})
     'min_sep=2 (was 4)'
     """
-    names = [name for name in {**new, **old} if name not in leave_out]
-    changed_names = [name for name in names if new.get(name) != old.get(name)]
+    compared_names = [name for name in {**new, **old} if name not in leave_out]
+    changed_names = [name for name in compared_names if new.get(name) != old.get(name)]
     return ", ".join(
         f"{name}={new.get(name)!r} ({was} {old.get(name)!r})" for name in changed_names
     )
@@ -132,7 +132,7 @@ def flags_of(
       leave_out: names that get no option.
       always: names that get an option even at their default.
     """
-    flags = []
+    option_texts = []
     hint = "give names of fields"
     leave_out = checks.strings("leave_out", leave_out, hint=hint)
     always = checks.strings("always", always, hint=hint)
@@ -142,12 +142,12 @@ def flags_of(
             continue
         if name.startswith(TASK_OPTION):
             setting = f"{name.removeprefix(TASK_OPTION)}={value}"
-            flags.append(f"--task-option {shell_word(setting)}")
+            option_texts.append(f"--task-option {shell_word(setting)}")
         elif isinstance(value, bool):
             if not value:
                 option = f"--no-{option[2:]}"
-            flags.append(option)
+            option_texts.append(option)
         else:
-            word = "none" if value is None else str(value)
-            flags.append(f"{option} {shell_word(word)}")
-    return flags
+            value_text = "none" if value is None else str(value)
+            option_texts.append(f"{option} {shell_word(value_text)}")
+    return option_texts

@@ -1,5 +1,5 @@
-"""Accounting of one Gaussian release: computes (epsilon, delta) from a noise multiplier, and the
-noise multiplier from (epsilon, delta).
+"""Accounting of one Gaussian release, which computes (epsilon, delta) from a noise multiplier, and
+the noise multiplier from (epsilon, delta).
 
 All functions take and return plain numbers. `fedmf.privacy.plan.Plan` calls them for a run.
 """
@@ -15,22 +15,21 @@ from fedmf import checks
 _MAX_SENSITIVITY = 1e30
 _MIN_FLOAT32 = 2.0**-126
 _MAX_FLOAT32 = 2.0**127
-# Sizes of the numbers that float32 must be able to hold, in standard deviations of a round's noise:
-# from _SMALL_DRAW, the rounding error of 1 in float32, to _LARGE_DRAW, which is 40 deviations times
-# 1000, because a row of the noise matrix may have 1000 times the least possible norm. A round's sum
-# must fit for _MAX_CLIENTS, more clients than there are people.
+# Smallest and largest draw of noise that float32 must be able to hold, in standard deviations of a
+# round's noise. _LARGE_DRAW is 40 deviations times 1000, because rows of the noise matrix may have
+# up to 1000 times the least possible norm.
 _SMALL_DRAW = 2.0**-24
 _LARGE_DRAW = 40_000.0
 _MAX_CLIENTS = 2.0**34
-# Largest noise multiplier that is passed to dp_accounting, which squares it: squares overflow
+# Largest noise multiplier that is passed to dp_accounting, which squares it. Squares overflow
 # beyond 1e154. Accounting for less noise than there is can only overstate epsilon.
 _LARGEST_ACCOUNTED_MULTIPLIER = 1e100
 
 MAX_EPSILON = 10_000.0
 MAX_TARGET_EPSILON = MAX_EPSILON / 2
 # Least delta for which there is a guarantee. For smaller ones, the truncation and rounding errors
-# of the PLD accountant exceed delta: its epsilon would grow without bound, and calibration would
-# return thousands of times the necessary noise.
+# of the PLD accountant exceed delta, so calibration would return thousands of times the necessary
+# noise.
 MIN_DELTA = 1e-15
 
 
@@ -109,13 +108,13 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def loss_scale(noise_multiplier: float) -> float:
-    """Returns the largest privacy loss of one Gaussian release that is not negligible: five
-    standard deviations above the mean loss.
+    """Returns the largest privacy loss of one Gaussian release that is not negligible, which is
+    five standard deviations above the mean loss.
     """
-    inverse = 1 / noise_multiplier
+    inverse_multiplier = 1 / noise_multiplier
     # The inverse is multiplied by itself, because inverse**2 would raise OverflowError for a tiny
     # noise multiplier, where the product is infinite.
-    return inverse * inverse / 2 + 5 * inverse
+    return inverse_multiplier * inverse_multiplier / 2 + 5 * inverse_multiplier
 
 
 @functools.lru_cache(maxsize=256)
@@ -137,17 +136,17 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
     if noise_multiplier == 0:
         return math.inf
-    scale = loss_scale(noise_multiplier)
-    if scale > MAX_EPSILON:
+    typical_loss_size = loss_scale(noise_multiplier)
+    if typical_loss_size > MAX_EPSILON:
         return math.inf
     # With this grid step the accountant rounds privacy losses up to a grid of some 20,000 points.
-    # So epsilon is only overstated: by a relative 3e-7, for noise multipliers from .1 to 1e4 and
-    # delta from 1e-10 to .1.
-    interval = max(1e-9, 1e-4 * scale)
-    # REPLACE_SPECIAL is the zero-out relation (Denisov et al. 2022, Def. J.1; banded paper, K.1): a
-    # client's updates become zeros, and the number of records stays.
+    # So epsilon is overstated, by a relative 3e-7 for noise multipliers from 0.1 to 1e4 and delta
+    # from 1e-10 to 0.1.
+    grid_step = max(1e-9, 1e-4 * typical_loss_size)
+    # REPLACE_SPECIAL is the zero-out relation, in which a client's updates become zeros and the
+    # number of records stays (Denisov et al. 2022, Def. J.1; banded paper, K.1).
     zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-    accountant = pld.PLDAccountant(zero_out, value_discretization_interval=interval)
+    accountant = pld.PLDAccountant(zero_out, value_discretization_interval=grid_step)
     accounted_multiplier = min(noise_multiplier, _LARGEST_ACCOUNTED_MULTIPLIER)
     accountant.compose(dp_accounting.GaussianDpEvent(accounted_multiplier))
     # Near epsilon = 710 dp_accounting divides by a negligible probability, and the quotient
@@ -186,10 +185,10 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
             rtol=1e-13,
         )
     )
-    step = 1e-7
+    relative_increase = 1e-7
     while gaussian_delta(sigma, epsilon) > delta or gaussian_epsilon(sigma, delta) > epsilon:
-        sigma *= 1 + step
-        step *= 2
+        sigma *= 1 + relative_increase
+        relative_increase *= 2
     return sigma
 
 

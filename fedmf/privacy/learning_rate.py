@@ -1,5 +1,5 @@
-"""A rule that predicts the server's learning rate from the error of the noise (banded paper, App.
-I, below Eq. 11).
+"""A rule that predicts the server's learning rate from the error of the noise. It is that of the
+banded paper, App. I, below Eq. 11.
 
 The rule is a regression over 25 tuned runs of one task (StackOverflow next-word prediction: 2052
 rounds, clip norm 1, server momentum 0.95, client learning rate 1, warm-up and cool-down). For other
@@ -31,8 +31,8 @@ GRID = 1.7
 
 @with_numpy_defaults
 def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = None) -> float:
-    """Computes the effective error of a plan: the root of the mean squared error per round of the
-    workload's query on mean updates, in units of the clip norm.
+    """Computes the effective error of a plan, which is the root of the mean squared error per round
+    of the workload's query on mean updates, in units of the clip norm.
 
     It is sqrt(loss / rounds) * sigma / B, where loss is the sum of the squared errors of all rounds
     for noise multiplier 1, sigma the noise multiplier of the updates, and B the cohort size. This
@@ -68,16 +68,16 @@ def effective_rmse(plan: Plan, workload: Workload, *, cohort_size: int | None = 
         cohort_size = plan.sampling.cohort_size
     hint = "pass the number of clients that a round's sum is divided by"
     divisor = checks.integer("cohort_size", cohort_size, low=1, high=10**12, hint=hint)
-    error = rmse(plan.mechanism, workload, plan.participation)
-    return update_noise_multiplier(plan) * error / divisor
+    unit_rmse = rmse(plan.mechanism, workload, plan.participation)
+    return update_noise_multiplier(plan) * unit_rmse / divisor
 
 
 @with_numpy_defaults
 def predicted_learning_rate(
     effective_rmse: float, *, clip_norm: float = 1.0, grid: float | None = GRID
 ) -> float:
-    """Predicts a good learning rate of the server from the effective error:
-    exp(-0.95 log(effective_rmse) - 4.64), rounded to the paper's grid of learning rates.
+    """Predicts a good learning rate of the server from the effective error. The rate is exp(-0.95
+    log(effective_rmse) - 4.64), rounded to the paper's grid of learning rates.
 
     Args:
       effective_rmse: L_e, as the function of that name returns it for prefix sums; positive.
@@ -124,16 +124,16 @@ def extrapolations(effective_rmse: float, *, rounds: int, clip_norm: float = 1.0
     ['effective_rmse 0.9 is outside 0.0031 to 0.332', '256 rounds in place of 2052']
     """
     smallest, largest = ERRORS
-    phrases = []
+    warning_phrases = []
     if not smallest <= effective_rmse <= largest:
-        phrases.append(
+        warning_phrases.append(
             f"effective_rmse {effective_rmse:.3g} is outside {smallest:g} to {largest:g}"
         )
     if rounds != ROUNDS:
-        phrases.append(f"{rounds} rounds in place of {ROUNDS}")
+        warning_phrases.append(f"{rounds} rounds in place of {ROUNDS}")
     if clip_norm != CLIP_NORM:
-        phrases.append(f"clip_norm {clip_norm:g} in place of {CLIP_NORM:g}")
-    return phrases
+        warning_phrases.append(f"clip_norm {clip_norm:g} in place of {CLIP_NORM:g}")
+    return warning_phrases
 
 
 def on_grid(rate: float, grid: float = GRID, *, steps: int = 0) -> float:

@@ -38,15 +38,13 @@ import numpy as np
 from fedmf.privacy.losses import Losses
 from fedmf.terminal import interrupts, progress_bar
 
-# First words of the seeds of two independent samples: one for the search, one for the proof of
-# epsilon. The search chooses the noise, the order, the two points of the line and the size of the
-# proof's sample.
+# First words of the seeds of two independent samples, one for the search and one for the proof of
+# epsilon. The search chooses the parameters of the proof, such as the size of its sample.
 SEARCH = 0
 PROOF = 1
 # Losses are clipped to this absolute value, because exponentials of larger numbers overflow.
-# Clipping lowers no bound. For removing a client, the weight W decreases with L beyond epsilon + 1
-# (or is 1 there, for K = 1), and epsilon is below MAX_LOSS. For adding a client, a loss below
-# -MAX_LOSS counts in full.
+# Clipping lowers no bound on delta at the epsilons that `fedmf.privacy.monte_carlo` tries, which
+# are at most 300.
 MAX_LOSS = 700.0
 # If fewer losses of the sample than this are below -epsilon, the line through two points estimates
 # the delta of adding a client better than the mean over so few losses.
@@ -111,9 +109,9 @@ class AddSample:
     loss: np.ndarray
 
     def estimate(self, epsilon: float, points: tuple[float, float]) -> float:
-        """Estimates delta for adding a client, without a margin for the error: by the mean of
-        max(0, 1 - exp(epsilon + L)) or, if few losses are below -epsilon, by the line through two
-        points.
+        """Estimates delta for adding a client, without a margin for the sampling error. The
+        estimate is the mean of max(0, 1 - exp(epsilon + L)) or, if few losses are below -epsilon,
+        by the line through two points.
         """
         if np.searchsorted(self.loss, -epsilon) < _FEW_LOSSES:
             return self.line_bound(epsilon, points, 1.0, len(self.loss))
@@ -155,8 +153,8 @@ class AddSample:
         upper, lower = points
         counts_below = np.searchsorted(self.loss, points, side="right")
         upper_share, lower_share = counts_below / len(self.loss)
-        # Exact binomial bounds (Clopper and Pearson): below the upper point, the probability of a
-        # loss is at least the first number; below the lower point, it is at most the second.
+        # These are exact binomial confidence bounds (Clopper and Pearson) on the probabilities that
+        # a loss is below each of the two points.
         upper_probability = 0.0
         if upper_share:
             upper_probability = special.betaincinv(
@@ -167,14 +165,19 @@ class AddSample:
         )
         if -epsilon > lower or not 0 < lower_probability < upper_probability < 1:
             return 1.0
-        rise = special.ndtri(upper_probability) - special.ndtri(lower_probability)
-        slope = rise / (upper - lower)
-        start = special.ndtri(lower_probability) - slope * lower
+        score_difference = special.ndtri(upper_probability) - special.ndtri(lower_probability)
+        slope = score_difference / (upper - lower)
+        intercept = special.ndtri(lower_probability) - slope * lower
         # E max(0, 1 - exp(epsilon + L)) is the integral of exp(epsilon + t) Q(L <= t) over t <
-        # -epsilon. Here it is computed with the upper bound Phi(start + slope t) on Q(L <= t).
-        end = start - slope * epsilon
-        log_rest = epsilon - start / slope + 1 / (2 * slope**2) + special.log_ndtr(end - 1 / slope)
-        return float(special.ndtr(end) - math.exp(min(log_rest, 0.0)))
+        # -epsilon. Here it is computed with the upper bound Phi(intercept + slope t) on Q(L <= t).
+        cutoff_score = intercept - slope * epsilon
+        log_integral = (
+            epsilon
+            - intercept / slope
+            + 1 / (2 * slope**2)
+            + special.log_ndtr(cutoff_score - 1 / slope)
+        )
+        return float(special.ndtr(cutoff_score) - math.exp(min(log_integral, 0.0)))
 
 
 def log_weight_bound(order: int, log_factor_bound: float, epsilon: float) -> float:
@@ -197,9 +200,9 @@ def bernstein_bound(
     The mean square replaces the variance, which is smaller. So the bound decreases whenever the
     variable does.
     """
-    log = math.log(2 / failure)
-    deviation = math.sqrt(2 * mean_square * log / (size - 1))
-    return mean + deviation + 7 * largest * log / (3 * (size - 1))
+    log_inverse_failure = math.log(2 / failure)
+    deviation = math.sqrt(2 * mean_square * log_inverse_failure / (size - 1))
+    return mean + deviation + 7 * largest * log_inverse_failure / (3 * (size - 1))
 
 
 def remove_sample(losses: Losses, order: int, size: int, purpose: int) -> RemoveSample:
@@ -261,9 +264,9 @@ def _shards(
 
     num_shards = -(-size // samples_per_shard)
     pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
-    is_hidden = not sys.stderr.isatty()
+    hides_progress = not sys.stderr.isatty()
     with progress_bar.bar(
-        total=num_shards, desc="privacy losses", delay=2, disable=is_hidden
+        total=num_shards, desc="privacy losses", delay=2, disable=hides_progress
     ) as bar:
         try:
             shards = []

@@ -34,8 +34,9 @@ class Losses(abc.ABC):
     def sample(
         self, order: int, size: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws samples of (log T, L): the log of the weight T of `order` patterns that are drawn
-        together, and the privacy loss L (see `fedmf.privacy.loss_samples`).
+        """Draws samples of the pair (log T, L), where T is the weight of `order` patterns of
+        participation that are drawn together, and L the privacy loss (see
+        `fedmf.privacy.loss_samples`).
 
         For order 0 the output is drawn from Q, without the client, and T is 1.
 

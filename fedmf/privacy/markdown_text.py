@@ -24,8 +24,8 @@ _SPECIAL = re.compile(
 
 
 def in_one_line(text: str) -> str:
-    """Returns a text that stays on one line: control characters, line ends and characters that
-    change the direction of writing become blanks. Bytes that are not text become U+FFFD.
+    """Makes a text stay on one line. Control characters, line ends and characters that change the
+    direction of writing become blanks. Bytes that are not text become U+FFFD.
 
     >>> in_one_line("first\\nsecond")
     'first second'

@@ -45,8 +45,8 @@ _MAX_SIZE = 2**22
 _MAX_ORDER = 64
 # Largest epsilon that a simulation considers. A guarantee with a larger one would be worthless.
 _MAX_EPSILON = 300.0
-# So many losses are sampled that each error term of Bernstein's inequality is at most this fraction
-# of delta, unless so many samples would exceed the limit on work.
+# The sample is so large that each error term of Bernstein's inequality is at most this fraction of
+# delta, unless that would exceed the limit on work.
 _SHARE = 0.03
 # The two points of the line for adding a client are quantiles of the sample, chosen among these. A
 # quantile is only used if at least _MIN_LOSSES_BELOW losses are below it.
@@ -121,20 +121,20 @@ def simulated_epsilon(losses: Losses, delta: float, largest: float) -> Simulated
         larger ones are not tried.
     """
     largest = min(largest, _MAX_EPSILON)
-    folder = cache_folder()
-    if folder is None:
+    cache_directory = cache_folder()
+    if cache_directory is None:
         return _simulate(losses, delta, largest)
     source_digest = code_digest("privacy/**/*.py")
-    key = hashlib.sha256(
+    cache_key = hashlib.sha256(
         f"{source_digest} {losses.digest} {delta!r} {largest!r}".encode()
     ).hexdigest()
-    path = folder / f"epsilon-{key[:32]}.json"
-    cached_result = _read_cached(path, key)
+    path = cache_directory / f"epsilon-{cache_key[:32]}.json"
+    cached_result = _read_cached(path, cache_key)
     if cached_result is not None:
         return cached_result
     simulation = _simulate(losses, delta, largest)
     simulation_fields = dataclasses.asdict(simulation)
-    json_text = json.dumps(simulation_fields | {"digest": _digest(key, simulation_fields)})
+    json_text = json.dumps(simulation_fields | {"digest": _digest(cache_key, simulation_fields)})
     store(path, lambda path: write_atomically(path, json_text), "epsilon")
     return simulation
 
@@ -189,7 +189,7 @@ def _simulate(losses: Losses, delta: float, largest: float) -> SimulatedEpsilon:
 
 
 def _without_samples(epsilon: float) -> SimulatedEpsilon:
-    """Returns a result for which no samples were drawn: epsilon 0, or infinity if the losses
+    """Returns a result for which no samples were drawn, with epsilon 0, or infinity if the losses
     overflow.
     """
     return SimulatedEpsilon(
@@ -224,9 +224,9 @@ def _search(losses: Losses, delta: float, largest: float) -> _Search:
     """Chooses the order, the points and the sizes of the proof's samples from a smaller sample."""
     factor_bounds = _log_factor_bounds(losses, largest)
 
-    def sample_size(work: float, order: int) -> int:
-        size = max(work / (losses.work * (order + 2)), 2**10)
-        return int(min(size, _MAX_SIZE))
+    def affordable_size(work: float, order: int) -> int:
+        proof_size = max(work / (losses.work * (order + 2)), 2**10)
+        return int(min(proof_size, _MAX_SIZE))
 
     # A first epsilon follows from the bound on the importance weights W alone, without a sample. At
     # this epsilon, the bound is some ten times delta.
@@ -238,7 +238,7 @@ def _search(losses: Losses, delta: float, largest: float) -> _Search:
     epsilon = min(epsilon, largest)
     for _ in range(2):
         _, order = _best_order(factor_bounds, epsilon)
-        removal_sample = remove_sample(losses, order, sample_size(_SEARCH_WORK, order), SEARCH)
+        removal_sample = remove_sample(losses, order, affordable_size(_SEARCH_WORK, order), SEARCH)
         epsilon = _least_epsilon(
             lambda e: removal_sample.moments(e)[0],  # noqa: B023  (called at once)
             delta,
@@ -249,24 +249,24 @@ def _search(losses: Losses, delta: float, largest: float) -> _Search:
             break
     _, mean_square = removal_sample.moments(epsilon)
     log_weight = log_weight_bound(order, factor_bounds[order - 1], epsilon)
-    log = math.log(4 / FAILURE)
+    log_inverse_failure = math.log(4 / FAILURE)
     needed_samples = max(
-        2 * mean_square * log / (_SHARE * delta) ** 2,
-        7 * math.exp(min(log_weight, 700.0)) * log / (3 * _SHARE * delta),
+        2 * mean_square * log_inverse_failure / (_SHARE * delta) ** 2,
+        7 * math.exp(min(log_weight, 700.0)) * log_inverse_failure / (3 * _SHARE * delta),
         float(_MIN_SIZE),
     )
-    size = int(min(needed_samples, sample_size(_PROOF_WORK, order)))
-    addition_sample = add_sample(losses, sample_size(_SEARCH_WORK, 1), SEARCH)
-    add_size = sample_size(_PROOF_WORK / 4, 0)
+    proof_size = int(min(needed_samples, affordable_size(_PROOF_WORK, order)))
+    addition_sample = add_sample(losses, affordable_size(_SEARCH_WORK, 1), SEARCH)
+    add_size = affordable_size(_PROOF_WORK / 4, 0)
     points = _best_points(addition_sample, epsilon, add_size)
 
     def bound(epsilon: float) -> float:
-        remove_bound = removal_sample.bound(epsilon, FAILURE / 2, size)
+        remove_bound = removal_sample.bound(epsilon, FAILURE / 2, proof_size)
         return max(remove_bound, addition_sample.bound(epsilon, points, FAILURE / 2, add_size))
 
     return _Search(
         order=order,
-        size=size,
+        size=proof_size,
         add_size=add_size,
         needed_samples=needed_samples,
         points=points,
@@ -286,15 +286,15 @@ def _best_order(factor_bounds: list[float], epsilon: float) -> tuple[float, int]
 
 @functools.lru_cache(maxsize=64)
 def _log_factor_bounds(losses: Losses, largest: float) -> list[float]:
-    """Computes upper bounds on log T for the orders 1, 2, .. and stops when a larger order cannot
+    """Computes upper bounds on log T for increasing orders, and stops when a larger order cannot
     lower the bound on the weights W for any epsilon up to `largest`.
     """
-    bounds = [losses.log_factor_bound(1)]
+    log_bounds = [losses.log_factor_bound(1)]
     for order in range(2, _MAX_ORDER + 1):
-        bounds.append(losses.log_factor_bound(order))
-        if not bounds[-1] - bounds[-2] < largest + 1:
-            return bounds[:-1]
-    return bounds
+        log_bounds.append(losses.log_factor_bound(order))
+        if not log_bounds[-1] - log_bounds[-2] < largest + 1:
+            return log_bounds[:-1]
+    return log_bounds
 
 
 def _best_points(added: AddSample, epsilon: float, size: int) -> tuple[float, float]:

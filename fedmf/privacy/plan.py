@@ -1,5 +1,6 @@
-"""The plan of a training run: mechanism, participation limits, clip norm, noise, and the privacy
-guarantee that follows from them. `Plan` is the only place that computes the scale of the noise.
+"""The plan of a training run, with its mechanism, participation limits, clip norm, noise, and the
+privacy guarantee that follows from them. `Plan` is the only place that computes the scale of the
+noise.
 
 For the accounting, a whole run is one Gaussian mechanism: it releases C x + Z once, where C is the
 encoder, x has the clipped sum of each round in a row, and Z has independent normal entries with
@@ -42,8 +43,8 @@ _LARGEST_RDP_MULTIPLIER = 1e100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """Simulation of a large cohort: the number of clients a round that a run really trains, and the
-    larger number for which it estimates the model's quality.
+    """The number of clients a round that a run really trains, and the larger number a round for
+    which it estimates the model's quality.
 
     Attributes:
       simulated: clients a round that the run trains.
@@ -71,7 +72,8 @@ class Simulation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(fields.ShortRepr):
-    """The plan of a training run: its privacy parameters, and the guarantee that follows from them.
+    """The plan of a training run, with its privacy parameters and the guarantee that follows from
+    them.
 
     Frozen. Every number on which the noise depends is derived here and nowhere else.
 
@@ -294,8 +296,8 @@ class Plan(fields.ShortRepr):
     @property
     @with_numpy_defaults
     def epsilon(self) -> float:
-        """An upper bound on epsilon under the zero-out relation: one client's updates are replaced
-        by zeros.
+        """An upper bound on epsilon under the zero-out relation, in which one client's updates are
+        replaced by zeros.
 
         It is the smaller one of two bounds: PLD accounting without amplification, and the epsilon
         that the sampling scheme proves.
@@ -330,15 +332,16 @@ class Plan(fields.ShortRepr):
     @property
     @with_numpy_defaults
     def rho(self) -> float:
-        """The rho of zero-concentrated differential privacy (zCDP): 1 / (2 noise_multiplier^2)
-        (Bun and Steinke 2016, Prop. 1.6; Denisov et al. 2022, Thm. 3.1 and Def. J.2).
+        """The rho of zero-concentrated differential privacy (zCDP), which is 1 / (2
+        noise_multiplier^2) (Bun and Steinke 2016, Prop. 1.6; Denisov et al. 2022, Thm. 3.1 and
+        Def. J.2).
 
         Client sampling does not lower this rho.
         """
         if self.noise_multiplier == 0:
             return math.inf
-        inverse = 1 / self.noise_multiplier
-        return inverse * inverse / 2
+        inverse_multiplier = 1 / self.noise_multiplier
+        return inverse_multiplier * inverse_multiplier / 2
 
     @with_numpy_defaults
     def simulating(self, *, simulated: int, claimed: int) -> "Plan":
@@ -450,7 +453,8 @@ def unit_noise(plan: Plan) -> float:
 
 def per_query_noise_multiplier(plan: Plan) -> float:
     """Returns the noise multiplier of each of the sampled queries to which a run with client
-    sampling reduces (banded paper, Thm. 4). Without sampling it is the plan's noise multiplier.
+    sampling reduces. This reduction is that of the banded paper, Thm. 4. Without sampling it is the
+    plan's noise multiplier.
     """
     if plan.sampling is None:
         return plan.noise_multiplier

@@ -1,5 +1,5 @@
-"""Private metrics: the number of clients of each round and their mean loss and accuracy, released
-with noise for a share of the privacy budget.
+"""Private metrics, which are the number of clients of each round and their mean loss and accuracy,
+released with noise for a share of the privacy budget.
 """
 
 import dataclasses
@@ -41,12 +41,12 @@ class PrivateMetrics:
         hint = "use a small share of the privacy budget, such as 0.02"
         share = checks.positive("share", self.share, hint, below=1)
         hint = "use a number such as 10"
-        loss = checks.positive("largest_loss", self.largest_loss, hint, below=1e9)
-        fields.set_fields(self, {"share": share, "largest_loss": loss})
+        largest_loss = checks.positive("largest_loss", self.largest_loss, hint, below=1e9)
+        fields.set_fields(self, {"share": share, "largest_loss": largest_loss})
 
     def other_noise_multiplier(self, noise_multiplier: float) -> float:
-        """Returns the noise multiplier z_x of everything that a run releases except the metrics, in
-        a plan with noise multiplier z.
+        """Returns the noise multiplier of everything that a run releases except the metrics, in a
+        plan with the given noise multiplier.
 
         The contributions of one client to all sums, each divided by the noise multiplier of its
         sum, are one vector of norm at most 1 / z. Its squared norm is (1 - share) / z^2 for the
@@ -56,8 +56,8 @@ class PrivateMetrics:
         return check_noise_multiplier(noise_multiplier) / math.sqrt(1 - self.share)
 
     def noise_multiplier(self, noise_multiplier: float) -> float:
-        """Returns the noise multiplier z_m of the sum of metrics, in a plan with noise multiplier
-        z.
+        """Returns the noise multiplier of the sum of metrics, in a plan with the given noise
+        multiplier.
         """
         return check_noise_multiplier(noise_multiplier) / math.sqrt(self.share)
 

@@ -1,4 +1,4 @@
-"""Adaptive clipping: a clip norm that follows a quantile of the norms of clients' updates, and its
+"""Adaptive clipping, where the clip norm follows a quantile of the norms of clients' updates, for a
 share of the privacy budget.
 
 In round t client i sends its update u_i, clipped to the norm zeta_t, and one bit b_i: whether the
@@ -30,7 +30,7 @@ MOST_CHANGE = 1e6
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantileClipping:
-    """Settings of adaptive clipping by the geometric quantile update: after every `every` rounds
+    """Settings of adaptive clipping by the geometric quantile update. After every `every` rounds
     the clip norm zeta becomes zeta exp(-learning_rate (b - quantile)).
 
     Here b is the released share of clients whose update has a norm of at most zeta, averaged over
@@ -111,13 +111,13 @@ class QuantileClipping:
         return cls(quantile=quantile, share=share, every=every, learning_rate=learning_rate)
 
     def update_noise_multiplier(self, noise_multiplier: float) -> float:
-        """Returns the noise multiplier z_x of the sum of updates, in a plan with noise multiplier
-        z.
+        """Returns the noise multiplier of the sum of updates, in a plan with the given noise
+        multiplier.
         """
         return check_noise_multiplier(noise_multiplier) / math.sqrt(1 - self.share)
 
     def bit_noise_multiplier(self, noise_multiplier: float) -> float:
-        """Returns the noise multiplier z_b of the sum of bits, in a plan with noise
-        multiplier z.
+        """Returns the noise multiplier of the sum of clipping bits, in a plan with the given noise
+        multiplier.
         """
         return check_noise_multiplier(noise_multiplier) / (2 * math.sqrt(self.share))

@@ -1,5 +1,5 @@
-"""Privacy amplification by random allocation: in each epoch a client takes part in one of t
-Gaussian releases, which it draws uniformly and in secret.
+"""Privacy amplification by random allocation, in which each client takes part in one of t Gaussian
+releases of an epoch, drawn uniformly and in secret.
 
 One epoch is accounted by two distributions in t dimensions (Feldman and Shenfeld 2025 and 2026,
 arXiv 2502.08202 and 2602.17284): P of the output with the client and Q without it, where e_i is the
@@ -56,22 +56,22 @@ from fedmf.privacy.gaussian import (
 _TAIL = 1e-25
 # Number of grid points per standard deviation of the logarithm of a likelihood ratio.
 _POINTS_PER_DEVIATION = 64
-# Bound on the relative rounding error of delta for each release that the computed distribution
-# covers. The total error is at most this times the number of releases. The measured error is 1e-15.
+# Bound on the relative rounding error of delta per release. The total error is at most this bound
+# times the number of releases, and the measured error is 1e-15.
 _ROUNDING = 1e-14
 # Largest number of positions (releases among which a client is allocated to one) for which epsilon
-# is computed. For more positions, epsilon for this number is an upper bound: it is what an
-# adversary gets who is told a random subset of this many positions that includes the client's.
+# is computed. For more positions, epsilon for this number is an upper bound.
 _MAX_POSITIONS = 2**16
-# float64 cannot hold likelihood ratios beyond exp(700). Where such ratios occur, epsilon is in the
-# hundreds with or without amplification, so the bound without amplification is used.
+# float64 cannot hold likelihood ratios beyond exp(700). Where they occur, epsilon is in the
+# hundreds anyway, so the bound without amplification is used.
 _LARGEST_LOSS = 700.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RatioLaw:
-    """The distribution, under Q, of the likelihood ratio P / Q on a grid of logarithms: the ratio
-    is exp(step * (low + i)) with probability `mass[i]`.
+    """The distribution of the likelihood ratio P / Q of outputs with the client (P) and without it
+    (Q), on a grid of logarithms. Under Q, the ratio is exp(step * (low + i)) with probability
+    `mass[i]`.
 
     Attributes:
       step: distance of neighbouring grid points.
@@ -98,39 +98,39 @@ class RatioLaw:
         return self.mass * np.exp(self.losses)
 
     def deltas(self, epsilon: float) -> tuple[float, float]:
-        """Computes two deltas at an epsilon: for removing and for adding the client."""
+        """Computes delta at an epsilon for removing the client, and delta for adding it."""
         is_high = self.losses > epsilon
         is_low = self.losses < -epsilon
-        remove = self.mass_under_p[is_high] @ -np.expm1(epsilon - self.losses[is_high])
-        add = self.mass[is_low] @ -np.expm1(epsilon + self.losses[is_low])
-        return float(remove) + self.infinite, float(add) + self.zero
+        removal_delta = self.mass_under_p[is_high] @ -np.expm1(epsilon - self.losses[is_high])
+        addition_delta = self.mass[is_low] @ -np.expm1(epsilon + self.losses[is_low])
+        return float(removal_delta) + self.infinite, float(addition_delta) + self.zero
 
     def trimmed(self) -> "RatioLaw":
         """Returns the distribution without grid points of negligible probability at both ends.
         Their ratios are rounded to 0 and to infinity.
         """
-        num_left = int(np.searchsorted(np.cumsum(self.mass), _TAIL))
-        right_start = len(self.mass) - int(
+        num_lowest = int(np.searchsorted(np.cumsum(self.mass), _TAIL))
+        highest_start = len(self.mass) - int(
             np.searchsorted(np.cumsum(self.mass_under_p[::-1]), _TAIL)
         )
-        ends = np.r_[0:num_left, right_start : len(self.mass)]
+        removed_indices = np.r_[0:num_lowest, highest_start : len(self.mass)]
         return dataclasses.replace(
             self,
-            low=self.low + num_left,
-            mass=self.mass[num_left:right_start],
-            zero=self.zero + float(self.mass[ends].sum()),
-            infinite=self.infinite + float(self.mass_under_p[ends].sum()),
+            low=self.low + num_lowest,
+            mass=self.mass[num_lowest:highest_start],
+            zero=self.zero + float(self.mass[removed_indices].sum()),
+            infinite=self.infinite + float(self.mass_under_p[removed_indices].sum()),
         )
 
     def coarsened(self) -> "RatioLaw":
         """Returns the distribution on every second grid point. The probability of each other point
         is divided among its two neighbours so that the mean stays the same.
         """
-        padding = 2 - (self.low + len(self.mass)) % 2
-        mass = np.concatenate([np.zeros(self.low % 2), self.mass, np.zeros(padding)])
-        odd_mass = mass[1::2]
+        num_padding = 2 - (self.low + len(self.mass)) % 2
+        padded_mass = np.concatenate([np.zeros(self.low % 2), self.mass, np.zeros(num_padding)])
+        odd_mass = padded_mass[1::2]
         upper_share = 1 / (1 + math.exp(self.step))
-        even_mass = np.append(mass[::2], 0.0)
+        even_mass = np.append(padded_mass[::2], 0.0)
         even_mass[:-1] += (1 - upper_share) * odd_mass
         even_mass[1:] += upper_share * odd_mass
         return dataclasses.replace(self, step=2 * self.step, low=self.low // 2, mass=even_mass)
@@ -143,18 +143,20 @@ def gaussian_law(noise_multiplier: float, step: float) -> RatioLaw:
     from scipy import special
 
     s = 1 / noise_multiplier
-    end = math.ceil((s * s / 2 - s * special.ndtri(_TAIL)) / step)
-    x = step * np.arange(-end, end + 1)
+    largest_index = math.ceil((s * s / 2 - s * special.ndtri(_TAIL)) / step)
+    log_ratios = step * np.arange(-largest_index, largest_index + 1)
     # These are the probabilities, under Q and P, of the intervals between grid points.
-    mass_under_q = _interval_probabilities(special.ndtr, x / s + s / 2)
-    mass_under_p = _interval_probabilities(special.ndtr, x / s - s / 2)
-    # The probability of each interval is divided among its two ends. The share of the upper end is
-    # such that the mean ratio of the interval stays the same.
-    upper_mass = (mass_under_p * np.exp(-x[:-1]) - mass_under_q) / math.expm1(step)
+    mass_under_q = _interval_probabilities(special.ndtr, log_ratios / s + s / 2)
+    mass_under_p = _interval_probabilities(special.ndtr, log_ratios / s - s / 2)
+    # The probability of each interval is divided among its two ends, so that the mean ratio of the
+    # interval stays the same.
+    upper_mass = (mass_under_p * np.exp(-log_ratios[:-1]) - mass_under_q) / math.expm1(step)
     upper_mass = np.clip(upper_mass, 0, mass_under_q)
-    mass = np.append(mass_under_q - upper_mass, 0.0)
-    mass[1:] += upper_mass
-    return RatioLaw(step=step, low=-end, mass=mass, zero=2 * _TAIL, infinite=2 * _TAIL)
+    grid_mass = np.append(mass_under_q - upper_mass, 0.0)
+    grid_mass[1:] += upper_mass
+    return RatioLaw(
+        step=step, low=-largest_index, mass=grid_mass, zero=2 * _TAIL, infinite=2 * _TAIL
+    )
 
 
 def _interval_probabilities(cdf: Callable[[np.ndarray], np.ndarray], z: np.ndarray) -> np.ndarray:
@@ -172,34 +174,42 @@ def _mean(first: RatioLaw, second: RatioLaw, share: float, step: float) -> Ratio
 
     The result is rounded to a grid with distance `step`, which divides the distance of their grid.
     """
-    stride = round(first.step / step)
-    a = first.mass
-    b = second.mass
-    # Points i and j of the two grids give the mean exp(first.step * (first.low + i)) * (1 + share *
-    # (exp(...) - 1)), where the second factor depends on j - i only. So all pairs (i, j) with the
-    # same j - i lie at the same place between two points of the new grid, and are rounded together.
-    differences = np.arange(1 - len(a), len(b))
-    log_factors = np.log1p(share * np.expm1(first.step * (second.low - first.low + differences)))
-    positions = log_factors / step
-    floors = np.floor(positions).astype(int)
-    upper_shares = np.clip(np.expm1(step * (positions - floors)) / math.expm1(step), 0, 1)
-    begins = np.maximum(0, -differences)
-    ends = np.minimum(len(a), len(b) - differences)
-    lowest_index = int((floors + stride * begins).min())
-    mass = np.zeros(int((floors + stride * ends).max()) + 2 - lowest_index)
-    starts = floors + stride * begins - lowest_index
-    columns = [x.tolist() for x in (differences, begins, ends, starts, upper_shares)]
-    for difference, begin, end, start, upper_share in zip(*columns, strict=True):
-        pair_mass = a[begin:end] * b[begin + difference : end + difference]
-        stop = start + stride * (end - begin - 1) + 1
-        mass[start:stop:stride] += (1 - upper_share) * pair_mass
-        mass[start + 1 : stop + 1 : stride] += upper_share * pair_mass
+    indices_per_step = round(first.step / step)
+    first_mass = first.mass
+    second_mass = second.mass
+    # All pairs of grid points (i, j) with the same difference j - i have a mean at the same place
+    # between two points of the new grid. So they are rounded together.
+    index_differences = np.arange(1 - len(first_mass), len(second_mass))
+    log_factors = np.log1p(
+        share * np.expm1(first.step * (second.low - first.low + index_differences))
+    )
+    relative_positions = log_factors / step
+    lower_indices = np.floor(relative_positions).astype(int)
+    upper_shares = np.clip(
+        np.expm1(step * (relative_positions - lower_indices)) / math.expm1(step), 0, 1
+    )
+    first_indices = np.maximum(0, -index_differences)
+    end_indices = np.minimum(len(first_mass), len(second_mass) - index_differences)
+    lowest_index = int((lower_indices + indices_per_step * first_indices).min())
+    mean_mass = np.zeros(
+        int((lower_indices + indices_per_step * end_indices).max()) + 2 - lowest_index
+    )
+    target_indices = lower_indices + indices_per_step * first_indices - lowest_index
+    pair_columns = [
+        x.tolist()
+        for x in (index_differences, first_indices, end_indices, target_indices, upper_shares)
+    ]
+    for difference, begin, end, start, upper_share in zip(*pair_columns, strict=True):
+        pair_mass = first_mass[begin:end] * second_mass[begin + difference : end + difference]
+        stop = start + indices_per_step * (end - begin - 1) + 1
+        mean_mass[start:stop:indices_per_step] += (1 - upper_share) * pair_mass
+        mean_mass[start + 1 : stop + 1 : indices_per_step] += upper_share * pair_mass
     # If one of the two likelihood ratios is 0, their mean is not on the grid, and is rounded to 0
     # or to infinity.
     return RatioLaw(
         step=step,
-        low=stride * first.low + lowest_index,
-        mass=mass,
+        low=indices_per_step * first.low + lowest_index,
+        mass=mean_mass,
         zero=first.zero + second.zero,
         infinite=(1 - share) * (first.infinite + second.zero)
         + share * (second.infinite + first.zero),
@@ -230,18 +240,18 @@ def _from_halves(
         of two halves on the same grid, the share of the second half, and the number of ratios in
         both, which may be fractional. For 3 ratios it joins the distributions of 1 and of 2.
     """
-    depth = (count - 1).bit_length()
+    num_levels = (count - 1).bit_length()
     law_by_size = {1: single}
-    for level in range(1, depth + 1):
-        level_count = count * 2.0 ** (level - depth)
+    for level in range(1, num_levels + 1):
+        ratios_per_law = count * 2.0 ** (level - num_levels)
         joined_laws = {}
-        for size in {math.floor(level_count), math.ceil(level_count)}:
+        for size in {math.floor(ratios_per_law), math.ceil(ratios_per_law)}:
             if size == 1:
                 joined_laws[size] = single
                 continue
             second_size = size - size // 2
             joined_laws[size] = join(
-                law_by_size[size // 2], law_by_size[second_size], second_size / size, level_count
+                law_by_size[size // 2], law_by_size[second_size], second_size / size, ratios_per_law
             )
         law_by_size = joined_laws
     return law_by_size[count]
@@ -254,24 +264,23 @@ def allocation_law(noise_multiplier: float, positions: int, epochs: int) -> Rati
     """
     s = 1 / noise_multiplier
 
-    # The distribution of a mean of ratios is stored on a grid, whose step shrinks as the mean
-    # covers more ratios, because the standard deviation of the mean's logarithm decreases. This
-    # deviation is computed as for a lognormal variable with the variance of the mean.
+    # The grid of a mean of ratios becomes finer as the mean covers more ratios, because the
+    # standard deviation of its logarithm decreases. This deviation is computed as if the mean were
+    # lognormal.
     def mean(first: RatioLaw, second: RatioLaw, share: float, count: float) -> RatioLaw:
-        deviation = math.sqrt(math.log1p(math.expm1(s * s) / count))
-        step = first.step
-        if deviation / _POINTS_PER_DEVIATION < 0.6 * step:
-            step = step / 2
-        return _mean(first, second, share, step)
+        log_deviation = math.sqrt(math.log1p(math.expm1(s * s) / count))
+        new_step = first.step
+        if log_deviation / _POINTS_PER_DEVIATION < 0.6 * new_step:
+            new_step = new_step / 2
+        return _mean(first, second, share, new_step)
 
-    # The distribution of a product of ratios is stored on a grid, whose step grows with the number
-    # of ratios: each time this number doubles, the standard deviation of the product's logarithm
-    # increases by sqrt(2).
+    # The grid of a product of ratios becomes coarser with the number of ratios. Each time that
+    # number doubles, the standard deviation of the product's logarithm increases by sqrt(2).
     def product(first: RatioLaw, second: RatioLaw, share: float, count: float) -> RatioLaw:
-        law = _product(first, second)
-        log2_growth = math.log2(law.step / epoch_law.step)
-        is_too_fine = log2_growth < 0.5 * math.log2(count) - 0.75
-        return law.coarsened() if is_too_fine else law
+        product_law = _product(first, second)
+        log2_step_growth = math.log2(product_law.step / epoch_law.step)
+        is_too_fine = log2_step_growth < 0.5 * math.log2(count) - 0.75
+        return product_law.coarsened() if is_too_fine else product_law
 
     release_law = gaussian_law(noise_multiplier, s / _POINTS_PER_DEVIATION)
     epoch_law = _from_halves(release_law, positions, mean)
@@ -336,9 +345,9 @@ def random_allocation_curve(
     if t == 1 or not _fits_float64(noise_multiplier, composed_multiplier):
         return ()
     law = allocation_law(noise_multiplier, t, epochs)
-    rounding = 1 + _ROUNDING * t * epochs
+    rounding_factor = 1 + _ROUNDING * t * epochs
     epsilons = epsilons_of_curve(composed_multiplier)
-    return tuple((e, min(1.0, max(law.deltas(e)) * rounding)) for e in epsilons)
+    return tuple((e, min(1.0, max(law.deltas(e)) * rounding_factor)) for e in epsilons)
 
 
 def _fits_float64(noise_multiplier: float, composed_multiplier: float) -> bool:

@@ -64,5 +64,5 @@ def references_of(text: str) -> list[str]:
     >>> references_of("by Denisov et al. 2022, Theorem 2.1")[0][-10:]
     '2202.08312'
     """
-    flat = " ".join(text.split())
-    return [reference for cited, reference in REFERENCES if re.search(cited, flat)]
+    flat_text = " ".join(text.split())
+    return [reference for cited, reference in REFERENCES if re.search(cited, flat_text)]

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from dp_accounting import rdp
 
 
-# Orders of the Renyi divergences that are tried. They are dense where the best order for an epsilon
-# from 0.1 to 20 lies, and sparse beyond.
+# Orders of the Renyi divergences that are tried. They are close together where the best orders for
+# epsilons from 0.1 to 20 are, and farther apart beyond.
 _ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [2**i for i in range(6, 17)]
 
 

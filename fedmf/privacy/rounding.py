@@ -1,5 +1,5 @@
-"""Rounding of numbers for a privacy statement: bounds up and noise down, so that no number claims
-more than was proven.
+"""Rounding of numbers for a privacy statement, where bounds are rounded up and noise is rounded
+down, so that no number claims more than was proven.
 """
 
 import decimal
@@ -10,8 +10,8 @@ def _rounded(value: float, digits: int, rounding: str) -> str:
     """Returns a number rounded to `digits` significant digits, as text."""
     # The shortest decimal text of a float is rounded. Rounding its exact binary value down would
     # turn 0.7 into 0.699999.
-    context = decimal.Context(prec=digits, rounding=rounding)
-    decimal_value = context.create_decimal(repr(float(value)))
+    decimal_context = decimal.Context(prec=digits, rounding=rounding)
+    decimal_value = decimal_context.create_decimal(repr(float(value)))
     return f"{float(decimal_value):.{digits}g}"
 
 

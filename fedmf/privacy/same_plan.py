@@ -36,31 +36,34 @@ def plan_differences(plan: Plan, recorded: Plan) -> str:
     close_names = [
         name for name, value in recorded_values.items() if _is_close(plan_fields.get(name), value)
     ]
-    changes = differences(plan_fields, recorded_values, leave_out=tuple(close_names))
-    if not changes and not _is_same_mechanism(plan.mechanism, recorded.mechanism):
+    changed_fields = differences(plan_fields, recorded_values, leave_out=tuple(close_names))
+    if not changed_fields and not _is_same_mechanism(plan.mechanism, recorded.mechanism):
         return "its mechanism has different matrices"
-    if not changes and not _is_close(plan.stddev, recorded.stddev):
+    if not changed_fields and not _is_close(plan.stddev, recorded.stddev):
         return f"noise of standard deviation {plan.stddev!r} (was {recorded.stddev!r})"
-    return changes
+    return changed_fields
 
 
 def _is_close(value: Any, recorded: Any) -> bool:
     """Returns whether both values are numbers, and equal up to `TOLERANCE`."""
-    numbers = isinstance(value, float | int) and isinstance(recorded, float | int)
-    return numbers and math.isclose(value, recorded, rel_tol=TOLERANCE)
+    are_numbers = isinstance(value, float | int) and isinstance(recorded, float | int)
+    return are_numbers and math.isclose(value, recorded, rel_tol=TOLERANCE)
 
 
 def _is_same_mechanism(mechanism: Mechanism, recorded: Mechanism) -> bool:
     """Returns whether two mechanisms of the same family have equal matrices up to `TOLERANCE`.
     Their certificates may differ.
     """
-    entries = mechanism.entries()
-    recorded_entries = recorded.entries()
-    names = [name for name in entries if not name.startswith("certificate")]
-    recorded_names = [name for name in recorded_entries if not name.startswith("certificate")]
-    if sorted(names) != sorted(recorded_names):
+    array_by_name = mechanism.entries()
+    recorded_array_by_name = recorded.entries()
+    compared_names = [name for name in array_by_name if not name.startswith("certificate")]
+    recorded_names = [name for name in recorded_array_by_name if not name.startswith("certificate")]
+    if sorted(compared_names) != sorted(recorded_names):
         return False
-    return all(_has_same_numbers(entries[name], recorded_entries[name]) for name in names)
+    return all(
+        _has_same_numbers(array_by_name[name], recorded_array_by_name[name])
+        for name in compared_names
+    )
 
 
 def _has_same_numbers(array: Any, recorded: Any) -> bool:

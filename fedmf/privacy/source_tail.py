@@ -70,9 +70,9 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
     probability = _marcum(a, end)
     if entries is not None:
         num_pairs = max(1.0, entries / 2)
-        spread = a / math.sqrt(num_pairs)
-        crescent = end * spread * math.exp(-((end - spread) ** 2) / 2) / math.pi
-        probability += num_pairs * min(_marcum(spread, end), crescent)
+        mean_shift = a / math.sqrt(num_pairs)
+        crescent_probability = end * mean_shift * math.exp(-((end - mean_shift) ** 2) / 2) / math.pi
+        probability += num_pairs * min(_marcum(mean_shift, end), crescent_probability)
     if probability <= plan.delta / 10:
         return
     way_out = "use a larger delta or more noise"
@@ -88,8 +88,8 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
 
 
 def _marcum(a: float, b: float) -> float:
-    """Computes Marcum's function Q_1(a, b): the probability that a pair of normal numbers, whose
-    mean has distance a from 0, has a distance of more than b from 0.
+    """Computes Marcum's function Q_1(a, b), that is the probability that a pair of normal numbers,
+    whose mean has distance a from 0, has a distance of more than b from 0.
     """
     # These imports take a tenth of a second, for which `fedmf --help` should not wait.
     import scipy.integrate

@@ -111,11 +111,11 @@ def version_changes(recorded: Mapping[str, str]) -> str:
     >>> version_changes(installed_versions() | {"python": "3.9.0", "scipy": "1.9"})[:18]
     'scipy 1.9 (here is'
     """
-    installed = installed_versions()
+    installed_by_name = installed_versions()
     return ", ".join(
-        f"{name} {recorded.get(name, 'missing')} (here is {installed.get(name, 'none')})"
-        for name in {**recorded, **installed}
-        if recorded.get(name) != installed.get(name)
+        f"{name} {recorded.get(name, 'missing')} (here is {installed_by_name.get(name, 'none')})"
+        for name in {**recorded, **installed_by_name}
+        if recorded.get(name) != installed_by_name.get(name)
     )
 
 
@@ -133,9 +133,9 @@ def mechanism_digest(mechanism: Mechanism) -> str:
     for name, value in sorted(mechanism.entries().items()):
         if name.startswith("certificate"):
             continue
-        array = np.asarray(value)
-        header = json.dumps([name, array.dtype.newbyteorder("<").str, list(array.shape)])
-        little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        matrix = np.asarray(value)
+        header = json.dumps([name, matrix.dtype.newbyteorder("<").str, list(matrix.shape)])
+        little_endian = matrix.astype(matrix.dtype.newbyteorder("<"), copy=False)
         content = np.ascontiguousarray(little_endian).tobytes()
         digest.update(header.encode() + b"\0" + content + b"\0")
     return digest.hexdigest()
@@ -176,22 +176,22 @@ def markdown(values: dict[str, Any]) -> str:
     Args:
       values: the values of the statement, as `describe.statement_values` returns them.
     """
-    limits = values["participation"]
+    participation_values = values["participation"]
     # The saved values may name a participation schema that a user's module defines and that is not
     # imported here.
-    schema = SCHEMAS.get(limits["schema"], Participation)
-    context = dict.fromkeys(_OPTIONAL) | values
-    context |= {
+    schema = SCHEMAS.get(participation_values["schema"], Participation)
+    template_values = dict.fromkeys(_OPTIONAL) | values
+    template_values |= {
         "kind": system_of(values["system"]),
-        "assumption": _environment().from_string(schema.assumption).render(limits),
+        "assumption": _environment().from_string(schema.assumption).render(participation_values),
         "separation_kind": schema.separation_kind,
         "checks": command_checks(values),
     }
-    text = _environment().get_template("statement.md.jinja").render(context)
+    text = _environment().get_template("statement.md.jinja").render(template_values)
     references = [f"- {reference}." for reference in references_of(text)]
     text = "\n".join([text, "", "## References", "", *references])
-    lines = "\n".join(_wrapped(point) for point in _points(text))
-    return lines.replace(GLUED_BLANK, " ").rstrip() + "\n"
+    wrapped_points = "\n".join(_wrapped(point) for point in _points(text))
+    return wrapped_points.replace(GLUED_BLANK, " ").rstrip() + "\n"
 
 
 def _points(text: str) -> list[str]:
@@ -212,25 +212,26 @@ def _wrapped(point: str) -> str:
     would read as a list, a heading or another block.
     """
     marker = _MARKER.match(point)
-    start = marker[0] if marker else ""
-    if marker and not start:
+    marker_text = marker[0] if marker else ""
+    if marker and not marker_text:
         return point
-    words = re.sub(r"\s+", " ", point[len(start) :])
+    words = re.sub(r"\s+", " ", point[len(marker_text) :])
     words = re.sub(rf" (?={_BLOCK_START})", GLUED_BLANK, words)
-    indent = "> " if start.startswith(">") else "".ljust(len(start))
-    lines = textwrap.wrap(
+    indent = "> " if marker_text.startswith(">") else "".ljust(len(marker_text))
+    wrapped_lines = textwrap.wrap(
         words,
         _WIDTH,
-        initial_indent=start,
+        initial_indent=marker_text,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return "\n".join(lines)
+    return "\n".join(wrapped_lines)
 
 
 def as_text(values: dict[str, Any], suffix: str) -> str:
-    """Returns the statement as Markdown or JSON, depending on the suffix of its file: .md or .json.
+    """Returns the statement as Markdown or JSON, depending on the suffix of its file. It is .md or
+    .json.
 
     Raises:
       ValueError: the file has another suffix.

@@ -1,5 +1,5 @@
-"""Guarantees of runs that end earlier than planned: the plan of the first rounds of a run, and a
-table of epsilons for different last rounds.
+"""Guarantees of runs that end earlier than planned, with the plan of the first rounds of a run, and
+a table of epsilons for different last rounds.
 
 Round t releases its sum of clipped updates x_t plus row t of the noise N Z, where N = C^-1 is the
 noise matrix and Z has independent normal entries. If the encoder C is square and lower-triangular,
@@ -93,16 +93,16 @@ def stopped_after(plan: Plan, rounds: int) -> Plan:
         "rounds that you may want"
     )
     rounds = checks.integer("rounds", rounds, low=1, high=plan.participation.rounds, hint=hint)
-    scheme = None if plan.sampling is None else type(plan.sampling).__name__
+    scheme_class = None if plan.sampling is None else type(plan.sampling).__name__
     schema = plan.participation.schema
-    mechanism = first_rounds(plan.mechanism, rounds, schema=schema, sampling=scheme)
+    mechanism = first_rounds(plan.mechanism, rounds, schema=schema, sampling=scheme_class)
     participation = plan.participation.shortened(rounds)
-    multiplier = unit_noise(plan) / sensitivity(mechanism, participation).value
+    noise_multiplier = unit_noise(plan) / sensitivity(mechanism, participation).value
     return dataclasses.replace(
         plan,
         mechanism=mechanism,
         participation=participation,
-        noise_multiplier=multiplier,
+        noise_multiplier=noise_multiplier,
         longer=plan.longer or plan,
     )
 
@@ -139,15 +139,15 @@ def rounds_within(plan: Plan, epsilon: float, *, argument: str = "epsilon") -> i
       TypeError, ValueError: an epsilon out of range, or one that the first round already exceeds;
         `stopped_after` refuses the plan.
     """
-    target = check_epsilon(epsilon)
+    epsilon_limit = check_epsilon(epsilon)
     n = plan.participation.rounds
-    if plan.epsilon <= target:
+    if plan.epsilon <= epsilon_limit:
         return n
 
     def epsilon_after(rounds: int) -> float:
         return stopped_after(plan, rounds).epsilon
 
-    num_rounds = bisect.bisect_right(range(1, n), target, key=epsilon_after)
+    num_rounds = bisect.bisect_right(range(1, n), epsilon_limit, key=epsilon_after)
     if not num_rounds:
         raise ValueError(
             f"{argument}={epsilon} is exceeded in round 0, whose release alone has "

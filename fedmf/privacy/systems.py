@@ -194,9 +194,9 @@ class Subject:
 
     def values(self) -> dict[str, str | None]:
         """Returns all fields except `system`, in plain JSON types."""
-        values = dataclasses.asdict(self)
-        del values["system"]
-        return values
+        value_by_field = dataclasses.asdict(self)
+        del value_by_field["system"]
+        return value_by_field
 
 
 def system_of(name: str) -> System:

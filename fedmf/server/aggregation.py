@@ -27,8 +27,8 @@ def noise_stddev(plan: Plan, clip: ClipState | tuple[()], xp: Any = np) -> Any:
 
 
 def released_bits(plan: Plan, clients: Any, clipped: Any, noise: Any, xp: Any = np) -> Any:
-    """Returns the noisy sum of b_i - 1/2 over clients, a float32 scalar. The bit b_i is 1 if the
-    update of client i is within the clip norm, and 0 if it is longer.
+    """Returns the noisy sum, over clients, of the clipping bits minus 1/2, a float32 scalar. The
+    bit b_i is 1 if the update of client i is within the clip norm, and 0 if it is longer.
 
     Args:
       plan: plan that has the scale of this noise.
@@ -56,9 +56,9 @@ def noisy_mean(clipped_sum: Any, noise: Any, divisor: Any, xp: Any = np) -> Any:
 
 def initial_clip(clip_norm: float, xp: Any = np) -> ClipState:
     """Returns the state of the adaptive clip norm before round 0."""
-    norm = _cast(xp, np.float64(clip_norm), np.float64)
+    initial_norm = _cast(xp, np.float64(clip_norm), np.float64)
     zero = _cast(xp, np.float32(0), np.float32)
-    return ClipState(norm, norm, zero, zero)
+    return ClipState(initial_norm, initial_norm, zero, zero)
 
 
 def clip_after(
@@ -86,25 +86,31 @@ def clip_after(
     """
     bits = _cast(xp, bits, np.float32)
     num_within = state.within + bits / np.float32(clients) + np.float32(0.5)
-    mean = _clip(xp, num_within / np.float32(clipping.every), np.float32(0), np.float32(1))
+    released_share = _clip(
+        xp, num_within / np.float32(clipping.every), np.float32(0), np.float32(1)
+    )
     # Large learning rates overflow to infinity here, and `_clip` then bounds the result.
     with np.errstate(over="ignore"):
-        step = xp.exp(-clipping.learning_rate * (_cast(xp, mean, np.float64) - clipping.quantile))
-        next_norm = _clip(xp, state.norm * step, first / MOST_CHANGE, first * MOST_CHANGE)
+        clip_norm_factor = xp.exp(
+            -clipping.learning_rate * (_cast(xp, released_share, np.float64) - clipping.quantile)
+        )
+        next_norm = _clip(
+            xp, state.norm * clip_norm_factor, first / MOST_CHANGE, first * MOST_CHANGE
+        )
     is_due = xp.equal((t + 1) % clipping.every, 0)
-    # The bits are NaN if the noise is, as in a graph before its noise is handed in. A NaN must not
-    # become the clip norm.
-    norm = xp.where(is_due & (next_norm < np.inf), next_norm, state.norm)
-    return ClipState(norm, state.norm, bits, xp.where(is_due, np.float32(0), num_within))
+    # The noisy sum of bits is NaN if the noise is NaN, as in a graph before its noise is handed in.
+    # The clip norm must not become NaN then.
+    new_norm = xp.where(is_due & (next_norm < np.inf), next_norm, state.norm)
+    return ClipState(new_norm, state.norm, bits, xp.where(is_due, np.float32(0), num_within))
 
 
 def initial_scaling(shapes: Sequence[Any], xp: Any = np) -> ScalingState:
     """Returns the state of the update scales before round 0. Its scales are arrays of ones in these
     shapes.
     """
-    moment = [xp.zeros(shape, np.float32) for shape in shapes]
-    scales = [xp.ones(shape, np.float32) for shape in shapes]
-    return ScalingState(moment, scales, xp.zeros([2], np.float32))
+    zero_moment = [xp.zeros(shape, np.float32) for shape in shapes]
+    unit_scales = [xp.ones(shape, np.float32) for shape in shapes]
+    return ScalingState(zero_moment, unit_scales, xp.zeros([2], np.float32))
 
 
 def scaling_after(
@@ -125,30 +131,30 @@ def scaling_after(
     >>> state.scales[0], state.drifts.round(3)
     (array([0.75, 3.  ]), array([0.   , 1.099]))
     """
-    moment = [_next_moment(scaling, v, g, xp) for v, g in zip(state.moment, mean, strict=True)]
-    scales = _cond(
+    next_moment = [_next_moment(scaling, v, g, xp) for v, g in zip(state.moment, mean, strict=True)]
+    next_scales = _cond(
         xp,
         # Tensors are compared by `xp.equal`, because `==` would compare the identities of two
         # tensors in a TFF graph, and not their values.
         xp.equal((t + 1) % scaling.every, 0),
-        lambda: _scales_of(scaling, moment, xp),
+        lambda: _scales_of(scaling, next_moment, xp),
         lambda: list(state.scales),
     )
     leaf_drifts = [
         _largest(xp, xp.abs(_log(xp, new_scale / old_scale)))
-        for new_scale, old_scale in zip(scales, state.scales, strict=True)
+        for new_scale, old_scale in zip(next_scales, state.scales, strict=True)
     ]
     drifts = xp.stack([state.drifts[1], _largest(xp, xp.stack(leaf_drifts))])
-    return ScalingState(moment, scales, drifts)
+    return ScalingState(next_moment, next_scales, drifts)
 
 
 def _next_moment(scaling: Scaling, v: Any, mean: Any, xp: Any) -> Any:
     """Returns the second moment of one array after a release."""
-    square = xp.square(_clip(xp, mean, np.float32(-LARGEST_ROOT), np.float32(LARGEST_ROOT)))
+    squared_mean = xp.square(_clip(xp, mean, np.float32(-LARGEST_ROOT), np.float32(LARGEST_ROOT)))
     if scaling.rule == "adagrad":
-        return xp.minimum(v + square, np.float32(LARGEST_ROOT**2))
+        return xp.minimum(v + squared_mean, np.float32(LARGEST_ROOT**2))
     # The second moment must not become negative by rounding, because its square root is taken.
-    return xp.maximum(v + np.float32(1 - scaling.decay) * (square - v), np.float32(0))
+    return xp.maximum(v + np.float32(1 - scaling.decay) * (squared_mean - v), np.float32(0))
 
 
 def _scales_of(scaling: Scaling, moment: Sequence[Any], xp: Any) -> list[Any]:
@@ -156,10 +162,10 @@ def _scales_of(scaling: Scaling, moment: Sequence[Any], xp: Any) -> list[Any]:
     moment, where rms is taken over all arrays.
     """
     num_entries = sum(int(np.prod(v.shape)) for v in moment)
-    total = sum(_total(xp, v) for v in moment)
-    rms = _cast(xp, xp.sqrt(total / max(num_entries, 1)), np.float32)
+    sum_of_moments = sum(_total(xp, v) for v in moment)
+    root_mean_square = _cast(xp, xp.sqrt(sum_of_moments / max(num_entries, 1)), np.float32)
     epsilon = np.float32(scaling.epsilon)
-    return [(rms + epsilon) / (xp.sqrt(v) + epsilon) for v in moment]
+    return [(root_mean_square + epsilon) / (xp.sqrt(v) + epsilon) for v in moment]
 
 
 def _cast(xp: Any, value: Any, dtype: Any) -> Any:

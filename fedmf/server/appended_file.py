@@ -35,9 +35,8 @@ class AppendedFile:
         self._end = 0
         self._digest = hashlib.sha256()
         self._pending = b""
-        # This attribute holds the file's stamp (numbers that change when the file is written or
-        # replaced) after the last write of this process. If the stamp differs later, another
-        # program wrote to the file.
+        # Numbers of the file, such as size and times, after the last write of this process. If they
+        # differ later, another program wrote to the file.
         self._stamp: Stamp | None = None
 
     def begin(self) -> None:
@@ -51,9 +50,9 @@ class AppendedFile:
 
     def digest(self) -> str:
         """Returns the SHA-256 of all rows, including those that are not in the file yet."""
-        digest = self._digest.copy()
-        digest.update(self._pending)
-        return digest.hexdigest()
+        digest_with_pending = self._digest.copy()
+        digest_with_pending.update(self._pending)
+        return digest_with_pending.hexdigest()
 
     def restore(self, rows: bytes) -> bytes:
         """Sets the rows that the file must have, and returns the bytes that follow them in the
@@ -67,17 +66,17 @@ class AppendedFile:
           OSError: it cannot be read.
         """
         try:
-            content = self.path.read_bytes()
+            file_content = self.path.read_bytes()
         except FileNotFoundError:
-            content = b""
-        written_rows = content[: len(rows)]
+            file_content = b""
+        written_rows = file_content[: len(rows)]
         if not rows.startswith(written_rows):
             raise FileWasEdited(self.path.name)
         self._end = len(written_rows)
         self._digest = hashlib.sha256(written_rows)
         self._pending = rows[len(written_rows) :]
         self._stamp = None
-        return content[len(rows) :]
+        return file_content[len(rows) :]
 
     def append(self, rows: bytes) -> None:
         """Adds rows that the next `flush` writes."""
@@ -110,37 +109,43 @@ class AppendedFile:
           FileWasEdited: the file is missing.
           OSError: it cannot be written.
         """
-        flags = os.O_RDWR
+        open_flags = os.O_RDWR
         if not self._end:
-            flags |= os.O_CREAT
+            open_flags |= os.O_CREAT
         try:
-            descriptor = os.open(self.path, flags, 0o600)
+            file_descriptor = os.open(self.path, open_flags, 0o600)
         except FileNotFoundError:
             raise FileWasEdited(self.path.name) from None
-        with os.fdopen(descriptor, "r+b") as file:
-            if os.fstat(descriptor).st_size != self._end:
+        with os.fdopen(file_descriptor, "r+b") as file:
+            if os.fstat(file_descriptor).st_size != self._end:
                 file.truncate(self._end)
             if self._pending:
                 file.seek(self._end)
                 file.write(self._pending)
                 file.flush()
             if sync:
-                os.fsync(descriptor)
-            self._count_as_written(stamp_of(descriptor))
+                os.fsync(file_descriptor)
+            self._count_as_written(stamp_of(file_descriptor))
 
     def _count_as_written(self, stamp: Stamp) -> None:
-        """Counts the pending rows as written, and keeps the file's new stamp."""
-        digest = self._digest.copy()
-        digest.update(self._pending)
-        end = self._end + len(self._pending)
+        """Counts the pending rows as written, and remembers the file's new size and times."""
+        new_digest = self._digest.copy()
+        new_digest.update(self._pending)
+        new_end = self._end + len(self._pending)
         # All attributes are set in one assignment, so that an interrupt is unlikely to leave only
         # some of them changed.
-        self._digest, self._end, self._pending, self._stamp = digest, end, b"", stamp
+        self._digest, self._end, self._pending, self._stamp = new_digest, new_end, b"", stamp
 
 
 def stamp_of(file: int | pathlib.Path) -> Stamp:
     """Returns a file's device, inode, size and times, some of which change when a program writes to
     it.
     """
-    state = os.stat(file)
-    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+    file_status = os.stat(file)
+    return (
+        file_status.st_dev,
+        file_status.st_ino,
+        file_status.st_size,
+        file_status.st_mtime_ns,
+        file_status.st_ctime_ns,
+    )

@@ -35,8 +35,8 @@ from fedmf.server.state import check_plan
 SEEN_CUT = 4.0
 # Upper bound on the number of tests in an audit.
 _MAX_TESTS = 64
-# Least number of noise entries in a run. With it, an audit detects a noise scale that is off by 3%,
-# at a false-positive rate of 1e-6 and with a margin.
+# Least number of noise entries in a run. It lets an audit detect, with a margin, a noise scale that
+# is off by 3% at a false-positive rate of 1e-6.
 _MIN_ENTRIES = 60_000
 _MIN_COORDINATES = 256
 # An attack may have at most this many trials. More would take weeks.
@@ -129,30 +129,32 @@ def audit_mechanism(
     leaf_sizes = [math.prod(shape) for shape in model_of(coordinates)]
     trials = _checked_trials(trials)
     num_runs = 3 if trials else 2
-    runs = _AuditedRuns(plan, subject, progress, num_runs=num_runs)
+    audited_runs = _AuditedRuns(plan, subject, progress, num_runs=num_runs)
     causal_matrix = causal_factor(plan.mechanism.noising())
-    scale = plan.stddev / divisor_of(plan)
-    first_run = runs.releases(coordinates, noise_seed=16 * seed + 1)
-    noises = [whiten(causal_matrix, first_run, scale)]
+    release_stddev = plan.stddev / divisor_of(plan)
+    first_run = audited_runs.releases(coordinates, noise_seed=16 * seed + 1)
+    whitened_noises = [whiten(causal_matrix, first_run, release_stddev)]
     # The first run is deleted to free as much memory as its noise takes.
     del first_run
-    resumed_run = runs.releases(coordinates, noise_seed=16 * seed + 2, resume_at=num_rounds // 2)
-    noises.append(whiten(causal_matrix, resumed_run, scale))
+    resumed_run = audited_runs.releases(
+        coordinates, noise_seed=16 * seed + 2, resume_at=num_rounds // 2
+    )
+    whitened_noises.append(whiten(causal_matrix, resumed_run, release_stddev))
     del resumed_run
     if plan.quantile_clipping is not None:
         leaf_sizes.append(1)
-    findings = audit_noise(noises, leaves=leaf_sizes).findings
-    attack = None
+    findings = audit_noise(whitened_noises, leaves=leaf_sizes).findings
+    attack_result = None
     if trials:
-        attack = _attack(plan, runs, trials, seed)
-        findings += attack.findings
+        attack_result = _attack(plan, audited_runs, trials, seed)
+        findings += attack_result.findings
     return MechanismAudit(
         verdict=NoiseAudit(findings=findings, false_positive_rate=false_positive_rate),
-        attack=attack,
+        attack=attack_result,
         rounds=num_rounds,
         coordinates=coordinates,
         trials=trials,
-        entries=sum(noise.size for noise in noises),
+        entries=sum(noise.size for noise in whitened_noises),
     )
 
 
@@ -171,8 +173,8 @@ def _audited_plan(plan: Any) -> Plan:
             f"{update_noise_multiplier(plan):.6g}"
         )
     num_rounds = plan.mechanism.rounds
-    # The audit holds five matrices of shape (rounds, rounds): the noise matrix N, its causal
-    # factor, the factor's inverse, and the entrywise squares of the last two.
+    # The audit holds five matrices of shape (rounds, rounds), which are the noise matrix N, its
+    # causal factor, the factor's inverse, and the squares of the last two.
     hint = "audit a plan of the same family with fewer rounds"
     checks.fits_in_memory("the audit of all rounds", (num_rounds, num_rounds), copies=5, hint=hint)
     return dataclasses.replace(plan, sampling=None)
@@ -208,7 +210,7 @@ class _AuditedRuns:
         """Runs the audited code once, and returns its releases as a float64 array of shape (rounds,
         entries).
         """
-        releases = []
+        release_rows = []
         for release in released_rows(
             self._plan,
             coordinates,
@@ -217,11 +219,11 @@ class _AuditedRuns:
             resume_at=resume_at,
             subject=self._subject,
         ):
-            releases.append(release)
+            release_rows.append(release)
             self._rounds_done += 1
             if self._progress is not None:
                 self._progress(self._rounds_done, self._total_rounds)
-        return np.stack(releases)
+        return np.stack(release_rows)
 
 
 def _attack(plan: Plan, runs: _AuditedRuns, trials: int, seed: int) -> Distinguishing:
@@ -234,12 +236,14 @@ def _attack(plan: Plan, runs: _AuditedRuns, trials: int, seed: int) -> Distingui
     updates_plan = dataclasses.replace(
         plan, noise_multiplier=update_noise_multiplier(plan), quantile_clipping=None
     )
-    case = worst_case(updates_plan)
-    clients, is_present = worst_clients(plan, case, trials, seed)
+    attack_case = worst_case(updates_plan)
+    clients, is_present = worst_clients(plan, attack_case, trials, seed)
     releases = runs.releases(trials, noise_seed=16 * seed + 3, clients=clients)
-    scale = plan.stddev / divisor_of(plan)
-    statistics = case.projection @ releases[:, :trials] / scale
-    return audit_distinguishing(updates_plan, case, statistics[is_present], statistics[~is_present])
+    release_stddev = plan.stddev / divisor_of(plan)
+    attack_statistics = attack_case.projection @ releases[:, :trials] / release_stddev
+    return audit_distinguishing(
+        updates_plan, attack_case, attack_statistics[is_present], attack_statistics[~is_present]
+    )
 
 
 def _checked_trials(trials: Any) -> int:

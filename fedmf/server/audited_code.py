@@ -1,4 +1,4 @@
-"""Code whose releases an audit tests: its interface, its rounds, and the code of a server."""
+"""Code whose releases an audit tests, with its interface, its rounds, and the code of a server."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -15,12 +15,11 @@ from fedmf.server.means import MeansState, NoisyMeans, in_shapes
 # The norm of the attacking client's update is this many times the clip norm, so that the audited
 # code has to clip it.
 _OVERSHOOT = 3.0
-# The audit divides each round's sum by this number, unless the plan simulates a larger cohort.
+# Number by which the audit divides each round's sum, unless the plan simulates a larger cohort.
 _DIVISOR = 10
 
-# A function that takes a round t, and returns an array of coordinates and a number. For each of
-# these coordinates, one client sends an update in round t that has this number at the coordinate
-# and 0 elsewhere.
+# A function that takes a round t, and returns an array of coordinates and a number. For each
+# coordinate, one client sends an update whose only nonzero entry is this number there.
 Clients = Callable[[int], tuple[np.ndarray, float]]
 
 
@@ -57,14 +56,14 @@ def worst_clients(
     Client i sends updates along coordinate i, in the rounds of `case`.
     """
     is_present = np.random.default_rng([seed, 1]).permutation(trials) < trials // 2
-    all_places = np.flatnonzero(is_present)
-    size = _OVERSHOOT * plan.clip_norm
+    present_coordinates = np.flatnonzero(is_present)
+    update_entry = _OVERSHOOT * plan.clip_norm
 
     def clients(t: int) -> tuple[np.ndarray, float]:
         contribution = float(case.contributions[t])
         if not contribution:
-            return all_places[:0], 0.0
-        return all_places, size * contribution
+            return present_coordinates[:0], 0.0
+        return present_coordinates, update_entry * contribution
 
     return clients, is_present
 
@@ -75,8 +74,8 @@ def model_of(coordinates: int) -> list[tuple[int, ...]]:
     """
     hint = "use some hundred or more"
     coordinates = checks.integer("coordinates", coordinates, low=8, high=checks.MAX_SIZE, hint=hint)
-    quarter = (coordinates - 1) // 4
-    return [(2, quarter), (), (quarter,), (coordinates - 1 - 3 * quarter,)]
+    quarter_size = (coordinates - 1) // 4
+    return [(2, quarter_size), (), (quarter_size,), (coordinates - 1 - 3 * quarter_size,)]
 
 
 def divisor_of(plan: Plan) -> int:
@@ -103,14 +102,14 @@ def released_rows(
     make_audited = subject or ServerMeans
     audited_run = make_audited(plan, coordinates, noise_seed)
     state = audited_run.initial_state
-    client_places = np.zeros(2, np.int64)
-    size = 0.0
+    client_coordinates = np.zeros(2, np.int64)
+    update_entry = 0.0
     for t in range(plan.mechanism.rounds):
         if t and t == resume_at:
             audited_run = make_audited(plan, coordinates, noise_seed)
         if clients is not None:
-            client_places, size = clients(t)
-        state, release = audited_run.release(state, client_places, size)
+            client_coordinates, update_entry = clients(t)
+        state, release = audited_run.release(state, client_coordinates, update_entry)
         yield release
 
 
@@ -144,15 +143,15 @@ class ServerMeans:
         sum_key = (places.tobytes(), size, params.clip_norm)
         if sum_key not in self._sums:
             update_sum = self._means.empty_sum(len(places))
-            update = np.zeros(self._means.size, np.float32)
+            one_hot_update = np.zeros(self._means.size, np.float32)
             for coordinate in places:
-                update[coordinate] = size
+                one_hot_update[coordinate] = size
                 update_sum.add(
-                    in_shapes(update, self._shapes),
+                    in_shapes(one_hot_update, self._shapes),
                     clip_norm=params.clip_norm,
                     zeroing_norm=params.zeroing_norm,
                 )
-                update[coordinate] = 0
+                one_hot_update[coordinate] = 0
             self._sums[sum_key] = update_sum
         update_sum = self._sums[sum_key]
         mean, state = self._means.release(state, update_sum, self._noise.row(int(state.next_round)))

@@ -98,8 +98,8 @@ def exclusive(
     return call
 
 
-# This mapping leads from the digest of each noise seed to a text that says where the first server
-# with this seed was made. The text becomes None once a warning about the seed was given.
+# Maps the digest of each noise seed to a text that says where the first server with this seed was
+# made. The text becomes None after a warning about the seed.
 _PLACE_BY_SEED: dict[bytes, str | None] = {}
 
 
@@ -110,10 +110,10 @@ def warn_of_used_seed(seed: int, folder: pathlib.Path | None) -> None:
     Warns:
       UserWarning: naming both folders.
     """
-    digest = _digest(seed)
-    first_place = _PLACE_BY_SEED.get(digest)
+    seed_digest = _digest(seed)
+    first_place = _PLACE_BY_SEED.get(seed_digest)
     if first_place is not None:
-        _PLACE_BY_SEED[digest] = None
+        _PLACE_BY_SEED[seed_digest] = None
         warnings.warn(
             f"two servers of this process have one noise seed (the first {first_place}, the second "
             f"{_place(folder)}): the difference of their releases of one round has no noise; give "
@@ -134,7 +134,7 @@ def _digest(seed: int) -> bytes:
 
 
 def _place(folder: pathlib.Path | None) -> str:
-    """Returns where a server is, in words: in memory or in a folder."""
+    """Returns a phrase that says where a server is, in memory or in a folder."""
     return "in memory" if folder is None else f"in {str(folder)!r}"
 
 

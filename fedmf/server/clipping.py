@@ -17,9 +17,8 @@ _BLOCK = 32_768
 _UNIT_ROUNDOFF = 2.0**-53
 _LARGEST_MARGIN = 1e-3
 
-# The next three constants are for kernels that clip in float32 (below: float32 kernels). The proof
-# in `clip_margin` uses them. A float32 kernel adds up the squares of this many entries in float32,
-# and adds up these sums in float64.
+# A kernel that clips in float32 adds up the squares of this many entries in float32, and adds up
+# these partial sums in float64. The proof in `clip_margin` uses this number.
 FLOAT32_CHUNK = 32
 # A float32 kernel may compare a norm only with limits of at least this number times the square root
 # of the number of entries.
@@ -30,7 +29,7 @@ FLOAT32_MARGIN = 1.5e-6
 
 
 def clip_margin(entries: int, clients: int) -> float:
-    """Returns the margin of clipping: updates are clipped to (1 - margin) * clip_norm, so that even
+    """Returns the margin of clipping. Updates are clipped to (1 - margin) * clip_norm, so that even
     with rounding no update moves a sum by more than clip_norm.
 
     Proof, to first order. A kernel squares entries and adds up chunks of K squares with unit
@@ -115,13 +114,13 @@ def clip_update(
     (array([0.3, 0.4]), True, False)
     """
     leaf_sizes = [leaf.size for leaf in leaves]
-    values = np.zeros(sum(leaf_sizes))
-    target_norm = clip_norm * (1 - clip_margin(len(values), max_clients))
-    float32_memory = np.empty(len(values), np.float32)
+    clipped_values = np.zeros(sum(leaf_sizes))
+    target_norm = clip_norm * (1 - clip_margin(len(clipped_values), max_clients))
+    float32_memory = np.empty(len(clipped_values), np.float32)
     clipping = _Clipping(leaves, scales, float32_memory, target_norm, zeroing_norm)
     for start, block in clipping.blocks():
-        values[start : start + len(block)] = block
-    flat_leaves = np.split(values, np.cumsum(leaf_sizes)[:-1])
+        clipped_values[start : start + len(block)] = block
+    flat_leaves = np.split(clipped_values, np.cumsum(leaf_sizes)[:-1])
     shaped_leaves = [
         flat.reshape(leaf.shape) for flat, leaf in zip(flat_leaves, leaves, strict=True)
     ]
@@ -197,10 +196,10 @@ class UpdateSum:
         self.clients += int(clients)
         self.clipped += int(clipped)
         self.zeroed += int(zeroed)
-        start = 0
+        leaf_start = 0
         for leaf in map(np.ravel, leaves):
-            self.total[start : start + len(leaf)] += leaf
-            start += len(leaf)
+            self.total[leaf_start : leaf_start + len(leaf)] += leaf
+            leaf_start += len(leaf)
 
 
 class _Clipping:
@@ -228,7 +227,7 @@ class _Clipping:
         self._leaves = _empty_copies(leaves, float32_memory)
         self._unit = self._factor = 1.0
         self.is_zeroed = self.is_clipped = False
-        unit = 1.0
+        divisor = 1.0
         with np.errstate(over="ignore", invalid="ignore"):
             norm = _norm(_blocks(leaves, self._scales, copies=self._leaves))
             # The norm of an update is at least its largest entry. So only an update whose norm is
@@ -241,11 +240,11 @@ class _Clipping:
                 # The norm is infinite although the entries are finite, because their squares
                 # overflow.
                 if not math.isfinite(norm):
-                    unit = largest_magnitude
-                    norm = _norm(_blocks(self._leaves, self._scales, unit=unit))
-            self.is_clipped = bool(norm * unit > target)
+                    divisor = largest_magnitude
+                    norm = _norm(_blocks(self._leaves, self._scales, unit=divisor))
+            self.is_clipped = bool(norm * divisor > target)
         if self.is_clipped:
-            self._unit = unit
+            self._unit = divisor
             self._factor = target / norm
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -259,16 +258,16 @@ class _Clipping:
 
 
 def _empty_copies(leaves: Sequence[np.ndarray], float32_memory: np.ndarray) -> list[np.ndarray]:
-    """Returns an empty vector for the copy of each array: float64 for a float64 array, otherwise
-    float32.
+    """Returns an empty vector for the copy of each array, of float64 for a float64 array and
+    otherwise of float32.
     """
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    float32_vectors = np.split(float32_memory, ends[:-1])
-    copies = []
+    leaf_ends = np.cumsum([leaf.size for leaf in leaves])
+    float32_vectors = np.split(float32_memory, leaf_ends[:-1])
+    leaf_copies = []
     for leaf, float32_vector in zip(leaves, float32_vectors, strict=True):
-        copy = np.empty(leaf.size) if leaf.dtype == np.float64 else float32_vector
-        copies.append(copy)
-    return copies
+        leaf_copy = np.empty(leaf.size) if leaf.dtype == np.float64 else float32_vector
+        leaf_copies.append(leaf_copy)
+    return leaf_copies
 
 
 def _blocks(
@@ -283,22 +282,22 @@ def _blocks(
 
     With `copies` each entry is read once, into them.
     """
-    memory = np.empty(_BLOCK)
+    block_memory = np.empty(_BLOCK)
     leaf_start = 0
     for i, leaf in enumerate(map(np.ravel, leaves)):
         for start in range(0, len(leaf), _BLOCK):
-            entries = leaf[start : start + _BLOCK]
+            leaf_block = leaf[start : start + _BLOCK]
             if copies:
                 copied_block = copies[i][start : start + _BLOCK]
-                np.copyto(copied_block, entries, casting="unsafe")
-                entries = copied_block
-            block = memory[: len(entries)]
-            np.copyto(block, entries, casting="unsafe")
+                np.copyto(copied_block, leaf_block, casting="unsafe")
+                leaf_block = copied_block
+            scaled_block = block_memory[: len(leaf_block)]
+            np.copyto(scaled_block, leaf_block, casting="unsafe")
             if scales:
-                block *= scales[i][start : start + _BLOCK]
+                scaled_block *= scales[i][start : start + _BLOCK]
             if unit != 1.0:
-                block /= unit
-            yield leaf_start + start, block
+                scaled_block /= unit
+            yield leaf_start + start, scaled_block
         leaf_start += len(leaf)
 
 

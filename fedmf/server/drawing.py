@@ -85,14 +85,14 @@ def server_controller(
       ValueError: a plan with sampling and no population to sample from.
     """
     if config.population is not None:
-        settings = CohortSettings(
+        cohort_settings = CohortSettings(
             rule=participation_rule(plan.mechanism, plan.participation),
             sampling=plan.sampling,
             population=config.population,
             cohort_size=config.clients_per_round,
             noise_seed=noise_seed,
         )
-        return settings.controller()
+        return cohort_settings.controller()
     if plan.sampling is not None:
         raise ValueError(
             f"population=None, but the plan is amplified by {plan.sampling}: let the "
@@ -111,5 +111,7 @@ def draw_cohort(eligible: Sequence[Client], size: int, seed: int, t: int) -> lis
       t: the round.
     """
     cohort_size = min(size, len(eligible))
-    indices = SamplingRandomness(seed).of_round(t).choice(len(eligible), cohort_size, replace=False)
-    return [eligible[index] for index in np.sort(indices).tolist()]
+    eligible_indices = (
+        SamplingRandomness(seed).of_round(t).choice(len(eligible), cohort_size, replace=False)
+    )
+    return [eligible[index] for index in np.sort(eligible_indices).tolist()]

@@ -123,7 +123,7 @@ class Released(NamedTuple):
 
 
 def _log_lines(journal_row: Mapping[str, Any]) -> str:
-    """Returns the lines of a round for participation.jsonl, from its row in the journal."""
+    """Converts the journal's row of a round to the lines of participation.jsonl."""
     t = journal_row["round"]
     clients = journal_row["clients"]
     return "".join(f'{{"round": {t}, "client": {_json(client)}}}\n' for client in clients)
@@ -198,15 +198,15 @@ class ServerFolder:
           ValueError: there is no server, or a file is damaged or of another server.
         """
         check_begun(self.path, SERVER)
-        undamaged = self._folder.undamaged
-        with undamaged(_CONFIG):
+        raises_if_damaged = self._folder.undamaged
+        with raises_if_damaged(_CONFIG):
             config_text = (self.path / _CONFIG).read_bytes()
             config_content = json.loads(config_text)
             if config_content["format"] != _FORMAT:
                 raise ValueError(f"its format is {config_content['format']!r}")
             config = ServerConfig(**config_content["server"])
             plan_config = PlanConfig.from_mapping(config_content["plan"], "plan")
-        with undamaged(_MECHANISM):
+        with raises_if_damaged(_MECHANISM):
             mechanism = load_mechanism(self.path / _MECHANISM)
             if mechanism_digest(mechanism) != config_content["mechanism_sha256"]:
                 raise ValueError("its digest differs from that in server.json")
@@ -217,14 +217,14 @@ class ServerFolder:
                 raise ValueError(
                     f"it needs noise of {plan.stddev}, not of {config_content['stddev']}"
                 )
-        with undamaged(_SEED):
+        with raises_if_damaged(_SEED):
             seed_text = (self.path / _SEED).read_bytes()
             if not (seed_text.endswith(b"\n") and seed_text[:-1].isdigit()):
                 raise ValueError("it is no whole number")
             seed = int(seed_text)
         committed = self._folder.read({_CONFIG: config_text, _SEED: seed_text})
         self._folder.end_round()
-        with undamaged(JOURNAL):
+        with raises_if_damaged(JOURNAL):
             num_metrics = 0 if plan.private_metrics is None else SIZE
             released = _released(committed, config.size, num_metrics)
         return config, plan, seed, released
@@ -255,11 +255,11 @@ class ServerFolder:
         journal_row: dict[str, Any] = {"clients": list(clients)}
         if selected is not None:
             journal_row["selected"] = list(selected)
-        arrays = {"mean": mean} | _entries(state.clip) | _entries(state.scaling)
+        journal_arrays = {"mean": mean} | _entries(state.clip) | _entries(state.scaling)
         if len(state.metrics):
-            arrays["metrics"] = np.asarray(state.metrics)
-        arrays |= with_numbers(_BEFORE, before)
-        self._folder.commit(t, journal_row, arrays)
+            journal_arrays["metrics"] = np.asarray(state.metrics)
+        journal_arrays |= with_numbers(_BEFORE, before)
+        self._folder.commit(t, journal_row, journal_arrays)
         self._folder.end_round()
 
 
@@ -286,15 +286,15 @@ def _released(committed: Committed, size: int, num_metrics: int) -> Released:
     for array, num_entries in ((mean, size), (metrics, num_metrics)):
         if array.shape != (num_entries,) or array.dtype != np.float32:
             raise ValueError(f"its release is {array.dtype} of shape {array.shape}")
-    clip = _state_of(ClipState, arrays)
-    scaling = _state_of(ScalingState, arrays)
-    state = MeansState(np.array(len(rows)), clip, scaling)
+    clip_state = _state_of(ClipState, arrays)
+    scaling_state = _state_of(ScalingState, arrays)
+    means_state = MeansState(np.array(len(rows)), clip_state, scaling_state)
     if num_metrics:
-        state = state._replace(metrics=metrics)
-    before = committed.numbered_arrays(_BEFORE)
-    for array in before:
+        means_state = means_state._replace(metrics=metrics)
+    arrays_before = committed.numbered_arrays(_BEFORE)
+    for array in arrays_before:
         array.setflags(write=False)
-    return Released(mean, state, before, clients, selected_by_round)
+    return Released(mean, means_state, arrays_before, clients, selected_by_round)
 
 
 def _json(client: int | str) -> str:
@@ -307,15 +307,15 @@ State = TypeVar("State", ClipState, ScalingState)
 
 def _entries(state: ClipState | ScalingState | tuple[()]) -> dict[str, np.ndarray]:
     """Returns the arrays of a state by the names under which the journal stores them."""
-    arrays = state._asdict() if state else {}
-    return {f"{type(state).__name__}.{name}": array for name, array in arrays.items()}
+    array_by_field = state._asdict() if state else {}
+    return {f"{type(state).__name__}.{name}": array for name, array in array_by_field.items()}
 
 
 def _state_of(state_type: type[State], arrays: Mapping[str, np.ndarray]) -> State | tuple[()]:
     """Returns the state that a journal's arrays hold, as an object of type `state_type`; () if they
     hold none.
     """
-    names = [f"{state_type.__name__}.{name}" for name in state_type._fields]
-    if names[0] not in arrays:
+    entry_names = [f"{state_type.__name__}.{name}" for name in state_type._fields]
+    if entry_names[0] not in arrays:
         return ()
-    return state_type(*(arrays[name] for name in names))
+    return state_type(*(arrays[name] for name in entry_names))

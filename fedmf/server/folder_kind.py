@@ -1,5 +1,5 @@
-"""The names, rules and words by which folders of servers and of runs differ. All of their code is
-in `fedmf.server.journal_folder`.
+"""File names, rules and phrases of messages in which folders of servers and of runs differ. All of
+their code is in `fedmf.server.journal_folder`.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class ReadableFile:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FolderKind:
-    """A kind of folders with a journal: those of servers, or those of runs.
+    """A kind of folders with a journal, either those of servers or those of runs.
 
     Attributes:
       noun: "server" or "run".
@@ -110,10 +110,10 @@ class FolderKind:
 
     def damaged_error(self, path: pathlib.Path, error: BaseException) -> ValueError:
         """Returns the error for a file that cannot be read or is of another server or run."""
-        cause = type(error).__name__
+        damage = type(error).__name__
         if str(error):
-            cause = str(error).splitlines()[0]
+            damage = str(error).splitlines()[0]
         return ValueError(
-            f"{path} is damaged or not of this {self.noun} ({cause}): without its own newest file "
+            f"{path} is damaged or not of this {self.noun} ({damage}): without its own newest file "
             f"no round can be released safely, so begin a new {self.noun}, with another seed"
         )

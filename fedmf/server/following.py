@@ -1,5 +1,5 @@
-"""States that follow from past releases: the adaptive clip norm, and the scales of updates.
-`fedmf.server.aggregation` computes them.
+"""States that follow from past releases, which are those of the adaptive clip norm and of the
+scales of updates. `fedmf.server.aggregation` computes them.
 """
 
 import dataclasses
@@ -55,8 +55,8 @@ def check_scaling(scaling: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scaling(fields.Checked):
-    """Factors for the entries of updates that adapt to past releases: s_t = (rms(v) + epsilon) /
-    (sqrt(v) + epsilon), where v is the second moment of the released means.
+    """Factors for the entries of updates that adapt to past releases. They are s_t = (rms(v) +
+    epsilon) / (sqrt(v) + epsilon), where v is the second moment of the released means.
 
     In round t an update is multiplied by s_t and then clipped to the clip norm, noise vector t is
     added to the sum, and the server divides by s_t (Ganesh, McMahan and Thakurta 2025, arXiv

@@ -1,5 +1,5 @@
-"""Precomputed noise. Noise vectors do not depend on the data, so the host computes blocks of rounds
-before they are needed.
+"""Precomputed noise of a run, one vector for each round. Noise vectors do not depend on the data,
+so the host computes blocks of rounds before they are needed.
 
 A block is computed in tiles of coordinates, each by a few matrix products on arrays that fit the
 cache. Its rows are in memory, or in a memory map of a file without a name, which is as secret as
@@ -112,23 +112,23 @@ class HostNoise:
     ) -> IndependentRows | BlockRows:
         """Returns the object that computes the noise vectors by the chosen strategy."""
         strategy = self.strategy
-        work: TileWork
+        noise_work: TileWork
         if strategy.layout is None:
             assert strategy.form is not None
             return IndependentRows(strategy.form, self._draws)
         if strategy.form is not None:
-            work = RecurrentWork(strategy.form)
+            noise_work = RecurrentWork(strategy.form)
         else:
-            matrix = stream.as_contraction().contraction
-            assert matrix is not None
-            work = RegeneratedWork(
-                matrix, strategy.bounds, strategy.product_rows, strategy.layout.stored_draws
+            noise_matrix = stream.as_contraction().contraction
+            assert noise_matrix is not None
+            noise_work = RegeneratedWork(
+                noise_matrix, strategy.bounds, strategy.product_rows, strategy.layout.stored_draws
             )
 
         def make_array(shape: tuple[int, ...]) -> np.ndarray:
             return _zeros(shape, is_mapped=strategy.disk > 0, folder=folder)
 
-        return BlockRows(work, strategy.layout, self._draws, make_array)
+        return BlockRows(noise_work, strategy.layout, self._draws, make_array)
 
     @classmethod
     def for_state(cls, plan: Plan, state: Any) -> "HostNoise":
@@ -140,9 +140,9 @@ class HostNoise:
             size and the key.
         """
         check_plan(plan)
-        noise = _the_noise(state)
-        size = int(np.shape(noise.rows)[1]) - noise_size(plan, 0)
-        return cls(plan, size, key=np.asarray(noise.key))
+        noise_state = _the_noise(state)
+        size = int(np.shape(noise_state.rows)[1]) - noise_size(plan, 0)
+        return cls(plan, size, key=np.asarray(noise_state.key))
 
     def show_progress(self) -> None:
         """Shows progress bars from now on, for blocks that take more than some seconds."""
@@ -200,20 +200,21 @@ class HostNoise:
                 "the state was made with another noise seed: use HostNoise.for_state(plan, state)"
             )
         if int(noise.mechanism) != self._fingerprint:
-            # The noise does not fit the aggregator of the state. An aggregator of another plan
-            # would scale the noise differently, and its guarantee would not hold. An aggregator
-            # that computes its own noise would take this noise vector for the one of an earlier
-            # round and subtract it.
+            # An aggregator of another plan would scale the noise differently, and its guarantee
+            # would not hold. An aggregator that computes its own noise would treat this noise
+            # vector as one of an earlier round, and subtract it.
             raise ValueError(
                 "the state's aggregator was made with another plan, or without "
                 "noise_strategy='precomputed': make both from one plan, "
                 "and the aggregator with that strategy"
             )
         t = int(noise.next_round)
-        # The row is computed before the tree is traversed. The traceback of an error inside the
-        # traversal would show the state, and with it the secret key.
-        row = self.row(t)[None]
-        return replace_noise(state, lambda noise: noise._replace(made_for=np.int32(t), rows=row))
+        # The noise vector is computed before the state is traversed, because the traceback of an
+        # error inside the traversal would show the state, and with it the secret key.
+        noise_row = self.row(t)[None]
+        return replace_noise(
+            state, lambda noise: noise._replace(made_for=np.int32(t), rows=noise_row)
+        )
 
 
 def _checked_key(key: Any) -> np.ndarray:
@@ -264,8 +265,8 @@ def replace_noise(state: Any, change: Callable[[NoiseState], NoiseState]) -> Any
 def _zeros(
     shape: tuple[int, ...], *, is_mapped: bool, folder: str | pathlib.Path | None
 ) -> np.ndarray:
-    """Returns float32 zeros, in memory or in a memory map. A mapped file has no name, so that no
-    other process can open it.
+    """Returns a float32 array of zeros, in memory or in a memory map. A mapped file has no name, so
+    that no other process can open it.
     """
     if not is_mapped or not math.prod(shape):
         return np.zeros(shape, np.float32)

@@ -77,9 +77,10 @@ class Committed:
 
     def metrics_lines(self) -> list[bytes]:
         """Returns the metrics rows as lines of JSON, of all rounds that have one."""
-        # JSON escapes quotation marks inside a text, so these bytes occur only where the key is.
-        lines = [line for line in self.lines if _METRICS_KEY in line]
-        return [line.split(_METRICS_KEY, 1)[1][:-2] + b"\n" for line in lines]
+        # JSON escapes quotation marks inside a text, so these bytes occur only where a row has this
+        # key.
+        metrics_rows = [line for line in self.lines if _METRICS_KEY in line]
+        return [line.split(_METRICS_KEY, 1)[1][:-2] + b"\n" for line in metrics_rows]
 
     def numbered_arrays(self, prefix: str) -> list[np.ndarray]:
         """Returns the arrays that `with_numbers` stored under this prefix.
@@ -138,7 +139,7 @@ class Journal:
         make_folder(self._folder)
         if self.has_rounds():
             raise self._kind.moved_error(self.path)
-        # The file may exist already, if an earlier process was killed before round 0.
+        # The file of rows may exist already, if an earlier process was killed before round 0.
         self._file(0).unlink(missing_ok=True)
         self._rows.begin()
         self._header = self._next_header(0, "")
@@ -164,15 +165,15 @@ class Journal:
         """
         self._digest_by_name = {name: hex_digest(contents[name]) for name in self._kind.bound}
         num_rounds = newest_number(self.path)
-        path = self._file(max(num_rounds, 0))
-        with self.undamaged(path):
-            check_archive(path)
-            with np.load(path, allow_pickle=False) as archive_entries:
-                header = json.loads(archive_entries["header"].item())
+        newest_path = self._file(max(num_rounds, 0))
+        with self.undamaged(newest_path):
+            check_archive(newest_path)
+            with np.load(newest_path, allow_pickle=False) as archive_entries:
+                newest_header = json.loads(archive_entries["header"].item())
                 arrays = arrays_of(archive_entries)
-            if header["rounds"] != num_rounds:
-                raise ValueError(f"it is of {header['rounds']} rounds")
-            recorded_digests = dict(header["files"])
+            if newest_header["rounds"] != num_rounds:
+                raise ValueError(f"it is of {newest_header['rounds']} rounds")
+            recorded_digests = dict(newest_header["files"])
         changed_names = [
             name
             for name, digest in self._digest_by_name.items()
@@ -181,17 +182,17 @@ class Journal:
         if changed_names:
             raise self._kind.changed_error(changed_names)
         with self.undamaged(self.path / ROWS):
-            lines = self._restored_lines(header)
-            rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(b"".join(lines))
+            row_lines = self._restored_lines(newest_header)
+            rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(b"".join(row_lines))
         # The caller may publish the rounds that were read, so a power failure must not undo their
         # commit.
         sync_folder(self._folder)
-        self._header = header
+        self._header = newest_header
         if self._metrics_row is not None:
             self._append_newest_row()
         self._flush_rows()
         self._remove_older_files()
-        return Committed(rows=rows, arrays=arrays, lines=lines)
+        return Committed(rows=rows, arrays=arrays, lines=row_lines)
 
     def _restored_lines(self, header: Mapping[str, Any]) -> list[bytes]:
         """Returns the rows of all rounds as lines of text, and removes bytes that follow them in
@@ -200,8 +201,8 @@ class Journal:
         Raises:
           ValueError: the rows are not those that the newest round was committed with.
         """
-        content = (self.path / ROWS).read_bytes()
-        earlier_rows = content[: header["end"]]
+        file_content = (self.path / ROWS).read_bytes()
+        earlier_rows = file_content[: header["end"]]
         if hex_digest(earlier_rows) != header["digest"]:
             raise ValueError("it is not the record that the newest round was committed with")
         newest_line = header["newest_row"].encode()
@@ -245,7 +246,8 @@ class Journal:
         self.check_place()
         num_rounds = newest_number(self.path)
         if num_rounds == t + 1 and self._header_of(num_rounds) == next_header:
-            # The file exists already, because an earlier call was interrupted after creating it.
+            # A numbered file of this round exists already, because an earlier call was interrupted
+            # after creating it.
             self._end_commit(next_header)
             return
         if num_rounds != t:
@@ -279,7 +281,7 @@ class Journal:
     def _flush_rows(self) -> None:
         """Writes pending rows to rounds.jsonl, unless another process may be writing there too."""
         if self._lock.is_exclusive:
-            # If this write fails, the next commit repeats it.
+            # If this write of rows fails, the next commit repeats it.
             with contextlib.suppress(OSError, FileWasEdited):
                 self._rows.flush()
 
@@ -287,14 +289,14 @@ class Journal:
         """Appends the row of the newest round to the rows to be written, unless it is among them
         already.
         """
-        text = self._header["newest_row"]
-        if not text or self._rows.end != self._header["end"]:
+        row_text = self._header["newest_row"]
+        if not row_text or self._rows.end != self._header["end"]:
             return
         if self._metrics_row is not None:
-            # The metrics row becomes the last entry of the row's JSON object.
+            # The metrics become the last entry of the JSON object of the round's row.
             metrics_text = strict_json.dumps(self._metrics_row)
-            text = f"{text[:-2]}{_METRICS_KEY.decode()}{metrics_text}}}\n"
-        self._rows.append(text.encode())
+            row_text = f"{row_text[:-2]}{_METRICS_KEY.decode()}{metrics_text}}}\n"
+        self._rows.append(row_text.encode())
 
     def _end_commit(self, next_header: dict[str, Any]) -> None:
         """Syncs the folder, so that no power failure undoes the newest commit, and counts its
@@ -348,10 +350,10 @@ class Journal:
                 stamp = stamp_of(self.path / name)
                 if stamp == self._stamp_by_name.get(name):
                     continue
-                is_same = hex_digest(self._kind.bound_content(self.path / name)) == digest
+                is_unchanged = hex_digest(self._kind.bound_content(self.path / name)) == digest
             except OSError:
-                is_same = False
-            if not is_same:
+                is_unchanged = False
+            if not is_unchanged:
                 raise self.edited(name)
             self._stamp_by_name[name] = stamp
 
@@ -389,7 +391,8 @@ class Journal:
         try:
             with np.load(self._file(rounds), allow_pickle=False) as entries:
                 return json.loads(entries["header"].item())
-        except OSError:  # This is no damage, and the next attempt may succeed.
+        except OSError:
+            # An error of the disk does not mean that the file is damaged, so it is passed on.
             raise
         except READ_ERRORS:
             raise self.edited(f"{JOURNAL}/{self._file(rounds).name}") from None
@@ -403,14 +406,14 @@ class Journal:
           ValueError: it exists.
           OSError: it could not be written, or another process might write it as well.
         """
-        entries = {"header": np.array(json.dumps(header)), **arrays}
-        path = self._file(rounds)
+        archive_entries = {"header": np.array(json.dumps(header)), **arrays}
+        new_path = self._file(rounds)
 
         def write(out: Any) -> None:
-            np.savez(out, **entries)
+            np.savez(out, **archive_entries)
 
         try:
-            write_exclusively(path, write, mode=0o600)
+            write_exclusively(new_path, write, mode=0o600)
         except FileExistsError:
             raise self._kind.moved_error(self.path) from None
         except OSError as error:
@@ -421,10 +424,10 @@ class Journal:
                     error.errno,
                     "the file system has neither links nor locks, so that two processes could "
                     "commit one round: name a folder on a local disk",
-                    str(path),
+                    str(new_path),
                 ) from error
-            # No other process writes here while this one holds the lock.
-            write_atomically(path, write, mode=0o600)
+            # No other process writes to the folder while this one holds its lock.
+            write_atomically(new_path, write, mode=0o600)
 
     @contextlib.contextmanager
     def undamaged(self, path: pathlib.Path) -> Iterator[None]:
@@ -451,11 +454,13 @@ def checked_arrays(name: str, value: Any) -> list[np.ndarray]:
       TypeError: `value` is no list of arrays of numbers or texts.
     """
     hint = "give a list of arrays, such as the model's weights"
-    arrays = []
+    read_only_arrays = []
     for i, entry in enumerate(checks.entries(name, value, hint=hint)):
-        array = np.array(entry)
-        if array.dtype.kind not in "biufcSU":
-            raise TypeError(f"{name}[{i}] is of dtype {array.dtype}: {hint}, in a dtype of numpy")
-        array.setflags(write=False)
-        arrays.append(array)
-    return arrays
+        array_copy = np.array(entry)
+        if array_copy.dtype.kind not in "biufcSU":
+            raise TypeError(
+                f"{name}[{i}] is of dtype {array_copy.dtype}: {hint}, in a dtype of numpy"
+            )
+        array_copy.setflags(write=False)
+        read_only_arrays.append(array_copy)
+    return read_only_arrays

@@ -70,28 +70,28 @@ def check_new(path: pathlib.Path, kind: FolderKind) -> None:
 
 def _obstacles(path: pathlib.Path, kind: FolderKind) -> list[str]:
     """Returns the names of files because of which nothing new may begin in a folder."""
-    names: list[str] = []
+    all_names: list[str] = []
     if path.exists():
         # Unfinished files are ignored, because they may be left from a process that was killed.
-        names = sorted(name for name in os.listdir(path) if not name.endswith(".part"))
+        all_names = sorted(name for name in os.listdir(path) if not name.endswith(".part"))
     refused_names = set(kind.later_files)
     # A server or run that was stopped before round 0 leaves some of its files beside this folder.
     if not (path / JOURNAL).is_dir():
         refused_names.update(kind.first_files, (file.name for file in kind.readable_files))
         refused_names.add(kind.metrics_name or "")
-    obstacles = [name for name in names if name in refused_names]
+    obstacles = [name for name in all_names if name in refused_names]
     if not kind.allows_other_files:
         own_names = {"private", *kind.first_files, *(file.name for file in kind.readable_files)}
-        obstacles += [name for name in names if name not in own_names]
+        obstacles += [name for name in all_names if name not in own_names]
     if committed_rounds(path):
         obstacles.append(JOURNAL)
-    if kind.metrics_name in names and (path / kind.metrics_name).stat().st_size:
+    if kind.metrics_name in all_names and (path / kind.metrics_name).stat().st_size:
         obstacles.append(kind.metrics_name)
     return obstacles
 
 
 class _UnwrittenLines(NamedTuple):
-    """Lines of one round for the readable files, which get them after the round is committed.
+    """Lines of one round that are added to the readable files after the round is committed.
 
     Attributes:
       t: the round.
@@ -181,8 +181,8 @@ class JournalFolder:
             raise self._unwritable_error(error) from error
 
     def begin(self, texts: Mapping[str, str], contents: Mapping[str, bytes] | None = None) -> None:
-        """Creates the journal, and then the config file, with which the folder holds a server or a
-        run. All other files of before round 0 must exist.
+        """Creates the journal, and then the config file, whose existence says that the folder holds
+        a server or a run. All other files of before round 0 must exist.
 
         Args:
           texts: texts of the config file and of other bound files that this call writes. All other
@@ -194,19 +194,19 @@ class JournalFolder:
           OSError: a file cannot be written.
         """
         kind = self._kind
-        # A digest is of the content that was written and not of the file, which somebody may edit
-        # meanwhile.
+        # The digests are of the contents that were written, and not of the files, which somebody
+        # may edit meanwhile.
         content_by_name = dict(contents or {})
         for name in kind.bound:
-            path = self.path / name
+            bound_path = self.path / name
             if name in content_by_name:
                 continue
             if name not in texts:
-                content_by_name[name] = kind.bound_content(path)
+                content_by_name[name] = kind.bound_content(bound_path)
                 continue
             content_by_name[name] = texts[name].encode()
             if name != kind.config_name:
-                write_atomically(path, texts[name], mode=0o600)
+                write_atomically(bound_path, texts[name], mode=0o600)
         self._journal.begin(content_by_name)
         self._restore_readable_files(Committed(rows=[], arrays={}))
         self.sync()
@@ -230,7 +230,7 @@ class JournalFolder:
                     content_by_name[name] = self._kind.bound_content(self.path / name)
         committed = self._journal.read(content_by_name)
         self._restore_readable_files(committed)
-        # If this write fails, the next commit repeats it.
+        # If this write of missing lines fails, the next commit repeats it.
         with contextlib.suppress(OSError):
             self._flush()
         return committed
@@ -255,15 +255,15 @@ class JournalFolder:
           ValueError: the folder or one of its files is not the one that this process left.
           OSError: it could not be written.
         """
-        # An earlier call may have been interrupted after it had committed the round.
+        # An earlier call of `commit` may have been interrupted after it had committed the round.
         if self._journal.rounds == t:
             self._journal.check_place()
             self._check_readable_files()
-            starts = [file.end for file in self._lines]
-            self._unwritten = _UnwrittenLines(t, {"round": t, **journal_row}, starts)
+            line_starts = [file.end for file in self._lines]
+            self._unwritten = _UnwrittenLines(t, {"round": t, **journal_row}, line_starts)
         self._journal.commit(t, journal_row, arrays)
-        # The release is committed, and no error from here on may keep it from the caller. The next
-        # commit, or `read`, writes the lines that are missing.
+        # The release is committed, and no error from here on may keep it from the caller. Lines
+        # that are missing now are written by the next `commit` or `read`.
         with contextlib.suppress(OSError, FileWasEdited):
             self._add_lines()
             self._flush()
@@ -279,7 +279,7 @@ class JournalFolder:
         if self._metrics is None or metrics_row is None:
             return
         self._metrics.append((strict_json.dumps(metrics_row) + "\n").encode())
-        # If this write fails, the next commit repeats it.
+        # If the write of the metrics fails, the next commit repeats it.
         with contextlib.suppress(OSError, FileWasEdited):
             self._metrics.flush()
 
@@ -303,12 +303,12 @@ class JournalFolder:
 
     def _begun_files(self) -> list[AppendedFile]:
         """Returns the readable files that were begun, and the file of metrics if there is one."""
-        files = [
+        begun_files = [
             file for file, is_begun in zip(self._lines, self._is_begun, strict=True) if is_begun
         ]
         if self._metrics is not None:
-            files.append(self._metrics)
-        return files
+            begun_files.append(self._metrics)
+        return begun_files
 
     def _flush(self, *, sync: bool = False) -> None:
         """Writes all lines that the readable files lack."""
@@ -328,8 +328,10 @@ class JournalFolder:
             if kind_of_file.starts_as is not None:
                 self._is_begun[i] = any(kind_of_file.is_needed(journal_row) for journal_row in rows)
             if self._is_begun[i]:
-                lines = [kind_of_file.lines_of(journal_row).encode() for journal_row in rows]
-                self._restore(self._lines[i], lines, len(rows), kind_of_file.header)
+                lines_by_round = [
+                    kind_of_file.lines_of(journal_row).encode() for journal_row in rows
+                ]
+                self._restore(self._lines[i], lines_by_round, len(rows), kind_of_file.header)
 
     def _restore(
         self, file: AppendedFile, lines_by_round: list[bytes], num_rounds: int, header: str = ""
@@ -342,19 +344,19 @@ class JournalFolder:
         Raises:
           ValueError: the file has other lines, or the journal was put back from a backup.
         """
-        name = file.path.name
+        file_name = file.path.name
         try:
             extra_bytes = file.restore(header.encode() + b"".join(lines_by_round))
         except FileWasEdited:
-            raise self._kind.edited_rows_error(self.path, name) from None
+            raise self._kind.edited_rows_error(self.path, file_name) from None
         for line in extra_bytes.splitlines(keepends=True):
             extra_round = round_of(line)
             if extra_round is None or not line.endswith(b"\n"):
                 continue
             if extra_round >= num_rounds:
-                raise self._kind.backup_error(self.path, name, extra_round, num_rounds)
+                raise self._kind.backup_error(self.path, file_name, extra_round, num_rounds)
             if extra_round < len(lines_by_round):
-                raise self._kind.edited_rows_error(self.path, name)
+                raise self._kind.edited_rows_error(self.path, file_name)
 
     def _check_readable_files(self) -> None:
         """Checks that nobody changed a readable file, and writes lines that are missing.
@@ -367,8 +369,8 @@ class JournalFolder:
             for file in self._begun_files():
                 file.check()
             self._add_lines()
-            # Where locks do not work, another process may have committed the coming round and
-            # written its lines. Then this commit will be refused, and those lines must stay.
+            # Where locks do not work, another process may have committed the coming round. Then
+            # this commit will be refused, and the other process's lines must stay.
             if self._journal.is_newest():
                 self._flush()
         except FileWasEdited as error:
@@ -382,13 +384,13 @@ class JournalFolder:
         if unwritten is None or self._journal.rounds <= unwritten.t:
             return
         for i, kind_of_file in enumerate(self._kind.readable_files):
-            file = self._lines[i]
-            lines = kind_of_file.lines_of(unwritten.journal_row).encode()
+            appended_file = self._lines[i]
+            new_lines = kind_of_file.lines_of(unwritten.journal_row).encode()
             if self._is_begun[i]:
-                if file.end == unwritten.starts[i]:
-                    file.append(lines)
+                if appended_file.end == unwritten.starts[i]:
+                    appended_file.append(new_lines)
             elif kind_of_file.is_needed(unwritten.journal_row):
-                file.restore(self._earlier_lines(kind_of_file, unwritten) + lines)
+                appended_file.restore(self._earlier_lines(kind_of_file, unwritten) + new_lines)
                 self._is_begun[i] = True
 
     def _earlier_lines(self, kind_of_file: ReadableFile, unwritten: _UnwrittenLines) -> bytes:
@@ -397,5 +399,5 @@ class JournalFolder:
         """
         names = [file.name for file in self._kind.readable_files]
         source_index = names.index(str(kind_of_file.starts_as))
-        content = self._lines[source_index].path.read_bytes()
-        return content[: unwritten.starts[source_index]]
+        source_content = self._lines[source_index].path.read_bytes()
+        return source_content[: unwritten.starts[source_index]]

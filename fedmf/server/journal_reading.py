@@ -21,11 +21,11 @@ def newest_number(path: pathlib.Path) -> int:
     file.
     """
     try:
-        names = os.listdir(path / JOURNAL)
+        file_names = os.listdir(path / JOURNAL)
     except (FileNotFoundError, NotADirectoryError):
         return -1
-    stems = [name.removesuffix(".npz") for name in names if name.endswith(".npz")]
-    return max((int(stem) for stem in stems if stem.isdecimal()), default=-1)
+    file_stems = [name.removesuffix(".npz") for name in file_names if name.endswith(".npz")]
+    return max((int(stem) for stem in file_stems if stem.isdecimal()), default=-1)
 
 
 def committed_rounds(path: pathlib.Path) -> int:
@@ -71,8 +71,8 @@ def newest_of(path: pathlib.Path) -> tuple[list[dict[str, Any]], dict[str, np.nd
     with _open_newest_file(path) as entries:
         header = json.loads(entries["header"].item())
         arrays = arrays_of(entries)
-    rows = [json.loads(line) for line in header["newest_row"].splitlines()]
-    return rows, arrays
+    newest_rows = [json.loads(line) for line in header["newest_row"].splitlines()]
+    return newest_rows, arrays
 
 
 def arrays_of(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -95,11 +95,11 @@ def round_of(line: bytes) -> int | None:
     line is not of a round.
     """
     try:
-        row = json.loads(line)
+        decoded_row = json.loads(line)
     except (ValueError, RecursionError):
         first_cell, comma, _ = line.partition(b",")
         return int(first_cell) if comma and first_cell.isdigit() else None
-    t = row.get("round") if isinstance(row, dict) else None
+    t = decoded_row.get("round") if isinstance(decoded_row, dict) else None
     return t if isinstance(t, int) else None
 
 

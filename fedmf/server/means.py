@@ -48,12 +48,12 @@ def check_zeroing_norm(zeroing_norm: Any) -> float:
 
 def check_clip_norm(plan: Plan) -> None:
     """Raises ValueError for a clip norm near the lower end of float32's range."""
-    smallest_norm = _LEAST_CLIP_NORM
+    least_clip_norm = _LEAST_CLIP_NORM
     if plan.quantile_clipping is not None:
-        smallest_norm *= MOST_CHANGE
-    if plan.clip_norm < smallest_norm:
+        least_clip_norm *= MOST_CHANGE
+    if plan.clip_norm < least_clip_norm:
         raise ValueError(
-            f"plan.clip_norm={plan.clip_norm:g} is below {smallest_norm:g}, near the end of "
+            f"plan.clip_norm={plan.clip_norm:g} is below {least_clip_norm:g}, near the end of "
             "float32's range: rescale the updates, and `clip_norm` with them"
         )
 
@@ -74,12 +74,13 @@ def check_simulated(plan: Plan, name: str, clients: float) -> None:
     """Raises ValueError if the plan simulates a larger cohort, and `clients` is not the number of
     clients that it simulates with.
     """
-    cohorts = plan.simulation
-    if cohorts is not None and clients != cohorts.simulated:
+    simulated_cohorts = plan.simulation
+    if simulated_cohorts is not None and clients != simulated_cohorts.simulated:
         divisor = clients if clients % 1 else int(clients)
         raise ValueError(
-            f"{name}={divisor} but the plan simulates {cohorts.simulated} clients a round for "
-            f"{cohorts.claimed}: use {cohorts.simulated}, or a plan that does not simulate"
+            f"{name}={divisor} but the plan simulates {simulated_cohorts.simulated} clients a "
+            f"round for {simulated_cohorts.claimed}: use {simulated_cohorts.simulated}, or a plan "
+            "that does not simulate"
         )
 
 
@@ -101,7 +102,7 @@ class MeansState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NoisyMeans:
-    """Noisy means of clipped updates: the mean of round t is (sum + row t of N Z) /
+    """Noisy means of clipped updates. The mean of round t is (sum + row t of N Z) /
     clients_per_round, where Z is Gaussian noise and N = C^-1 correlates its rounds
     (Denisov et al. 2022, Alg. 1 and Thm. 4.1; banded paper, Alg. 1).
 
@@ -207,15 +208,15 @@ class NoisyMeans:
         by the guarantee.
         """
         stddev = np.float32(self.plan.stddev)
-        statistics = {}
+        metric_by_name = {}
         if state.scaling:
-            statistics["scale_drift"] = float(state.scaling.drifts[0])
+            metric_by_name["scale_drift"] = float(state.scaling.drifts[0])
         if state.clip:
-            statistics["clip_norm"] = float(np.float32(state.clip.last))
+            metric_by_name["clip_norm"] = float(np.float32(state.clip.last))
             stddev *= np.float32(state.clip.last / self.plan.clip_norm)
-        fraction = total.clipped / total.clients if total.clients else 0.0
-        return statistics | {
-            "clip_fraction": float(np.float32(fraction)),
+        clipped_fraction = total.clipped / total.clients if total.clients else 0.0
+        return metric_by_name | {
+            "clip_fraction": float(np.float32(clipped_fraction)),
             "zeroed": total.zeroed,
             "noise_stddev": float(stddev),
         }
@@ -230,8 +231,8 @@ def _without_lists(state: ScalingState) -> ScalingState:
 
 def in_shapes(flat: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
     """Splits a vector into arrays of these shapes, and returns them as views."""
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    flat_leaves = np.split(flat, ends[:-1])
+    leaf_ends = np.cumsum([math.prod(shape) for shape in shapes])
+    flat_leaves = np.split(flat, leaf_ends[:-1])
     return [leaf.reshape(shape) for leaf, shape in zip(flat_leaves, shapes, strict=True)]
 
 
@@ -250,23 +251,23 @@ def leaves_of(name: str, update: Any, shapes: Sequence[tuple[int, ...]]) -> list
     way_out = f"give a list of float arrays of shapes={list(shapes)}"
     if not isinstance(update, list | tuple):
         raise TypeError(f"`{name}` is a {type(update).__name__}: {way_out}")
-    leaves = []
+    update_leaves = []
     for i, leaf in enumerate(update):
         if np.ma.isMaskedArray(leaf):
             raise TypeError(f"{name}[{i}] is a masked array: fill what is masked, and {way_out}")
         try:
-            leaves.append(np.asarray(leaf))
+            update_leaves.append(np.asarray(leaf))
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(
                 f"{name}[{i}] is a {type(leaf).__name__}, of which numpy makes no array: {way_out}"
             ) from None
-    leaf_shapes = [leaf.shape for leaf in leaves]
+    leaf_shapes = [leaf.shape for leaf in update_leaves]
     if leaf_shapes != list(shapes):
         raise ValueError(f"`{name}` has arrays of shapes {leaf_shapes}: {way_out}")
-    for i, leaf in enumerate(leaves):
+    for i, leaf in enumerate(update_leaves):
         if leaf.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
             raise TypeError(
                 f"{name}[{i}] holds {leaf.dtype} entries: give floats, and leave out "
                 "counters, which no clip bounds"
             )
-    return leaves
+    return update_leaves

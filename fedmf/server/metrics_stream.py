@@ -16,8 +16,8 @@ from fedmf.privacy.plan import Plan, metric_stddev
 from fedmf.server.host_noise import HostNoise
 from fedmf.server.source import check_noise_seed, derived_seed
 
-# The number of entries of a client's vector: a constant for its participation, its accuracy and its
-# loss.
+# The number of entries of a client's vector, which are a constant for its participation, its
+# accuracy and its loss.
 SIZE = 3
 
 
@@ -51,8 +51,8 @@ class MetricsStream:
         self._stddev = metric_stddev(plan)
         self._weight = 1 / math.sqrt(SIZE)
         self._mechanism = plan.mechanism
-        # Noise vectors have unit scale, so that only the mechanism of this plan matters. The other
-        # attributes are left out, because `HostNoise` would add an entry for quantile_clipping.
+        # Only the mechanism of this plan matters here. quantile_clipping is left out, because
+        # `HostNoise` would add an entry for it.
         plain_plan = dataclasses.replace(
             plan, quantile_clipping=None, private_metrics=None, longer=None
         )
@@ -93,11 +93,11 @@ class MetricsStream:
             number_by_name["accuracy"] = 0.0
         if math.isnan(number_by_name["loss"]) or number_by_name["loss"] == -math.inf:
             number_by_name = {"accuracy": 0.0, "loss": math.inf}
-        entries = [1.0]
+        vector_entries = [1.0]
         for name, largest in self._largest_by_name.items():
             bounded_value = min(max(number_by_name[name], 0.0), largest)
-            entries.append(bounded_value / largest * 2 - 1)
-        exact: np.ndarray = np.trunc(self._weight * np.array(entries) * 2**30) / 2**30
+            vector_entries.append(bounded_value / largest * 2 - 1)
+        exact: np.ndarray = np.trunc(self._weight * np.array(vector_entries) * 2**30) / 2**30
         return exact
 
     def release(self, t: int, total: np.ndarray) -> np.ndarray:
@@ -108,7 +108,7 @@ class MetricsStream:
         return noisy.astype(np.float32)
 
     def values(self, rounds: range, released: np.ndarray) -> dict[str, Any]:
-        """Returns the metrics of consecutive rounds from their released sum: the number of
+        """Returns the metrics of consecutive rounds from their released sum. They are the number of
         "clients", their mean "accuracy" and "loss", and in "stddev" the standard deviation of the
         noise in each.
 
@@ -159,10 +159,10 @@ class MetricsStream:
         """
         if self._round_deviations is None:
             return None
-        deviation = self._round_deviations[rounds.start]
+        round_stddev = self._round_deviations[rounds.start]
         if len(rounds) > 1:
-            [deviation] = self._noise_rows.window_deviations([rounds.start], [rounds.stop])
-        return float(self._stddev * deviation / self._weight)
+            [round_stddev] = self._noise_rows.window_deviations([rounds.start], [rounds.stop])
+        return float(self._stddev * round_stddev / self._weight)
 
 
 def _number(name: str, value: Any) -> float:

@@ -41,12 +41,12 @@ class IndependentRows:
         """Returns the noise vector of round t, row t of N Z, as float32 (size,)."""
         noise_row = np.empty((1, self._size), np.float32)
         self._source.fill(noise_row, t)
-        scale = np.float32(self._form.matrix(t)[0, 0])
-        return noise_row[0] if scale == 1 else noise_row[0] * scale
+        row_scale = np.float32(self._form.matrix(t)[0, 0])
+        return noise_row[0] if row_scale == 1 else noise_row[0] * row_scale
 
 
 class _BlockMatrix(NamedTuple):
-    """The number b of a block of rounds, and its matrix, which `TileWork.matrix` returns."""
+    """The number b of a block of rounds, and the matrix from which its noise is computed."""
 
     block: int
     matrix: np.ndarray
@@ -94,15 +94,15 @@ class BlockRows:
 
         To go back to an earlier round, sequential work computes all blocks from round 0 on again.
         """
-        bounds = self._work.bounds
-        block_index = bisect.bisect_right(bounds, t) - 1
+        block_bounds = self._work.bounds
+        block_index = bisect.bisect_right(block_bounds, t) - 1
         self._make_block(block_index, t)
         noise_row = np.empty(self._draws.size, np.float32)
         for tile in self._store.tiles:
             self._store.read(tile.row_slots[t], noise_row[tile.columns])
-        if self._block == block_index + 1 < len(bounds) - 1:
-            num_rounds = bounds[block_index + 1] - bounds[block_index]
-            num_tiles = len(self._store.tiles) * (t - bounds[block_index] + 1) // num_rounds
+        if self._block == block_index + 1 < len(block_bounds) - 1:
+            num_rounds = block_bounds[block_index + 1] - block_bounds[block_index]
+            num_tiles = len(self._store.tiles) * (t - block_bounds[block_index] + 1) // num_rounds
             self._make_tiles(num_tiles, t)
         return noise_row
 
@@ -114,13 +114,13 @@ class BlockRows:
             self._restart_at(number)
         for tile in self._store.tiles:
             self._drop_rows(tile, t)
-        blocks: Iterable[int] = range(self._block, number + 1)
+        missing_blocks: Iterable[int] = range(self._block, number + 1)
         if number > self._block:
             is_hidden = not self._draws.is_shown
-            blocks = progress_bar.bar(
-                blocks, desc="noise", unit="block", delay=3, disable=is_hidden
+            missing_blocks = progress_bar.bar(
+                missing_blocks, desc="noise", unit="block", delay=3, disable=is_hidden
             )
-        for _ in blocks:
+        for _ in missing_blocks:
             self._make_tiles(len(self._store.tiles), t)
 
     def _oldest_row(self) -> int:
@@ -146,32 +146,31 @@ class BlockRows:
         """Computes block `self._block` from round `first` on for the first `num_tiles` tiles. Tiles
         that are done already are skipped.
         """
-        b = self._block
-        store = self._store
-        pending = store.tiles[self._num_tiles_done : num_tiles]
-        if not pending:
+        block_number = self._block
+        noise_store = self._store
+        pending_tiles = noise_store.tiles[self._num_tiles_done : num_tiles]
+        if not pending_tiles:
             return
-        if self._newest_matrix.block != b:
+        if self._newest_matrix.block != block_number:
             # Block number and matrix are set in one assignment, so that they belong together even
             # if an interrupt comes.
-            self._newest_matrix = _BlockMatrix(b, self._work.matrix(b))
+            self._newest_matrix = _BlockMatrix(block_number, self._work.matrix(block_number))
         matrix = self._newest_matrix.matrix
-        stop = self._work.bounds[b + 1]
+        end_round = self._work.bounds[block_number + 1]
 
         def make(tile: NoiseTile) -> None:
-            worker = self._take_worker()
-            self._work.make(store, tile, b, matrix, worker, first)
-            tile.end = stop
+            free_worker = self._take_worker()
+            self._work.make(noise_store, tile, block_number, matrix, free_worker, first)
+            tile.end = end_round
             self._drop_rows(tile, first)
-            self._free_workers.append(worker)
+            self._free_workers.append(free_worker)
 
-        # After an error, threads may still write to the memory of the noise blocks, and after an
-        # interrupt the counters may not belong together. The flag makes the next call start with
-        # new memory.
+        # After an error, threads may still write to the memory of the noise blocks. The flag makes
+        # the next call start with new memory.
         self._is_torn = True
-        for_each(make, pending)
+        for_each(make, pending_tiles)
         self._num_tiles_done = num_tiles
-        if num_tiles == len(store.tiles):
+        if num_tiles == len(noise_store.tiles):
             self._block += 1
             self._num_tiles_done = 0
         self._is_torn = False

@@ -15,7 +15,8 @@ MakeArray = Callable[[tuple[int, ...]], np.ndarray]
 
 @dataclasses.dataclass
 class NoiseTile:
-    """A range of coordinates, with the places of its rows and its state in memory.
+    """A range of coordinates, with the memory slots of its noise rows and of the state of its
+    recursion.
 
     Attributes:
       index: number of the tile.
@@ -42,8 +43,8 @@ class NoiseTile:
 
 
 class NoiseStore:
-    """The memory of a run's precomputed noise: slots for one row of one tile each, and stored
-    draws.
+    """The memory of a run's precomputed noise, which has slots for one row of one tile each, and
+    stored draws.
 
     A store whose block was interrupted is not used again, because threads may still write to it.
 
@@ -54,10 +55,10 @@ class NoiseStore:
     """
 
     def __init__(self, layout: TileLayout, size: int, make_array: MakeArray) -> None:
-        starts = range(0, size, layout.tile_width)
+        tile_starts = range(0, size, layout.tile_width)
         self.tiles = [
             NoiseTile(index, slice(start, min(start + layout.tile_width, size)))
-            for index, start in enumerate(starts)
+            for index, start in enumerate(tile_starts)
         ]
         num_slots = layout.num_slots(len(self.tiles))
         self._slots = make_array((num_slots, layout.tile_width))
@@ -66,10 +67,10 @@ class NoiseStore:
 
     def write(self, rows: np.ndarray) -> list[int]:
         """Copies rows of a tile into free slots, and returns the numbers of these slots."""
-        slots = [self._free_slots.pop() for _ in rows]
-        for slot, row in zip(slots, rows, strict=True):
+        free_slots = [self._free_slots.pop() for _ in rows]
+        for slot, row in zip(free_slots, rows, strict=True):
             self._slots[slot, : len(row)] = row
-        return slots
+        return free_slots
 
     def read(self, slot: int, out: np.ndarray) -> None:
         """Copies the row in a slot into `out`."""
@@ -81,9 +82,9 @@ class NoiseStore:
 
     def drop_rows(self, tile: NoiseTile, first: int) -> None:
         """Frees the slots of a tile's rows of rounds before round `first`."""
-        stop = min(first, tile.end)
-        for t in range(tile.oldest, stop):
+        end_round = min(first, tile.end)
+        for t in range(tile.oldest, end_round):
             slot = tile.row_slots.pop(t, None)
             if slot is not None:
                 self._free_slots.append(slot)
-        tile.oldest = max(tile.oldest, stop)
+        tile.oldest = max(tile.oldest, end_round)

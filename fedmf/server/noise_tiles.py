@@ -97,7 +97,7 @@ class RecurrentWork:
         self._form = form
 
     def matrix(self, b: int) -> np.ndarray:
-        """Returns the matrix M_b, without the rows that only copy a rolling state."""
+        """Returns the matrix M_b of block b, without the rows that only copy a rolling state."""
         num_rounds = self.bounds[b + 1] - self.bounds[b]
         M = self._form.matrix(b)
         if self._form.is_rolling:
@@ -114,25 +114,25 @@ class RecurrentWork:
         first: int,
     ) -> None:
         """Computes block b for one tile, as `TileWork.make` describes."""
-        start = self.bounds[b]
-        stop = self.bounds[b + 1]
-        num_rounds = stop - start
+        block_start = self.bounds[b]
+        block_end = self.bounds[b + 1]
+        num_rounds = block_end - block_start
         if self._form.is_rolling:
-            past_rounds = range(start - 1, max(start - self._form.width, 0) - 1, -1)
+            past_rounds = range(block_start - 1, max(block_start - self._form.width, 0) - 1, -1)
             state_slots = [tile.row_slots[t] for t in past_rounds]
         else:
             state_slots = tile.state_slots
         # Before round 0 the state is 0, so no slots of the noise store hold it.
         num_inputs = num_rounds + len(state_slots)
         inputs = worker.inputs[:num_inputs, : tile.width]
-        worker.source.fill(inputs[:num_rounds], start, tile.columns.start)
+        worker.source.fill(inputs[:num_rounds], block_start, tile.columns.start)
         for row, slot in zip(inputs[num_rounds:], state_slots, strict=True):
             store.read(slot, row)
         outputs = worker.outputs[: len(matrix), : tile.width]
         np.matmul(matrix[:, :num_inputs], inputs, out=outputs)
-        first = max(start, min(first, stop - self.num_past_rows))
-        slots = store.write(outputs[first - start : num_rounds])
-        tile.row_slots.update(zip(range(first, stop), slots, strict=True))
+        first = max(block_start, min(first, block_end - self.num_past_rows))
+        written_slots = store.write(outputs[first - block_start : num_rounds])
+        tile.row_slots.update(zip(range(first, block_end), written_slots, strict=True))
         if not self._form.is_rolling:
             store.free(tile.state_slots)
             tile.state_slots = store.write(outputs[num_rounds:])
@@ -166,9 +166,9 @@ class RegeneratedWork:
 
     def matrix(self, b: int) -> np.ndarray:
         """Returns the rows of the noise matrix N for the rounds of block b."""
-        start = self.bounds[b]
-        stop = self.bounds[b + 1]
-        return self._matrix[start:stop, :stop].astype(np.float32)
+        block_start = self.bounds[b]
+        block_end = self.bounds[b + 1]
+        return self._matrix[block_start:block_end, :block_end].astype(np.float32)
 
     def make(
         self,
@@ -180,24 +180,24 @@ class RegeneratedWork:
         first: int,
     ) -> None:
         """Computes block b for one tile, as `TileWork.make` describes."""
-        start = self.bounds[b]
-        stop = self.bounds[b + 1]
+        block_start = self.bounds[b]
+        block_end = self.bounds[b + 1]
         stored_draws = store.draws[tile.index][:, : tile.width]
-        if stop <= self._stored_draws:
-            z = stored_draws[:stop]
+        if block_end <= self._stored_draws:
+            z = stored_draws[:block_end]
         else:
-            z = worker.inputs[:stop, : tile.width]
+            z = worker.inputs[:block_end, : tile.width]
             z[: tile.num_draws] = stored_draws[: tile.num_draws]
-        if tile.num_draws < stop:
+        if tile.num_draws < block_end:
             worker.source.fill(z[tile.num_draws :], tile.num_draws, tile.columns.start)
-        if stop > self._stored_draws:
+        if block_end > self._stored_draws:
             stored_draws[tile.num_draws :] = z[tile.num_draws : self._stored_draws]
-        tile.num_draws = max(tile.num_draws, min(stop, self._stored_draws))
-        for group_start in range(start, stop, len(worker.outputs)):
-            group_stop = min(group_start + len(worker.outputs), stop)
+        tile.num_draws = max(tile.num_draws, min(block_end, self._stored_draws))
+        for group_start in range(block_start, block_end, len(worker.outputs)):
+            group_stop = min(group_start + len(worker.outputs), block_end)
             outputs = worker.outputs[: group_stop - group_start, : tile.width]
-            group_matrix = matrix[group_start - start : group_stop - start, :group_stop]
+            group_matrix = matrix[group_start - block_start : group_stop - block_start, :group_stop]
             np.matmul(group_matrix, z[:group_stop], out=outputs)
             group_first = max(group_start, min(first, group_stop))
-            slots = store.write(outputs[group_first - group_start :])
-            tile.row_slots.update(zip(range(group_first, group_stop), slots, strict=True))
+            written_slots = store.write(outputs[group_first - group_start :])
+            tile.row_slots.update(zip(range(group_first, group_stop), written_slots, strict=True))

@@ -18,8 +18,8 @@ from fedmf.server.update_rules import Optimizer, OptimizerState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptimizer(abc.ABC):
-    """A server optimizer: a pure rule that moves the model along the released mean update of a
-    round.
+    """A server optimizer, which is a pure rule that moves the model along the released mean update
+    of a round.
 
     A subclass is a frozen dataclass of numbers and texts: its name and fields are recorded in the
     run's plan.json, and a resumed run needs an equal one.
@@ -75,14 +75,14 @@ class ServerOptimizer(abc.ABC):
         Raises:
           TypeError: a field is no number, text, bool or None.
         """
-        values = dataclasses.asdict(self)
-        for field, value in values.items():
+        value_by_field = dataclasses.asdict(self)
+        for field, value in value_by_field.items():
             if not isinstance(value, str | int | float | None):
                 raise TypeError(
                     f"server_optimizer={self.name} has {field}={reprlib.repr(value)}: give its "
                     "fields numbers, texts, bools or None, which plan.json records"
                 )
-        return {"name": self.name, **values}
+        return {"name": self.name, **value_by_field}
 
 
 Optimizers = TypeVar("Optimizers", bound=type[ServerOptimizer])
@@ -117,12 +117,16 @@ def register_server_optimizer(optimizer: Optimizers) -> Optimizers:
             f"{reprlib.repr(optimizer)} is no server optimizer: register a frozen dataclass that "
             "inherits from fedmf.server.optimizers.ServerOptimizer"
         )
-    name = getattr(optimizer, "name", None)
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"name={name!r} of {optimizer.__name__} is no word: use one such as 'sgd'")
-    if name in _CLASS_BY_NAME:
-        raise ValueError(f"name={name!r} is that of {_CLASS_BY_NAME[name]}: use another name")
-    _CLASS_BY_NAME[name] = optimizer
+    optimizer_name = getattr(optimizer, "name", None)
+    if not isinstance(optimizer_name, str) or not optimizer_name.isidentifier():
+        raise ValueError(
+            f"name={optimizer_name!r} of {optimizer.__name__} is no word: use one such as 'sgd'"
+        )
+    if optimizer_name in _CLASS_BY_NAME:
+        raise ValueError(
+            f"name={optimizer_name!r} is that of {_CLASS_BY_NAME[optimizer_name]}: use another name"
+        )
+    _CLASS_BY_NAME[optimizer_name] = optimizer
     return optimizer
 
 
@@ -190,18 +194,18 @@ def checked_step(
             "return "
             "(state, weights)"
         )
-    arrays = _state_arrays(optimizer, step_result[0])
-    kinds = {entry: _kind_of(array) for entry, array in arrays.items()}
-    for entry in {**kinds_before, **kinds}:
-        kind = kinds.get(entry, "nothing")
+    stepped_arrays = _state_arrays(optimizer, step_result[0])
+    stepped_kinds = {entry: _kind_of(array) for entry, array in stepped_arrays.items()}
+    for entry in {**kinds_before, **stepped_kinds}:
+        stepped_kind = stepped_kinds.get(entry, "nothing")
         kind_before = kinds_before.get(entry, "nothing")
-        if kind != kind_before:
+        if stepped_kind != kind_before:
             raise ValueError(
                 f"server_optimizer={optimizer.name} changed its {entry} from {kind_before} to "
-                f"{kind} in a step, so that no resume could read it: let init return it in the "
-                "dtype and shape that every step keeps"
+                f"{stepped_kind} in a step, so that no resume could read it: let init return it in "
+                "the dtype and shape that every step keeps"
             )
-    new_state = nest.unflatten(state, [arrays[entry] for entry in kinds_before])
+    new_state = nest.unflatten(state, [stepped_arrays[entry] for entry in kinds_before])
     return new_state, _stepped_weights(optimizer, step_result[1], weights)
 
 
@@ -216,10 +220,10 @@ def check_server_optimizer(optimizer: ServerOptimizer, weights: Sequence[np.ndar
     Raises:
       TypeError, ValueError: as `checked_step` does.
     """
-    state = checked_initial_state(optimizer, weights)
+    trial_state = checked_initial_state(optimizer, weights)
     for _ in range(2):
-        update = [np.ones_like(weight) for weight in weights]
-        state, weights = checked_step(optimizer, state, weights, update, 1e-3)
+        trial_update = [np.ones_like(weight) for weight in weights]
+        trial_state, weights = checked_step(optimizer, trial_state, weights, trial_update, 1e-3)
 
 
 def _stepped_weights(
@@ -236,23 +240,25 @@ def _stepped_weights(
             f"server_optimizer={optimizer.name} returned weights that are a "
             f"{type(stepped).__name__}: {hint}"
         )
-    arrays = [np.array(array) for array in stepped]
-    shapes = [array.shape for array in arrays]
+    stepped_arrays = [np.array(array) for array in stepped]
+    stepped_shapes = [array.shape for array in stepped_arrays]
     expected_shapes = [np.shape(weight) for weight in weights]
-    if shapes != expected_shapes:
+    if stepped_shapes != expected_shapes:
         raise ValueError(
-            f"server_optimizer={optimizer.name} returned weights of shapes {shapes}, and the model "
-            f"has {expected_shapes}: {hint}"
+            f"server_optimizer={optimizer.name} returned weights of shapes {stepped_shapes}, and "
+            f"the model has {expected_shapes}: {hint}"
         )
     is_masked = any(map(np.ma.isMaskedArray, stepped))
-    if is_masked or any(array.dtype.kind not in "fiu" for array in arrays):
-        dtypes = "masked arrays" if is_masked else [array.dtype.name for array in arrays]
+    if is_masked or any(array.dtype.kind not in "fiu" for array in stepped_arrays):
+        dtype_names = (
+            "masked arrays" if is_masked else [array.dtype.name for array in stepped_arrays]
+        )
         raise TypeError(
-            f"server_optimizer={optimizer.name} returned weights that are {dtypes}: {hint}"
+            f"server_optimizer={optimizer.name} returned weights that are {dtype_names}: {hint}"
         )
     return [
         array.astype(weight.dtype, copy=False)
-        for array, weight in zip(arrays, weights, strict=True)
+        for array, weight in zip(stepped_arrays, weights, strict=True)
     ]
 
 
@@ -264,23 +270,23 @@ def _state_arrays(optimizer: ServerOptimizer, state: Any) -> dict[str, np.ndarra
       TypeError: an entry is no number and no array of numbers, or keys cannot be sorted.
     """
     try:
-        leaves = dict(_entries("state", state))
+        leaf_by_entry = dict(_entries("state", state))
     except TypeError as error:
         raise TypeError(
             f"server_optimizer={optimizer.name} has a state whose keys cannot be sorted ({error}): "
             "use texts as keys"
         ) from error
-    arrays = {}
-    for entry, leaf in leaves.items():
-        array = np.array(leaf)
-        if array.dtype.kind not in "biufc" or np.ma.isMaskedArray(leaf):
+    array_by_entry = {}
+    for entry, leaf in leaf_by_entry.items():
+        leaf_copy = np.array(leaf)
+        if leaf_copy.dtype.kind not in "biufc" or np.ma.isMaskedArray(leaf):
             raise TypeError(
                 f"server_optimizer={optimizer.name} has {entry}={reprlib.repr(leaf)}, which is a "
                 f"{type(leaf).__name__}: keep numbers and arrays of numbers in its state, which "
                 "the journal stores for a resume, and what never changes in fields"
             )
-        arrays[entry] = array
-    return arrays
+        array_by_entry[entry] = leaf_copy
+    return array_by_entry
 
 
 def _entries(name: str, structure: Any) -> Iterator[tuple[str, Any]]:
@@ -328,7 +334,7 @@ class _Rule(ServerOptimizer):
 @register_server_optimizer
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sgd(_Rule):
-    """SGD with momentum: FedSGDM of the banded paper, App. I."""
+    """SGD with momentum. It is FedSGDM of the banded paper, App. I."""
 
     name = "sgd"
     momentum: float = 0.0
@@ -371,6 +377,8 @@ class Adagrad(_Rule):
 @register_server_optimizer
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Yogi(Adam):
-    """Yogi, with `momentum` as its beta_1 (Reddi et al. 2021, Adaptive Federated Optimization)."""
+    """The Yogi optimizer, with `momentum` as its beta_1. It is that of Reddi et al. 2021, Adaptive
+    Federated Optimization.
+    """
 
     name = "yogi"

@@ -50,13 +50,15 @@ class Participants:
     def restore(self, released: Released) -> None:
         """Records the clients of all released rounds that a folder has."""
         cohorts = self.roster.restore(released.clients_by_round)
-        selections = []
+        selection_by_round = []
         for cohort, round_selection in zip(cohorts, released.selected_by_round, strict=True):
-            selection = cohort if round_selection is None else np.array(round_selection, np.int64)
-            selections.append(selection)
-        self.ledger.restore(cohorts, selections)
+            selected_clients = (
+                cohort if round_selection is None else np.array(round_selection, np.int64)
+            )
+            selection_by_round.append(selected_clients)
+        self.ledger.restore(cohorts, selection_by_round)
         if self._controller is not None:
-            self._controller.restore(selections, selections)
+            self._controller.restore(selection_by_round, selection_by_round)
 
     def cohort(self, t: int, available: Sequence[Client] | None) -> list[Client]:
         """Returns the cohort of round t. Repeated calls with the same available clients return the
@@ -85,9 +87,9 @@ class Participants:
                 "population to draw from"
             )
         client_by_id = self.roster.by_normalised_id("available", available)
-        clients = [client_by_id[client_id] for client_id in sorted(client_by_id)]
-        is_eligible = self.roster.is_eligible(clients, t)
-        eligible_clients = [clients[i] for i in np.flatnonzero(is_eligible)]
+        available_clients = [client_by_id[client_id] for client_id in sorted(client_by_id)]
+        is_eligible = self.roster.is_eligible(available_clients, t)
+        eligible_clients = [available_clients[i] for i in np.flatnonzero(is_eligible)]
         return draw_cohort(eligible_clients, self._config.clients_per_round, self._seed, t)
 
     def draw(self, t: int, *, is_quiet: bool = False) -> np.ndarray:
@@ -171,7 +173,7 @@ class Participants:
     def record(self, t: int) -> None:
         """Records the clients of the released round t, and begins the next round."""
         selected = None if self._controller is None else self.draw(t)
-        numbers = [self.roster.number(client) for client in self._added_by_id.values()]
-        self.ledger.append(np.array(sorted(numbers), np.int64), selected=selected)
-        self.roster.record(numbers, t)
+        client_numbers = [self.roster.number(client) for client in self._added_by_id.values()]
+        self.ledger.append(np.array(sorted(client_numbers), np.int64), selected=selected)
+        self.roster.record(client_numbers, t)
         self._added_by_id = {}

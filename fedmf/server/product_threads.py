@@ -15,9 +15,8 @@ import threadpoolctl
 from fedmf.noise.layout import THREADS
 from fedmf.server.noise_store import NoiseTile
 
-# Threads of numpy's products are limited for the whole process. If two limits overlapped, the one
-# that ends last would restore the limit of the other one. So this lock allows one limit at a time.
-# It is reentrant, because a signal handler may call for a row of another run.
+# A limit on the threads of numpy's products holds for the whole process, so this lock allows one
+# limit at a time. It is reentrant, because a signal handler may call for noise of another run.
 _ONE_LIMIT = threading.RLock()
 
 
@@ -59,19 +58,19 @@ def blas_libraries() -> tuple[Any, ...]:
     """Returns the controllers of the BLAS libraries in this process, which set the number of
     threads of numpy's products. Finding them takes milliseconds.
     """
-    blas = threadpoolctl.ThreadpoolController().select(user_api="blas")
-    return tuple(blas.lib_controllers)
+    blas_controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    return tuple(blas_controller.lib_controllers)
 
 
 @contextmanager
 def _one_thread_a_product() -> Iterator[int]:
     """Limits numpy's products to one thread each inside the block, and yields their old limit."""
-    libraries = blas_libraries()
-    past_limits = [library.num_threads for library in libraries]
+    product_libraries = blas_libraries()
+    past_limits = [library.num_threads for library in product_libraries]
     try:
-        for library in libraries:
+        for library in product_libraries:
             library.set_num_threads(1)
         yield max(past_limits, default=1)
     finally:
-        for library, num_threads in zip(libraries, past_limits, strict=True):
+        for library, num_threads in zip(product_libraries, past_limits, strict=True):
             library.set_num_threads(num_threads)

@@ -77,9 +77,9 @@ class Roster:
                 "name all of them by ints, or all by texts"
             )
         if isinstance(plain_id, str):
-            fault = identifiers.client_fault(plain_id)
-            if fault is not None:
-                raise ValueError(f"{client_text}: it {fault}")
+            id_fault = identifiers.client_fault(plain_id)
+            if id_fault is not None:
+                raise ValueError(f"{client_text}: it {id_fault}")
             if any("\ud800" <= character <= "\udfff" for character in plain_id):
                 raise ValueError(f"{client_text} holds half of a character: give a whole text")
         return plain_id
@@ -109,8 +109,8 @@ class Roster:
         return client_by_id
 
     def normalised_id(self, client: Client) -> str:
-        """Returns the id that all look-alike spellings of a client share. The audit of a log counts
-        clients by the same id.
+        """Returns the id that all spellings of a client's id that look alike share. The audit of a
+        log counts clients by the same id.
         """
         return identifiers.skeleton(str(client))
 
@@ -139,18 +139,18 @@ class Roster:
 
     def is_eligible(self, clients: Sequence[Client], t: int) -> np.ndarray:
         """Returns for each client whether it is eligible in round t, as a bool array (clients,)."""
-        numbers = [self.existing_number(client) for client in clients]
-        entries = [self._entry_by_number.get(number, 0) for number in numbers]
-        return self._rule.is_eligible(t, self._history, np.array(entries, np.int64))
+        client_numbers = [self.existing_number(client) for client in clients]
+        history_entries = [self._entry_by_number.get(number, 0) for number in client_numbers]
+        return self._rule.is_eligible(t, self._history, np.array(history_entries, np.int64))
 
     def record(self, numbers: Sequence[int], t: int) -> None:
         """Records that the clients with these numbers, all different, took part in round t."""
-        entries = []
+        history_entries = []
         for number in numbers:
             next_entry = len(self._entry_by_number) + 1
-            entries.append(self._entry_by_number.setdefault(number, next_entry))
+            history_entries.append(self._entry_by_number.setdefault(number, next_entry))
         self._history.grow(len(self._entry_by_number) + 1)
-        self._history.record(t, np.array(entries, np.int64))
+        self._history.record(t, np.array(history_entries, np.int64))
 
     def restore(self, clients_by_round: Sequence[Sequence[Client]]) -> list[np.ndarray]:
         """Records the clients of all past rounds, and returns the sorted client numbers of each
@@ -160,8 +160,8 @@ class Roster:
           clients_by_round: client ids of each round, as `recorded_client` spells them.
         """
         if self._population is None:
-            # In the records each client has a single spelling, so different spellings are different
-            # clients.
+            # In the records each client has a single spelling of its id, so different spellings are
+            # different clients.
             self.names = list(dict.fromkeys(itertools.chain.from_iterable(clients_by_round)))
             self._number_by_id = {
                 self.normalised_id(name): number for number, name in enumerate(self.names)

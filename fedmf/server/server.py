@@ -1,5 +1,6 @@
-"""`Server`: releases a noisy mean of clipped client updates in each round of a privacy plan. It
-computes in numpy, draws the clients, and never releases one noise vector with two sums.
+"""The class `Server`, which releases a noisy mean of clipped client updates in each round of a
+privacy plan. It computes in numpy, draws the clients, and never releases one noise vector with two
+sums.
 """
 
 import contextlib
@@ -55,7 +56,7 @@ class _NoisyRound(NamedTuple):
 
 
 class Server(ExclusiveCalls):
-    """A server that enforces a privacy plan round by round: it clips and sums client updates, adds
+    """A server that enforces a privacy plan round by round. It clips and sums client updates, adds
     noise, and refuses calls that would break the guarantee.
 
     Formal guarantee: all releases together have the (epsilon, delta)-DP of `plan` for each client,
@@ -120,17 +121,17 @@ class Server(ExclusiveCalls):
             population=population,
         )
         seed = check_noise_seed(noise_seed)
-        files = None if folder is None else ServerFolder(folder)
+        server_folder = None if folder is None else ServerFolder(folder)
         with contextlib.ExitStack() as failed, numpy_defaults():
-            if files is not None:
-                failed.callback(files.close)
-                files.prepare()
-            self._begin(config, plan, seed, files)
-            path = None if files is None else files.path
-            warn_of_used_seed(seed, path)
-            if files is not None:
-                files.create(config, plan, seed)
-            count_seed(seed, path)
+            if server_folder is not None:
+                failed.callback(server_folder.close)
+                server_folder.prepare()
+            self._begin(config, plan, seed, server_folder)
+            folder_path = None if server_folder is None else server_folder.path
+            warn_of_used_seed(seed, folder_path)
+            if server_folder is not None:
+                server_folder.create(config, plan, seed)
+            count_seed(seed, folder_path)
             failed.pop_all()
 
     @classmethod
@@ -141,14 +142,14 @@ class Server(ExclusiveCalls):
         Raises:
           ValueError: there is none, it is in use, or a file is damaged or of another server.
         """
-        files = ServerFolder(folder, make=False)
+        server_folder = ServerFolder(folder, make=False)
         with contextlib.ExitStack() as failed, numpy_defaults():
-            failed.callback(files.close)
-            config, plan, seed, released = files.read()
+            failed.callback(server_folder.close)
+            config, plan, seed, released = server_folder.read()
             server = cls.__new__(cls)
-            server._begin(config, plan, seed, files)
+            server._begin(config, plan, seed, server_folder)
             server._resume_from(released)
-            count_seed(seed, files.path)
+            count_seed(seed, server_folder.path)
             failed.pop_all()
         return server
 
@@ -235,23 +236,29 @@ class Server(ExclusiveCalls):
         """The numbers of clients, clipped updates and zeroed updates so far in the coming round.
         They are exact functions of the clients' data, which the guarantee does not cover.
         """
-        total = self._sum
-        return {"clients": total.clients, "clipped": total.clipped, "zeroed": total.zeroed}
+        update_sum = self._sum
+        return {
+            "clients": update_sum.clients,
+            "clipped": update_sum.clipped,
+            "zeroed": update_sum.zeroed,
+        }
 
     def client_params(self) -> ClientParams:
         """Returns the clip norm, the zeroing norm and the scales of the coming round, for clients
         that clip their own updates. The scales are a copy.
         """
-        params = self._means.client_params(self._state)
-        return params._replace(scales=np.array(params.scales))
+        clip_params = self._means.client_params(self._state)
+        return clip_params._replace(scales=np.array(clip_params.scales))
 
     def to_clients(self) -> ClientParams:
-        """Returns `client_params()`. This is its old name, kept for one release."""
+        """Returns the parameters of the coming round for clients, as `client_params` does. This is
+        its old name, kept for one release.
+        """
         return self.client_params()
 
     @exclusive
     def cohort(self, available: Sequence[Client] | None = None) -> list[Client]:
-        """Draws the clients of this round at random: by the plan's sampling scheme, or without one
+        """Draws the clients of this round at random, by the plan's sampling scheme or, without one,
         at most clients_per_round of the eligible clients.
 
         It draws the same cohort for the same clients, also after `open`.
@@ -273,9 +280,9 @@ class Server(ExclusiveCalls):
 
     @property
     def metrics(self) -> dict[str, Any] | None:
-        """The private metrics of the newest release, which the guarantee covers: "clients", the
-        clients' mean "accuracy" and "loss", and the "stddev" of the noise in each. None for a plan
-        without private metrics, and before the first release.
+        """The private metrics of the newest release, which the guarantee covers. They are
+        "clients", the clients' mean "accuracy" and "loss", and the "stddev" of the noise in each.
+        None for a plan without private metrics, and before the first release.
         """
         if self._metrics is None or not self.round:
             return None
@@ -308,32 +315,32 @@ class Server(ExclusiveCalls):
         self._check_round()
         update_leaves = leaves_of("update", update, self._config.shapes)
         max_clients = self._participants.max_clients(self.round)
-        contribution = np.zeros_like(self._metric_sum)
+        metric_contribution = np.zeros_like(self._metric_sum)
         if metrics is not None:
             if self._metrics is None:
                 raise ValueError(
                     "`metrics` are given, and the plan pays for none: plan with "
                     "`private_metrics`, or leave them out"
                 )
-            contribution = self._metrics.contribution(metrics)
+            metric_contribution = self._metrics.contribution(metrics)
         roster = self._participants.roster
         plain_client = roster.plain_client(client)
         client_id = roster.normalised_id(plain_client)
         self._participants.admit({client_id: plain_client}, self.round)
-        # From here on the client counts as added, even if an interrupt comes before its update is
-        # added to the sum.
-        params = self.client_params()
+        # The client counts as added before its update is added to the sum, so that after an
+        # interrupt the update cannot be added twice.
+        clip_params = self.client_params()
         scales: Sequence[np.ndarray] = ()
-        if len(params.scales):
-            scales = in_shapes(params.scales, self._config.shapes)
+        if len(clip_params.scales):
+            scales = in_shapes(clip_params.scales, self._config.shapes)
         self._sum.set_margin(max_clients)
         self._sum.add(
             update_leaves,
-            clip_norm=params.clip_norm,
-            zeroing_norm=params.zeroing_norm,
+            clip_norm=clip_params.clip_norm,
+            zeroing_norm=clip_params.zeroing_norm,
             scales=scales,
         )
-        self._metric_sum += contribution
+        self._metric_sum += metric_contribution
 
     @exclusive
     def add_sum(
@@ -367,12 +374,13 @@ class Server(ExclusiveCalls):
         )
         num_clients = len(client_by_id)
         max_norm = largest_norm(num_clients, self.client_params().clip_norm, self._config.size)
-        norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in sum_leaves))
+        sum_norm = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in sum_leaves))
         # The tolerance allows for a sum that was rounded to float32.
-        if not norm <= max_norm * (1 + 1e-6):
+        if not sum_norm <= max_norm * (1 + 1e-6):
             raise ValueError(
-                f"total has norm {norm:.6g}, and clipped updates of {num_clients} clients have at "
-                f"most {max_norm:.6g}: clip each with server.client_params() before they are summed"
+                f"total has norm {sum_norm:.6g}, and clipped updates of {num_clients} clients have "
+                f"at most {max_norm:.6g}: clip each with server.client_params() before they are "
+                "summed"
             )
         if self.plan.quantile_clipping is not None or clipped is not None:
             hint = "count the updates that were clipped"
@@ -383,7 +391,7 @@ class Server(ExclusiveCalls):
     @exclusive
     def release(self, *, before: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
         """Ends the round and returns its noisy mean, (sum + noise vector t) / clients_per_round, as
-        read-only float32 arrays of the server's shapes.
+        read-only float32 arrays.
 
         Without any client the release is noise alone.
 
@@ -410,7 +418,7 @@ class Server(ExclusiveCalls):
         # committed.
         noisy_round = self._noisy_round
         noisy_round.mean.setflags(write=False)
-        release = in_shapes(noisy_round.mean, self._config.shapes)
+        release_arrays = in_shapes(noisy_round.mean, self._config.shapes)
         if self._folder is not None:
             self._folder.commit(
                 t,
@@ -420,8 +428,8 @@ class Server(ExclusiveCalls):
                 state=noisy_round.state,
                 before=noisy_round.before,
             )
-        # An interrupt between the next assignments would leave the old sum for the next round. The
-        # flag makes the server refuse all calls after such an interrupt.
+        # An interrupt in the middle of the following changes would leave the old sum for the next
+        # round. The flag makes the server refuse all calls after such an interrupt.
         self._is_torn = True
         self._participants.record(t)
         self._begin_round()
@@ -429,7 +437,7 @@ class Server(ExclusiveCalls):
         self._last_mean = noisy_round.mean
         self._last_before = noisy_round.before
         self._is_torn = False
-        return release
+        return release_arrays
 
     @property
     def last_release(self) -> list[np.ndarray] | None:
@@ -451,32 +459,36 @@ class Server(ExclusiveCalls):
         return dataclasses.replace(audit, system=self.system)
 
     def statement(self) -> str:
-        """Returns the privacy statement as Markdown: the planned guarantee, the participation
+        """Returns the privacy statement as Markdown, with the planned guarantee, the participation
         observed so far, and the guarantee achieved so far.
         """
         audit = self.audit()
-        folder = None
+        folder_name = None
         commands = [calibrate_command(self.plan)]
         if self._folder is not None:
-            folder = self._folder.path.resolve().name
-            commands = self._commands(folder, is_record_empty=not audit.observed.participations)
-        values = audit.statement_values(
-            subject=Subject(system=self.system, folder=folder),
+            folder_name = self._folder.path.resolve().name
+            commands = self._commands(
+                folder_name, is_record_empty=not audit.observed.participations
+            )
+        statement_values = audit.statement_values(
+            subject=Subject(system=self.system, folder=folder_name),
             cohort_size=self._config.clients_per_round,
             population=self._config.population,
             commands=commands,
         )
-        return markdown(values)
+        return markdown(statement_values)
 
     def _commands(self, folder: str, *, is_record_empty: bool) -> list[str]:
         """Returns the fedmf commands that verify the folder of this name."""
-        mechanism = f"{folder}/mechanism.npz"
-        calibrate = calibrate_command(self.plan, mechanism)
+        mechanism_path = f"{folder}/mechanism.npz"
+        calibrate_command_text = calibrate_command(self.plan, mechanism_path)
         if is_record_empty:  # `fedmf audit log` refuses a log without rows.
-            return [calibrate]
-        log = f"{folder}/participation.jsonl"
-        audit = audit_log_command(self.plan, log, mechanism, rounds_run=self.round)
-        return [audit, calibrate]
+            return [calibrate_command_text]
+        log_path = f"{folder}/participation.jsonl"
+        audit_command_text = audit_log_command(
+            self.plan, log_path, mechanism_path, rounds_run=self.round
+        )
+        return [audit_command_text, calibrate_command_text]
 
     def __enter__(self) -> "Server":
         return self

@@ -38,7 +38,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from fedmf import checks
 
 # Coordinates of a row are drawn in chunks of this size. The first half of a chunk has the cosines
-# of its Box-Muller pairs, the second half the sines. A draw may start at any chunk.
+# of its Box-Muller pairs, and the second half has the sines.
 CHUNK = 1024
 _PAIRS = CHUNK // 2
 # A coordinate takes a random word of 4 bytes, and an AES block has 16 bytes.
@@ -46,15 +46,15 @@ _BLOCKS = 4 * CHUNK // 16
 # Random words are converted to normal numbers in batches of this size, so that the words and the
 # numbers fit the cache.
 _WORDS = 65_536
-# The radius of a Box-Muller pair is computed from a uniform number, for which 32 random bits are
-# usually enough. If these bits, as an integer, are nearer than this to 0 or to 2^32, the radius is
-# computed in float64 from 40 bits.
+# The radius of a Box-Muller pair usually follows from an integer of 32 random bits. If the integer
+# is nearer than this to 0 or to 2^32, the radius is computed in float64 from 40 bits.
 _NEAR_THE_END = 2**20
 # If the integer of 40 random bits is below this, 64 more bits are drawn. Such small numbers give
 # the far tail of the normal distribution.
 _FAR_OUT = 2**24
 _SECOND_STREAM = 2**63
-_SEED_LIMIT = 10**4000  # Python converts at most 4300 digits by default.
+# Seeds are below this limit, because Python converts at most 4300 digits of an int by default.
+_SEED_LIMIT = 10**4000
 
 
 def check_noise_seed(noise_seed: Any) -> int:
@@ -93,8 +93,8 @@ def noise_key(noise_seed: int) -> np.ndarray:
     Args:
       noise_seed: any non-negative int; all of it is used (SHA-256).
     """
-    digest = hashlib.sha256(b"fedmf noise key 2:" + str(int(noise_seed)).encode()).digest()
-    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+    seed_digest = hashlib.sha256(b"fedmf noise key 2:" + str(int(noise_seed)).encode()).digest()
+    return np.frombuffer(seed_digest, dtype="<u8").astype(np.uint64)
 
 
 def derived_seed(text: str, size: int = 32) -> int:
@@ -119,18 +119,18 @@ Bits = Callable[[np.ndarray, int, int], None]
 
 
 def aes_counter_mode(key: bytes) -> Bits:
-    """Returns a function that writes the key stream of AES-256 for 128-bit big-endian counters
-    (NIST SP 800-38A, Sec. 6.5).
+    """Returns a function that writes the key stream of AES-256 for 128-bit big-endian counters.
+    This is the counter mode of NIST SP 800-38A, Sec. 6.5.
 
     Args:
       key: 32 bytes.
     """
-    stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
-    zeros = memoryview(bytes(4 * _WORDS))
+    key_stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    zero_bytes = memoryview(bytes(4 * _WORDS))
 
     def bits(out: np.ndarray, high: int, low: int) -> None:
-        stream.reset_nonce(high.to_bytes(8, "big") + low.to_bytes(8, "big"))
-        stream.update_into(zeros[: len(out)], out.data)
+        key_stream.reset_nonce(high.to_bytes(8, "big") + low.to_bytes(8, "big"))
+        key_stream.update_into(zero_bytes[: len(out)], out.data)
 
     return bits
 
@@ -156,8 +156,8 @@ class GaussianSource:
 
     def __init__(self, key: np.ndarray, *, bits: Bits | None = None) -> None:
         if bits is None:
-            secret = b"fedmf noise of the host:" + np.asarray(key, "<u8").tobytes()
-            bits = aes_counter_mode(hashlib.sha256(secret).digest())
+            key_text = b"fedmf noise of the host:" + np.asarray(key, "<u8").tobytes()
+            bits = aes_counter_mode(hashlib.sha256(key_text).digest())
         self._bits = bits
         self._words = np.empty(_WORDS, "<u4")
         # The arrays are separate, because numpy's fast cosine does not write from one slice of an
@@ -170,7 +170,7 @@ class GaussianSource:
         self._normals = np.empty(_WORDS, np.float32)
 
     def fill(self, out: np.ndarray, row: int, start: int = 0) -> None:
-        """Draws coordinates start, start + 1, ... of the rows row, row + 1, ... into `out`.
+        """Draws the coordinates from `start` on, of the rows from `row` on, into `out`.
 
         Args:
           out: float32 (rows, coordinates).
@@ -179,15 +179,15 @@ class GaussianSource:
         """
         width = out.shape[1]
         for first in range(0, width, _WORDS):
-            columns = out[:, first : first + _WORDS]
-            num_chunks = -(-columns.shape[1] // CHUNK)
+            column_slice = out[:, first : first + _WORDS]
+            num_chunks = -(-column_slice.shape[1] // CHUNK)
             rows_at_once = _WORDS // (CHUNK * num_chunks)
-            for i in range(0, len(columns), rows_at_once):
-                block = columns[i : i + rows_at_once]
-                self._draw(block, row + i, (start + first) // CHUNK, num_chunks)
+            for i in range(0, len(column_slice), rows_at_once):
+                row_block = column_slice[i : i + rows_at_once]
+                self._draw(row_block, row + i, (start + first) // CHUNK, num_chunks)
 
     def _draw(self, out: np.ndarray, row: int, chunk: int, chunks: int) -> None:
-        """Draws the same chunks of consecutive rows into `out`.
+        """Draws the same range of chunks for several consecutive rows into `out`.
 
         Args:
           out: float32 (rows, coordinates); of the last chunk it takes the first coordinates.
@@ -223,9 +223,9 @@ class GaussianSource:
           first, second: uint32 (chunks of all rows, pairs); the angles overwrite the second.
           row, chunk, chunks: arguments of `_draw`.
         """
-        count = first.size
+        num_pairs = first.size
         radius, cosine, sine, is_near_end = (
-            array[:count].reshape(first.shape)
+            array[:num_pairs].reshape(first.shape)
             for array in (self._radius, self._cosine, self._sine, self._near)
         )
         np.copyto(radius, first, casting="unsafe")
@@ -235,9 +235,9 @@ class GaussianSource:
             np.log(radius, out=radius)
         np.multiply(radius, np.float32(-2), out=radius)
         np.sqrt(radius, out=radius)
-        pair_indices = self._number[:count].reshape(radius.shape)
-        # Unsigned sums wrap around at 2^32, so numbers near 0 and numbers near 2^32 both give small
-        # sums.
+        pair_indices = self._number[:num_pairs].reshape(radius.shape)
+        # Unsigned sums wrap around at 2^32, so after the addition both numbers near 0 and numbers
+        # near 2^32 are small.
         np.add(first, np.uint32(_NEAR_THE_END), out=pair_indices)
         np.less(pair_indices, np.uint32(2 * _NEAR_THE_END), out=is_near_end)
         chunk_index, pair_index = np.divmod(np.flatnonzero(is_near_end), _PAIRS)

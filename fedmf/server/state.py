@@ -57,10 +57,10 @@ def _text_of(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"({', '.join(map(_text_of, value))})"
     if dataclasses.is_dataclass(value):
-        texts = {
+        text_by_field = {
             field.name: _text_of(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
-        return f"{type(value).__name__}({texts})"
+        return f"{type(value).__name__}({text_by_field})"
     return repr(value)
 
 

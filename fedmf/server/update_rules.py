@@ -36,8 +36,8 @@ class OptimizerState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optimizer by one of four rules: SGD with momentum, Adam, Adagrad or Yogi, by the formulas
-    of tff.learning.optimizers. Its methods are pure functions.
+    """An optimizer with the update rule of SGD with momentum, Adam, Adagrad or Yogi, by the
+    formulas of tff.learning.optimizers. Its methods are pure functions.
 
     With g the gradient, on a server the mean update of TFF's sign:
 
@@ -75,15 +75,15 @@ class Optimizer:
     def initial(self, weights: Sequence[Any]) -> OptimizerState:
         """Returns the state before the first step from these weights."""
         xp = self.xp
-        velocity: list[Any] = []
+        zero_velocity: list[Any] = []
         if self.rule in ("adam", "yogi") or (self.rule == "sgd" and self.momentum > 0):
-            velocity = [xp.zeros_like(w) for w in weights]
-        moment: list[Any] = []
+            zero_velocity = [xp.zeros_like(w) for w in weights]
+        second_moment: list[Any] = []
         if self.rule in _FIRST_MOMENT:
-            first_moments = _FIRST_MOMENT[self.rule]
-            moment = [xp.ones_like(w) * self.scalar_like(first_moments, w) for w in weights]
-        start = list(weights) if self.proximal else []
-        return OptimizerState(xp.zeros((), np.float32), velocity, moment, start)
+            initial_moment = _FIRST_MOMENT[self.rule]
+            second_moment = [xp.ones_like(w) * self.scalar_like(initial_moment, w) for w in weights]
+        start_weights = list(weights) if self.proximal else []
+        return OptimizerState(xp.zeros((), np.float32), zero_velocity, second_moment, start_weights)
 
     def next(
         self, state: OptimizerState, weights: Sequence[Any], gradients: Sequence[Any], rate: Any
@@ -99,49 +99,50 @@ class Optimizer:
         xp = self.xp
         next_step = state.step + np.float32(1)
         gradients = list(gradients)
-        velocity = state.velocity
-        moment = state.moment
+        next_velocity = state.velocity
+        next_moment = state.moment
         if self.proximal:
             gradients = [
                 g + self.scalar_like(self.proximal, w) * (w - s)
                 for g, w, s in zip(gradients, weights, state.start, strict=True)
             ]
         directions = gradients
-        if self.rule == "sgd" and velocity:
-            velocity = directions = [
+        if self.rule == "sgd" and next_velocity:
+            next_velocity = directions = [
                 self.scalar_like(self.momentum, v) * v + g
-                for v, g in zip(velocity, gradients, strict=True)
+                for v, g in zip(next_velocity, gradients, strict=True)
             ]
         elif self.rule == "adagrad":
-            moment = [m + xp.square(g) for m, g in zip(moment, gradients, strict=True)]
+            next_moment = [m + xp.square(g) for m, g in zip(next_moment, gradients, strict=True)]
             directions = [
                 g / xp.sqrt(m + self.scalar_like(self.epsilon, m))
-                for g, m in zip(gradients, moment, strict=True)
+                for g, m in zip(gradients, next_moment, strict=True)
             ]
         elif self.rule in ("adam", "yogi"):
-            velocity = [
+            next_velocity = [
                 v + (g - v) * self.scalar_like(1 - self.momentum, v)
-                for v, g in zip(velocity, gradients, strict=True)
+                for v, g in zip(next_velocity, gradients, strict=True)
             ]
-            moment = [
-                self._next_moment(m, xp.square(g)) for m, g in zip(moment, gradients, strict=True)
+            next_moment = [
+                self._next_moment(m, xp.square(g))
+                for m, g in zip(next_moment, gradients, strict=True)
             ]
             rate = rate * xp.sqrt(1 - _BETA_2**next_step) / (1 - self.momentum**next_step)
             directions = [
                 v / (xp.sqrt(m) + self.scalar_like(self.epsilon, m))
-                for v, m in zip(velocity, moment, strict=True)
+                for v, m in zip(next_velocity, next_moment, strict=True)
             ]
         next_weights = [
             w - self.scalar_like(rate, w) * d for w, d in zip(weights, directions, strict=True)
         ]
-        return OptimizerState(next_step, velocity, moment, state.start), next_weights
+        return OptimizerState(next_step, next_velocity, next_moment, state.start), next_weights
 
     def _next_moment(self, m: Any, square: Any) -> Any:
         """Returns the second moment after a step of Adam or Yogi."""
-        fraction = self.scalar_like(1 - _BETA_2, m)
+        one_minus_beta = self.scalar_like(1 - _BETA_2, m)
         if self.rule == "adam":
-            return m + (square - m) * fraction
-        return m + fraction * self.xp.sign(square - m) * square
+            return m + (square - m) * one_minus_beta
+        return m + one_minus_beta * self.xp.sign(square - m) * square
 
     def scalar_like(self, value: Any, array: Any) -> Any:
         """Casts a number to an array's dtype. Numbers of several clients are shaped to lie along

@@ -1,5 +1,5 @@
-"""Sampling schemes: random selections of the clients of each round, which lower epsilon at the same
-noise as long as the selection stays secret (privacy amplification).
+"""Sampling schemes, which select the clients of each round at random and so lower epsilon at the
+same noise as long as the selection stays secret (privacy amplification).
 
 Each scheme is one class in one file, with the interface of
 `fedmf.privacy.sampling.base.Sampling`.

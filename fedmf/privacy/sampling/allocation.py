@@ -20,8 +20,8 @@ from fedmf.privacy.sampling.encoder_checks import proven_bands
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicRandomAllocation(Cyclic):
-    """Random allocation: in every epoch, each client draws anew the one round in which it takes
-    part. (With `BallsInBins` a client draws once for the whole run.)
+    """Random allocation, in which each client draws anew, in every epoch, the one round in which it
+    takes part. (With `BallsInBins` a client draws once for the whole run.)
 
     An epoch has floor(population / cohort_size) rounds. A client draws one of its `positions`
     rounds, the ones congruent to it modulo `partitions`, uniformly and independently of all others.
@@ -66,8 +66,8 @@ class CyclicRandomAllocation(Cyclic):
         if self.partitions is not None:
             return super().for_mechanism(mechanism)
         bands = proven_bands(mechanism)
-        divisors = (b for b in range(bands, self.epoch + 1) if self.epoch % b == 0)
-        return dataclasses.replace(self, partitions=next(divisors, bands))
+        possible_partitions = (b for b in range(bands, self.epoch + 1) if self.epoch % b == 0)
+        return dataclasses.replace(self, partitions=next(possible_partitions, bands))
 
     @property
     def epoch(self) -> int:
@@ -99,8 +99,8 @@ class CyclicRandomAllocation(Cyclic):
         return facts
 
     def participation(self, rounds: int) -> Participation:
-        """Returns the participation limits: one round per epoch, and rounds of one client at least
-        `partitions` apart.
+        """Returns the participation limits, which are one round per epoch, and rounds of one client
+        at least `partitions` apart.
         """
         separation = min(self.num_partitions, rounds)
         most_participations = min(self.epochs(rounds), -(-rounds // separation))
@@ -133,7 +133,7 @@ class CyclicRandomAllocation(Cyclic):
         )
 
     def draws(self, seed: int) -> Draws:
-        """Returns the samples of all rounds: in each round, the clients that drew it."""
+        """Returns the samples of all rounds, where each round takes the clients that drew it."""
         return EpochPlaces(
             population=self.population,
             epoch=self.epoch,
@@ -142,8 +142,8 @@ class CyclicRandomAllocation(Cyclic):
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Returns evidence against the scheme: clients in rounds outside their partition, and a
-        round with too many clients.
+        """Returns evidence that a record was not sampled by this scheme, such as clients in rounds
+        outside their partition, and a round with too many clients.
         """
         return (
             super().contradictions(observed, rounds)

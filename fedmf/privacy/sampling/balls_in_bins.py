@@ -1,5 +1,5 @@
 """The sampling scheme "balls in bins", in which each client takes part in every b-th round from a
-random first round on (Choquette-Choo et al. 2024, arXiv:2410.06266).
+random first round on. It is that of Choquette-Choo et al. 2024, arXiv:2410.06266.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ _NORM_TOLERANCE = 1e-9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BallsInBins(Simulated):
-    """Balls in bins: each client draws one bin i of `bins`, once for the whole run, and takes part
-    in rounds i, i + bins, i + 2 bins, .. (arXiv:2410.06266).
+    """Balls in bins, where each client draws one bin i of `bins`, once for the whole run, and takes
+    part in rounds i, i + bins, i + 2 bins, .. (arXiv:2410.06266).
 
     The scheme needs a lower-triangular encoder C without negative entries. Cohorts vary in size;
     sums of updates are always divided by cohort_size. The columns of C that belong to the rounds of
@@ -84,8 +84,8 @@ class BallsInBins(Simulated):
         // cohort_size.
         """
         if population is None or cohort_size is None:
-            missing = "population" if population is None else "cohort_size"
-            raise ValueError(f"sampling=balls-in-bins needs {missing}=None to be given")
+            missing_setting = "population" if population is None else "cohort_size"
+            raise ValueError(f"sampling=balls-in-bins needs {missing_setting}=None to be given")
         population = check_population("population", population)
         cohort_size = check_cohort_size("cohort_size", cohort_size)
         bins = max(1, population // cohort_size) if partitions is None else partitions
@@ -129,8 +129,8 @@ class BallsInBins(Simulated):
         return self
 
     def participation(self, rounds: int) -> Participation:
-        """Returns the participation limits: consecutive rounds of one client are exactly `bins`
-        apart.
+        """Returns the participation limits, in which consecutive rounds of one client are exactly
+        `bins` apart.
         """
         return Participation(rounds=rounds, schema="fixed_epoch", min_sep=min(self.bins, rounds))
 
@@ -141,13 +141,13 @@ class BallsInBins(Simulated):
         return _bin_losses(mechanism, self.bins, noise)
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """Computes epsilon: by the accounting of random allocation if the bins' sums of columns are
+        """Computes epsilon by the accounting of random allocation if the bins' sums of columns are
         orthogonal with the same norm, and otherwise by simulation.
         """
-        norm = self._orthogonal_norm(mechanism)
-        if norm is None:
+        orthogonal_norm = self._orthogonal_norm(mechanism)
+        if orthogonal_norm is None:
             return super().epsilon(mechanism, noise, delta)
-        return random_allocation_epsilon(noise / norm, delta, positions=self.bins)
+        return random_allocation_epsilon(noise / orthogonal_norm, delta, positions=self.bins)
 
     def expected_epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
         """Estimates `epsilon` quickly. If `epsilon` needs no simulation, its exact value is
@@ -160,13 +160,13 @@ class BallsInBins(Simulated):
     def curve(
         self, mechanism: Mechanism, noise: float, *, search: bool = False
     ) -> tuple[tuple[float, float], ...]:
-        """Computes the privacy curve: by the accounting of random allocation if the bins' sums of
+        """Computes the privacy curve by the accounting of random allocation if the bins' sums of
         columns are orthogonal with the same norm, and otherwise by simulation.
         """
-        norm = self._orthogonal_norm(mechanism)
-        if norm is None:
+        orthogonal_norm = self._orthogonal_norm(mechanism)
+        if orthogonal_norm is None:
             return super().curve(mechanism, noise, search=search)
-        return random_allocation_curve(noise / norm, positions=self.bins)
+        return random_allocation_curve(noise / orthogonal_norm, positions=self.bins)
 
     def curve_failure(self, mechanism: Mechanism) -> float:
         """Returns the probability that a simulated curve is too small; 0 if nothing is simulated,
@@ -190,19 +190,21 @@ class BallsInBins(Simulated):
 
         If they do, each bin is a separate Gaussian release.
         """
-        gram = bin_gram(mechanism, self.bins)
-        squares = np.diagonal(gram)
-        is_diagonal = np.count_nonzero(gram) == self.bins
-        if is_diagonal and squares.max() <= squares.min() * (1 + _NORM_TOLERANCE):
-            return math.sqrt(squares.max())
+        inner_products = bin_gram(mechanism, self.bins)
+        squared_norms = np.diagonal(inner_products)
+        is_diagonal = np.count_nonzero(inner_products) == self.bins
+        if is_diagonal and squared_norms.max() <= squared_norms.min() * (1 + _NORM_TOLERANCE):
+            return math.sqrt(squared_norms.max())
         return None
 
     def draws(self, seed: int) -> Draws:
-        """Returns the samples of all rounds: in round t, the clients of bin t mod `bins`."""
+        """Returns the samples of all rounds. Round t takes the clients of bin t mod `bins`."""
         return BinDraws(population=self.population, bins=self.bins, seed=seed)
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Returns evidence against the scheme: a round with too many clients."""
+        """Returns evidence that a record was not sampled by this scheme, which is a round with too
+        many clients.
+        """
         return super().contradictions(observed, rounds) + self.unlikely_cohort(
             observed, self.population
         )
@@ -213,15 +215,15 @@ class BallsInBins(Simulated):
             f"each of {self.population} clients draws one of {self.bins} bins once, uniformly and "
             f"independently of all others, and round t takes the clients of bin t mod {self.bins}"
         )
-        norm = self._orthogonal_norm(mechanism)
-        if norm is None:
+        orthogonal_norm = self._orthogonal_norm(mechanism)
+        if orthogonal_norm is None:
             pair = f"a mixture of {self.bins} Gaussians, one for each bin"
             return self._simulated_description(selection, pair, mechanism, noise)
         return Description(
             selection=selection,
             accountant="random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284)",
             accounted=f"one of {self.bins} Gaussian releases with noise multiplier "
-            f"{down(noise / norm)}",
+            f"{down(noise / orthogonal_norm)}",
         )
 
 

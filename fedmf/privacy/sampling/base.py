@@ -96,10 +96,12 @@ def _with_checked_arguments(
 
     @functools.wraps(method)
     def call(*args: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
-        bound = signature.bind(*args, **options)
-        for name in _CHECK_BY_ARGUMENT.keys() & bound.arguments.keys():
-            bound.arguments[name] = _CHECK_BY_ARGUMENT[name](name, bound.arguments[name])
-        return method(*bound.args, **bound.kwargs)
+        bound_arguments = signature.bind(*args, **options)
+        for name in _CHECK_BY_ARGUMENT.keys() & bound_arguments.arguments.keys():
+            bound_arguments.arguments[name] = _CHECK_BY_ARGUMENT[name](
+                name, bound_arguments.arguments[name]
+            )
+        return method(*bound_arguments.args, **bound_arguments.kwargs)
 
     return call
 
@@ -113,7 +115,8 @@ def _add_argument_checks(scheme: type) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling(fields.Checked, abc.ABC):
-    """A sampling scheme: random selection of the clients of each round, which amplifies privacy.
+    """A sampling scheme, that is a random selection of the clients of each round, which amplifies
+    privacy.
 
     A scheme is a frozen, keyword-only dataclass. A class with `name = "mine"` is selected on the
     command line by `--sampling mine`. Its fields may be any of population, cohort_size, partitions
@@ -184,17 +187,19 @@ class Sampling(fields.Checked, abc.ABC):
             "partitions": partitions,
             "min_sep": min_sep,
         }
-        settings = {name: value for name, value in value_by_name.items() if value is not None}
+        value_by_setting = {
+            name: value for name, value in value_by_name.items() if value is not None
+        }
         field_by_name = {field.name: field for field in dataclasses.fields(cls)}
-        for name, value in settings.items():
+        for name, value in value_by_setting.items():
             if name not in field_by_name:
                 raise ValueError(
                     f"{name}={value} does not belong to sampling={cls.name}: leave it out"
                 )
         for name, field in field_by_name.items():
-            if field.default is dataclasses.MISSING and name not in settings:
+            if field.default is dataclasses.MISSING and name not in value_by_setting:
                 raise ValueError(f"sampling={cls.name} needs {name}=None to be given")
-        return cls(**settings)
+        return cls(**value_by_setting)
 
     def settings(self) -> dict[str, Any]:
         """Returns the values of the `PlanConfig` fields that describe this scheme, by field name.
@@ -350,8 +355,8 @@ def scheme_name(argument: str, value: object) -> str:
     >>> scheme_name("sampling", "reshuffle")
     'random-allocation'
     """
-    current = _NAME_BY_FORMER_NAME.get(value, value) if isinstance(value, str) else value
-    return checks.one_of(argument, current, tuple(SCHEMES))
+    current_name = _NAME_BY_FORMER_NAME.get(value, value) if isinstance(value, str) else value
+    return checks.one_of(argument, current_name, tuple(SCHEMES))
 
 
 def scheme_class(name: str) -> type[Sampling]:

@@ -16,8 +16,8 @@ _ROOT_TOLERANCE = 1e-8
 
 
 class BinLosses(Losses):
-    """Privacy losses of a client that draws one of b bins (Choquette-Choo et al. 2024,
-    arXiv:2410.06266).
+    """Privacy losses of a client that draws one of b bins, as in Choquette-Choo et al. 2024,
+    arXiv:2410.06266.
 
     The output y has the distribution P = (1/b) sum_j N(m_j, sigma^2 I) with the client, where m_j
     is the sum of the columns of the encoder C that belong to the rounds of bin j, and Q = N(0,
@@ -95,8 +95,8 @@ def _square_root(gram: np.ndarray) -> np.ndarray:
     divisors = np.where(norms > 0, norms, 1.0)
     values, vectors = np.linalg.eigh(gram / np.outer(divisors, divisors))
     root: np.ndarray = norms[:, None] * vectors * np.sqrt(np.maximum(values, 0))
-    error = np.abs(root @ root.T - gram)
-    if (error > _ROOT_TOLERANCE * np.outer(norms, norms)).any():
+    root_error = np.abs(root @ root.T - gram)
+    if (root_error > _ROOT_TOLERANCE * np.outer(norms, norms)).any():
         raise ValueError(
             "the Gram matrix of the bins has no square root in float64: rescale the encoder"
         )
@@ -108,9 +108,9 @@ def bin_gram(mechanism: Mechanism, bins: int) -> np.ndarray:
     """Computes the matrix of inner products of the bins, as float64 of shape (bins, bins). A bin is
     represented by the sum of the columns of the encoder C for its rounds.
     """
-    column = mechanism.toeplitz_coefficients()
-    if column is not None:
-        return _toeplitz_bin_gram(column, mechanism.rounds, bins)
+    toeplitz_column = mechanism.toeplitz_coefficients()
+    if toeplitz_column is not None:
+        return _toeplitz_bin_gram(toeplitz_column, mechanism.rounds, bins)
     C = mechanism.encoder()
     column_sums = np.zeros((len(C), bins))
     for bin_index in range(min(bins, C.shape[1])):
@@ -127,8 +127,8 @@ def _toeplitz_bin_gram(column: np.ndarray, rounds: int, bins: int) -> np.ndarray
     # entries, shifted by j rounds.
     padded_coefficients = np.zeros(-(-rounds // bins) * bins)
     padded_coefficients[: len(column)] = column
-    first_sum = np.cumsum(padded_coefficients.reshape(-1, bins), axis=0).ravel()[:rounds]
+    sum_of_bin_0 = np.cumsum(padded_coefficients.reshape(-1, bins), axis=0).ravel()[:rounds]
     column_sums = np.zeros((rounds, bins))
     for bin_index in range(min(bins, rounds)):
-        column_sums[bin_index:, bin_index] = first_sum[: rounds - bin_index]
+        column_sums[bin_index:, bin_index] = sum_of_bin_0[: rounds - bin_index]
     return column_sums.T @ column_sums

@@ -1,5 +1,5 @@
-"""The base classes of cyclic sampling schemes, in which rounds take turns through partitions of the
-population (banded paper, Sec. 5 and App. F).
+"""The base classes of cyclic sampling schemes, whose rounds take clients from the partitions of the
+population in turn. These schemes are from the banded paper, Sec. 5 and App. F.
 
 The population is split into b partitions, independently of the data, and round t samples from
 partition t mod b only. If the encoder C has at most b bands, no row of C x depends on two rounds of
@@ -95,15 +95,15 @@ class Cyclic(Sampling):
         return self
 
     def participation(self, rounds: int) -> Participation:
-        """Returns the participation limits: rounds of one client are multiples of `partitions`
-        apart.
+        """Returns the participation limits, in which rounds of one client are multiples of
+        `partitions` apart.
         """
         separation = min(self.num_partitions, rounds)
         return Participation(rounds=rounds, schema="fixed_epoch", min_sep=separation)
 
 
 class IndependentRounds(Cyclic):
-    """Base of the cyclic schemes whose rounds sample independently of each other: a client is
+    """Base of the cyclic schemes whose rounds sample independently of each other. A client is
     sampled with the same probability in each round of its partition.
     """
 
@@ -123,21 +123,22 @@ class IndependentRounds(Cyclic):
         return facts
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Returns evidence against the scheme: a client that took part too often."""
-        participations = observed.max_participations
-        # The record of participation may lack some rounds or clients. So its largest count of a
-        # client's rounds is compared with the distribution of the largest count over all rounds of
-        # the plan and all clients, which is at least as large.
+        """Returns evidence that a record was not sampled by this scheme, which is a client that
+        took part too often.
+        """
+        most_participations = observed.max_participations
+        # The record may lack some rounds or clients. So its largest number of rounds of a client is
+        # compared with the distribution of that number for a complete run.
         return super().contradictions(observed, rounds) + self.unlikely(
-            f"a client took part {participations} times",
-            participations,
+            f"a client took part {most_participations} times",
+            most_participations,
             draws=self.compositions(rounds),
             times=self.population,
         )
 
     def _queries(self, mechanism: Mechanism, noise: float) -> str:
-        """Returns a clause for the privacy statement about the queries to which Thm. 4 of the
-        banded paper reduces the run.
+        """Returns a clause for the privacy statement about the queries to which the run is reduced
+        (banded paper, Thm. 4).
         """
         return (
             f"the run as {self.compositions(mechanism.rounds)} adaptive queries on one of "

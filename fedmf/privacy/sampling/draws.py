@@ -27,8 +27,8 @@ class Draws(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionDraws(Draws):
-    """Samples in which round t takes clients of partition t mod `partitions` only, the sets D_j of
-    banded Alg. 6. Client c is in partition c mod `partitions`.
+    """Samples in which round t takes clients of partition t mod `partitions` only. Client c is in
+    partition c mod `partitions` (the sets D_j of banded Alg. 6).
 
     Attributes:
       population: clients 0 .. population - 1.
@@ -53,12 +53,12 @@ class PartitionDraws(Draws):
     def clients(self, t: int) -> np.ndarray:
         """Returns the indices of the clients that round t samples, int64, unsorted."""
         partition = t % self.partitions
-        members = partition_size(self.population, self.partitions, partition)
+        num_members = partition_size(self.population, self.partitions, partition)
         randomness = SamplingRandomness(self.seed)
         if self.size is None:
-            member_indices = randomness.independent_subset(t, members, self.probability)
+            member_indices = randomness.independent_subset(t, num_members, self.probability)
         else:
-            member_indices = randomness.uniform_subset(t, members, self.size)
+            member_indices = randomness.uniform_subset(t, num_members, self.size)
         return member_indices * self.partitions + partition
 
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
@@ -69,8 +69,8 @@ class PartitionDraws(Draws):
 
 
 def partition_size(population: int, partitions: int, partition: int) -> int:
-    """Returns the number of clients in a partition: of the c < population with c mod partitions =
-    partition.
+    """Returns the number of clients in a partition, which has the clients c < population with c mod
+    partitions = partition.
 
     >>> [partition_size(7, 3, partition) for partition in range(3)]
     [3, 2, 2]
@@ -80,8 +80,8 @@ def partition_size(population: int, partitions: int, partition: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BinDraws(Draws):
-    """Samples of balls in bins: each client draws one bin for the whole run, and round t samples
-    the clients of bin t mod `bins`.
+    """Samples of balls in bins, where each client draws one bin for the whole run, and round t
+    samples the clients of bin t mod `bins`.
 
     >>> draws = BinDraws(population=5, bins=2, seed=1)
     >>> sorted([*draws.clients(0).tolist(), *draws.clients(3).tolist()])
@@ -109,7 +109,7 @@ class BinDraws(Draws):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSepDraws(Draws):
-    """Samples of b-min-sep sampling: every round samples each client independently, and the
+    """Samples of b-min-sep sampling, where every round samples each client independently, and the
     controller ignores sampled clients that are ineligible.
 
     The controller knows from its ledger which clients are ineligible after a participation. This
@@ -134,8 +134,8 @@ class MinSepDraws(Draws):
     def clients(self, t: int) -> np.ndarray:
         """Returns the indices of the clients that round t samples, int64, unsorted."""
         randomness = SamplingRandomness(self.seed)
-        sample = randomness.independent_subset(t, self.population, self.probability)
-        return sample[self.can_draw(t, sample)]
+        sampled_clients = randomness.independent_subset(t, self.population, self.probability)
+        return sampled_clients[self.can_draw(t, sampled_clients)]
 
     def can_draw(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Returns for each client whether its ineligible rounds at the start of the run are over by
@@ -148,8 +148,8 @@ class MinSepDraws(Draws):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochOrder(Draws):
-    """Samples by one random order of the population, which is split into batches of the same size:
-    round t takes batch t mod `epoch`.
+    """Samples by one random order of the population, which is split into batches of the same size.
+    Round t takes batch t mod `epoch`.
 
     The order takes at most four bytes of memory per client for up to 4 billion clients.
 
@@ -168,21 +168,21 @@ class EpochOrder(Draws):
 
     @functools.cached_property
     def _order(self) -> np.ndarray:
-        length = self.epoch * self.cohort_size
-        return SamplingRandomness(self.seed).order(self.population, length)
+        num_sampled = self.epoch * self.cohort_size
+        return SamplingRandomness(self.seed).order(self.population, num_sampled)
 
     def clients(self, t: int) -> np.ndarray:
         """Returns the indices of the clients in the batch of round t, int64 of shape
         (cohort_size,).
         """
-        start = t % self.epoch * self.cohort_size
-        return self._order[start : start + self.cohort_size].astype(np.int64)
+        batch_start = t % self.epoch * self.cohort_size
+        return self._order[batch_start : batch_start + self.cohort_size].astype(np.int64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochPlaces(Draws):
-    """Samples of random allocation: in each epoch every client draws its round anew, independently,
-    among the rounds that are congruent to the client's index modulo `partitions`.
+    """Samples of random allocation, where in each epoch every client draws its round anew,
+    independently, among the rounds that are congruent to the client's index modulo `partitions`.
 
     The draws of an epoch take one byte of memory per client if a client has at most 256 possible
     rounds, and two bytes for up to 65,536.
@@ -205,25 +205,27 @@ class EpochPlaces(Draws):
 
     @functools.cached_property
     def _latest_positions(self) -> dict[int, tuple[int, np.ndarray]]:
-        """Cache of the latest draws: partition -> (epoch, the positions that its clients drew)."""
+        """Cache that maps each partition to its latest epoch and the positions that its clients
+        drew in it.
+        """
         return {}
 
     def clients(self, t: int) -> np.ndarray:
-        """Returns the indices of the clients that drew round t, int64, ascending."""
+        """Returns the indices of the clients that drew round t as an ascending int64 array."""
         partition = t % self.partitions
         position = t % self.epoch // self.partitions
         positions = self._positions(t // self.epoch, partition)
         return np.flatnonzero(positions == position) * self.partitions + partition
 
     def _positions(self, epoch: int, partition: int) -> np.ndarray:
-        """Returns the position that each client of a partition draws in an epoch: 0 for its first
-        possible round, 1 for the next one, and so on.
+        """Returns the position that each client of a partition draws in an epoch, which is 0 for
+        its first possible round, 1 for the next one, and so on.
         """
         latest_epoch, positions = self._latest_positions.get(partition, (-1, np.empty(0)))
         if latest_epoch != epoch:
-            members = partition_size(self.population, self.partitions, partition)
+            num_members = partition_size(self.population, self.partitions, partition)
             num_positions = self.epoch // self.partitions
             randomness = SamplingRandomness(self.seed)
-            positions = randomness.positions(epoch, partition, members, num_positions)
+            positions = randomness.positions(epoch, partition, num_members, num_positions)
             self._latest_positions[partition] = (epoch, positions)
         return positions

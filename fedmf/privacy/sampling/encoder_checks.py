@@ -15,9 +15,9 @@ def proven_bands(mechanism: Mechanism) -> int:
     banded_rows = mechanism.banded_rows()
     if banded_rows is not None:
         return int(banded_rows.shape[1])
-    column = mechanism.toeplitz_coefficients()
-    if column is not None:
-        return int(np.flatnonzero(column).max(initial=0)) + 1
+    toeplitz_column = mechanism.toeplitz_coefficients()
+    if toeplitz_column is not None:
+        return int(np.flatnonzero(toeplitz_column).max(initial=0)) + 1
     C = mechanism.encoder()
     n = mechanism.rounds
     if C.shape != (n, n) or np.triu(C, 1).any():
@@ -27,8 +27,8 @@ def proven_bands(mechanism: Mechanism) -> int:
             "identity, toeplitz or dense, or leave sampling out"
         )
     is_nonzero = C != 0
-    lags = np.arange(n) - is_nonzero.argmax(axis=1)
-    return int(lags[is_nonzero.any(axis=1)].max(initial=0)) + 1
+    lags_by_row = np.arange(n) - is_nonzero.argmax(axis=1)
+    return int(lags_by_row[is_nonzero.any(axis=1)].max(initial=0)) + 1
 
 
 def check_no_negative_entry(mechanism: Mechanism, scheme_name: str) -> None:

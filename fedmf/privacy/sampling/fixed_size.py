@@ -1,5 +1,5 @@
 """The sampling scheme in which each round takes a fixed number of clients from one partition of the
-population (banded paper, Alg. 2).
+population. It is that of the banded paper, Alg. 2.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicFixedSize(IndependentRounds):
-    """Fixed-size sampling within partitions: each round draws a uniform subset of exactly
+    """Fixed-size sampling within partitions, where each round draws a uniform subset of exactly
     cohort_size clients from its partition (banded paper, Alg. 2).
 
     Attributes:
@@ -40,14 +40,14 @@ class CyclicFixedSize(IndependentRounds):
 
     @property
     def probability(self) -> float:
-        """The largest probability with which any client is sampled in a round of its partition:
+        """The largest probability with which any client is sampled in a round of its partition,
         cohort_size / floor(population / partitions).
         """
         return self.cohort_size / self._smallest_partition_size
 
     def event(self, mechanism: Mechanism, noise: float) -> "dp_accounting.DpEvent":
-        """Returns the run as an event for the replacement of a record, which covers zero-out: a
-        zeroed-out client is one that is replaced by a client that contributes zero.
+        """Returns the run as an event for the replacement of a record. This covers zero-out,
+        because a zeroed-out client is one that is replaced by a client that contributes zero.
 
         Two records differ by at most twice the sensitivity, so the event has half the noise
         multiplier.
@@ -76,7 +76,7 @@ class CyclicFixedSize(IndependentRounds):
         return self.epsilon(mechanism, noise, delta)
 
     def draws(self, seed: int) -> Draws:
-        """Returns the samples of all rounds: uniform subsets of each round's partition."""
+        """Returns the samples of all rounds, uniform subsets of each round's partition."""
         return PartitionDraws(
             population=self.population,
             partitions=self.num_partitions,
@@ -85,8 +85,8 @@ class CyclicFixedSize(IndependentRounds):
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Returns evidence against the scheme: a client that took part too often, or a round with
-        more clients than are sampled.
+        """Returns evidence that a record was not sampled by this scheme, such as a client that took
+        part too often, or a round with more clients than are sampled.
         """
         sentences = super().contradictions(observed, rounds)
         largest_cohort = int(observed.cohort_sizes.max())

@@ -27,8 +27,8 @@ from fedmf.privacy.losses import MAX_EXPONENT
 _MAX_ORDER = 8
 _MAX_WORK = 1e9
 # Rounds are grouped into blocks, and the factor z of the weight T is computed once for each block.
-# _BLOCKS is the number of blocks in the bound by ages, and _SEARCH_BLOCKS the number in the search
-# for the advance, a constant in T.
+# The search for the advance (a constant in T) uses _SEARCH_BLOCKS blocks, and the final bound
+# _BLOCKS.
 _BLOCKS = 64
 _SEARCH_BLOCKS = 8
 # The advance, a constant in the weight T, is chosen for a bound by credits by a fixed-point
@@ -45,13 +45,13 @@ class FactorBound(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def binomial(K: int, p: float) -> np.ndarray:
-    """Returns binomial probabilities as a matrix: entry [m, e] is the probability that m of e
+    """Returns binomial probabilities as a matrix. Entry [m, e] is the probability that m of e
     patterns take part, each with probability p, for m and e in 0 .. K.
     """
     from scipy import stats
 
-    count = np.arange(K + 1)
-    return stats.binom.pmf(count[:, np.newaxis], count, p)
+    success_counts = np.arange(K + 1)
+    return stats.binom.pmf(success_counts[:, np.newaxis], success_counts, p)
 
 
 def is_affordable(rounds: int, min_sep: int, order: int) -> bool:
@@ -61,8 +61,8 @@ def is_affordable(rounds: int, min_sep: int, order: int) -> bool:
     # The search for the constant a in the weight T (the advance) computes about eight bounds, each
     # on a part of the rounds. Computing the factor z for a block takes as long as ten rounds or
     # more.
-    steps = rounds + 8 * max(_BLOCKS, 2 * min_sep) + 20 * _BLOCKS
-    return order <= _MAX_ORDER and (order + 1) * steps * float(min_sep) ** order <= _MAX_WORK
+    num_steps = rounds + 8 * max(_BLOCKS, 2 * min_sep) + 20 * _BLOCKS
+    return order <= _MAX_ORDER and (order + 1) * num_steps * float(min_sep) ** order <= _MAX_WORK
 
 
 def bound_by_ages(products: np.ndarray, min_sep: int, p: float, order: int) -> FactorBound:
@@ -122,8 +122,8 @@ def largest_log_factor(
     b = min_sep
     n = products.shape[1]
     # Entries are the largest log T so far, where T is the importance weight, for each combination
-    # of ages. Axis i is for participation pattern i, and index j on this axis means that j + 1
-    # rounds have passed, before the current round, since the pattern last took part.
+    # of ages. Index j on axis i means that participation pattern i last took part j + 1 rounds
+    # before the current round.
     largest_logs = np.zeros((b,) * K)
     updated_logs = np.empty_like(largest_logs)
     block_size = -(-n // blocks)
@@ -136,11 +136,11 @@ def largest_log_factor(
         for _ in range(start, min(start + block_size, n)):
             largest_logs += log_z
             for axis in range(K):
-                by_age = np.moveaxis(largest_logs, axis, 0)
-                updated_by_age = np.moveaxis(updated_logs, axis, 0)
-                updated_by_age[1:] = by_age[:-1]
-                np.maximum(updated_by_age[-1], by_age[-1], out=updated_by_age[-1])
-                updated_by_age[0] = by_age[-1] - advance
+                logs_by_age = np.moveaxis(largest_logs, axis, 0)
+                updated_logs_by_age = np.moveaxis(updated_logs, axis, 0)
+                updated_logs_by_age[1:] = logs_by_age[:-1]
+                np.maximum(updated_logs_by_age[-1], logs_by_age[-1], out=updated_logs_by_age[-1])
+                updated_logs_by_age[0] = logs_by_age[-1] - advance
                 largest_logs, updated_logs = updated_logs, largest_logs
     return float(largest_logs.max())
 
@@ -157,17 +157,17 @@ def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np
     growth = np.ones((b,) * K)
     is_eligible = np.arange(b) == b - 1
     for axis in range(K):
-        shape = [1] * K
-        shape[axis] = b
-        num_eligible += is_eligible.reshape(shape)
-        growth *= growth_by_age.reshape(shape)
+        axis_shape = [1] * K
+        axis_shape[axis] = b
+        num_eligible += is_eligible.reshape(axis_shape)
+        growth *= growth_by_age.reshape(axis_shape)
     probabilities = binomial(K, p)
     z = probabilities[0][num_eligible]
-    power = np.ones_like(growth)
+    growth_power = np.ones_like(growth)
     for m in range(1, K + 1):
-        power *= growth
+        growth_power *= growth
         term_weights = probabilities[m] * math.exp(m * (m - 1) / 2 * products[0] + m * advance)
-        z += term_weights[num_eligible] * power
+        z += term_weights[num_eligible] * growth_power
     return np.log(z, out=z)
 
 
@@ -225,24 +225,27 @@ def _credit_bound(
         log_weights = (
             np.log(binomial(K, p)) + (m * (m - 1) / 2 * largest_products[0] + advance * m)[:, None]
         )
-    level = float(special.logsumexp(log_weights[:, K]))
+    log_z_without_credits = float(special.logsumexp(log_weights[:, K]))
     if b == 1:
-        return n * level, 0.0
+        return n * log_z_without_credits, 0.0
     # Entry j is X_j, the largest inner product of two encoder columns j rounds apart. It is 0 if j
     # is at least the number of bands.
     product_by_age = np.zeros(b)
     product_by_age[1 : len(largest_products)] = largest_products[1:]
     exponents = m[:, None, None] * s[None, :, None] * product_by_age[None, None, 1:]
-    # Entry [s, j - 1] is log z(K - s, s X_j), the log of the weight's factor in a round, if s of
-    # the K patterns took part j rounds ago and the other patterns are eligible.
+    # Entry [s, j - 1] is the log of the weight's factor z in a round, if s of the K patterns took
+    # part j rounds ago and the other patterns are eligible.
     log_z = special.logsumexp(log_weights[:, K - s][:, :, None] + exponents, axis=0)
-    credits = ((log_z[1:] - level) / s[1:, None]).max(axis=0)
-    credit = float(credits.sum())
+    credit_by_age = ((log_z[1:] - log_z_without_credits) / s[1:, None]).max(axis=0)
+    total_credit = float(credit_by_age.sum())
     most_participations = -(-n // b)
-    # A participation adds one credit (a bound on how much it raises log z) in each of the next b -
-    # 1 rounds. Near the last round it adds only its first credits. If the credits that are left out
-    # have a negative sum, leaving them out raises the bound.
-    remaining_credits = np.cumsum(credits[::-1])[::-1]
-    excess = max(0.0, credit - advance) * K * most_participations
-    log_factor = n * level + excess + K * max(0.0, float((-remaining_credits).max()))
-    return log_factor, credit
+    # A participation adds one credit (a bound on how much it raises log z) in each of the next
+    # b - 1 rounds. Near the last round it adds only its first credits, which may raise the bound.
+    remaining_credits = np.cumsum(credit_by_age[::-1])[::-1]
+    excess_of_credits = max(0.0, total_credit - advance) * K * most_participations
+    log_factor = (
+        n * log_z_without_credits
+        + excess_of_credits
+        + K * max(0.0, float((-remaining_credits).max()))
+    )
+    return log_factor, total_credit

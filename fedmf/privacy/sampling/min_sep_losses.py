@@ -32,9 +32,8 @@ from fedmf.privacy.sampling.min_sep_bound import (
 # Least number of columns of the encoder C in a block. Smaller blocks would make the products of
 # matrices slow.
 _MIN_BLOCK_WIDTH = 32
-# The weight T is a product of one factor z for each round. A logarithm is taken of the product of
-# this many factors, and not of each factor, which saves time. So few factors do not overflow when
-# they are multiplied.
+# The weight T is a product of one factor z for each round. To save time, a logarithm is taken of
+# the product of this many factors, which cannot overflow.
 _ROUNDS_PER_LOG = 16
 # This amount is added to each bound on log T, where T is the importance weight of a sample, to
 # allow for rounding errors in the computation of the bound.
@@ -53,8 +52,8 @@ class _Block(NamedTuple):
 
 
 class MinSepLosses(Losses):
-    """Privacy losses of b-min-sep sampling for an encoder with at most b bands (Dong et al. 2026,
-    arXiv:2602.09338).
+    """Privacy losses of b-min-sep sampling for an encoder with at most b bands, as in Dong et al.
+    2026, arXiv:2602.09338.
 
     The log-likelihood ratio of an output y follows from a recursion (Eq. 2), where c_i are the
     columns of the encoder C, and L_i = 0 for i >= n:
@@ -117,7 +116,7 @@ class MinSepLosses(Losses):
         n, size = inner.shape
         b = self.b
         advance = self._bound(K).advance
-        mean = np.zeros((n, size))
+        exponent = np.zeros((n, size))
         num_participations = np.zeros(size)
         # Row t + b has the number of participation patterns that take part in round t. The first b
         # rows are for rounds before the run; a pattern that takes part in one of them is ineligible
@@ -127,20 +126,20 @@ class MinSepLosses(Losses):
             self._draw_earlier_participations(K, taking_part, rng)
         num_eligible = (K - taking_part[:b].sum(axis=0)).astype(np.int8)
         log_factor = np.zeros(size)
-        factor = np.ones(size)
+        factor_product = np.ones(size)
         for t in range(n):
             num_eligible += taking_part[t]
             pattern_weights = self._weights(K, t, advance)[:, num_eligible]
-            growth = np.exp(mean[t])
-            power = growth.copy()
+            growth = np.exp(exponent[t])
+            growth_power = growth.copy()
             for m in range(1, K + 1):
-                pattern_weights[m] *= power
-                power *= growth
+                pattern_weights[m] *= growth_power
+                growth_power *= growth
             np.cumsum(pattern_weights, axis=0, out=pattern_weights)
-            factor *= pattern_weights[-1]
+            factor_product *= pattern_weights[-1]
             if t % _ROUNDS_PER_LOG == _ROUNDS_PER_LOG - 1 or t == n - 1:
-                log_factor += np.log(factor)
-                factor[:] = 1.0
+                log_factor += np.log(factor_product)
+                factor_product[:] = 1.0
             threshold = rng.random(size) * pattern_weights[-1]
             active_samples = np.flatnonzero(threshold >= pattern_weights[0])
             if len(active_samples):
@@ -150,8 +149,8 @@ class MinSepLosses(Losses):
                 num_eligible[active_samples] -= m.astype(np.int8)
                 num_participations[active_samples] += m
                 low, high, products = self._products_around(t)
-                mean[low:high, active_samples] += products[:, None] * m
-        inner += mean
+                exponent[low:high, active_samples] += products[:, None] * m
+        inner += exponent
         return log_factor - advance * num_participations
 
     def _draw_earlier_participations(
@@ -163,13 +162,13 @@ class MinSepLosses(Losses):
         The draws follow the stationary state. A participation in round s - b, before the start at
         round 0, leaves s ineligible rounds.
         """
-        weights = np.full(self.b, self.p)
-        weights[0] = 1.0
+        wait_weights = np.full(self.b, self.p)
+        wait_weights[0] = 1.0
         size = taking_part.shape[1]
         for _ in range(K):
-            wait = rng.choice(self.b, size=size, p=weights / weights.sum())
-            waiting_samples = np.flatnonzero(wait)
-            taking_part[wait[waiting_samples], waiting_samples] += 1
+            wait_rounds = rng.choice(self.b, size=size, p=wait_weights / wait_weights.sum())
+            waiting_samples = np.flatnonzero(wait_rounds)
+            taking_part[wait_rounds[waiting_samples], waiting_samples] += 1
 
     def _products_around(self, t: int) -> tuple[int, int, np.ndarray]:
         """Returns the inner products of column t with all columns that overlap it.
@@ -177,12 +176,12 @@ class MinSepLosses(Losses):
         Returns:
           (low, high, products), where products has <c_s, c_t> / sigma^2 for low <= s < high.
         """
-        low = max(0, t - self.bands + 1)
-        high = min(self.rounds, t + self.bands)
-        earlier_products = self.products[t - np.arange(low, t), t]
-        later_rounds = np.arange(t, high)
+        first_round = max(0, t - self.bands + 1)
+        end_round = min(self.rounds, t + self.bands)
+        earlier_products = self.products[t - np.arange(first_round, t), t]
+        later_rounds = np.arange(t, end_round)
         later_products = self.products[later_rounds - t, later_rounds]
-        return low, high, np.concatenate([earlier_products, later_products])
+        return first_round, end_round, np.concatenate([earlier_products, later_products])
 
     def _weights(self, K: int, t: int, advance: float) -> np.ndarray:
         """Returns the weights in round t of m out of e patterns taking part, as a matrix with
@@ -207,16 +206,16 @@ class MinSepLosses(Losses):
             overwritten.
         """
         n, size = inner.shape
-        ratio = np.ones((n + self.b, size))
+        likelihood_ratio = np.ones((n + self.b, size))
         for t in range(n - 1, -1, -1):
-            term = np.exp(inner[t] - self.products[0, t] / 2, out=inner[t])
-            term *= self.p
-            term *= ratio[t + self.b]
-            np.multiply(ratio[t + 1], 1 - self.p, out=ratio[t])
-            ratio[t] += term
+            log_likelihood_term = np.exp(inner[t] - self.products[0, t] / 2, out=inner[t])
+            log_likelihood_term *= self.p
+            log_likelihood_term *= likelihood_ratio[t + self.b]
+            np.multiply(likelihood_ratio[t + 1], 1 - self.p, out=likelihood_ratio[t])
+            likelihood_ratio[t] += log_likelihood_term
         if self.b == 1:
-            return np.log(ratio[0])
-        stationary_sum = ratio[0] + self.p * ratio[1 : self.b].sum(axis=0)
+            return np.log(likelihood_ratio[0])
+        stationary_sum = likelihood_ratio[0] + self.p * likelihood_ratio[1 : self.b].sum(axis=0)
         return np.log(stationary_sum / (1 + (self.b - 1) * self.p))
 
     def log_factor_bound(self, order: int) -> float:
@@ -227,15 +226,15 @@ class MinSepLosses(Losses):
         return self._bound(order).log_factor + rounding
 
     def _bound(self, K: int) -> FactorBound:
-        """Returns a bound on the weight T of K patterns: the bound by credits or, if it can be
-        computed in time and is smaller, the bound by ages.
+        """Returns a bound on the importance weight T of K patterns of participation. It is the
+        bound by credits or, if it can be computed in time and is smaller, the bound by ages.
         """
         if K not in self._bound_by_order:
             bound = bound_by_credits(
                 self.products.max(axis=1), K, rounds=self.rounds, min_sep=self.b, p=self.p
             )
-            no_overflow = K * K * self.products.max() <= MAX_EXPONENT
-            if min(K, self.b) > 1 and no_overflow and is_affordable(self.rounds, self.b, K):
+            fits_float64 = K * K * self.products.max() <= MAX_EXPONENT
+            if min(K, self.b) > 1 and fits_float64 and is_affordable(self.rounds, self.b, K):
                 bound = min(bound, bound_by_ages(self.products, self.b, self.p, K))
             # The bound is stored only when it is final. Otherwise another thread could read a bound
             # that is not final, and draw its samples with another advance (a constant in the
@@ -245,8 +244,8 @@ class MinSepLosses(Losses):
 
 
 def _column_products(columns: np.ndarray) -> np.ndarray:
-    """Computes the inner products of columns: entry [d, t] is <c_t, c_(t-d)> / sigma^2, float64 of
-    shape (bands, rounds).
+    """Computes the inner products of columns of C / sigma. Entry [d, t] is <c_t, c_(t-d)> /
+    sigma^2, float64 of shape (bands, rounds).
     """
     rounds, bands = columns.shape
     padded_columns = np.hstack([columns, np.zeros_like(columns)])
@@ -263,23 +262,23 @@ def _blocks(columns: np.ndarray) -> list[_Block]:
     transpose with a matrix takes a few products of dense matrices.
     """
     n, bands = columns.shape
-    width = max(bands, _MIN_BLOCK_WIDTH)
+    block_width = max(bands, _MIN_BLOCK_WIDTH)
     blocks = []
-    for low in range(0, n, width):
-        high = min(low + width, n)
-        end = min(low + width + bands - 1, n)
-        entries = np.zeros((end - low, high - low))
+    for first_column in range(0, n, block_width):
+        end_column = min(first_column + block_width, n)
+        end_row = min(first_column + block_width + bands - 1, n)
+        block_entries = np.zeros((end_row - first_column, end_column - first_column))
         for j in range(bands):
-            t = np.arange(low, min(high, n - j))
-            entries[t - low + j, t - low] = columns[t, j]
-        blocks.append(_Block(low, high, end, entries))
+            t = np.arange(first_column, min(end_column, n - j))
+            block_entries[t - first_column + j, t - first_column] = columns[t, j]
+        blocks.append(_Block(first_column, end_column, end_row, block_entries))
     return blocks
 
 
 @functools.lru_cache(maxsize=2)
 def columns_of(mechanism: Mechanism) -> np.ndarray:
-    """Returns the columns of the encoder C as float64 of shape (n, bands): entry [t, j] is
-    C[t + j, t].
+    """Returns the columns of the encoder C as float64 of shape (n, bands). Entry [t, j] is C[t + j,
+    t].
     """
     banded_rows = mechanism.banded_rows()
     if banded_rows is None:

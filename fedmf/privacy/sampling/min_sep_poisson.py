@@ -1,5 +1,5 @@
-"""The sampling scheme b-min-sep: independent sampling of all clients that took part in none of the
-last b - 1 rounds (Dong et al. 2026, arXiv:2602.09338).
+"""The sampling scheme b-min-sep, which samples independently all clients that took part in none of
+the last b - 1 rounds. It is that of Dong et al. 2026, arXiv:2602.09338.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from fedmf.privacy.sampling.simulated import Simulated
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSepPoisson(Simulated):
-    """Poisson sampling with a separation: a client that took part in none of the last min_sep - 1
-    rounds takes part with probability p (arXiv:2602.09338, b-min-sep sampling).
+    """Poisson sampling with a separation, where a client that took part in none of the last min_sep
+    - 1 rounds takes part with probability p (arXiv:2602.09338, b-min-sep sampling).
 
     The scheme needs an encoder of at most min_sep bands without negative entries. Clients start in
     the stationary state: some are ineligible at the start, so that all rounds have the same
@@ -94,7 +94,9 @@ class MinSepPoisson(Simulated):
         return self
 
     def participation(self, rounds: int) -> Participation:
-        """Returns the participation limits: rounds of one client are at least `min_sep` apart."""
+        """Returns the participation limits, in which rounds of one client are at least `min_sep`
+        apart.
+        """
         return Participation(rounds=rounds, schema="min_sep", min_sep=min(self.separation, rounds))
 
     def losses(self, mechanism: Mechanism, noise: float) -> Losses:
@@ -113,8 +115,8 @@ class MinSepPoisson(Simulated):
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Returns evidence against the scheme: too many clients in a round, too many participations
-        of a client, or too many in total.
+        """Returns evidence that a record was not sampled by this scheme, such as too many clients
+        in a round, too many participations of a client, or too many in total.
 
         Rounds of a client less than min_sep apart are not evidence here; the audit reports them as
         a broken participation limit. A client that took part k times was ineligible for
@@ -122,20 +124,23 @@ class MinSepPoisson(Simulated):
         other counts all clients count as eligible, which only makes large counts likelier.
         """
         m = self.population
-        participations = observed.max_participations
-        total = observed.participations
-        ineligible_rounds = (participations - 1) * (self.separation - 1)
+        most_participations = observed.max_participations
+        total_participations = observed.participations
+        ineligible_rounds = (most_participations - 1) * (self.separation - 1)
         return (
             super().contradictions(observed, rounds)
             + self.unlikely_cohort(observed, m)
             + self.unlikely(
-                f"a client took part {participations} times",
-                participations,
-                draws=max(participations, rounds - ineligible_rounds),
+                f"a client took part {most_participations} times",
+                most_participations,
+                draws=max(most_participations, rounds - ineligible_rounds),
                 times=m,
             )
             + self.unlikely(
-                f"there are {total} participations", total, draws=m * observed.rounds, times=1
+                f"there are {total_participations} participations",
+                total_participations,
+                draws=m * observed.rounds,
+                times=1,
             )
         )
 

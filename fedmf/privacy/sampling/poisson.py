@@ -1,5 +1,5 @@
 """The sampling scheme in which each round samples the clients of one partition independently, with
-the same probability (banded paper, Alg. 6).
+the same probability. It is that of the banded paper, Alg. 6.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicPoisson(IndependentRounds):
-    """Poisson sampling within partitions: every client of the round's partition takes part with
-    probability q, independently (banded paper, Alg. 6 and Cor. F.1).
+    """Poisson sampling within partitions, where every client of the round's partition takes part
+    with probability q, independently (banded paper, Alg. 6 and Cor. F.1).
 
     Cohorts vary in size; sums of updates are always divided by cohort_size.
 
@@ -67,7 +67,9 @@ class CyclicPoisson(IndependentRounds):
         return dp_accounting.SelfComposedDpEvent(sampled_query, self.compositions(mechanism.rounds))
 
     def epsilon(self, mechanism: Mechanism, noise: float, delta: float) -> float:
-        """Computes epsilon by privacy loss distributions (banded paper, Cor. F.1)."""
+        """Computes epsilon by privacy loss distributions. This is the accounting of the
+        banded paper, Cor. F.1.
+        """
         return sampled_gaussian_epsilon(
             noise / column_norm(mechanism),
             delta,
@@ -86,7 +88,9 @@ class CyclicPoisson(IndependentRounds):
         )
 
     def draws(self, seed: int) -> Draws:
-        """Returns the samples of all rounds: independent samples of each round's partition."""
+        """Returns the samples of all rounds, which are independent samples of each round's
+        partition.
+        """
         return PartitionDraws(
             population=self.population,
             partitions=self.num_partitions,
@@ -95,19 +99,22 @@ class CyclicPoisson(IndependentRounds):
         )
 
     def contradictions(self, observed: ParticipationStats, rounds: int) -> list[str]:
-        """Returns evidence against the scheme: too many clients in a round, too many participations
-        of a client, or too many in total.
+        """Returns evidence that a record was not sampled by this scheme, such as too many clients
+        in a round, too many participations of a client, or too many in total.
 
         The counts of a round and in total are compared with rounds that all sample from the largest
         partition.
         """
-        members = self.largest_partition_size
-        total = observed.participations
+        num_members = self.largest_partition_size
+        total_participations = observed.participations
         return (
             super().contradictions(observed, rounds)
-            + self.unlikely_cohort(observed, members)
+            + self.unlikely_cohort(observed, num_members)
             + self.unlikely(
-                f"there are {total} participations", total, draws=members * observed.rounds, times=1
+                f"there are {total_participations} participations",
+                total_participations,
+                draws=num_members * observed.rounds,
+                times=1,
             )
         )
 

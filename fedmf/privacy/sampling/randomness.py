@@ -38,20 +38,20 @@ class SamplingRandomness:
         return np.random.default_rng([self.seed, _ROUND_WORD, t])
 
     def uniform_subset(self, t: int, population: int, size: int) -> np.ndarray:
-        """Draws a uniform subset of `size` of the clients 0 .. population - 1 for round t, as an
+        """Draws a uniform subset of `size` of the clients of the population for round t, as an
         unsorted int64 array.
         """
         return _subset(self.of_round(t), population, size)
 
     def independent_subset(self, t: int, population: int, probability: float) -> np.ndarray:
-        """Draws a subset of the clients 0 .. population - 1 for round t, each independently with
-        the same probability, as an unsorted int64 array.
+        """Draws a subset of the clients of the population for round t, each independently with the
+        same probability, as an unsorted int64 array.
         """
         generator = self.of_round(t)
         # If clients are sampled independently, the size of the sample is binomial, and all subsets
         # of the same size are equally likely. So the size is drawn first.
-        size = int(generator.binomial(population, probability))
-        return _subset(generator, population, size)
+        subset_size = int(generator.binomial(population, probability))
+        return _subset(generator, population, subset_size)
 
     def bins(self, population: int, bins: int) -> np.ndarray:
         """Draws a uniform bin for each client, once for the whole run. The array has the smallest
@@ -61,8 +61,8 @@ class SamplingRandomness:
         return self.of_run().integers(bins, size=population, dtype=dtype)
 
     def positions(self, epoch: int, partition: int, members: int, positions: int) -> np.ndarray:
-        """Draws a uniform position in 0 .. positions - 1 for each member of a partition, anew in
-        each epoch.
+        """Draws a uniform position, below `positions`, for each member of a partition, anew in each
+        epoch.
         """
         dtype = np.min_scalar_type(positions - 1)
         return self.of_epoch(epoch, partition).integers(positions, size=members, dtype=dtype)
@@ -75,9 +75,9 @@ class SamplingRandomness:
         dtype = np.min_scalar_type(population - 1)
         if length <= population // 50:
             return generator.choice(population, length, replace=False).astype(dtype)
-        order = np.arange(population, dtype=dtype)
-        generator.shuffle(order)
-        return order[:length].copy() if length < population else order
+        client_order = np.arange(population, dtype=dtype)
+        generator.shuffle(client_order)
+        return client_order[:length].copy() if length < population else client_order
 
     def stationary_wait(self, population: int, min_sep: int, probability: float) -> np.ndarray:
         """Draws for each client the number of rounds for which it is ineligible at the start of
@@ -90,14 +90,14 @@ class SamplingRandomness:
         p = probability
         # Each client draws a uniform point in [0, 1 + (b - 1) p). If it is below 1 the client is
         # eligible at once. Each interval of length p above 1 means one more ineligible round.
-        point = self.of_run().random(population) * (1 + (b - 1) * p)
-        wait = np.minimum(np.floor(np.maximum(point - 1, 0) / p) + 1, b - 1)
-        return np.where(point < 1, 0, wait).astype(np.min_scalar_type(b))
+        uniform_points = self.of_run().random(population) * (1 + (b - 1) * p)
+        rounds_to_wait = np.minimum(np.floor(np.maximum(uniform_points - 1, 0) / p) + 1, b - 1)
+        return np.where(uniform_points < 1, 0, rounds_to_wait).astype(np.min_scalar_type(b))
 
 
 def _subset(generator: np.random.Generator, population: int, size: int) -> np.ndarray:
-    """Draws a uniform subset of 0 .. population - 1. The order of its entries is not random, which
-    takes less time.
+    """Draws a uniform subset of the integers from 0 to population - 1. The order of its entries is
+    not random, which takes less time.
     """
-    subset = generator.choice(population, size, replace=False, shuffle=False)
-    return subset.astype(np.int64)
+    client_subset = generator.choice(population, size, replace=False, shuffle=False)
+    return client_subset.astype(np.int64)

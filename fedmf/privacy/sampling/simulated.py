@@ -86,8 +86,8 @@ class Simulated(Sampling):
         return FAILURE_OF_CALIBRATION
 
     def evidence(self, mechanism: Mechanism, noise: float, delta: float) -> str:
-        """Returns sentences for the privacy statement about the simulation: the number of samples,
-        the bound, the estimate, and the probability that the bound is wrong.
+        """Returns sentences for the privacy statement about the simulation, with the number of
+        samples, the bound, the estimate, and the probability that the bound is wrong.
         """
         if noise == 0:
             return ""
@@ -150,13 +150,13 @@ def _shortage(result: SimulatedEpsilon) -> str:
     in front of it. The text is empty if the simulation drew about as many samples.
     """
     is_bounded = math.isfinite(result.epsilon)
-    remove_samples = result.samples[0]
-    if not result.needed_samples > _NOTABLE_SHORTAGE * remove_samples:
+    num_removal_samples = result.samples[0]
+    if not result.needed_samples > _NOTABLE_SHORTAGE * num_removal_samples:
         return ""
-    if not (is_bounded or remove_samples):
+    if not (is_bounded or num_removal_samples):
         return ""
-    goal = "margin of a few percent of delta" if is_bounded else "bound"
+    tighter_result = "margin of a few percent of delta" if is_bounded else "bound"
     return (
-        f" A {goal} would take {result.needed_samples:.2g} samples for removing, "
-        f"{result.needed_samples / max(1, remove_samples):.2g} times the minutes of these."
+        f" A {tighter_result} would take {result.needed_samples:.2g} samples for removing, "
+        f"{result.needed_samples / max(1, num_removal_samples):.2g} times the minutes of these."
     )
