@@ -153,9 +153,9 @@ def scan_file(
     # Columns are named by their index in SQL, because a header may contain any text.
     type_by_column = {f"column{i}": "VARCHAR" for i in range(len(names))}
     return Rows(
-        table=f"read_csv({_quoted(_with_one_line_end(path, scratch))}, columns = {type_by_column}, header = "
-        "true, auto_detect = false, delim = ',', quote = '\"', escape = '\"', strict_mode = true, "
-        "null_padding = false, ignore_errors = false, "
+        table=f"read_csv({_quoted(_with_one_line_end(path, scratch))}, "
+        f"columns = {type_by_column}, header = true, auto_detect = false, delim = ',', quote = "
+        "'\"', escape = '\"', strict_mode = true, null_padding = false, ignore_errors = false, "
         # DuckDB's default buffer of 16 lines would take a quarter of the memory that the audit of a
         # log has by default.
         f"max_line_size = {_LINE_BYTES}, buffer_size = {2 * _LINE_BYTES}, "

@@ -1,3 +1,3 @@
-"""Participation of clients: the schemas, constraints on each client's rounds that privacy
-guarantees assume, and the ledger, which records who took part in a run.
+"""Participation of clients, with schemas, which constrain the rounds of each client, and the
+ledger, which records who took part in a run.
 """

@@ -47,8 +47,8 @@ _LIMITS_HINT = "let `implied_limits` return numbers in 1..rounds"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Participation(fields.Checked, abc.ABC):
-    """A participation schema: a constraint on the rounds in which one client takes part, in a run
-    of `rounds` rounds.
+    """A participation schema, which is a constraint on the rounds in which one client takes part,
+    in a run of `rounds` rounds.
 
     - "single": at most one round (Denisov et al. 2022, Sec. 3).
     - "fixed_epoch": at most `max_participations` rounds, in which the client keeps its place in
@@ -92,7 +92,8 @@ class Participation(fields.Checked, abc.ABC):
 
     # Names of the fields, other than `rounds`, that a user of the schema sets.
     settings: ClassVar[tuple[str, ...]] = ()
-    # Name of the argument that determines the separation.
+    # Name of the argument that determines the separation, the smallest distance between two rounds
+    # of a client.
     separation_argument: ClassVar[str] = "min_sep"
     # Whether the allowed rounds depend on the encoder. If they do, a `fedmf.Budget`, which has the
     # encoder, decides which rounds are allowed.
@@ -112,13 +113,12 @@ class Participation(fields.Checked, abc.ABC):
         "and any two consecutive participations of a client are at least {{ min_sep }} rounds "
         "apart."
     )
-    # The words that a privacy statement puts in front of min_sep, in its table of observed rounds.
+    # Words in front of min_sep in the privacy statement's table of observed rounds.
     separation_kind: ClassVar[str] = "at least"
 
     rounds: int = fields.validated(checks.rounds)
     schema: str = fields.validated(SCHEMAS.check_name)
-    # The fields have the type int, although `__init__` also takes None, since __post_init__
-    # replaces None by an int.
+    # The fields have the type int, since __post_init__ replaces None by an int.
     min_sep: int = None  # type: ignore[assignment]
     max_participations: int = None  # type: ignore[assignment]
     budget: float | None = None
@@ -154,8 +154,8 @@ class Participation(fields.Checked, abc.ABC):
     ) -> Self:
         """Creates an object of the class that `schema` names. `__init__` sets its fields."""
         if rounds is None and schema is None:
-            # If an object is copied, unpickled or read by msgspec, its fields are set after this
-            # call, and `_set_class` then sets its class.
+            # If an object is copied, unpickled or read by msgspec, its fields are set later, and
+            # `_set_class` then sets its class.
             instance_class = SCHEMAS["single"] if cls is Participation else cls
             return object.__new__(instance_class)  # type: ignore[return-value]
         if schema is None:
@@ -165,8 +165,8 @@ class Participation(fields.Checked, abc.ABC):
         schema_class = SCHEMAS[SCHEMAS.check_name("schema", schema)]
         if issubclass(schema_class, cls):
             return object.__new__(schema_class)
-        # `schema` names a class that is no subclass of this one. This happens if
-        # `dataclasses.replace` changes the schema.
+        # If `dataclasses.replace` changes the schema, `schema` names a class that is no subclass of
+        # this one.
         return schema_class(  # type: ignore[return-value]
             rounds=rounds,  # type: ignore[arg-type]
             schema=schema,
@@ -191,10 +191,10 @@ class Participation(fields.Checked, abc.ABC):
         self._set_class()
         super().__post_init__()
         self._check_budget()
-        limits = self._resolved_limits()._asdict()
-        for name, limit in limits.items():
+        limit_by_name = self._resolved_limits()._asdict()
+        for name, limit in limit_by_name.items():
             checks.integer(name, limit, low=1, high=self.rounds, hint=_LIMITS_HINT)
-        fields.set_fields(self, limits)
+        fields.set_fields(self, limit_by_name)
 
     def implied_limits(self) -> tuple[int, int] | None:
         """Returns (min_sep, max_participations) if the schema determines both, or None if its user
@@ -208,9 +208,9 @@ class Participation(fields.Checked, abc.ABC):
         implied_limits = self.implied_limits()
         if implied_limits is None:
             return chosen_limits(self.schema, self.rounds, **chosen)
-        implied = Limits(*implied_limits)
-        check_implied_limits(self.schema, self.rounds, **chosen, implied=implied)
-        return implied
+        limits_by_schema = Limits(*implied_limits)
+        check_implied_limits(self.schema, self.rounds, **chosen, implied=limits_by_schema)
+        return limits_by_schema
 
     def _check_budget(self) -> None:
         """Raises ValueError if a budget was passed. Schemas that have a budget override this
@@ -222,25 +222,25 @@ class Participation(fields.Checked, abc.ABC):
             )
 
     def __repr__(self) -> str:
-        limits = ", ".join(f"{name}={value!r}" for name, value in self.limits().items())
-        return f"Participation({limits})"
+        limits_text = ", ".join(f"{name}={value!r}" for name, value in self.limits().items())
+        return f"Participation({limits_text})"
 
     def limits(self) -> dict[str, Any]:
         """Returns the fields as plain JSON types. The field `budget` is included only if the schema
         has one.
         """
-        limits = dataclasses.asdict(self)
+        limit_by_name = dataclasses.asdict(self)
         if "budget" not in self.settings:
-            del limits["budget"]
-        return limits
+            del limit_by_name["budget"]
+        return limit_by_name
 
     @staticmethod
     def from_limits(values: Mapping[str, Any]) -> "Participation":
         """Builds a participation from a mapping that contains its `limits()` and perhaps other
         entries.
         """
-        names = [field.name for field in dataclasses.fields(Participation)]
-        return Participation(**{name: values[name] for name in names if name in values})
+        field_names = [field.name for field in dataclasses.fields(Participation)]
+        return Participation(**{name: values[name] for name in field_names if name in values})
 
     @classmethod
     def for_fit(
@@ -262,8 +262,8 @@ class Participation(fields.Checked, abc.ABC):
         """Returns the fields of a `PlanConfig`, except `rounds`, that describe this
         participation.
         """
-        settings = {name: getattr(self, name) for name in self.settings}
-        return {"schema": self.schema, "budget": self.budget, **settings}
+        value_by_setting = {name: getattr(self, name) for name in self.settings}
+        return {"schema": self.schema, "budget": self.budget, **value_by_setting}
 
     def shortened(self, rounds: int) -> "Participation":
         """Returns the same schema for the first `rounds` rounds of the run alone.
@@ -283,12 +283,12 @@ class Participation(fields.Checked, abc.ABC):
                 f"schema={self.schema} has no form for the first {rounds} rounds alone: state the "
                 "guarantee of all rounds, which holds for these too"
             )
-        limits: dict[str, int | None] = {"min_sep": None, "max_participations": None}
+        limit_by_name: dict[str, int | None] = {"min_sep": None, "max_participations": None}
         if self.implied_limits() is None:
             min_sep = min(self.min_sep, rounds)
             max_participations = min(self.max_participations, -(-rounds // min_sep))
-            limits = {"min_sep": min_sep, "max_participations": max_participations}
-        return dataclasses.replace(self, rounds=rounds, **limits)  # type: ignore[arg-type]
+            limit_by_name = {"min_sep": min_sep, "max_participations": max_participations}
+        return dataclasses.replace(self, rounds=rounds, **limit_by_name)  # type: ignore[arg-type]
 
     def allows(self, rounds_of_one_client: Iterable[int]) -> bool:
         """Returns whether one client may take part in exactly these rounds. A round that occurs
@@ -461,10 +461,12 @@ class Participation(fields.Checked, abc.ABC):
         Args:
           encoder_or_mechanism: C, float64 (m, rounds), or a mechanism.
         """
-        sets = RoundSets(self.rounds, self.min_sep, self.max_participations, are_windows=False)
-        bound = sensitivity_to_sets(encoder_or_mechanism, sets)
+        round_sets = RoundSets(
+            self.rounds, self.min_sep, self.max_participations, are_windows=False
+        )
+        sensitivity_bound = sensitivity_to_sets(encoder_or_mechanism, round_sets)
         method = "any rounds within min_sep and max_participations: upper bound"
-        return Sensitivity(value=bound.value, exact=False, method=method)
+        return Sensitivity(value=sensitivity_bound.value, exact=False, method=method)
 
     def _maximal_sets(self, first_rounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Yields the maximal sets of allowed rounds whose first rounds are `first_rounds`."""

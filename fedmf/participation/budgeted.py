@@ -1,4 +1,4 @@
-"""The participation schema with a budget: it bounds the sensitivity to each client's rounds."""
+"""The participation schema with a budget, which bounds the sensitivity to each client's rounds."""
 
 import dataclasses
 import reprlib
@@ -15,12 +15,11 @@ from fedmf.participation.separated import EveryRound, MinSep
 from fedmf.participation.sharpening import Sensitivity
 from fedmf.participation.stats import ParticipationStats
 
-# The root of each client's sum of |X_st| over its pairs of rounds, where X = C^T C, is limited by a
-# budget. Because of rounding errors the root may exceed the budget by this relative margin. The
-# sensitivity of the schema includes the margin.
+# The sensitivity to a client's rounds may exceed the budget by this relative margin, because of
+# rounding errors. The sensitivity of the schema includes the margin.
 BUDGET_ROUNDING = 1e-12
-# Largest budget (limit on the root of a client's sum of |X_st|, where X = C^T C). The square of
-# this number must not overflow float64.
+# Largest budget, which is a limit on the sensitivity to a client's rounds. Its square must not
+# overflow float64.
 _MAX_BUDGET = 1e150
 
 
@@ -161,12 +160,12 @@ class Budgeted(Participation):
         of |X_st|, which the schema bounds.
         """
         assert self.budget is not None
-        of_all_rounds = EveryRound(rounds=self.rounds).sensitivity(encoder_or_mechanism)
-        value = self.budget * (1 + BUDGET_ROUNDING)
-        if of_all_rounds.value <= value:
-            return of_all_rounds
+        sensitivity_to_all_rounds = EveryRound(rounds=self.rounds).sensitivity(encoder_or_mechanism)
+        budget_with_margin = self.budget * (1 + BUDGET_ROUNDING)
+        if sensitivity_to_all_rounds.value <= budget_with_margin:
+            return sensitivity_to_all_rounds
         method = "participation budget (banded paper, Prop. E.1): upper bound"
-        return Sensitivity(value=value, exact=False, method=method)
+        return Sensitivity(value=budget_with_margin, exact=False, method=method)
 
     def _missing_encoder(self) -> ValueError:
         """Returns the error for a method that needs the encoder, and names `fedmf.Budget`, which

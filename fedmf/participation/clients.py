@@ -33,19 +33,25 @@ class ClientRounds:
         Args:
           cohorts: clients of each round, without duplicates.
         """
-        sizes = [len(cohort) for cohort in cohorts]
-        clients = np.concatenate([np.zeros(0, np.int64), *cohorts])
-        if clients.max(initial=0) < 2**32:
-            # A smaller dtype halves the memory of the sort and the other steps below.
-            clients = clients.astype(np.uint32)
+        cohort_sizes = [len(cohort) for cohort in cohorts]
+        client_of_row = np.concatenate([np.zeros(0, np.int64), *cohorts])
+        if client_of_row.max(initial=0) < 2**32:
+            # A smaller dtype of the client indices halves the memory of the sort.
+            client_of_row = client_of_row.astype(np.uint32)
         # A stable sort keeps the rounds of each client in increasing order.
-        order = np.argsort(clients, kind="stable")
-        rounds = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)[order]
-        clients = clients[order]
-        del order
-        is_first = np.r_[True, clients[1:] != clients[:-1]][: len(rounds)]
-        starts = np.flatnonzero(is_first)
-        return clients[starts].astype(np.int64), ClientRounds(rounds=rounds, starts=starts)
+        order_by_client = np.argsort(client_of_row, kind="stable")
+        round_of_row = np.repeat(np.arange(len(cohort_sizes), dtype=np.int32), cohort_sizes)[
+            order_by_client
+        ]
+        client_of_row = client_of_row[order_by_client]
+        del order_by_client
+        is_first_of_client = np.r_[True, client_of_row[1:] != client_of_row[:-1]][
+            : len(round_of_row)
+        ]
+        client_starts = np.flatnonzero(is_first_of_client)
+        return client_of_row[client_starts].astype(np.int64), ClientRounds(
+            rounds=round_of_row, starts=client_starts
+        )
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -49,8 +49,10 @@ class TimerHistory(History):
 
     def record(self, t: int, clients: np.ndarray) -> None:
         """Records that these distinct clients, int64 (clients,), took part in round t."""
-        counts = self.counts[clients]
-        self.counts[clients] = np.where(counts < self._max_participations, counts + 1, counts)
+        new_counts = self.counts[clients]
+        self.counts[clients] = np.where(
+            new_counts < self._max_participations, new_counts + 1, new_counts
+        )
         self.round_after[clients] = t + 1
 
     def grow(self, num_clients: int) -> None:
@@ -59,11 +61,11 @@ class TimerHistory(History):
         """
         num_missing = num_clients - len(self.counts)
         if num_missing > 0:
-            # Each time, the arrays at least double in length. If they grew by one client at a time,
-            # each client would copy them.
-            padding = (0, max(num_missing, len(self.counts)))
-            self.round_after = np.pad(self.round_after, padding)
-            self.counts = np.pad(self.counts, padding)
+            # The arrays at least double in length when they grow. If they grew by one client at a
+            # time, they would be copied for each client.
+            padding_widths = (0, max(num_missing, len(self.counts)))
+            self.round_after = np.pad(self.round_after, padding_widths)
+            self.counts = np.pad(self.counts, padding_widths)
 
 
 class EpochHistory(TimerHistory):
@@ -95,8 +97,8 @@ class EpochHistory(TimerHistory):
         """
         round_after = self.round_after[clients].astype(np.int64)
         num_epochs = np.where(round_after == 0, 1, (t + 1 - round_after) // self._epoch)
-        counts = self.counts[clients] + num_epochs
-        self.counts[clients] = np.minimum(counts, self._max_participations)
+        new_counts = self.counts[clients] + num_epochs
+        self.counts[clients] = np.minimum(new_counts, self._max_participations)
         self.round_after[clients] = t + 1
 
 

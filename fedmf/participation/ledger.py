@@ -1,5 +1,5 @@
-"""The participation ledger: the record of who took part in which round, from which audits compute
-the guarantee that a run achieved.
+"""The participation ledger, which records who took part in which round. Audits compute the
+guarantee that a run achieved from it.
 """
 
 import json
@@ -264,9 +264,13 @@ class ParticipationLedger:
         >>> len(loaded), loaded.cohort_size, loaded.cohort(0)
         (2, 2, array([3, 1]))
         """
-        rounds = [[clients.tolist() for clients in recorded] for recorded in self._rounds]
-        content = {"format": _FORMAT, "cohort_size": self.cohort_size, "rounds": rounds}
-        write_atomically(checked_path("path", path), json.dumps(content) + "\n", mode=0o600)
+        client_lists = [[clients.tolist() for clients in recorded] for recorded in self._rounds]
+        ledger_content = {
+            "format": _FORMAT,
+            "cohort_size": self.cohort_size,
+            "rounds": client_lists,
+        }
+        write_atomically(checked_path("path", path), json.dumps(ledger_content) + "\n", mode=0o600)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "ParticipationLedger":
@@ -277,10 +281,10 @@ class ParticipationLedger:
           ValueError: the file is not a ledger, or is damaged.
           OSError: the file cannot be read.
         """
-        file = checked_path("path", path)
-        content = file.read_bytes()
+        ledger_path = checked_path("path", path)
+        file_content = ledger_path.read_bytes()
         try:
-            ledger_file = msgspec.json.decode(content, type=_LedgerFile, strict=True)
+            ledger_file = msgspec.json.decode(file_content, type=_LedgerFile, strict=True)
             if ledger_file.format != _FORMAT:
                 raise ValueError(f"its format is {ledger_file.format!r}")
             ledger = ParticipationLedger(cohort_size=ledger_file.cohort_size)
@@ -298,7 +302,7 @@ class ParticipationLedger:
         return ledger
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Returns the ledger as CSV text: the header round,client and then a row for each
+        """Returns the ledger as CSV text, with the header round,client and then a row for each
         participation, in order of rounds.
 
         Unlike `save`, it omits the number of rounds and the selected clients that contributed
@@ -307,13 +311,13 @@ class ParticipationLedger:
         Args:
           path: a file to which the text is written as well; None writes no file.
         """
-        lines = [ledger_csv.HEADER]
+        csv_lines = [ledger_csv.HEADER]
         for t, cohort in enumerate(self.cohorts):
-            lines.extend(f"{t},{client}\n" for client in cohort.tolist())
-        text = "".join(lines)
+            csv_lines.extend(f"{t},{client}\n" for client in cohort.tolist())
+        csv_text = "".join(csv_lines)
         if path is not None:
-            write_atomically(checked_path("path", path), text, mode=0o600)
-        return text
+            write_atomically(checked_path("path", path), csv_text, mode=0o600)
+        return csv_text
 
     @staticmethod
     def from_csv(
@@ -338,8 +342,8 @@ class ParticipationLedger:
         rounds = checks.integer("rounds", rounds, low=0, high=checks.MAX_ROUNDS, hint=hint)
         round_client_pairs = ledger_csv.parse_pairs(ledger_csv.read_text(text), rounds)
         round_client_pairs = round_client_pairs[np.argsort(round_client_pairs[:, 0], kind="stable")]
-        ends = np.cumsum(np.bincount(round_client_pairs[:, 0], minlength=rounds))
-        cohorts = np.split(round_client_pairs[:, 1], ends[:-1]) if rounds else []
+        round_ends = np.cumsum(np.bincount(round_client_pairs[:, 0], minlength=rounds))
+        cohorts = np.split(round_client_pairs[:, 1], round_ends[:-1]) if rounds else []
         return ParticipationLedger(cohort_size=cohort_size, cohorts=cohorts)
 
 
@@ -357,16 +361,16 @@ def _check_clients(name: str, values: Any) -> np.ndarray:
     """Returns a read-only int64 copy of client indices, or raises an error unless they are distinct
     and non-negative.
     """
-    clients = np.asarray(values)
-    if clients.size and clients.dtype.kind not in "iu":
+    client_array = np.asarray(values)
+    if client_array.size and client_array.dtype.kind not in "iu":
         raise TypeError(
-            f"{name} holds {clients.dtype} entries: pass client indices, an array of ints"
+            f"{name} holds {client_array.dtype} entries: pass client indices, an array of ints"
         )
-    clients = clients.astype(np.int64)
-    is_list = clients.ndim == 1
-    has_negative = clients.size > 0 and clients.min() < 0
-    if not is_list or has_negative or len(np.unique(clients)) < len(clients):
-        text = " ".join(np.array2string(clients, separator=", ", threshold=20).split())
-        raise ValueError(f"{name}={text} must list different, non-negative client indices")
-    clients.setflags(write=False)
-    return clients
+    client_array = client_array.astype(np.int64)
+    is_one_dimensional = client_array.ndim == 1
+    has_negative = client_array.size > 0 and client_array.min() < 0
+    if not is_one_dimensional or has_negative or len(np.unique(client_array)) < len(client_array):
+        clients_text = " ".join(np.array2string(client_array, separator=", ", threshold=20).split())
+        raise ValueError(f"{name}={clients_text} must list different, non-negative client indices")
+    client_array.setflags(write=False)
+    return client_array

@@ -18,7 +18,7 @@ _DAMAGED = "the ledger is damaged"
 
 
 def read_text(text: str | os.PathLike[str]) -> str:
-    """Returns CSV text with "\n" at the end of each line. The argument is either the text itself or
+    """Reads CSV text, and returns it with "\n" at the end of each line. The argument is either the text itself or
     the path of a file that contains it.
 
     Raises:
@@ -66,11 +66,11 @@ def parse_pairs(text: str, rounds: int) -> np.ndarray:
         )
     if text == HEADER:
         return np.zeros((0, 2), np.int64)
-    reason = "a row is not round,client"
+    fault_by_numpy = "a row is not round,client"
     try:
         with warnings.catch_warnings():
-            # numpy only warns of a number that is too large or not whole. Here the warning raises
-            # an error.
+            # numpy only warns of a number that is too large or not whole, so its warnings are
+            # turned into errors here.
             warnings.simplefilter("error")
             row_stream = io.StringIO(text.removeprefix(HEADER))
             round_client_pairs = np.loadtxt(
@@ -83,17 +83,17 @@ def parse_pairs(text: str, rounds: int) -> np.ndarray:
         )
     except (ValueError, Warning) as error:
         is_valid = False
-        reason = str(error).splitlines()[0][:120]
+        fault_by_numpy = str(error).splitlines()[0][:120]
     if not is_valid:
-        fault = _first_fault(text, rounds) or reason
+        fault = _first_fault(text, rounds) or fault_by_numpy
         raise ValueError(f"{_DAMAGED} ({fault}): write it again with to_csv")
     return round_client_pairs
 
 
 def _first_fault(text: str, rounds: int) -> str | None:
     """Returns a description of the first wrong row of the text, or None if all rows are right."""
-    lines = text.removeprefix(HEADER).splitlines()
-    for row, line in enumerate(lines, 1):
+    row_lines = text.removeprefix(HEADER).splitlines()
+    for row, line in enumerate(row_lines, 1):
         if not line:
             continue
         location = f"row {row}, {line[:80]!a}"

@@ -1,5 +1,5 @@
-"""The two limits of every participation schema: min_sep, the smallest distance between two rounds
-of a client, and max_participations.
+"""The two limits of every participation schema, which are min_sep, the smallest distance between
+two rounds of a client, and max_participations.
 """
 
 import itertools
@@ -49,8 +49,8 @@ def check_implied_limits(
 
 
 def chosen_limits(schema: str, rounds: int, *, min_sep: Any, max_participations: Any) -> Limits:
-    """Returns the limits that the user set. If max_participations was not set, it becomes the
-    largest number of rounds of one client that min_sep leaves room for.
+    """Checks the limits that the user set, and returns them. If max_participations was not set, it
+    becomes the largest number of rounds of one client that min_sep leaves room for.
 
     Args:
       schema: name of the schema.
@@ -80,7 +80,7 @@ def chosen_limits(schema: str, rounds: int, *, min_sep: Any, max_participations:
 
 
 def are_within_limits(sorted_rounds: list[int], rounds: int, limits: Limits) -> bool:
-    """Returns whether the increasing rounds of one client lie in 0 .. rounds - 1 and satisfy
+    """Returns whether the increasing rounds of one client are rounds of the run, and satisfy
     min_sep and max_participations.
     """
     if not sorted_rounds:
@@ -99,6 +99,8 @@ def sorted_client_rounds(rounds_of_one_client: Iterable[int]) -> list[int]:
     Raises:
       TypeError: an entry is not an int.
     """
-    name = "rounds_of_one_client"
-    entries = checks.entries(name, rounds_of_one_client, hint=ROUNDS_HINT)
-    return sorted(checks.integer(name, t, low=-(2**63), hint=ROUNDS_HINT) for t in entries)
+    argument_name = "rounds_of_one_client"
+    round_entries = checks.entries(argument_name, rounds_of_one_client, hint=ROUNDS_HINT)
+    return sorted(
+        checks.integer(argument_name, t, low=-(2**63), hint=ROUNDS_HINT) for t in round_entries
+    )

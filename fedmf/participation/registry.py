@@ -26,11 +26,11 @@ class SchemaRegistry(dict[str, type[Schema]]):
             may rely on a rule that the subclass changes.
           ValueError: another class has the name.
         """
-        name = vars(schema_class)["schema"]
+        schema_name = vars(schema_class)["schema"]
         class_name = schema_class.__qualname__
-        if not isinstance(name, str):
+        if not isinstance(schema_name, str):
             raise TypeError(
-                f"schema={name!r} of {class_name} is not a str: give the field a str as its "
+                f"schema={schema_name!r} of {class_name} is not a str: give the field a str as its "
                 "default, and the dataclass no slots"
             )
         base_classes = schema_class.__mro__[1:]
@@ -42,12 +42,13 @@ class SchemaRegistry(dict[str, type[Schema]]):
                 f"{class_name} inherits from the schema {inherited_names[0]}: derive it from "
                 "fedmf.Participation"
             )
-        registered_class = self.get(name, schema_class)
-        # If a notebook cell runs again, it defines its class a second time. The new class then
+        registered_class = self.get(schema_name, schema_class)
+        # A notebook cell that runs again defines its class a second time. The new class then
         # replaces the earlier one of the same name and module.
         is_same_module = registered_class.__module__ == schema_class.__module__
         if not is_same_module or registered_class.__qualname__ != class_name:
             raise ValueError(
-                f"schema={name!r} is that of {registered_class.__qualname__}: use another name"
+                f"schema={schema_name!r} is that of {registered_class.__qualname__}: use another "
+                "name"
             )
-        self[name] = schema_class
+        self[schema_name] = schema_class

@@ -65,16 +65,20 @@ def of_disjoint_columns(squared_norms: np.ndarray, sets: RoundSets) -> Sensitivi
             "largest column norm of the encoder (multi-epoch paper, Sec. 2): exact",
         )
     if sets.are_windows:
-        sums = np.zeros(max(len(squared_norms) - (k - 1) * b, b))
+        window_sums = np.zeros(max(len(squared_norms) - (k - 1) * b, b))
         for first in range(0, k * b, b):
-            shifted_norms = squared_norms[first : first + len(sums)]
-            sums[: len(shifted_norms)] += shifted_norms
+            shifted_norms = squared_norms[first : first + len(window_sums)]
+            window_sums[: len(shifted_norms)] += shifted_norms
         return from_squared(
-            sums.max(), True, "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact"
+            window_sums.max(),
+            True,
+            "sum of X over a client's rounds (multi-epoch paper, Eq. 3): exact",
         )
-    value = _largest_separated_sums(squared_norms[None, :], b, k)[0]
+    squared_sensitivity = _largest_separated_sums(squared_norms[None, :], b, k)[0]
     return from_squared(
-        value, True, "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands"
+        squared_sensitivity,
+        True,
+        "Alg. 5 of the banded paper (Thm. 2): exact, X has at most min_sep bands",
     )
 
 
@@ -95,8 +99,8 @@ def _are_separated_columns_disjoint(C: np.ndarray, b: int) -> bool:
     first_rows_from = np.minimum.accumulate(first_rows[::-1])[::-1]
     if (last_rows[:-b] < first_rows_from[b:]).all():
         return True
-    # The product below counts the rows that two columns have in common. These counts are below
-    # 2^24, so float32 holds them exactly.
+    # This product counts the rows in which both of two columns have nonzero entries. The counts are
+    # below 2^24, so float32 holds them exactly.
     indicators = is_nonzero.astype(np.float32)
     common_rows = indicators.T @ indicators
     return not np.triu(common_rows, b).any()
@@ -116,8 +120,8 @@ def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
     r, n = weights.shape
     best_sums = np.zeros((r, n + b))
     for _ in range(k):
-        candidates = weights + best_sums[:, b:]
-        best_sums[:, :n] = np.maximum.accumulate(candidates[:, ::-1], axis=1)[:, ::-1]
+        sums_with_entry = weights + best_sums[:, b:]
+        best_sums[:, :n] = np.maximum.accumulate(sums_with_entry[:, ::-1], axis=1)[:, ::-1]
     return best_sums[:, 0]
 
 
@@ -128,44 +132,42 @@ def _separated_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
     n = C.shape[1]
     checks.fits_in_memory("the sensitivity of this encoder", (n, n), copies=5)
     X = C.T @ C
-    magnitudes = np.abs(X)
-    diagonal = np.diagonal(X)
+    absolute_X = np.abs(X)
+    squared_norms = np.diagonal(X)
     if k == 2:
-        # A client with rounds s and t attains the sum of |X_st| over its pairs of rounds if its two
-        # contributions have suitable signs. The largest of these sums is therefore exact.
-        pair_sums = diagonal[:, None] + diagonal[None, :] + 2.0 * magnitudes
+        # If a client has only two rounds, its contributions can have signs for which X_st counts
+        # with its absolute value. The largest sum over two rounds is therefore exact.
+        pair_sums = squared_norms[:, None] + squared_norms[None, :] + 2.0 * absolute_X
         is_separated = np.triu(np.ones((n, n), dtype=bool), b)
-        value = max(diagonal.max(), pair_sums[is_separated].max())
+        squared_sensitivity = max(squared_norms.max(), pair_sums[is_separated].max())
         return from_squared(
-            value,
+            squared_sensitivity,
             True,
             "all pairs of rounds (multi-epoch paper, Eq. 3; banded paper, Prop. E.1): exact",
         )
-    # Banded paper, Alg. 4 (Thm. 3), in which the loop runs over the rows i of X (printed: j). No
-    # client takes part in two rounds less than b apart. So the entries of X for two different
-    # rounds less than b apart count as 0.
+    # This is the banded paper, Alg. 4 (Thm. 3), with the loop over the rows i of X (printed: j).
+    # Entries of X for two different rounds less than b apart count as 0, because no client takes
+    # part in both.
     lags = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-    magnitudes[(lags > 0) & (lags < b)] = 0.0
-    sums_by_block = []
+    absolute_X[(lags > 0) & (lags < b)] = 0.0
+    row_sums_by_block = []
     for i in range(0, n, _MAX_ROWS_AT_ONCE):
-        block = magnitudes[i : i + _MAX_ROWS_AT_ONCE]
-        sums_by_block.append(_largest_separated_sums(block, b, k))
-    row_sums = np.concatenate(sums_by_block)
-    bound = float(_largest_separated_sums(row_sums[None, :], b, k)[0])
-    # Multi-epoch paper, Thm. 2.1: k * lambda_max bounds the squared sensitivity, where lambda_max
-    # is the largest eigenvalue of X. It also holds if contributions u_i are vectors: sum_ij X_ij
-    # <u_i, u_j> <= lambda_max * sum_i |u_i|^2 <= lambda_max * k. The eigenvalue takes long to
-    # compute, and is at least the mean row sum of X. So it is computed only if k times that mean is
-    # below the bound by Alg. 4.
-    if k * X.sum() / n < bound:
+        row_block = absolute_X[i : i + _MAX_ROWS_AT_ONCE]
+        row_sums_by_block.append(_largest_separated_sums(row_block, b, k))
+    row_sums_of_X = np.concatenate(row_sums_by_block)
+    squared_bound = float(_largest_separated_sums(row_sums_of_X[None, :], b, k)[0])
+    # By the multi-epoch paper, Thm. 2.1, k times the largest eigenvalue of X bounds the squared
+    # sensitivity. The eigenvalue is at least the mean row sum of X, so it is computed only if k
+    # times that mean is below the bound by Alg. 4.
+    if k * X.sum() / n < squared_bound:
         spectral_bound = k * largest_eigenvalue(X)
-        if spectral_bound < bound:
+        if spectral_bound < squared_bound:
             return from_squared(
                 spectral_bound,
                 False,
                 "sqrt(k) times the spectral norm (multi-epoch paper, Thm. 2.1): upper bound",
             )
-    return from_squared(bound, False, "Alg. 4 of the banded paper (Thm. 3): upper bound")
+    return from_squared(squared_bound, False, "Alg. 4 of the banded paper (Thm. 3): upper bound")
 
 
 def _window_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
@@ -173,20 +175,20 @@ def _window_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
 
     See the multi-epoch paper, Sec. 2, Eq. 3 and Thm. 2.1.
     """
-    # `start` is a remainder modulo b. A window of a client's rounds is identified by its remainder,
-    # and by the position of its first round among all rounds with this remainder.
+    # `start` is a remainder of rounds modulo b. A client's rounds are identified by their
+    # remainder, and by the position of the first one among all rounds with this remainder.
     bounds: list[tuple[float, bool, tuple[int, int]]] = []
     gram_by_start: dict[int, np.ndarray] = {}
-    # The transposed copy has each column of the encoder C in contiguous memory. Without the copy,
-    # every pass would read strided columns of a large array.
+    # The transposed copy has each column of the encoder C in contiguous memory, which makes the
+    # products faster.
     transposed_encoder = np.ascontiguousarray(C.T)
     for start in range(b):
-        columns = transposed_encoder[start::b]
-        X = columns @ columns.T
-        width = min(k, X.shape[0])
-        abs_sums = _window_sums(np.abs(X), width)
-        slack = abs_sums - _window_sums(X, width)
-        is_tight = (slack <= ROUNDING * abs_sums) | (width <= 2)
+        window_columns = transposed_encoder[start::b]
+        X = window_columns @ window_columns.T
+        window_width = min(k, X.shape[0])
+        abs_sums = _window_sums(np.abs(X), window_width)
+        sum_difference = abs_sums - _window_sums(X, window_width)
+        is_tight = (sum_difference <= ROUNDING * abs_sums) | (window_width <= 2)
         if not is_tight.all():
             gram_by_start[start] = X
         for position, abs_sum in enumerate(abs_sums):
@@ -195,19 +197,19 @@ def _window_sensitivity(C: np.ndarray, b: int, k: int) -> Sensitivity:
     def gram(window: tuple[int, int]) -> np.ndarray:
         start, position = window
         X = gram_by_start[start]
-        end = position + min(k, X.shape[0])
-        return X[position:end, position:end]
+        end_position = position + min(k, X.shape[0])
+        return X[position:end_position, position:end_position]
 
     return largest_sharpened(bounds, gram)
 
 
 def _window_sums(X: np.ndarray, width: int) -> np.ndarray:
-    """Returns the sum of each diagonal block X[p : p + width, p : p + width] of a matrix X, for
-    every p.
+    """Returns the sum of every square block of `width` rows and columns on the diagonal of a matrix
+    X.
     """
     if width == X.shape[0]:
         return np.array([X.sum()])
     # Each sum is computed from the entries themselves. Differences of running totals would lose
-    # digits, and the sensitivity could come out too small.
+    # digits, and could make the sensitivity too small.
     windows = np.lib.stride_tricks.sliding_window_view(X, (width, width))
     return np.array([windows[p, p].sum() for p in range(X.shape[0] - width + 1)])

@@ -1,5 +1,5 @@
-"""The L2 sensitivity of x -> C x, where C is the encoder, to one client
-(multi-epoch paper, Def. 1).
+"""The L2 sensitivity of x -> C x, where C is the encoder, to one client. It is that of the
+multi-epoch paper, Def. 1.
 
 The client contributes vectors of norm at most 1 to the rounds that its schema allows. Every value
 is exact or a proven upper bound, for vectors of any dimension: a bound for scalar contributions can
@@ -34,14 +34,14 @@ _MAX_MAGNITUDE = 1e100
 # For runs of at most this many rounds, a Toeplitz encoder is also treated as a general matrix. The
 # bounds of a general matrix are sometimes smaller than those for Toeplitz encoders.
 _MAX_ROUNDS_TRIED_DENSE = 1024
-# If X = C^T C of the encoder C is Toeplitz, the bound is sharpened for clients of at most this many
-# rounds, because sharpening forms a square matrix with a row for each round.
+# Bounds on Toeplitz encoders are sharpened for clients of at most this many rounds, because
+# sharpening forms a square matrix with a row for each round of the client.
 _MAX_WINDOW_SHARPENED = 4096
 
 
 @with_numpy_defaults
 def sensitivity_to_sets(encoder_or_mechanism: Any, sets: RoundSets) -> Sensitivity:
-    """Returns the sensitivity of an encoder to one client: exact, or the smallest upper bound
+    """Returns the sensitivity of an encoder to one client, exactly or as the smallest upper bound
     known.
 
     Args:
@@ -85,10 +85,10 @@ def _squared_column_norms(rows: np.ndarray) -> np.ndarray:
     bands), with rows[t, j] = C[t, t - j].
     """
     n, bands = rows.shape
-    squares = np.zeros((n, bands))
+    squared_entries = np.zeros((n, bands))
     for j in range(bands):
-        squares[: n - j, j] = np.square(rows[j:, j])
-    return squares.sum(axis=1)
+        squared_entries[: n - j, j] = np.square(rows[j:, j])
+    return squared_entries.sum(axis=1)
 
 
 def _result_of(mechanism: Any, name: str) -> Any:
@@ -149,8 +149,8 @@ def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
         # squared norms of a client's columns add up. The sum is largest for rounds 0, b, 2b, ...,
         # whose columns are cut off least.
         num_whole = min(k, (n - len(c)) // b + 1)
-        squared_norms = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(num_whole, k)])
-        squared_sensitivity = num_whole * float(c @ c) + float(squared_norms.sum())
+        cut_squared_norms = np.array([c[: n - m * b] @ c[: n - m * b] for m in range(num_whole, k)])
+        squared_sensitivity = num_whole * float(c @ c) + float(cut_squared_norms.sum())
         return from_squared(
             squared_sensitivity,
             True,
@@ -158,12 +158,12 @@ def _toeplitz_sensitivity(c: np.ndarray, sets: RoundSets) -> Sensitivity:
             "(banded paper, Thm. 2): exact",
         )
     decreasing_coefficients = np.maximum.accumulate(np.abs(c)[::-1])[::-1]
-    # The coefficients of the decreasing sequence are at least |c|, where c holds the coefficients
-    # of the encoder. So the sensitivity of that sequence bounds the sensitivity of c. If the two
-    # sequences differ only by rounding, the bound counts as exact.
+    # The decreasing coefficients are at least the absolute values of the encoder's coefficients, so
+    # their sensitivity bounds that of the encoder. The bound counts as exact if both are equal up
+    # to rounding.
     is_exact = bool(np.abs(decreasing_coefficients - c).max() <= ROUNDING * c[0])
-    kind = "(McMahan et al. 2024): exact" if is_exact else "above |C|: upper bound"
-    method = f"rounds 0, b, 2b, ... of a decreasing Toeplitz encoder {kind}"
+    method_note = "(McMahan et al. 2024): exact" if is_exact else "above |C|: upper bound"
+    method = f"rounds 0, b, 2b, ... of a decreasing Toeplitz encoder {method_note}"
     return from_squared(_squared_sum_of_columns(decreasing_coefficients, n, b, k), is_exact, method)
 
 
@@ -176,25 +176,23 @@ def _squared_sum_of_columns(c: np.ndarray, n: int, b: int, k: int) -> float:
       n: number of rounds.
       b, k: spacing and number of the columns.
     """
-    # Let c be the first column of the encoder, k the number of participations and b their
-    # separation. Both c and the sum of a client's columns are cut into rows of b entries. Each row
-    # of the sum is then the sum of the last k rows of c.
-    rows = np.zeros((-(-n // b), b))
-    rows.ravel()[: len(c)] = c
-    if k >= len(rows):
-        sums = np.cumsum(rows, axis=0)
+    # The first column of the encoder and the sum of a client's columns are cut into rows of b
+    # entries. Each row of the sum is then a sum of k consecutive rows of the first column.
+    rows_of_column = np.zeros((-(-n // b), b))
+    rows_of_column.ravel()[: len(c)] = c
+    if k >= len(rows_of_column):
+        sums_of_rows = np.cumsum(rows_of_column, axis=0)
     else:
-        # Each sum of k consecutive rows is split at a multiple of k: it is the end of one block of
-        # k rows plus the beginning of the next block. Differences of running totals would lose
-        # digits, and the sensitivity could come out too small.
-        blocks = np.zeros((-(-len(rows) // k), k, b))
-        blocks.reshape(-1, b)[: len(rows)] = rows
-        sums = np.cumsum(blocks, axis=1)
-        ends = np.cumsum(blocks[:, ::-1], axis=1)[:, ::-1]
-        sums[1:, :-1] += ends[:-1, 1:]
-        sums = sums.reshape(-1, b)
-    total = sums.ravel()[:n]
-    return float(total @ total)
+        # Each sum of k consecutive rows is the end of one block of k rows plus the beginning of the
+        # next block. Differences of running totals would lose digits.
+        blocks_of_rows = np.zeros((-(-len(rows_of_column) // k), k, b))
+        blocks_of_rows.reshape(-1, b)[: len(rows_of_column)] = rows_of_column
+        sums_of_rows = np.cumsum(blocks_of_rows, axis=1)
+        sums_to_block_end = np.cumsum(blocks_of_rows[:, ::-1], axis=1)[:, ::-1]
+        sums_of_rows[1:, :-1] += sums_to_block_end[:-1, 1:]
+        sums_of_rows = sums_of_rows.reshape(-1, b)
+    sum_of_columns = sums_of_rows.ravel()[:n]
+    return float(sum_of_columns @ sum_of_columns)
 
 
 def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
@@ -210,17 +208,17 @@ def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
     k = min(sets.max_participations, -(-n // b))
     if k > 2 and not sets.are_windows:
         squared_sensitivity, is_exact = _largest_spread_sum(x, b, k)
-        kind = "exact" if is_exact else "upper bound"
+        kind_text = "exact" if is_exact else "upper bound"
         return from_squared(
             squared_sensitivity,
             is_exact,
-            f"each pair of rounds of a Toeplitz X by itself (banded paper, Prop. E.1): {kind}",
+            f"each pair of rounds of a Toeplitz X by itself (banded paper, Prop. E.1): {kind_text}",
         )
     if k <= 2:
         squared_sensitivity = x[0]
         if k == 2:
-            # A client attains the sum of |X_st| over its two rounds if its contributions have
-            # suitable signs. If `sets.are_windows`, the two rounds are exactly b apart.
+            # A client with two rounds attains this sum if its two contributions have suitable
+            # signs. If `sets.are_windows`, the two rounds are exactly b apart.
             pair_entries = x[b : b + 1] if sets.are_windows else x[b:]
             squared_sensitivity = 2.0 * (x[0] + np.abs(pair_entries).max())
         return from_squared(
@@ -229,17 +227,21 @@ def _toeplitz_gram_sensitivity(x: np.ndarray, sets: RoundSets) -> Sensitivity:
             "pairs of rounds of a Toeplitz X (multi-epoch paper, Eq. 3): exact",
         )
     window_row = x[::b][:k]
-    # A client takes part in k rounds. The matrix X of these rounds has entry 0 of `window_row` k
-    # times, and every other entry j of it 2 (k - j) times.
+    # In the matrix X of a client's k rounds, entry 0 of `window_row` occurs k times, and every
+    # other entry j occurs 2 (k - j) times.
     num_entries = 2.0 * np.arange(k, 0, -1.0)
     num_entries[0] = k
-    total = float(num_entries @ np.abs(window_row))
-    is_tight = total - float(num_entries @ window_row) <= ROUNDING * total
+    sum_of_magnitudes = float(num_entries @ np.abs(window_row))
+    is_tight = sum_of_magnitudes - float(num_entries @ window_row) <= ROUNDING * sum_of_magnitudes
     if not is_tight and k > _MAX_WINDOW_SHARPENED:
         return from_squared(
-            total, False, "sum of |X| over a client's rounds (banded paper, Prop. E.1): upper bound"
+            sum_of_magnitudes,
+            False,
+            "sum of |X| over a client's rounds (banded paper, Prop. E.1): upper bound",
         )
-    return largest_sharpened([(total, is_tight, 0)], lambda _: scipy.linalg.toeplitz(window_row))
+    return largest_sharpened(
+        [(sum_of_magnitudes, is_tight, 0)], lambda _: scipy.linalg.toeplitz(window_row)
+    )
 
 
 def _largest_spread_sum(x: np.ndarray, b: int, k: int) -> tuple[float, bool]:
@@ -257,20 +259,23 @@ def _largest_spread_sum(x: np.ndarray, b: int, k: int) -> tuple[float, bool]:
     the larger value for every pair, and no x there is negative.
     """
     n = len(x)
-    sizes = np.abs(x)
-    lowest_index = int(sizes.argmin())
-    sizes[: lowest_index + 1] = np.maximum.accumulate(sizes[: lowest_index + 1][::-1])[::-1]
-    sizes[lowest_index:] = np.maximum.accumulate(sizes[lowest_index:])
-    bounds = []
+    magnitudes = np.abs(x)
+    lowest_index = int(magnitudes.argmin())
+    magnitudes[: lowest_index + 1] = np.maximum.accumulate(magnitudes[: lowest_index + 1][::-1])[
+        ::-1
+    ]
+    magnitudes[lowest_index:] = np.maximum.accumulate(magnitudes[lowest_index:])
+    sums_by_participations = []
     for m in {*range(-(-n // (2 * b - 1)), k), k}:
         j = np.arange(1, m)
-        nearest_sizes = sizes[j * b]
-        farthest_sizes = sizes[n - 1 - (m - 1 - j) * b]
-        squared_sum = m * sizes[0] + 2.0 * float(
-            (m - j) @ np.maximum(nearest_sizes, farthest_sizes)
+        nearest_magnitudes = magnitudes[j * b]
+        farthest_magnitudes = magnitudes[n - 1 - (m - 1 - j) * b]
+        squared_sum = m * magnitudes[0] + 2.0 * float(
+            (m - j) @ np.maximum(nearest_magnitudes, farthest_magnitudes)
         )
         is_attained = bool(
-            (nearest_sizes >= farthest_sizes).all() and (nearest_sizes == x[j * b]).all()
+            (nearest_magnitudes >= farthest_magnitudes).all()
+            and (nearest_magnitudes == x[j * b]).all()
         )
-        bounds.append((squared_sum, is_attained))
-    return max(bounds)
+        sums_by_participations.append((squared_sum, is_attained))
+    return max(sums_by_participations)

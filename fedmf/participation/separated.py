@@ -64,15 +64,17 @@ class _Separated(Participation):
         """
         assert isinstance(history, TimerHistory)
         round_after = history.round_after[clients]
-        counts = history.counts[clients]
+        participation_counts = history.counts[clients]
         if t >= self.rounds:
-            return np.zeros(len(counts), bool)
+            return np.zeros(len(participation_counts), bool)
         # The limits are converted to the dtype of the arrays, since numpy is ten times slower if
         # arrays are compared with Python ints.
-        is_within_limit = counts < counts.dtype.type(self.max_participations)
+        is_within_limit = participation_counts < participation_counts.dtype.type(
+            self.max_participations
+        )
         if isinstance(rounds_early, int):
-            # `round_after` is the round after a client's last one. It is 0 for a client that never
-            # took part, so this comparison lets such a client pass.
+            # `round_after` is the round after a client's last one, or 0 for a client that never
+            # took part. So a client that never took part is eligible.
             last_allowed = min(max(t + 1 - self.min_sep + rounds_early, 0), self.rounds)
             has_timer_fired = round_after <= round_after.dtype.type(last_allowed)
             return has_timer_fired & is_within_limit
@@ -89,10 +91,10 @@ class _Separated(Participation):
         bound known.
         """
         has_all_rounds = self.max_participations == self.rounds
-        sets = RoundSets(
+        round_sets = RoundSets(
             self.rounds, self.min_sep, self.max_participations, are_windows=has_all_rounds
         )
-        return sensitivity_to_sets(encoder_or_mechanism, sets)
+        return sensitivity_to_sets(encoder_or_mechanism, round_sets)
 
     def _patterns_from(self, first_rounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Yields the maximal sets of allowed rounds whose first rounds are `first_rounds`."""
@@ -102,8 +104,8 @@ class _Separated(Participation):
         if is_full or next_round >= self.rounds:
             # A set is maximal if it has max_participations rounds, or if no gap before one of its
             # rounds has room for another round.
-            gaps = itertools.pairwise((-min_sep, *first_rounds))
-            if is_full or all(later - earlier < 2 * min_sep for earlier, later in gaps):
+            round_gaps = itertools.pairwise((-min_sep, *first_rounds))
+            if is_full or all(later - earlier < 2 * min_sep for earlier, later in round_gaps):
                 yield first_rounds
             return
         for t in range(next_round, self.rounds):
@@ -112,8 +114,8 @@ class _Separated(Participation):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Single(_Separated):
-    """The schema in which each client takes part in at most one round
-    (Denisov et al. 2022, Sec. 3).
+    """The schema in which each client takes part in at most one round. It is that of
+    Denisov et al. 2022, Sec. 3.
 
     Attributes:
       rounds, schema, min_sep, max_participations, budget: as of `Participation`.
@@ -131,8 +133,8 @@ class Single(_Separated):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedEpoch(Participation):
-    """The schema in which the rounds of a client are exactly min_sep apart
-    (multi-epoch paper, Sec. 2).
+    """The schema in which the rounds of a client are exactly min_sep apart. It is that of the
+    multi-epoch paper, Sec. 2.
 
     The rounds of a client lie in a window of max_participations epochs, of which it may miss some.
 
@@ -210,9 +212,9 @@ class FixedEpoch(Participation):
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Returns for each of the clients whether it may take part in round t: the round is whole
-        epochs after its last one, and at most max_participations epochs are spanned from its first
-        round on. The result is bool (clients,).
+        """Returns for each of the clients whether it may take part in round t. This round must be
+        whole epochs after its last one, and at most max_participations epochs are spanned from its
+        first round on. The result is bool (clients,).
         """
         assert isinstance(history, TimerHistory)
         round_after = history.round_after[clients]
@@ -241,14 +243,14 @@ class FixedEpoch(Participation):
         """Returns the L2 sensitivity of an encoder to one client: exact, or the smallest upper
         bound known.
         """
-        sets = RoundSets(self.rounds, self.min_sep, self.max_participations, are_windows=True)
-        return sensitivity_to_sets(encoder_or_mechanism, sets)
+        round_sets = RoundSets(self.rounds, self.min_sep, self.max_participations, are_windows=True)
+        return sensitivity_to_sets(encoder_or_mechanism, round_sets)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSep(_Separated):
     """The schema in which a client takes part in at most max_participations rounds, any two of them
-    at least min_sep apart (banded paper, Def. 1).
+    at least min_sep apart. It is that of the banded paper, Def. 1.
 
     Attributes:
       rounds, schema, min_sep, max_participations, budget: as of `Participation`.

@@ -30,8 +30,10 @@ def check_separation(
             f"`cohort_size` to at most {population}"
         )
     max_separation = population // cohort_size
-    clients = "1 client" if population == 1 else f"{population} clients"
-    allowed_text = f"{clients} in cohorts of {cohort_size} allow `{name}` up to {max_separation}"
+    clients_text = "1 client" if population == 1 else f"{population} clients"
+    allowed_text = (
+        f"{clients_text} in cohorts of {cohort_size} allow `{name}` up to {max_separation}"
+    )
     if min_sep is None:
         raise ValueError(
             f"`min_sep` is required with schema={schema!r}: {allowed_text}; pass a number in "

@@ -18,13 +18,11 @@ from fedmf.participation.vector_bound import vector_sensitivity_bounds
 
 Name = TypeVar("Name")
 
-# The sum of |X_st| over a set of rounds is attained if it equals the sum of X_st, where X = C^T C
-# for the encoder C. The sums count as equal if they differ by at most this relative amount, which
-# is rounding.
+# Relative difference up to which two sums of entries of X = C^T C, where C is the encoder, count as
+# equal, because they are computed with rounding.
 ROUNDING = 1e-12
-# Largest number of multiplications for tightening upper bounds on the sensitivity. Sets of rounds
-# whose bound is not tightened keep their sum of |X_st| as the bound, where X = C^T C for the
-# encoder C.
+# Largest number of multiplications for tightening upper bounds on the sensitivity. Bounds that are
+# not tightened within this number stay as they are.
 SHARPENING_BUDGET = 2e10
 # Cost of one call of `vector_sensitivity_bounds`, as a multiple of the cost of an eigenvalue.
 _ALIGNMENT_COST = 300
@@ -84,15 +82,14 @@ def largest_sharpened(
     True
     """
     # The bounds are negated because heapq pops the smallest entry first.
-    heap = [(-bound, is_tight, name) for bound, is_tight, name in bounds]
-    heapq.heapify(heap)
+    heap_of_bounds = [(-bound, is_tight, name) for bound, is_tight, name in bounds]
+    heapq.heapify(heap_of_bounds)
     has_spectral_bound: set[Any] = set()
     attained_by_name: dict[Any, float] = {}
-    # The largest bound is the result as soon as some client attains it. Until then the largest
-    # bound is tightened, first by the spectral norm and then by the semidefinite program, and put
-    # back among the other bounds.
+    # The largest bound is the result as soon as some client attains it. Until then it is tightened,
+    # first by the spectral norm and then by the semidefinite program.
     while True:
-        negated_bound, is_tight, name = heap[0]
+        negated_bound, is_tight, name = heap_of_bounds[0]
         largest_bound = -negated_bound
         if is_tight:
             return from_squared(
@@ -102,21 +99,21 @@ def largest_sharpened(
             )
         if name in attained_by_name:
             is_exact = largest_bound <= attained_by_name[name] * (1.0 + _ATTAINED)
-            kind = "exact" if is_exact else "upper bound"
-            return from_squared(largest_bound, is_exact, f"{_ALIGNMENT}: {kind}")
+            bound_kind = "exact" if is_exact else "upper bound"
+            return from_squared(largest_bound, is_exact, f"{_ALIGNMENT}: {bound_kind}")
         X = gram(name)
-        cost = len(X) ** 3
+        eigenvalue_cost = len(X) ** 3
         if name in has_spectral_bound:
-            cost *= _ALIGNMENT_COST
-        if multiplications < cost:
+            eigenvalue_cost *= _ALIGNMENT_COST
+        if multiplications < eigenvalue_cost:
             return from_squared(largest_bound, False, f"{_SPECTRAL_AND_SUMS}: upper bound")
-        multiplications -= cost
+        multiplications -= eigenvalue_cost
         if name in has_spectral_bound:
             attained_by_name[name], sharper_bound = vector_sensitivity_bounds(X)
         else:
             has_spectral_bound.add(name)
             sharper_bound = len(X) * largest_eigenvalue(X)
-        heapq.heapreplace(heap, (-min(largest_bound, sharper_bound), False, name))
+        heapq.heapreplace(heap_of_bounds, (-min(largest_bound, sharper_bound), False, name))
 
 
 def largest_eigenvalue(X: np.ndarray) -> float:

@@ -15,7 +15,7 @@ from fedmf.participation.clients import ClientRounds
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ParticipationStats(fields.ShortRepr):
-    """Statistics of a run: how often, and how far apart, its clients took part.
+    """Statistics of how often, and how far apart, the clients of a run took part.
 
     Attributes:
       cohort_sizes: number of clients of each recorded round, int64, shape (rounds,).
@@ -45,9 +45,11 @@ class ParticipationStats(fields.ShortRepr):
           cohorts: clients of each round, ints, without duplicates.
           short_rounds: number of rounds with fewer clients than planned.
         """
-        sizes = np.array([len(cohort) for cohort in cohorts], np.int64)
-        blocks = [ClientRounds.of_cohorts(cohorts)[1]]
-        return ParticipationStats.of_clients(blocks, cohort_sizes=sizes, short_rounds=short_rounds)
+        cohort_sizes = np.array([len(cohort) for cohort in cohorts], np.int64)
+        client_blocks = [ClientRounds.of_cohorts(cohorts)[1]]
+        return ParticipationStats.of_clients(
+            client_blocks, cohort_sizes=cohort_sizes, short_rounds=short_rounds
+        )
 
     @staticmethod
     def of_clients(
@@ -123,19 +125,21 @@ class ParticipationStats(fields.ShortRepr):
 
 
 def off_multiples(observed: ParticipationStats, num_partitions: int) -> list[str]:
-    """Returns a list with one sentence if any separation between two rounds of a client is not a
-    multiple of `num_partitions`; otherwise an empty list.
+    """Returns a list with one sentence if two consecutive rounds of any client are not a
+    multiple of `num_partitions` apart; otherwise an empty list.
 
     Args:
       observed: statistics of a record.
       num_partitions: the number, of partitions of the clients, one for each round of an epoch.
     """
-    num_off = sum(count for gap, count in observed.separations.items() if gap % num_partitions)
-    if not num_off:
+    num_off_multiples = sum(
+        count for gap, count in observed.separations.items() if gap % num_partitions
+    )
+    if not num_off_multiples:
         return []
     return [
-        f"{num_off} separations of two rounds of one client are no multiples of {num_partitions}, "
-        "so that those clients left their partition of the population"
+        f"{num_off_multiples} separations of two rounds of one client are no multiples of "
+        f"{num_partitions}, so that those clients left their partition of the population"
     ]
 
 

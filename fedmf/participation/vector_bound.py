@@ -5,14 +5,15 @@ unit vectors g_i, one for each round i of the client.
 import numpy as np
 import scipy.linalg
 
-# Coordinate ascent ends after a sweep that raises the sum by less than this fraction.
+# Coordinate ascent ends after a pass over all vectors that raises the sum by less than this
+# fraction.
 _CONVERGED = 1e-13
 _MAX_SWEEPS = 2000
 
 
 def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
-    """Computes two bounds on the maximum of sum_ij X_ij <g_i, g_j> over unit vectors g_i: a value
-    that is attained, and an upper bound.
+    """Computes an attained value and an upper bound of the maximum of sum_ij X_ij <g_i, g_j> over
+    unit vectors g_i.
 
     The g_i are unit vectors of any dimension.
 
@@ -44,19 +45,22 @@ def vector_sensitivity_bounds(X: np.ndarray) -> tuple[float, float]:
     for _ in range(_MAX_SWEEPS):
         for i in range(k):
             direction = X[i] @ G - diagonal[i] * G[i]
-            length = np.linalg.norm(direction)
-            if length > 0.0:
-                G[i] = direction / length
+            direction_norm = np.linalg.norm(direction)
+            if direction_norm > 0.0:
+                G[i] = direction / direction_norm
         XG = X @ G
         previous_value = attained_value
         attained_value = float(np.sum(G * XG))
         if attained_value - previous_value <= _CONVERGED * attained_value:
             break
-    y = np.einsum("ij,ij->i", G, XG)
-    smallest_eigenvalue = float(scipy.linalg.eigvalsh(np.diag(y) - X, subset_by_index=(0, 0))[0])
-    # The computed eigenvalue has a rounding error of about k * eps times the norm of the matrix,
-    # where eps is the machine precision. The bound is raised by that much, so that it stays an
-    # upper bound.
-    norm_bound = float(np.abs(y).max() + np.linalg.norm(X))
-    rounding = 4.0 * k * float(np.finfo(np.float64).eps) * norm_bound
-    return attained_value, float(y.sum()) + k * max(0.0, rounding - smallest_eigenvalue)
+    row_products = np.einsum("ij,ij->i", G, XG)
+    smallest_eigenvalue = float(
+        scipy.linalg.eigvalsh(np.diag(row_products) - X, subset_by_index=(0, 0))[0]
+    )
+    # The computed eigenvalue has a rounding error, which is proportional to the norm of the matrix.
+    # The bound is raised by that error, so that it stays an upper bound.
+    norm_bound = float(np.abs(row_products).max() + np.linalg.norm(X))
+    rounding_error = 4.0 * k * float(np.finfo(np.float64).eps) * norm_bound
+    return attained_value, float(row_products.sum()) + k * max(
+        0.0, rounding_error - smallest_eigenvalue
+    )

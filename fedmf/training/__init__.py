@@ -1,5 +1,5 @@
-"""Simulation of federated training: tasks, the training loop, callbacks and executions. It needs no
-particular framework, because a `Learner` connects one.
+"""Simulation of federated training, with tasks, the training loop, callbacks and executions. It
+needs no particular framework, because a `Learner` connects one.
 """
 
 from fedmf.training.callbacks import Callback, StopAfter

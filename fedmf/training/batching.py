@@ -31,8 +31,8 @@ class Batches(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Training steps of vectorised clients. All batches of a step have the same number of rows, and
-    belong to different clients.
+    """Training steps of vectorised clients, in each of which several clients train on one batch
+    each. All batches of a step have the same number of rows, and belong to different clients.
 
     Attributes:
       start: int32 (steps, clients), first row of each client's batch; 0 without a batch.
@@ -63,21 +63,25 @@ def list_batches(clients: Sequence[Epochs], batch_size: int) -> Batches:
     >>> batches.client.tolist(), batches.start.tolist(), batches.size.tolist()
     ([0, 0, 0, 0, 1], [0, 2, 3, 5, 6], [2, 1, 2, 1, 1])
     """
-    num_examples = np.array([count(epoch) for epochs in clients for epoch in epochs], np.int64)
-    client = np.repeat(np.arange(len(clients)), [len(epochs) for epochs in clients])
-    epoch = np.array([number for epochs in clients for number in range(len(epochs))], np.int64)
+    num_examples = np.array(
+        [count(epoch_number) for epochs in clients for epoch_number in epochs], np.int64
+    )
+    client_of_epoch = np.repeat(np.arange(len(clients)), [len(epochs) for epochs in clients])
+    epoch_number = np.array(
+        [number for epochs in clients for number in range(len(epochs))], np.int64
+    )
     num_batches = -(-num_examples // batch_size)
-    first_batch = np.cumsum(num_batches) - num_batches
-    first_row = np.cumsum(num_examples) - num_examples
-    batch_number = np.arange(num_batches.sum()) - np.repeat(first_batch, num_batches)
-    start = np.repeat(first_row, num_batches) + batch_number * batch_size
-    rows_left = np.repeat(num_examples, num_batches) - batch_number * batch_size
+    first_batch_of_epoch = np.cumsum(num_batches) - num_batches
+    first_row_of_epoch = np.cumsum(num_examples) - num_examples
+    batch_number = np.arange(num_batches.sum()) - np.repeat(first_batch_of_epoch, num_batches)
+    start_row = np.repeat(first_row_of_epoch, num_batches) + batch_number * batch_size
+    num_rows_left = np.repeat(num_examples, num_batches) - batch_number * batch_size
     return Batches(
-        client=np.repeat(client, num_batches).astype(np.int32),
-        epoch=np.repeat(epoch, num_batches).astype(np.int32),
+        client=np.repeat(client_of_epoch, num_batches).astype(np.int32),
+        epoch=np.repeat(epoch_number, num_batches).astype(np.int32),
         number=batch_number.astype(np.int32),
-        start=start.astype(np.int32),
-        size=np.minimum(rows_left, batch_size).astype(np.int32),
+        start=start_row.astype(np.int32),
+        size=np.minimum(num_rows_left, batch_size).astype(np.int32),
     )
 
 
@@ -94,11 +98,11 @@ def order_steps(batches: Batches, num_clients: int) -> Steps:
     """
     client, epoch, number, start, size = (column.astype(np.int64) for column in batches)
     is_full = size == size.max(initial=0)
-    # The stride exceeds every batch number and every batch size. So each pair of an epoch and a
-    # batch number, or of an epoch and a smaller batch size, gets its own key.
-    stride = 1 + max(number.max(initial=0), size.max(initial=0))
-    full_key = 2 * epoch * stride + number
-    small_key = (2 * epoch + 1) * stride + size
+    # The stride exceeds every batch number and every batch size. So different pairs of an epoch and
+    # a batch number, or of an epoch and a batch size, get different keys.
+    key_stride = 1 + max(number.max(initial=0), size.max(initial=0))
+    full_key = 2 * epoch * key_stride + number
+    small_key = (2 * epoch + 1) * key_stride + size
     step_key = np.where(is_full, full_key, small_key)
     keys, step = np.unique(step_key, return_inverse=True)
     step_start = np.zeros((len(keys), num_clients), np.int32)

@@ -91,11 +91,11 @@ class Bar(Callback):
         """Moves the bar by one round, and shows the newest metrics."""
         if "validation" in row:
             self._validation = _validation_texts(row["validation"], training.task.headline)
-        texts = self._validation | {
+        bar_texts = self._validation | {
             "loss": f"{row['train_loss']:.3f}",
             "clients/s": f"{row['clients'] / training.seconds:.1f}",
         }
-        self._bar.set_postfix(texts, refresh=False)
+        self._bar.set_postfix(bar_texts, refresh=False)
         self._bar.update()
 
     def on_end(self, training: Training) -> None:

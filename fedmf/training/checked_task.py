@@ -43,7 +43,7 @@ class CheckedTask:
             hold.
         """
         task.learner.check(task, config)
-        summary = {
+        task_summary = {
             "name": task.name,
             "description": task.description,
             # Reading `task.headline` raises an error if the task cannot be evaluated.
@@ -52,18 +52,18 @@ class CheckedTask:
             "clients": len(task.client_ids),
         }
         if task.synthetic_clients:
-            summary["synthetic_clients"] = task.synthetic_clients
+            task_summary["synthetic_clients"] = task.synthetic_clients
         for split in splits:
             task.split(split)
         # An example that is not finite is no error here, because a run zeroes the update of its
         # client and continues.
         with contextlib.suppress(NotFinite):
             task.examples_of(task.client_ids[0])
-        weights = task.initial_weights(config.seed)
+        initial_weights = task.initial_weights(config.seed)
         return CheckedTask(
             task=task,
             num_clients=len(task.client_ids),
-            num_parameters=sum(weight.size for weight in weights),
-            summary=summary,
+            num_parameters=sum(weight.size for weight in initial_weights),
+            summary=task_summary,
             identity=task_identity(task, task.learner.fingerprint(config.seed)),
         )

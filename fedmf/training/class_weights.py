@@ -10,7 +10,7 @@ from fedmf.training.examples import Examples, NotFinite, Weighted, split_weights
 
 
 def class_weight_table(class_weight: Mapping[int, float]) -> np.ndarray:
-    """Returns the weights of classes 0, 1, 2 ... as a float32 array (classes,).
+    """Checks the weights of the classes, and returns them as a float32 array (classes,).
 
     Raises:
       TypeError, ValueError: the keys are not these classes, as Keras requires; or a weight is not
@@ -42,8 +42,8 @@ def with_class_weights(
     origin: str,
     describe_example: Callable[[int], str] = str,
 ) -> Examples:
-    """Returns the examples with new weights: the weight of each example's class, times its sample
-    weight if it has one.
+    """Returns the examples with new weights. The weight of an example is that of its class, times
+    its sample weight if it has one.
 
     Labels are converted to classes as in Keras 2.14.
 
@@ -62,20 +62,20 @@ def with_class_weights(
     if nest.is_nested(labels) or not is_real(labels):
         raise TypeError(_NO_CLASSES.format(origin, "not one array of numbers"))
     if labels.shape[1:] == table.shape != (1,) and is_floating(labels.dtype):
-        classes = labels.astype(np.float32).argmax(axis=1)
+        class_labels = labels.astype(np.float32).argmax(axis=1)
     elif labels.shape[1:] in ((), (1,)):
-        classes = np.round(labels.reshape(len(labels)).astype(np.float64))
+        class_labels = np.round(labels.reshape(len(labels)).astype(np.float64))
     else:
         raise TypeError(_NO_CLASSES.format(origin, f"{labels.dtype} {labels.shape}"))
-    is_unknown = (classes < 0) | (classes >= len(table))
+    is_unknown = (class_labels < 0) | (class_labels >= len(table))
     if is_unknown.any():
         first_index = int(is_unknown.argmax())
         raise NotFinite(
-            f"the labels of {origin} hold class {classes[first_index]:.0f}, first in example "
+            f"the labels of {origin} hold class {class_labels[first_index]:.0f}, first in example "
             f"{describe_example(first_index)}, and class_weight ends at {len(table) - 1}: give it "
             "a weight, too"
         )
-    label_weights = table[classes.astype(np.int64)]
+    label_weights = table[class_labels.astype(np.int64)]
     if sample_weights is not None:
         with np.errstate(over="ignore"):
             label_weights = sample_weights * label_weights

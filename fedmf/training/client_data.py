@@ -1,4 +1,4 @@
-"""Training data of a client in a round: its examples, in the order of each epoch."""
+"""Training data of a client in a round, that is its examples in the order of each epoch."""
 
 from typing import NamedTuple
 
@@ -28,13 +28,13 @@ def client_data(task: Task, config: TrainConfig, t: int, client: int) -> ClientD
 
     They hold no epoch if the client's examples are not finite.
     """
-    seed = (config.seed, _TRAINING, t, client)
+    training_seed = (config.seed, _TRAINING, t, client)
     try:
         examples = task.examples_of(task.client_ids[client])
     except NotFinite:
-        return ClientData([], seed)
-    rng = np.random.default_rng([config.seed, _ORDER, t, client])
-    return ClientData(shuffled_epochs(examples, config, task.batch_size, rng), seed)
+        return ClientData([], training_seed)
+    order_rng = np.random.default_rng([config.seed, _ORDER, t, client])
+    return ClientData(shuffled_epochs(examples, config, task.batch_size, order_rng), training_seed)
 
 
 def shuffled_epochs(
@@ -44,9 +44,9 @@ def shuffled_epochs(
     epochs: list[Examples] = []
     batches_left = config.client_batches
     for _ in range(config.client_epochs):
-        order = rng.permutation(count(examples))
+        example_order = rng.permutation(count(examples))
         if batches_left is not None:
-            order = order[: batches_left * batch_size]
-            batches_left -= -(-len(order) // batch_size)
-        epochs.append(take(examples, order))
+            example_order = example_order[: batches_left * batch_size]
+            batches_left -= -(-len(example_order) // batch_size)
+        epochs.append(take(examples, example_order))
     return epochs

@@ -31,12 +31,12 @@ def client_metrics(
     client_values = list(_client_values(task, config, weights, progress=progress))
     finite_values = [value for value in client_values if math.isfinite(value)]
     num_undefined = sum(map(math.isnan, client_values))
-    not_finite = sum(map(math.isinf, client_values))
+    num_not_finite = sum(map(math.isinf, client_values))
     num_clients = len(task.client_ids)
-    if not finite_values and not_finite:
+    if not finite_values and num_not_finite:
         raise ValueError(
             f"{task.headline} of task {task.name!r} is not finite on the examples of "
-            f"{not_finite} of {num_clients} clients, and finite on nobody's: the run "
+            f"{num_not_finite} of {num_clients} clients, and finite on nobody's: the run "
             "diverged, train again with a smaller `server_learning_rate`"
         )
     if not finite_values:
@@ -44,9 +44,9 @@ def client_metrics(
             f"{task.headline} of task {task.name!r} is not defined on any client's examples "
             f"({num_undefined} of {num_clients} clients have some): choose another headline_metric"
         )
-    if not_finite:
+    if num_not_finite:
         warnings.warn(
-            f"{task.headline} is not finite on the examples of {not_finite} of {num_clients} "
+            f"{task.headline} is not finite on the examples of {num_not_finite} of {num_clients} "
             "clients: the mean and deciles leave these clients out, and look better than the "
             "model is",
             stacklevel=3,
@@ -55,7 +55,7 @@ def client_metrics(
         "clients": len(finite_values),
         "clients_without_examples": num_clients - len(client_values),
         "clients_undefined": num_undefined,
-        "clients_not_finite": not_finite,
+        "clients_not_finite": num_not_finite,
         **mean_and_deciles(finite_values),
     }
 

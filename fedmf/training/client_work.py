@@ -77,8 +77,8 @@ def sums_of_copies(
 def _copied(sent: Broadcast) -> Broadcast:
     """Returns a copy of a broadcast, whose arrays are copies as well."""
     scales: Sequence[np.ndarray] = [np.array(scale) for scale in sent.params.scales] or ()
-    weights = [np.array(weight) for weight in sent.weights]
-    return Broadcast(weights, sent.params._replace(scales=scales))
+    copied_weights = [np.array(weight) for weight in sent.weights]
+    return Broadcast(copied_weights, sent.params._replace(scales=scales))
 
 
 def _has_same_values(arrays: Sequence[np.ndarray], originals: Sequence[np.ndarray]) -> bool:
@@ -117,13 +117,13 @@ def group_sum(
       clipped, zeroed: numbers of clipped and of zeroed clients among those with finite examples.
       loss_sum: loss of these clients before each step, summed over examples.
     """
-    not_finite = sum(not client.epochs for client in group)
+    num_not_finite = sum(not client.epochs for client in group)
     return ClippedSum(
         values=values,
         clients=len(group),
         clipped=clipped,
-        zeroed=zeroed + not_finite,
-        not_finite=not_finite,
+        zeroed=zeroed + num_not_finite,
+        not_finite=num_not_finite,
         loss_sum=loss_sum,
         examples=sum(count(epoch) for client in group for epoch in client.epochs),
     )

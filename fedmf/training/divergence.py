@@ -15,9 +15,9 @@ from fedmf.runs.config import TrainConfig
 from fedmf.training.callbacks import Callback, Row
 from fedmf.training.under_way import Training
 
-# A run is reported as diverging if its losses of ROUNDS_ABOVE_START rounds in a row are above the
-# worst loss of its first START_ROUNDS rounds, or far above that of round 0. Single rounds do not
-# count, because the loss of a small cohort fluctuates.
+# A run is reported as diverging if ROUNDS_ABOVE_START losses in a row are above the worst loss of
+# its first START_ROUNDS rounds, or far above that of round 0. Single rounds do not count, because
+# the loss of a small cohort fluctuates.
 START_ROUNDS = 5
 ROUNDS_ABOVE_START = 20
 _WORST_START = f"the worst of the first {START_ROUNDS}"
@@ -26,8 +26,7 @@ _WORST_START = f"the worst of the first {START_ROUNDS}"
 RULE_MOMENTUM = 0.95
 # A warning is given if the server learning rate is above this many times the rate by the rule of
 # `fedmf plan learning-rate`. The rates that were tuned for the demo's small model are 3 to 4 times
-# those by the rule. With 8 times the rate, 20 rounds of 20 clients ended above the loss of the
-# untrained model.
+# those by the rule.
 FACTOR = 5.0
 _RULE = "the rule of `fedmf plan learning-rate` takes for this noise and momentum"
 
@@ -101,8 +100,8 @@ class DivergenceWatch:
 
 
 def is_far_above(losses: Sequence[float], start: float) -> bool:
-    """Returns whether all losses are far above `start`: the smallest exceeds it by more than three
-    standard deviations of the losses, or by more than `start` itself.
+    """Returns whether all losses are far above the loss `start`. This is so if the smallest exceeds
+    it by more than three standard deviations of the losses, or by more than `start` itself.
 
     `start` is a single loss. If nothing is learned, all of 20 losses are above it in one of 20 runs
     by chance, and above it by three standard deviations in one of thousands.
@@ -110,8 +109,8 @@ def is_far_above(losses: Sequence[float], start: float) -> bool:
     >>> is_far_above([44.0, 46.0] * 10, 12.0), is_far_above([12.5, 15.5] * 10, 12.0)
     (True, False)
     """
-    margin = min(3 * float(np.std(losses)), abs(start))
-    return min(losses) - start > margin
+    loss_margin = min(3 * float(np.std(losses)), abs(start))
+    return min(losses) - start > loss_margin
 
 
 class Divergence(Callback):
@@ -126,31 +125,31 @@ class Divergence(Callback):
         earlier rounds.
         """
         config = training.config
-        rate = rate_for_noise(training.plan, config, training.recorded.plan["rmse"])
-        message = rate_warning(rate, config)
-        if message is not None and not training.done:
-            warnings.warn(message, stacklevel=4)
+        rate_by_rule = rate_for_noise(training.plan, config, training.recorded.plan["rmse"])
+        warning_text = rate_warning(rate_by_rule, config)
+        if warning_text is not None and not training.done:
+            warnings.warn(warning_text, stacklevel=4)
         self._watch = DivergenceWatch(
-            server_learning_rate=config.server_learning_rate, rate_for_noise=rate
+            server_learning_rate=config.server_learning_rate, rate_for_noise=rate_by_rule
         )
         for row in training.recorded.metrics:
             self._observe(row)
 
     def on_round(self, training: Training, row: Row) -> None:
         """Observes the loss of a round, and warns if the run diverges."""
-        message = self._observe(row)
-        if message is not None:
-            warnings.warn(message, stacklevel=4)
+        warning_text = self._observe(row)
+        if warning_text is not None:
+            warnings.warn(warning_text, stacklevel=4)
 
     def _observe(self, row: Row) -> str | None:
         """Observes the loss in a row of metrics.jsonl. Returns a message if the run diverges, or
         raises DivergedRun with it if such a run must stop.
         """
         train_loss, num_examples = _loss_and_examples(row)
-        message = self._watch.observe(row["round"], train_loss, num_examples)
-        if message is not None and self.stops:
-            raise DivergedRun(message)
-        return message
+        warning_text = self._watch.observe(row["round"], train_loss, num_examples)
+        if warning_text is not None and self.stops:
+            raise DivergedRun(warning_text)
+        return warning_text
 
 
 class StopOnDivergence(Divergence):
@@ -173,8 +172,8 @@ def _loss_and_examples(row: Row) -> tuple[float, int]:
     private_metrics = row.get("private")
     if private_metrics is None:
         return row["train_loss"], row["examples"]
-    # If the noisy number of clients is below one, the loss is the middle of its range and has no
-    # meaning.
+    # If the noisy number of clients is below one, the reported loss is the middle of its range and
+    # has no meaning.
     return private_metrics["loss"], int(private_metrics["clients"] >= 1)
 
 
@@ -194,9 +193,13 @@ def rate_for_noise(plan: Plan, config: TrainConfig, rmse: float) -> float | None
     """
     if not plan.noise_multiplier or config.server_optimizer != "sgd":
         return None
-    error = update_noise_multiplier(plan) * rmse / (config.claimed_cohort or config.cohort_size)
-    rate = on_grid(predicted_learning_rate(error, clip_norm=plan.clip_norm, grid=None))
-    return rate * (1 - config.server_momentum) / (1 - RULE_MOMENTUM)
+    effective_error = (
+        update_noise_multiplier(plan) * rmse / (config.claimed_cohort or config.cohort_size)
+    )
+    suggested_rate = on_grid(
+        predicted_learning_rate(effective_error, clip_norm=plan.clip_norm, grid=None)
+    )
+    return suggested_rate * (1 - config.server_momentum) / (1 - RULE_MOMENTUM)
 
 
 def rate_warning(rate: float | None, config: TrainConfig) -> str | None:

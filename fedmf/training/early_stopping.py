@@ -44,9 +44,9 @@ class EarlyStopping(Callback):
 
     def _stop_if_not_improved(self, training: Training) -> None:
         """Stops the run if none of the newest `patience` losses is below all earlier ones."""
-        losses = self._evaluation_losses(training)
-        newest_losses = losses[-self._patience :]
-        earlier_losses = losses[: -self._patience]
+        all_losses = self._evaluation_losses(training)
+        newest_losses = all_losses[-self._patience :]
+        earlier_losses = all_losses[: -self._patience]
         if not earlier_losses or min(newest_losses) < min(earlier_losses):
             return
         if training.plan.private_metrics is None:
@@ -59,15 +59,19 @@ class EarlyStopping(Callback):
 
     def _evaluation_losses(self, training: Training) -> list[float]:
         """Returns the loss of each evaluation so far; infinity for a loss that is not finite."""
-        interval = training.config.evaluate_every
-        metrics = training.plan.private_metrics
-        row_counts = range(interval, len(self._rows) + 1, interval)
-        if metrics is None:
+        rounds_between = training.config.evaluate_every
+        private_metrics = training.plan.private_metrics
+        row_counts = range(rounds_between, len(self._rows) + 1, rounds_between)
+        if private_metrics is None:
             losses = [self._rows[end - 1]["validation"]["loss"] for end in row_counts]
         else:
             releases = [row["private"] for row in self._rows]
             losses = [
-                mean_over(releases[end - interval : end], "loss", largest_loss=metrics.largest_loss)
+                mean_over(
+                    releases[end - rounds_between : end],
+                    "loss",
+                    largest_loss=private_metrics.largest_loss,
+                )
                 for end in row_counts
             ]
         # A loss of minus infinity is replaced by plus infinity, because a model with such a loss

@@ -15,7 +15,7 @@ from fedmf.training.task import Task
 
 
 class Evaluator:
-    """Computation of a task's metrics for given weights on examples, as a dict {name: float}.
+    """Computation of a task's metrics for given weights on examples, as a dict of floats by name.
 
     Args:
       task: the task whose learner evaluates.
@@ -37,24 +37,26 @@ class Evaluator:
         return dict(self._evaluation(weights, examples).values)
 
     def on_marked(self, weights: Sequence[np.ndarray], examples: Examples) -> dict[str, float]:
-        """Returns the metrics of weights on these examples, with marks for those that are not
-        finite. NaN marks a metric that the examples do not define, and infinity one that is defined
-        but not finite because of the weights.
+        """Returns the metrics of weights on these examples, where metrics without a finite
+        value are NaN or infinity. NaN marks a metric that the examples do not define, and infinity
+        one that is defined but not finite because of the weights.
 
         Examples define a metric if it is finite with the weights of the untrained model.
         """
         evaluation = self._evaluation(weights, examples)
-        values = {**evaluation.values} | dict.fromkeys(evaluation.undefined, math.nan)
-        names = [name for name, value in evaluation.values.items() if not math.isfinite(value)]
-        if not names:
-            return values
+        value_by_name = {**evaluation.values} | dict.fromkeys(evaluation.undefined, math.nan)
+        names_not_finite = [
+            name for name, value in evaluation.values.items() if not math.isfinite(value)
+        ]
+        if not names_not_finite:
+            return value_by_name
         initial_evaluation = self._evaluation(self._task.initial_weights(self._seed), examples)
-        for name in names:
+        for name in names_not_finite:
             is_defined = name not in initial_evaluation.undefined and math.isfinite(
                 initial_evaluation.values[name]
             )
-            values[name] = math.inf if is_defined else math.nan
-        return values
+            value_by_name[name] = math.inf if is_defined else math.nan
+        return value_by_name
 
     def _evaluation(self, weights: Sequence[np.ndarray], examples: Examples) -> Evaluation:
         """Returns the learner's metrics after a check. The learner gets copies of the weights,
@@ -68,30 +70,30 @@ class Evaluator:
         task_name = self._task.name
         values: dict[str, float] = {}
         for name, value in evaluation.values.items():
-            number = checks.real_number(value)
-            if number is None:
+            metric_value = checks.real_number(value)
+            if metric_value is None:
                 raise TypeError(
                     f"evaluation of task {task_name!r} returned {name!r}: "
                     f"{reprlib.repr(value)}: return one number for each metric"
                 )
-            values[name] = number
-        names = set(values)
+            values[name] = metric_value
+        metric_names = set(values)
         if not self._metric_names:
-            self._metric_names = {*names, "loss"}
+            self._metric_names = {*metric_names, "loss"}
             if self._task.learner.metric_names(self._task):
                 self._metric_names.add(self._task.headline)
-        if names != self._metric_names:
+        if metric_names != self._metric_names:
             raise ValueError(
-                f"evaluation of task {task_name!r} returned the metrics {sorted(names)} where "
-                f"it has {sorted(self._metric_names)}: return all of them for all examples, NaN "
-                "where they define none"
+                f"evaluation of task {task_name!r} returned the metrics {sorted(metric_names)} "
+                f"where it has {sorted(self._metric_names)}: return all of them for all examples, "
+                "NaN where they define none"
             )
         return Evaluation(values, evaluation.undefined)
 
 
 def mean_and_deciles(values: Any) -> dict[str, Any]:
-    """Returns the mean and the deciles of at least one number, as {"mean": float, "deciles": [the
-    quantiles at 10%, 20% and so on to 90%]}.
+    """Returns the mean and the deciles of at least one number. The result is {"mean": float,
+    "deciles": [the quantiles at 10%, 20% and so on to 90%]}.
     """
     deciles = np.quantile(values, np.arange(1, 10) / 10)
     return {"mean": float(np.mean(values)), "deciles": deciles.tolist()}

@@ -17,10 +17,10 @@ def _as_numpy_texts(array: np.ndarray) -> np.ndarray:
     """
     for text_type in (str, bytes):
         if array.dtype == object and all(isinstance(text, text_type) for text in array.flat):
-            texts = array.astype(text_type)
+            text_array = array.astype(text_type)
             # numpy's dtypes for texts drop zero characters at the end of a text. If this would
             # change any text, the array keeps its dtype.
-            return texts if (texts == array).all() else array
+            return text_array if (text_array == array).all() else array
     return array
 
 
@@ -55,10 +55,10 @@ def check_examples(
     if weights is not None:
         weights = check_weights(weights, origin, describe_example)
         examples = (x, Weighted(labels, weights))
-    leaves = _leaf_arrays(examples, origin)
-    _check_lengths(leaves, weights, origin)
-    _check_finite(leaves, origin, describe_example)
-    arrays: Examples = nest.unflatten(examples, leaves)
+    leaf_arrays = _leaf_arrays(examples, origin)
+    _check_lengths(leaf_arrays, weights, origin)
+    _check_finite(leaf_arrays, origin, describe_example)
+    arrays: Examples = nest.unflatten(examples, leaf_arrays)
     return arrays
 
 
@@ -74,8 +74,8 @@ def _leaf_arrays(examples: Examples, origin: str) -> list[np.ndarray]:
             "examples out"
         )
     try:
-        leaves = [_as_numpy_texts(np.asarray(leaf)) for leaf in nest.flatten(examples)]
-        if not all(_is_supported(array.dtype) for array in leaves):
+        leaf_arrays = [_as_numpy_texts(np.asarray(leaf)) for leaf in nest.flatten(examples)]
+        if not all(_is_supported(array.dtype) for array in leaf_arrays):
             raise TypeError
     except (TypeError, ValueError):
         raise TypeError(
@@ -83,18 +83,18 @@ def _leaf_arrays(examples: Examples, origin: str) -> list[np.ndarray]:
             "convert them with np.asarray; pad those of different lengths to one length first "
             "(tf.RaggedTensor.to_tensor, tf.keras.utils.pad_sequences)"
         ) from None
-    return leaves
+    return leaf_arrays
 
 
 def _check_lengths(leaves: Sequence[np.ndarray], weights: np.ndarray | None, origin: str) -> None:
     """Raises a ValueError unless the first axes of all arrays have the same length."""
-    lengths = {array.shape[0] if array.ndim else None for array in leaves}
-    if len(lengths) != 1 or None in lengths:
-        shapes = " and ".join(dict.fromkeys(str(array.shape) for array in leaves))
-        shapes += "" if weights is None else f" (of sample_weight {weights.shape})"
+    leaf_lengths = {array.shape[0] if array.ndim else None for array in leaves}
+    if len(leaf_lengths) != 1 or None in leaf_lengths:
+        shapes_text = " and ".join(dict.fromkeys(str(array.shape) for array in leaves))
+        shapes_text += "" if weights is None else f" (of sample_weight {weights.shape})"
         raise ValueError(
-            f"the examples of {origin} have the shapes {shapes}: the first axis must count them in "
-            "every array, and lists are structures: make arrays of them"
+            f"the examples of {origin} have the shapes {shapes_text}: the first axis must count "
+            "them in every array, and lists are structures: make arrays of them"
         )
 
 
@@ -119,14 +119,14 @@ def check_weights(weights: Any, origin: str, describe_example: Callable[[int], s
       TypeError: they are not an array of one real number for each example.
       NotFinite: a weight is negative, NaN or infinite.
     """
-    array = np.asarray(weights)
-    if array.ndim != 1 or not is_real(array):
+    weight_array = np.asarray(weights)
+    if weight_array.ndim != 1 or not is_real(weight_array):
         raise TypeError(
-            f"sample_weight, the sample weights of {origin}, are {array.dtype} {array.shape}: give "
-            "one real number for each example, an array (examples,)"
+            f"sample_weight, the sample weights of {origin}, are {weight_array.dtype} "
+            f"{weight_array.shape}: give one real number for each example, an array (examples,)"
         )
     with np.errstate(over="ignore"):
-        sample_weights = array.astype(np.float32)
+        sample_weights = weight_array.astype(np.float32)
     is_invalid = ~((sample_weights >= 0) & np.isfinite(sample_weights))
     if is_invalid.any():
         first_index = int(is_invalid.argmax())

@@ -179,13 +179,13 @@ def digest(*structures: Any) -> str:
     """Returns the first 16 hexadecimal digits of a SHA-256 digest over contents, dtypes and shapes
     of arrays.
     """
-    sha = hashlib.sha256()
+    sha_256 = hashlib.sha256()
     for structure in structures:
         leaf_descriptions = nest.map_leaves(lambda array: f"{array.dtype} {array.shape}", structure)
-        sha.update(repr(leaf_descriptions).encode())
+        sha_256.update(repr(leaf_descriptions).encode())
         for array in nest.flatten(structure):
-            sha.update(_content(array))
-    return sha.hexdigest()[:16]
+            sha_256.update(_content(array))
+    return sha_256.hexdigest()[:16]
 
 
 def _content(array: np.ndarray) -> bytes:
@@ -197,12 +197,14 @@ def _content(array: np.ndarray) -> bytes:
     """
     if not array.dtype.hasobject:
         return np.ascontiguousarray(array).tobytes()
-    values = array.ravel().tolist()
-    strange = [value for value in values if not isinstance(value, str | bytes | numbers.Number)]
-    if strange:
+    array_values = array.ravel().tolist()
+    values_of_unknown_kind = [
+        value for value in array_values if not isinstance(value, str | bytes | numbers.Number)
+    ]
+    if values_of_unknown_kind:
         raise TypeError(
-            f"an array holds {reprlib.repr(strange[0])}, of which there is no digest: make an "
-            "array of numbers or texts"
+            f"an array holds {reprlib.repr(values_of_unknown_kind[0])}, of which there is no "
+            "digest: make an array of numbers or texts"
         )
-    texts = [f"{type(value).__name__} {value!r}" for value in values]
-    return repr(texts).encode()
+    value_texts = [f"{type(value).__name__} {value!r}" for value in array_values]
+    return repr(value_texts).encode()

@@ -47,13 +47,13 @@ def misfit_error(training: Training) -> ValueError | None:
     """Returns the error for the first client of the cohort whose examples do not fit the model,
     such as a label without an output. None if all examples fit.
     """
-    weights = training.weights()
+    newest_weights = training.weights()
     task = training.task
     t = training.done
     for client_id, examples in _examples_of_cohort(training):
         try:
             if not isinstance(examples, NotFinite) and count(examples):
-                training.evaluator.on(weights, examples)
+                training.evaluator.on(newest_weights, examples)
         except task.learner.errors as error:
             return ValueError(
                 f"round {t} cannot train client {client_id!r} of task {task.name!r}: "

@@ -1,4 +1,4 @@
-"""Metrics of personal models: the run's model is measured before and after fine-tuning on the
+"""Metrics of personal models, where the run's model is measured before and after fine-tuning on the
 examples of one client.
 
 Fine-tuning happens on the client's device: no update is clipped, and no noise is added. Learning
@@ -32,7 +32,8 @@ from fedmf.training.fine_tuning_data import (
 from fedmf.training.learner import Machine
 from fedmf.training.task import Task
 
-_GROUP_SIZE = 32  # Number of clients whose examples are in memory at a time.
+# Number of clients whose examples are in memory at a time.
+_GROUP_SIZE = 32
 # The value "search" of a learning rate means that the best of these multiples of the default is
 # chosen.
 SEARCH = "search"
@@ -47,8 +48,8 @@ class Change(NamedTuple):
 
 
 def learning_rates(value: Any, config: TrainConfig) -> list[float]:
-    """Returns the learning rates to try in fine-tuning. If there are several, the best is chosen
-    later.
+    """Checks the setting of the learning rate of fine-tuning, and returns the rates to try. If
+    there are several, the best is chosen later.
 
     Args:
       value: None for a tenth of the run's client rate, a rate, several, or "search".
@@ -57,17 +58,17 @@ def learning_rates(value: Any, config: TrainConfig) -> list[float]:
     Raises:
       TypeError, ValueError: the value is invalid.
     """
-    tenth = config.client_learning_rate / 10
+    default_rate = config.client_learning_rate / 10
     if value is None:
-        return [tenth]
+        return [default_rate]
     if isinstance(value, str) and value == SEARCH:
-        return [tenth * factor for factor in _SEARCHED_FACTORS]
-    hint = f"give a rate, several, or {SEARCH!r}; {tenth:g} is the default"
-    values = value if isinstance(value, list | tuple) else [value]
-    rates = [checks.positive("learning_rate", rate, hint) for rate in values]
-    if not rates:
+        return [default_rate * factor for factor in _SEARCHED_FACTORS]
+    hint = f"give a rate, several, or {SEARCH!r}; {default_rate:g} is the default"
+    listed_values = value if isinstance(value, list | tuple) else [value]
+    checked_rates = [checks.positive("learning_rate", rate, hint) for rate in listed_values]
+    if not checked_rates:
         raise ValueError(f"learning_rate={value!r} holds no rate: {hint}")
-    return sorted(set(rates))
+    return sorted(set(checked_rates))
 
 
 def fine_tuned_metrics(
@@ -100,12 +101,12 @@ def fine_tuned_metrics(
         total=num_passes * len(client_ids), unit="client", desc="fine-tuning", disable=not progress
     ) as bar:
         tuning = _FineTuning(task, config, weights, bar)
-        rate = rates[0]
+        best_rate = rates[0]
         loss_by_rate: dict[str, float] = {}
         if len(rates) > 1:
-            rate, loss_by_rate = tuning.choose_rate(rates, client_ids)
-        tuned_metrics = tuning.measure(rate, client_ids, split)
-    return {"learning_rate": rate, "searched": loss_by_rate, **tuned_metrics}
+            best_rate, loss_by_rate = tuning.choose_rate(rates, client_ids)
+        tuned_metrics = tuning.measure(best_rate, client_ids, split)
+    return {"learning_rate": best_rate, "searched": loss_by_rate, **tuned_metrics}
 
 
 class _FineTuning:
@@ -130,12 +131,12 @@ class _FineTuning:
         self._weights = weights
         self._evaluator = Evaluator(task, config)
         self._bar = bar
-        # The updates are not clipped here. Their scales are 1, which changes nothing.
-        scales: list[np.ndarray] = []
+        # In fine-tuning, updates are neither clipped nor scaled.
+        unit_scales: list[np.ndarray] = []
         if config.scaling() is not None:
-            scales = [np.ones_like(weight, np.float32) for weight in weights]
-        params = ClientParams(clip_norm=math.inf, zeroing_norm=math.inf, scales=scales)
-        self._broadcast = Broadcast(weights, params)
+            unit_scales = [np.ones_like(weight, np.float32) for weight in weights]
+        client_params = ClientParams(clip_norm=math.inf, zeroing_norm=math.inf, scales=unit_scales)
+        self._broadcast = Broadcast(weights, client_params)
 
     def choose_rate(
         self, rates: Sequence[float], client_ids: Sequence[str]
@@ -150,18 +151,18 @@ class _FineTuning:
         work_by_rate = {rate: self._client_work(rate) for rate in rates}
         losses_by_rate: dict[float, list[float]] = {rate: [] for rate in rates}
         for group in in_groups(client_ids, _GROUP_SIZE):
-            splits = [
+            searched_splits = [
                 client_split
                 for client_split in self._split_clients(group, split_for_search)
                 if self._has_loss(client_split.evaluation)
             ]
             for rate, client_work in work_by_rate.items():
-                tuned_weights = self._train(client_work, splits)
-                for weights, client_split in zip(tuned_weights, splits, strict=True):
-                    loss = math.inf
+                tuned_weights = self._train(client_work, searched_splits)
+                for weights, client_split in zip(tuned_weights, searched_splits, strict=True):
+                    tuned_loss = math.inf
                     if weights is not None:
-                        loss = self._loss(weights, client_split.evaluation)
-                    losses_by_rate[rate].append(loss)
+                        tuned_loss = self._loss(weights, client_split.evaluation)
+                    losses_by_rate[rate].append(tuned_loss)
                 self._bar.update(len(group))
         mean_by_rate = {
             rate: float(np.mean(losses)) if losses else math.nan
@@ -172,8 +173,8 @@ class _FineTuning:
         return best_rate, {f"{rate:g}": mean for rate, mean in mean_by_rate.items()}
 
     def _has_loss(self, examples: Examples) -> bool:
-        """Returns whether these examples define the loss of the run's model; not if there are
-        none.
+        """Returns whether the loss of the run's model on these examples is defined, for which there
+        must be at least one.
         """
         return bool(count(examples)) and not math.isnan(self._loss(self._weights, examples))
 
@@ -191,18 +192,24 @@ class _FineTuning:
             split_examples = task.split(split)
             split_metrics = self._evaluator.on_marked(self._weights, split_examples)
         client_work = self._client_work(rate)
-        left_out = {"too_few_examples": 0, "examples_not_finite": 0, "training_not_finite": 0}
+        num_left_out_by_reason = {
+            "too_few_examples": 0,
+            "examples_not_finite": 0,
+            "training_not_finite": 0,
+        }
         changes: list[Change] = []
         for group in in_groups(client_ids, _GROUP_SIZE):
             finite_splits = self._split_clients(group, split_in_halves)
-            splits = [client for client in finite_splits if count(client.evaluation)]
-            left_out["examples_not_finite"] += len(group) - len(finite_splits)
-            left_out["too_few_examples"] += len(finite_splits) - len(splits)
-            self._bar.update(len(group) - len(splits))
-            for tuned_weights, client in zip(self._train(client_work, splits), splits, strict=True):
+            measured_splits = [client for client in finite_splits if count(client.evaluation)]
+            num_left_out_by_reason["examples_not_finite"] += len(group) - len(finite_splits)
+            num_left_out_by_reason["too_few_examples"] += len(finite_splits) - len(measured_splits)
+            self._bar.update(len(group) - len(measured_splits))
+            for tuned_weights, client in zip(
+                self._train(client_work, measured_splits), measured_splits, strict=True
+            ):
                 self._bar.update()
                 if tuned_weights is None:
-                    left_out["training_not_finite"] += 1
+                    num_left_out_by_reason["training_not_finite"] += 1
                 elif split_examples is None:
                     metrics_before = self._evaluator.on_marked(self._weights, client.evaluation)
                     metrics_after = self._evaluator.on_marked(tuned_weights, client.evaluation)
@@ -216,7 +223,7 @@ class _FineTuning:
                 "finite, and finite weights after training on one half: use more clients, or a "
                 "smaller rate"
             )
-        _warn_of_worse_losses(changes, left_out["training_not_finite"], rate, split)
+        _warn_of_worse_losses(changes, num_left_out_by_reason["training_not_finite"], rate, split)
         summary_by_metric = {}
         for name in changes[0].before:
             values_before = np.array([change.before[name] for change in changes])
@@ -226,7 +233,7 @@ class _FineTuning:
         return {
             "clients": len(changes),
             "population": len(task.client_ids),
-            "left_out": left_out,
+            "left_out": num_left_out_by_reason,
             "metrics": summary_by_metric,
         }
 
@@ -234,9 +241,9 @@ class _FineTuning:
         """Returns client work that trains with this rate, and whose steps are at most as long as
         the clip norm.
         """
-        config = dataclasses.replace(self._config, client_learning_rate=rate)
+        tuned_config = dataclasses.replace(self._config, client_learning_rate=rate)
         learner = self._task.learner
-        settings = self._task.client_settings(config, max_step_norm=config.clip_norm)
+        settings = self._task.client_settings(tuned_config, max_step_norm=tuned_config.clip_norm)
         settings = dataclasses.replace(settings, work_kind=learner.work_kind(settings))
         return learner.client_work(settings, Machine())
 
@@ -248,11 +255,11 @@ class _FineTuning:
         """Splits the examples of each client, and leaves out clients whose examples are not
         finite.
         """
-        splits = []
+        client_splits = []
         for client_id in client_ids:
             with contextlib.suppress(NotFinite):
-                splits.append(split_client(self._task, self._config, client_id))
-        return splits
+                client_splits.append(split_client(self._task, self._config, client_id))
+        return client_splits
 
     def _loss(self, weights: list[np.ndarray], examples: Examples) -> float:
         """Returns the mean loss of weights on examples. It is NaN if the examples do not define it,
@@ -266,8 +273,8 @@ class _FineTuning:
         """Trains each client, and yields its weights after the last epoch; None if they are not
         finite.
         """
-        groups = [[client_split.training] for client_split in splits]
-        for group_sum in sums_of_copies(client_work, self._broadcast, groups):
+        one_client_groups = [[client_split.training] for client_split in splits]
+        for group_sum in sums_of_copies(client_work, self._broadcast, one_client_groups):
             yield None if group_sum.zeroed else _subtract(self._weights, group_sum.values)
 
 

@@ -1,4 +1,4 @@
-"""Data for fine-tuning: a sample of clients, and random halves of each client's examples."""
+"""Data for fine-tuning, with a sample of clients and random halves of each client's examples."""
 
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from fedmf.training.examples import ClientData, Examples, count, take
 from fedmf.training.task import Task
 
 # Second entries of the seeds for the random numbers of fine-tuning. They differ from each other and
-# from 2 and 6, the entries that training uses, so that all these numbers are independent.
+# from 2 and 6, which training uses, so that all random numbers are independent.
 _HALVES = 3
 _SAMPLE = 4
 _QUARTERS = 5
@@ -44,9 +44,9 @@ def split_in_halves(task: Task, config: TrainConfig, client_id: str) -> SplitExa
     Raises:
       NotFinite: as `Task.examples_of` does.
     """
-    rng = np.random.default_rng([config.seed, _HALVES, *_id_bytes(client_id)])
-    training_half, evaluation_half = _random_halves(task.examples_of(client_id), rng)
-    return _split_examples(task, config, client_id, training_half, evaluation_half, rng)
+    halves_rng = np.random.default_rng([config.seed, _HALVES, *_id_bytes(client_id)])
+    training_half, evaluation_half = _random_halves(task.examples_of(client_id), halves_rng)
+    return _split_examples(task, config, client_id, training_half, evaluation_half, halves_rng)
 
 
 def split_for_search(task: Task, config: TrainConfig, client_id: str) -> SplitExamples:
@@ -74,8 +74,8 @@ def _split_examples(
     drawn by `rng`.
     """
     epochs = shuffled_epochs(training_examples, config, task.batch_size, rng)
-    training = ClientData(epochs, (config.seed, _TRAINING, *_id_bytes(client_id)))
-    return SplitExamples(training, evaluation_examples)
+    training_data = ClientData(epochs, (config.seed, _TRAINING, *_id_bytes(client_id)))
+    return SplitExamples(training_data, evaluation_examples)
 
 
 def _id_bytes(client_id: Hashable) -> bytes:
@@ -85,14 +85,14 @@ def _id_bytes(client_id: Hashable) -> bytes:
 
 def _random_halves(examples: Examples, rng: np.random.Generator) -> tuple[Examples, Examples]:
     """Splits examples at random into two halves, in random order."""
-    order = rng.permutation(count(examples))
+    random_order = rng.permutation(count(examples))
     half_size = (count(examples) + 1) // 2
-    return take(examples, order[:half_size]), take(examples, order[half_size:])
+    return take(examples, random_order[:half_size]), take(examples, random_order[half_size:])
 
 
 def sample_clients(task: Task, clients: int, seed: int) -> list[str]:
     """Samples at most `clients` clients uniformly without replacement, and keeps their order."""
-    rng = np.random.default_rng([seed, _SAMPLE])
+    sample_rng = np.random.default_rng([seed, _SAMPLE])
     population = len(task.client_ids)
-    indices = rng.choice(population, min(clients, population), replace=False)
-    return [task.client_ids[index] for index in np.sort(indices)]
+    sampled_indices = sample_rng.choice(population, min(clients, population), replace=False)
+    return [task.client_ids[index] for index in np.sort(sampled_indices)]

@@ -109,9 +109,9 @@ class FunctionLearner(Learner):
             with errors_of(f"evaluate of task {settings.task!r}"):
                 copied_weights = [np.array(weight) for weight in weights]
                 metrics = self._evaluate(copied_weights, _without_weights(examples))
-            values = _check_metrics(metrics, settings.task)
-            undefined_names = (name for name, value in values.items() if math.isnan(value))
-            return Evaluation(values, frozenset(undefined_names))
+            value_by_name = _check_metrics(metrics, settings.task)
+            undefined_names = (name for name, value in value_by_name.items() if math.isnan(value))
+            return Evaluation(value_by_name, frozenset(undefined_names))
 
         return evaluate
 
@@ -120,10 +120,10 @@ class FunctionLearner(Learner):
         "loss" at the end.
         """
         with errors_of(f"evaluate of task {task.name!r}"):
-            validation = _without_weights(task.split("validation"))
-            metrics = self._evaluate(self.initial_weights(0), validation)
-        names = list(_check_metrics(metrics, task.name))
-        return [*(name for name in names if name != "loss"), "loss"]
+            validation_examples = _without_weights(task.split("validation"))
+            metric_by_name = self._evaluate(self.initial_weights(0), validation_examples)
+        checked_names = list(_check_metrics(metric_by_name, task.name))
+        return [*(name for name in checked_names if name != "loss"), "loss"]
 
     def check(self, task: TaskData, config: TrainConfig) -> None:
         """Checks the three functions before round 0, by calling each twice on a batch of the
@@ -141,13 +141,13 @@ class FunctionLearner(Learner):
                 "seed: draw them by np.random.default_rng(seed)"
             )
         settings = task.client_settings(config)
-        validation = task.split("validation")
-        first_rows = np.arange(min(task.batch_size, count(validation)))
+        validation_examples = task.split("validation")
+        first_rows = np.arange(min(task.batch_size, count(validation_examples)))
         update_digests = []
         for _ in range(2):
             # A user's function may overwrite the examples that it gets, so each call gets a copy.
-            client = ClientData([take(validation, first_rows)], (config.seed,))
-            update, _ = checked_update(self.client_update, settings, weights, client)
+            validation_client = ClientData([take(validation_examples, first_rows)], (config.seed,))
+            update, _ = checked_update(self.client_update, settings, weights, validation_client)
             update_digests.append(digest(update))
         if update_digests[0] != update_digests[1]:
             raise ValueError(
@@ -155,20 +155,22 @@ class FunctionLearner(Learner):
                 "client: make it a pure function, and draw random numbers with "
                 "`settings.client_seed`"
             )
-        batch = take(validation, first_rows)
+        validation_batch = take(validation_examples, first_rows)
         evaluate = self.evaluator(settings, Machine())
-        values = evaluate(weights, batch).values
-        repeated_values = evaluate(weights, batch).values
-        if not np.array_equal([*values.values()], [*repeated_values.values()], equal_nan=True):
+        metric_values = evaluate(weights, validation_batch).values
+        repeated_values = evaluate(weights, validation_batch).values
+        if not np.array_equal(
+            [*metric_values.values()], [*repeated_values.values()], equal_nan=True
+        ):
             raise ValueError(
                 f"evaluate of task {task.name!r} returns different metrics for the same examples: "
                 "make it a pure function"
             )
-        if config.private_metrics and not 0 <= values[task.headline] <= 1:
+        if config.private_metrics and not 0 <= metric_values[task.headline] <= 1:
             raise ValueError(
                 f"private_metrics={config.private_metrics} need a headline metric between 0 and 1, "
-                f"and {task.headline} of task {task.name!r} is {values[task.headline]:g}: return "
-                "one first, such as an accuracy"
+                f"and {task.headline} of task {task.name!r} is {metric_values[task.headline]:g}: "
+                "return one first, such as an accuracy"
             )
 
     def fingerprint(self, seed: int) -> dict[str, str]:
@@ -188,11 +190,11 @@ class FunctionLearner(Learner):
         seed.
         """
         weights = checks.entries("weights", weights, hint="give a list of arrays")
-        shapes = [np.shape(weight) for weight in weights]
+        given_shapes = [np.shape(weight) for weight in weights]
         initial_shapes = [weight.shape for weight in self.initial_weights(0)]
-        if shapes != initial_shapes:
+        if given_shapes != initial_shapes:
             raise ValueError(
-                f"the weights have the shapes {shapes} and initial_weights returns "
+                f"the weights have the shapes {given_shapes} and initial_weights returns "
                 f"{initial_shapes}: use weights of the same model"
             )
         return type(self)(
@@ -232,15 +234,15 @@ def _check_initial_weights(weights: Any) -> Weights:
         raise TypeError(f"initial_weights returns a {type(weights).__name__}: {hint}")
     if any(map(np.ma.isMaskedArray, weights)):
         raise TypeError(f"initial_weights returns a masked array: {hint}")
-    arrays = [np.array(weight) for weight in weights]
-    dtypes = [array.dtype.name for array in arrays]
+    weight_arrays = [np.array(weight) for weight in weights]
+    dtypes = [array.dtype.name for array in weight_arrays]
     if any(dtype not in _DTYPES for dtype in dtypes):
         raise TypeError(f"initial_weights returns {', '.join(dtypes)}: {hint}")
-    if not sum(array.size for array in arrays):
+    if not sum(array.size for array in weight_arrays):
         raise ValueError(f"initial_weights returns no number: {hint}")
-    if not all(np.isfinite(array).all() for array in arrays):
+    if not all(np.isfinite(array).all() for array in weight_arrays):
         raise ValueError(f"initial_weights returns NaN or infinity: {hint}")
-    return arrays
+    return weight_arrays
 
 
 def _check_metrics(metrics: Any, task_name: str) -> dict[str, float]:
@@ -254,14 +256,14 @@ def _check_metrics(metrics: Any, task_name: str) -> dict[str, float]:
         raise TypeError(
             f"evaluate of task {task_name!r} returns a {type(metrics).__name__}: {hint}"
         )
-    values = {}
+    value_by_name = {}
     for name, value in metrics.items():
-        number = checks.real_number(value)
-        if not isinstance(name, str) or number is None:
+        metric_value = checks.real_number(value)
+        if not isinstance(name, str) or metric_value is None:
             raise TypeError(
                 f"evaluate of task {task_name!r} returns {name!r}: {reprlib.repr(value)}: {hint}"
             )
-        values[name] = number
-    if "loss" not in values:
+        value_by_name[name] = metric_value
+    if "loss" not in value_by_name:
         raise ValueError(f"evaluate of task {task_name!r} returns no loss: {hint}")
-    return values
+    return value_by_name

@@ -1,6 +1,6 @@
-"""The identity of a task: its client ids, batch size, class weights, and the program that computes
-updates. A run is resumed only with the same identity, config and plan, unless the caller accepts
-another program.
+"""The identity of a task, which consists of its client ids, batch size, class weights, and the
+program that computes updates. A run is resumed only with the same identity, config and plan, unless
+the caller accepts another program.
 
 The guarantee does not depend on it, because a committed release is never computed again. But curves
 would mean nothing if half of a run had been computed by another program.
@@ -56,17 +56,17 @@ def _checked_program(task: Task, program: Any) -> dict[str, str]:
     Raises:
       TypeError: it is no dict of texts, which the run's folder holds.
     """
-    learner = type(task.learner).__name__
+    learner_name = type(task.learner).__name__
     hint = "return a dict of texts, such as a digest of each array"
     if not isinstance(program, Mapping):
         raise TypeError(
-            f"fingerprint of {learner}, the learner of task {task.name!r}, returned a "
+            f"fingerprint of {learner_name}, the learner of task {task.name!r}, returned a "
             f"{type(program).__name__}: {hint}"
         )
     for name, text in program.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise TypeError(
-                f"fingerprint of {learner}, the learner of task {task.name!r}, returned "
+                f"fingerprint of {learner_name}, the learner of task {task.name!r}, returned "
                 f"{reprlib.repr(name)}: {reprlib.repr(text)}: {hint}"
             )
     return dict(program)

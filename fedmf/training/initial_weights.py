@@ -12,8 +12,8 @@ from fedmf.training.trained_run import TrainedRun
 
 
 def starting_task(task: Task, config: TrainConfig, resumed: RunFolder | None) -> Task:
-    """Returns the task with models that start from the run's initial weights: those of
-    `config.initial_model`, or the task's own.
+    """Returns the task with models that start from the run's initial weights, which are those of
+    `config.initial_model` or the task's own.
 
     Args:
       task: task of the run.
@@ -27,9 +27,9 @@ def starting_task(task: Task, config: TrainConfig, resumed: RunFolder | None) ->
     if config.initial_model is None:
         return task
     if resumed is not None:
-        weights = resumed.initial_weights()
+        recorded_weights = resumed.initial_weights()
         # If the run's initial weights are missing, `reopen_run` refuses to resume the run later.
-        return task if weights is None else task.starting_from(weights)
+        return task if recorded_weights is None else task.starting_from(recorded_weights)
     try:
         return task.starting_from(_model_weights(task, expanded(config.initial_model)))
     except ValueError as error:
@@ -50,10 +50,10 @@ def _model_weights(task: Task, path: pathlib.Path) -> list[np.ndarray]:
             f"initial_model={str(path)!r} does not exist: name a FILE.keras or the folder of a run"
         )
     if path.is_dir():
-        weights = TrainedRun.of(Run.load(path), task).starting_weights()
+        model_weights = TrainedRun.of(Run.load(path), task).starting_weights()
     else:
-        weights = task.learner.load_weights(path)
-    numbers = [weight for weight in weights if np.issubdtype(weight.dtype, np.number)]
-    if not all(np.isfinite(weight).all() for weight in numbers):
+        model_weights = task.learner.load_weights(path)
+    numeric_weights = [weight for weight in model_weights if np.issubdtype(weight.dtype, np.number)]
+    if not all(np.isfinite(weight).all() for weight in numeric_weights):
         raise ValueError("its weights are not all finite; use an earlier model")
-    return weights
+    return model_weights

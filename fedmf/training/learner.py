@@ -91,7 +91,7 @@ class Evaluation(NamedTuple):
     undefined: frozenset[str] = frozenset()
 
 
-# A function (weights, examples) -> metrics; there is at least one example.
+# A function that takes weights and at least one example, and returns the metrics.
 Evaluate = Callable[[Sequence[np.ndarray], Examples], Evaluation]
 
 
@@ -116,7 +116,7 @@ class TaskData(Protocol):
 
     @property
     def spec(self) -> Any:
-        """The spec of the examples: their structure, with an `ArraySpec` for each array."""
+        """The spec of the examples, which is their structure with an `ArraySpec` for each array."""
 
     def client_settings(self, config: TrainConfig) -> ClientSettings:
         """Returns the settings with which clients train in a run with this config."""
@@ -235,8 +235,8 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def starting_from(self, weights: Sequence[np.ndarray]) -> Self:
-        """Returns this learner with other initial weights: models start from `weights` for every
-        seed.
+        """Returns this learner with other initial weights, so that models start from `weights` for
+        every seed.
 
         Args:
           weights: all weights of a model, as `all_weights` returns them.
@@ -285,16 +285,18 @@ def function_text(function: Any) -> str:
     'math.pow(2, y=array bc22cf6bfa1baa68)'
     """
     if isinstance(function, functools.partial):
-        arguments = [_value_text(value) for value in function.args]
+        argument_texts = [_value_text(value) for value in function.args]
         sorted_keywords = sorted(function.keywords.items())
-        arguments += [f"{name}={_value_text(value)}" for name, value in sorted_keywords]
-        return f"{function_text(function.func)}({', '.join(arguments)})"
-    owner = getattr(function, "__self__", function)
-    is_object = dataclasses.is_dataclass(owner) and not isinstance(owner, type)
+        argument_texts += [
+            f"{qualified_name}={_value_text(value)}" for qualified_name, value in sorted_keywords
+        ]
+        return f"{function_text(function.func)}({', '.join(argument_texts)})"
+    method_owner = getattr(function, "__self__", function)
+    is_object = dataclasses.is_dataclass(method_owner) and not isinstance(method_owner, type)
     if not hasattr(function, "__qualname__"):
         function = type(function)
-    name = f"{function.__module__}.{function.__qualname__}"
-    return f"{name}({_fields_text(owner)})" if is_object else name
+    qualified_name = f"{function.__module__}.{function.__qualname__}"
+    return f"{qualified_name}({_fields_text(method_owner)})" if is_object else qualified_name
 
 
 def _value_text(value: Any) -> str:
@@ -322,8 +324,8 @@ def _value_text(value: Any) -> str:
 
 def _fields_text(owner: Any) -> str:
     """Returns the fields of a dataclass object as text."""
-    names = [field.name for field in dataclasses.fields(owner)]
-    return ", ".join(f"{name}={_value_text(getattr(owner, name))}" for name in names)
+    field_names = [field.name for field in dataclasses.fields(owner)]
+    return ", ".join(f"{name}={_value_text(getattr(owner, name))}" for name in field_names)
 
 
 @contextlib.contextmanager

@@ -165,25 +165,25 @@ def train(
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
         splits = SPLITS if run_options.test else SPLITS[:1]
         checked_task = CheckedTask.of(task, config, splits=() if resume else splits)
-        setup = (
+        run_setup = (
             None if resume else new_run(checked_task, config, folder, noise_seed, plan, run_options)
         )
-        run_folder = RunFolder.open(folder) if setup is None else setup.folder
+        run_folder = RunFolder.open(folder) if run_setup is None else run_setup.folder
         with run_folder.locked():
-            setup = setup or reopen_run(
+            run_setup = run_setup or reopen_run(
                 checked_task, config, run_folder, plan, run_options, noise_seed
             )
             with build_execution(
-                setup.task,
-                setup.plan,
-                setup.config,
-                setup.noise_seed,
+                run_setup.task,
+                run_setup.plan,
+                run_setup.config,
+                run_setup.noise_seed,
                 options=run_options,
                 noise_folder=run_folder.path / "private",
             ) as execution:
                 if not resume:
-                    setup.write()
-                _run(Training(setup, run_options, execution), callbacks)
+                    run_setup.write()
+                _run(Training(run_setup, run_options, execution), callbacks)
     return TrainedRun.of(Run.load(folder), task)
 
 
@@ -210,8 +210,8 @@ def _run(training: Training, callbacks: Sequence[Callback]) -> None:
 
 
 def _with_default_callbacks(callbacks: Sequence[Callback], *, progress: bool) -> list[Callback]:
-    """Returns the caller's callbacks with those that every run has: the progress bar and the
-    warnings.
+    """Returns the caller's callbacks with those that every run has, which are the progress bar and
+    the warnings.
     """
     all_callbacks: list[Callback] = [Bar()] if progress else []
     all_callbacks += [ZeroedClients(), *callbacks]
@@ -231,26 +231,27 @@ def _round(training: Training) -> dict[str, Any]:
     task = training.task
     execution = training.execution
     cohort = training.controller.cohort(t).tolist()
-    num_clients = len(task.client_ids)  # Canaries have the indices from this number on.
+    # Clients have the indices below this number, and canaries the ones from it on.
+    num_clients = len(task.client_ids)
     training.cohort = [client for client in cohort if client < num_clients]
     canaries = [client - num_clients for client in cohort if client >= num_clients]
-    metrics = training.private_metrics
+    private_metrics = training.private_metrics
     private_values = None
     weights_before: list[np.ndarray] = []
-    if metrics is not None or training.options.round_metrics:
+    if private_metrics is not None or training.options.round_metrics:
         weights_before = training.weights_before_round()
     # The caller's code runs either before the noise of the round is made or after the round is
     # committed, and never in between.
     metric_sum = np.zeros(0)
-    if metrics is not None:
-        metric_sum = metrics.sum_of(weights_before, training.cohort)
-    clients = [execution.client(t, client) for client in training.cohort]
+    if private_metrics is not None:
+        metric_sum = private_metrics.sum_of(weights_before, training.cohort)
+    client_data = [execution.client(t, client) for client in training.cohort]
     try:
-        release = training.collect_release(clients, canaries)
+        release = training.collect_release(client_data, canaries)
     except (*task.learner.errors, *execution.errors) as error:
         raise misfit_error(training) or error from error
-    if metrics is not None:
-        private_values = metrics.release(t, metric_sum)
+    if private_metrics is not None:
+        private_values = private_metrics.release(t, metric_sum)
     committed_round = training.commit(release, private_values)
     training.not_finite = int(release.statistics["not_finite"])
     training.take_step(release)
@@ -262,21 +263,21 @@ def _round(training: Training) -> dict[str, Any]:
 
 def _stopped(training: Training, stop: BaseException) -> Exception | KeyboardInterrupt:
     """Returns the exception that `train` raises if a run is stopped before its end."""
-    folder = training.folder
-    num_rounds = f"{training.done} of {training.config.rounds} rounds"
+    run_folder = training.folder
+    rounds_text = f"{training.done} of {training.config.rounds} rounds"
     if isinstance(stop, WorkersLost):
-        return WorkersLost(f"{stop}; {num_rounds} are saved in {folder.path}")
+        return WorkersLost(f"{stop}; {rounds_text} are saved in {run_folder.path}")
     if isinstance(stop, DivergedRun):
-        folder.mark_stopped_by_data(training.done)
-        note = " (exact losses decided that, which the guarantee does not cover)"
+        run_folder.mark_stopped_by_data(training.done)
+        stop_note = " (exact losses decided that, which the guarantee does not cover)"
         if training.private_metrics is not None:
-            note = ""
+            stop_note = ""
         return DivergedRun(
-            f"{stop}{note}; {num_rounds} are saved in {folder.path}: resume the run with "
+            f"{stop}{stop_note}; {rounds_text} are saved in {run_folder.path}: resume the run with "
             "resume=True and without `stop_on_divergence`"
         )
     return InterruptedRun(
-        f"interrupted after {num_rounds}, all saved in {folder.path}: resume the run with "
+        f"interrupted after {rounds_text}, all saved in {run_folder.path}: resume the run with "
         "resume=True"
     )
 
@@ -287,10 +288,13 @@ def _print_noise_and_clients(training: Training) -> None:
     """
     execution = training.execution
     execution.noise.show_progress()
-    strategy = execution.noise.strategy
-    if strategy.disk:
-        folder = training.folder.path / "private"
-        gigabytes = strategy.disk / 1e9
-        print(f"noise: {strategy.reason}, {gigabytes:.1f} GB in {folder}", file=sys.stderr)
+    noise_strategy = execution.noise.strategy
+    if noise_strategy.disk:
+        private_folder = training.folder.path / "private"
+        gigabytes = noise_strategy.disk / 1e9
+        print(
+            f"noise: {noise_strategy.reason}, {gigabytes:.1f} GB in {private_folder}",
+            file=sys.stderr,
+        )
     if execution.slowness_warning:
         print(f"clients: {execution.slowness_warning}", file=sys.stderr)

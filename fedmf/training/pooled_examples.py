@@ -43,24 +43,24 @@ def pooled_examples(
     Raises:
       TypeError, ValueError: as `Task.from_arrays` does.
     """
-    ids = client_array("client_ids", client_ids)
+    id_array = client_array("client_ids", client_ids)
 
     def describe_example(example: int) -> str:
-        return f"{example}, of client {ids.ravel().tolist()[example]!r}"
+        return f"{example}, of client {id_array.ravel().tolist()[example]!r}"
 
     labels = y if sample_weight is None else Weighted(y, sample_weight)
     examples = check_examples((x, labels), "x and y", describe_example)
-    if ids.shape != (count(examples),):
+    if id_array.shape != (count(examples),):
         raise ValueError(
-            f"client_ids has the shape {ids.shape} and x and y hold {count(examples)} "
+            f"client_ids has the shape {id_array.shape} and x and y hold {count(examples)} "
             "examples: give each example an id"
         )
     # The bytes of an array of objects are memory addresses and not values.
-    if ids.dtype.kind not in _KINDS_OF_IDS:
-        ids = np.array([str(client_id) for client_id in ids])
-    unique_ids, client_indices = np.unique(ids, return_inverse=True)
-    order = np.argsort(client_indices, kind="stable")
-    ends = np.searchsorted(client_indices[order], np.arange(len(unique_ids) + 1))
+    if id_array.dtype.kind not in _KINDS_OF_IDS:
+        id_array = np.array([str(client_id) for client_id in id_array])
+    unique_ids, client_indices = np.unique(id_array, return_inverse=True)
+    order_by_client = np.argsort(client_indices, kind="stable")
+    client_bounds = np.searchsorted(client_indices[order_by_client], np.arange(len(unique_ids) + 1))
     index_by_id = {str(client_id): i for i, client_id in enumerate(unique_ids)}
     evaluation_splits = {
         name: check_examples(split, f"the {name} split") for name, split in splits.items()
@@ -71,8 +71,10 @@ def pooled_examples(
         }
 
     def client_examples(client_id: str) -> Examples:
-        index = index_by_id[client_id]
-        return take(examples, order[ends[index] : ends[index + 1]])
+        client_index = index_by_id[client_id]
+        return take(
+            examples, order_by_client[client_bounds[client_index] : client_bounds[client_index + 1]]
+        )
 
     return PooledExamples(
         examples=examples,
@@ -83,7 +85,7 @@ def pooled_examples(
             "evaluation_examples": evaluation_splits.__getitem__,
         },
         defaults={
-            "description": f"{ids.size} examples of {len(unique_ids)} clients",
-            "data_version": digest(examples, ids, *evaluation_splits.values()),
+            "description": f"{id_array.size} examples of {len(unique_ids)} clients",
+            "data_version": digest(examples, id_array, *evaluation_splits.values()),
         },
     )

@@ -1,5 +1,5 @@
-"""Private metrics of a round. The model before the round is evaluated on the examples of the
-cohort, and noise is added to the sums of the results.
+"""Evaluation of the clients of a round, for metrics that are released with noise. The model before
+the round is evaluated on the examples of the cohort, and noise is added to the sums of the results.
 """
 
 import math
@@ -17,8 +17,8 @@ from fedmf.training.task import Task
 
 
 class PrivateRoundMetrics:
-    """Private metrics of a run's rounds: the mean loss and headline metric of a cohort's clients,
-    with the noise of a `MetricsStream`.
+    """Private metrics of a run's rounds, that is the mean loss and headline metric of a cohort's
+    clients, with the noise of a `MetricsStream`.
 
     The sum is computed before the round's noise is made, and the release is committed with the
     round. A client is not counted if it has no examples or some that are not finite.
@@ -43,7 +43,7 @@ class PrivateRoundMetrics:
           weights: weights of the model before the round.
           cohort: indices of the round's clients.
         """
-        total = self._metrics.empty_sum()
+        contribution_sum = self._metrics.empty_sum()
         for client in cohort:
             try:
                 examples = self._task.examples_of(self._task.client_ids[client])
@@ -52,8 +52,8 @@ class PrivateRoundMetrics:
             if count(examples):
                 metrics = self._evaluator.on(weights, examples)
                 bounded_values = bounded_metrics(metrics, self._task.headline)
-                total += self._metrics.contribution(bounded_values)
-        return total
+                contribution_sum += self._metrics.contribution(bounded_values)
+        return contribution_sum
 
     def release(self, t: int, total: np.ndarray) -> dict[str, Any]:
         """Returns the noisy metrics of round t, computed from the sum `total` without noise."""
@@ -61,17 +61,17 @@ class PrivateRoundMetrics:
 
 
 def bounded_metrics(metrics: Mapping[str, float], headline: str) -> dict[str, float]:
-    """Returns a client's contribution to the private metrics: its headline metric, which is called
-    "accuracy", and its "loss".
+    """Returns a client's contribution to the private metrics, that is its headline metric, which is
+    called "accuracy", and its "loss".
 
     If the loss is NaN or minus infinity, both have their worst value. The worst value of an error
     is 1, that of an accuracy 0, and that of a loss infinity.
     """
-    metric = metrics[headline]
+    headline_value = metrics[headline]
     loss = metrics["loss"]
     has_diverged = math.isnan(loss) or loss == -math.inf
-    if has_diverged or not math.isfinite(metric):
-        metric = float(smaller_is_better(headline))
+    if has_diverged or not math.isfinite(headline_value):
+        headline_value = float(smaller_is_better(headline))
     if has_diverged:
         loss = math.inf
-    return {"accuracy": metric, "loss": loss}
+    return {"accuracy": headline_value, "loss": loss}

@@ -1,4 +1,4 @@
-"""Writer of the files of a finished run: weights, table, result.json and final statement."""
+"""Writer of the files of a finished run, as weights, table, result.json and final statement."""
 
 from typing import Any
 
@@ -22,8 +22,8 @@ def write_result(training: Training, seconds: float) -> None:
     """
     config = training.config
     folder = training.folder
-    weights = training.weights()
-    folder.write_weights("model", weights)
+    final_weights = training.weights()
+    folder.write_weights("model", final_weights)
     folder.write_table()
     if config.canaries:
         folder.write_canaries(training.canary_evidence())
@@ -34,12 +34,12 @@ def write_result(training: Training, seconds: float) -> None:
     audit = training.controller.audit(plan)
     test_metrics: dict[str, float] = {}
     if training.options.test:
-        test_metrics = training.evaluator(weights, "test")
+        test_metrics = training.evaluator(final_weights, "test")
     # If a finished run is resumed, for example to write events or its table, it keeps the date of
     # its earlier result.
     earlier_result = Run.load(folder.path).result or {}
     result: dict[str, Any] = {
-        "validation": training.evaluator(weights, "validation"),
+        "validation": training.evaluator(final_weights, "validation"),
         "test": test_metrics,
         "participation": _participation_values(training, audit),
         "claimed_cohort": config.claimed_cohort,
@@ -72,15 +72,15 @@ def _achieved_values(audit: Audit) -> dict[str, Any]:
     """Returns the values of the achieved guarantee for result.json."""
     # The epsilon with amplification holds, because the run's controller sampled the cohorts by the
     # plan's scheme. A ledger alone could not prove this.
-    epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon
-    sensitivity = 0.0
+    achieved_epsilon = audit.epsilon if audit.amplified_epsilon is None else audit.amplified_epsilon
+    achieved_sensitivity = 0.0
     if audit.achieved:
-        sensitivity = audit.achieved.sensitivity.value
+        achieved_sensitivity = audit.achieved.sensitivity.value
     return {
-        "epsilon": _finite_or_none(epsilon),
+        "epsilon": _finite_or_none(achieved_epsilon),
         "unamplified_epsilon": _finite_or_none(audit.epsilon),
         "rho": _finite_or_none(audit.rho),
-        "sensitivity": sensitivity,
+        "sensitivity": achieved_sensitivity,
     }
 
 

@@ -69,7 +69,7 @@ def reopen_run(
             f"cannot resume {run.path} with another `noise_seed`: the run keeps its own, in "
             "private/; leave it out"
         )
-    identity = folder.identity()
+    recorded_identity = folder.identity()
     folder.read_rounds(run, recorded_seed)
     # The run keeps its recorded plan, even if this machine would calibrate slightly different noise
     # today.
@@ -83,8 +83,8 @@ def reopen_run(
         folder=folder,
         server_optimizer=server_optimizer,
         is_callers_plan=bool(run.plan.get("is_callers_plan")),
-        identity=identity,
-        program=_changed_program(run, checked, folder, identity, options),
+        identity=recorded_identity,
+        program=_changed_program(run, checked, folder, recorded_identity, options),
     )
 
 
@@ -92,24 +92,26 @@ def _check_config(run: Run, config: TrainConfig) -> None:
     """Raises a ValueError if the config differs from that of the run."""
     # The path of the data may differ from the recorded one, because the contents of the data are
     # compared elsewhere.
-    changes = differences(config.flat(), run.config.flat(), leave_out=("data",), was="the run has")
-    if not changes:
+    changed_fields = differences(
+        config.flat(), run.config.flat(), leave_out=("data",), was="the run has"
+    )
+    if not changed_fields:
         return
-    reason = ""
+    advice = ""
     if config.rounds > run.config.rounds:
-        reason = (
+        advice = (
             ": a decision to train longer depends on what was released, and the guarantee allows "
             "that only within noise that was planned for all rounds beforehand; plan the largest "
             "number of rounds that you may want and end earlier (`stop_after`, `stop_at_epsilon`)"
         )
     if run.config.task is None and config.task is not None:
-        reason = (
+        advice = (
             ": it was trained in Python, so resume it there, by "
             "federated.train(task, config, folder=..., resume=True)"
         )
     raise ValueError(
-        f"cannot resume {run.path} with another config: {changes}{reason}; start a new folder for "
-        "that"
+        f"cannot resume {run.path} with another config: {changed_fields}{advice}; start a new "
+        "folder for that"
     )
 
 
@@ -119,13 +121,14 @@ def _check_summary(run: Run, checked: CheckedTask) -> None:
     if recorded_summary == checked.summary:
         return
     old_values = recorded_summary if isinstance(recorded_summary, dict) else {}
-    changes = ", ".join(
+    changed_values = ", ".join(
         f"{name}={value!r} (the run has {old_values.get(name)!r})"
         for name, value in checked.summary.items()
         if value != old_values.get(name)
     )
     raise ValueError(
-        f"cannot resume {run.path} on other data: {changes or 'its plan.json describes more'}; "
+        f"cannot resume {run.path} on other data: "
+        f"{changed_values or 'its plan.json describes more'}; "
         "start a new folder for that"
     )
 
@@ -134,11 +137,11 @@ def _check_plan(run: Run, plan: Plan | None, stored_plan: Plan) -> None:
     """Raises a ValueError if the caller passed a plan that differs from the recorded plan."""
     if plan is None:
         return
-    changes = plan_differences(plan, stored_plan)
-    if changes:
+    changed_fields = plan_differences(plan, stored_plan)
+    if changed_fields:
         raise ValueError(
-            f"cannot resume {run.path} with another plan: {changes}{_version_note(run)}; leave the "
-            "plan out, for the run keeps its own, or start a new folder for that"
+            f"cannot resume {run.path} with another plan: {changed_fields}{_version_note(run)}; "
+            "leave the plan out, for the run keeps its own, or start a new folder for that"
         )
 
 
@@ -159,9 +162,9 @@ def _changed_program(
       ValueError: the task differs, or its program does and `options` do not accept that.
     """
     way_out = f"use the run's own{_version_note(run)}, or start a new folder"
-    reason = identity_difference(identity, checked.identity)
-    if reason is not None:
-        raise ValueError(f"cannot resume {folder.path} {reason}; {way_out}")
+    difference = identity_difference(identity, checked.identity)
+    if difference is not None:
+        raise ValueError(f"cannot resume {folder.path} {difference}; {way_out}")
     if not checked.task.data_version:
         warnings.warn(
             f"task {checked.task.name!r} has no data_version, so that other data would go "
@@ -172,17 +175,17 @@ def _changed_program(
     newest_program = identity["program"]
     for row in folder.committed.rows:
         newest_program = row.get("program", newest_program)
-    reason = program_difference(newest_program, program)
-    if reason is None:
+    difference = program_difference(newest_program, program)
+    if difference is None:
         return None
     if not options.accept_changed_task:
         raise ValueError(
-            f"cannot resume {folder.path} with another program: {reason}; {way_out}, or resume "
+            f"cannot resume {folder.path} with another program: {difference}; {way_out}, or resume "
             "with accept_changed_task=True, which plan.json and the statement will record"
         )
     warnings.warn(
-        f"{folder.path} is resumed with another program ({reason}): resume no copy of this folder, "
-        "or the noise of a round is released under two sums",
+        f"{folder.path} is resumed with another program ({difference}): resume no copy of this "
+        "folder, or the noise of a round is released under two sums",
         stacklevel=4,
     )
     return program
@@ -192,8 +195,8 @@ def _version_note(run: Run) -> str:
     """Returns a note in brackets on package versions that changed since the run was begun; empty if
     none changed.
     """
-    changes = version_changes(run.plan.get("versions", {}))
-    return f" (it was begun with {changes}, which may differ)" if changes else ""
+    changed_versions = version_changes(run.plan.get("versions", {}))
+    return f" (it was begun with {changed_versions}, which may differ)" if changed_versions else ""
 
 
 def _read_noise_seed(path: pathlib.Path) -> int:
@@ -205,18 +208,18 @@ def _read_noise_seed(path: pathlib.Path) -> int:
     """
     problem = "is damaged: it must hold one whole number"
     try:
-        text = path.read_text(encoding="ascii").strip()
-        if text.isdecimal():
-            return int(text)
+        seed_text = path.read_text(encoding="ascii").strip()
+        if seed_text.isdecimal():
+            return int(seed_text)
     except FileNotFoundError:
         problem = "is missing, as in a copy of the run that was made for publication"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
-    # The seed file is no text, or its number has too many digits.
+    # These errors mean that the seed file is no text, or that its number has too many digits.
     except ValueError:
         pass
-    # The error is raised outside of the except clauses. Otherwise the caught error, which may quote
-    # the seed, would be its context.
+    # The error is raised outside of the except clauses, because otherwise its traceback would show
+    # the caught error, which may quote the seed.
     raise ValueError(
         f"the noise seed {path} {problem}; without it the noise cannot be computed again: put back "
         "the run's own, or start a new folder"

@@ -1,4 +1,4 @@
-"""Everything that determines a run before round 0, with a check of it."""
+"""Everything that determines a run before round 0, and checks that it fits together."""
 
 import dataclasses
 import pathlib
@@ -116,13 +116,13 @@ class RunSetup:
                 f"canaries={canaries} disturb each other in a model of {num_parameters} "
                 f"parameters: use at most {num_parameters // 10}"
             )
-        entry = largest_entry(self.plan.clip_norm, num_parameters)
+        canary_entry = largest_entry(self.plan.clip_norm, num_parameters)
         zeroing_norm = self.config.zeroing_norm
-        if canaries and zeroing_norm is not None and entry > zeroing_norm:
+        if canaries and zeroing_norm is not None and canary_entry > zeroing_norm:
             raise ValueError(
-                f"canaries={canaries} have entries of {entry:.3g}, and zeroing_norm={zeroing_norm} "
-                "would zero them, so that nothing is audited: raise `zeroing_norm`, or lower "
-                "`clip_norm`"
+                f"canaries={canaries} have entries of {canary_entry:.3g}, and "
+                f"zeroing_norm={zeroing_norm} would zero them, so that nothing is audited: raise "
+                "`zeroing_norm`, or lower `clip_norm`"
             )
 
     def write(self) -> None:
@@ -156,16 +156,16 @@ class RunSetup:
             "date": today(),
         }
         folder.write_json("plan", plan_content)
-        values = statement_values(
+        statement_by_name = statement_values(
             plan,
             population=self.checked.num_clients + self.config.canaries,
             pretraining=pretraining(self.config, plan_content),
             canaries=self.config.canaries,
             subject=subject_of_run(self.config, plan_content),
         )
-        values |= scaling_values(self.config) | {"date": plan_content["date"]}
-        values |= {"synthetic_clients": self.task.synthetic_clients}
-        write_atomically(folder.path / "statement.md", markdown(values))
+        statement_by_name |= scaling_values(self.config) | {"date": plan_content["date"]}
+        statement_by_name |= {"synthetic_clients": self.task.synthetic_clients}
+        write_atomically(folder.path / "statement.md", markdown(statement_by_name))
         folder.begin(self.config, plan_content, self.identity, self.noise_seed)
 
 
@@ -202,9 +202,9 @@ def new_run(
     if plan is None:
         plan = config.plan(config.fit(show_progress=options.progress))
     check_plan_of_config(plan, config)
-    # The controller raises an error if the cohorts of the plan cannot be drawn.
+    # Making the controller raises an error if the cohorts of the plan cannot be drawn.
     run_controller(checked.num_clients, config, plan, seed)
-    setup = RunSetup(
+    run_setup = RunSetup(
         checked=checked,
         config=config,
         plan=plan,
@@ -214,8 +214,8 @@ def new_run(
         is_callers_plan=is_callers_plan,
         identity=checked.identity,
     )
-    setup.check(options)
-    return setup
+    run_setup.check(options)
+    return run_setup
 
 
 def run_controller(
@@ -251,7 +251,7 @@ def run_controller(
             )
         # A run that simulates a larger cohort samples cohorts of `cohort_size` itself.
         sampling = sampling.resized(population=population, cohort_size=config.cohort_size)
-    settings = CohortSettings(
+    cohort_settings = CohortSettings(
         rule=rule,
         sampling=sampling,
         population=population,
@@ -261,7 +261,7 @@ def run_controller(
         availability=availability_from_text(config.availability),
         behavior=DeviceBehavior(dropout=config.dropout, seed=config.seed),
     )
-    return settings.controller()
+    return cohort_settings.controller()
 
 
 def check_plan_of_config(plan: Plan, config: TrainConfig) -> None:
@@ -279,14 +279,14 @@ def check_plan_of_config(plan: Plan, config: TrainConfig) -> None:
     # Reading `stddev` raises an error if float32 cannot represent the scale of the noise.
     _ = plan.stddev
     expected_plan = config.plan_with(plan.mechanism, plan.noise_multiplier)
-    changes = differences(
+    changed_fields = differences(
         PlanConfig.of(plan).flat(),
         PlanConfig.of(expected_plan).flat(),
         leave_out=("delta",),
         was="the config has",
     )
-    if changes:
-        raise ValueError(f"plan has {changes}: calibrate it for the run, or make them agree")
+    if changed_fields:
+        raise ValueError(f"plan has {changed_fields}: calibrate it for the run, or make them agree")
     if dataclasses.replace(expected_plan, delta=plan.delta) != plan:
         raise ValueError(
             f"plan={reprlib.repr(plan)} is not the plan of a whole run: pass one of "

@@ -19,12 +19,11 @@ from fedmf.training.learner import ClientSettings
 
 Weights = list[np.ndarray]
 # A function (weights, epochs, settings) -> (update, loss). The update is the weights after training
-# minus those before. The loss is the sum, over all examples, of the loss before each step.
+# minus those before, and the loss is a sum over all examples.
 ClientUpdate = Callable[[Weights, Epochs, ClientSettings], tuple[Sequence[Any], float]]
 
-# The margin by which updates are clipped (see `clip_margin`) is computed for a sum of at least this
-# many clients. A worker of a cluster sees only some of the clients, and all workers need the same
-# margin.
+# The margin of clipping (see `clip_margin`) is computed for at least this many clients. Workers of
+# a cluster see only some of the clients, and all need the same margin.
 _MIN_CLIENTS_OF_MARGIN = 2**16
 
 
@@ -49,7 +48,7 @@ class SequentialClients(ClientWork):
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
         """Trains the clients of each group, and yields the sum of their clipped updates."""
         weights = list(sent.weights)
-        params = sent.params
+        clip_params = sent.params
         shapes = [weight.shape for weight in weights]
         if self._sum is None:
             self._sum = UpdateSum(sum(weight.size for weight in weights), self._max_clients)
@@ -63,9 +62,9 @@ class SequentialClients(ClientWork):
                 update, loss = self._train(weights, client)
                 self._sum.add(
                     [-array for array in update],
-                    clip_norm=params.clip_norm,
-                    zeroing_norm=params.zeroing_norm,
-                    scales=params.scales,
+                    clip_norm=clip_params.clip_norm,
+                    zeroing_norm=clip_params.zeroing_norm,
+                    scales=clip_params.scales,
                 )
                 loss_sum += loss
             yield group_sum(
@@ -87,19 +86,19 @@ class SequentialClients(ClientWork):
         loss_sum = 0.0
         for number, batch in enumerate(settings.batches(client.epochs)):
             batch_client = ClientData([batch], (*client.seed, number))
-            step, loss = checked_update(
+            clipped_step, loss = checked_update(
                 self._client_update, settings, current_weights, batch_client
             )
             clipped_update = clip_update(
-                step, clip_norm=settings.max_step_norm, zeroing_norm=math.inf
+                clipped_step, clip_norm=settings.max_step_norm, zeroing_norm=math.inf
             )
             # A step with NaN or infinity is not clipped, so that the weights become NaN or infinite
             # as well, and the update is zeroed later.
             if not clipped_update.is_zeroed:
-                step = clipped_update.values
+                clipped_step = clipped_update.values
             current_weights = [
                 (weight + array).astype(weight.dtype)
-                for weight, array in zip(current_weights, step, strict=True)
+                for weight, array in zip(current_weights, clipped_step, strict=True)
             ]
             loss_sum += loss
         update = [
@@ -136,16 +135,16 @@ def checked_update(
             f"{origin} returns an update that is a {type(update).__name__}: return a list of "
             "arrays, one for each weight"
         )
-    arrays = [np.asarray(array) for array in update]
-    shapes = [array.shape for array in arrays]
+    update_arrays = [np.asarray(array) for array in update]
+    update_shapes = [array.shape for array in update_arrays]
     weight_shapes = [weight.shape for weight in weights]
-    if shapes != weight_shapes:
+    if update_shapes != weight_shapes:
         raise ValueError(
-            f"{origin} returns an update of shapes {shapes} where the weights have "
+            f"{origin} returns an update of shapes {update_shapes} where the weights have "
             f"{weight_shapes}: return the weights after training minus those before"
         )
     is_masked = any(map(np.ma.isMaskedArray, update))
-    if is_masked or any(array.dtype.kind not in "fiu" for array in arrays):
+    if is_masked or any(array.dtype.kind not in "fiu" for array in update_arrays):
         raise TypeError(
             f"{origin} returns an update that is not all real numbers: return arrays of floats, "
             "none of them masked"
@@ -160,6 +159,6 @@ def checked_update(
     with np.errstate(over="ignore"):
         converted_update = [
             array.astype(weight.dtype, copy=False)
-            for array, weight in zip(arrays, weights, strict=True)
+            for array, weight in zip(update_arrays, weights, strict=True)
         ]
     return converted_update, loss_sum

@@ -52,7 +52,7 @@ class TaskAttributes(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """A federated learning task: the examples of clients, and a learner that trains a model on
+    """A federated learning task, with the examples of clients and a learner that trains a model on
     them.
 
     All examples are numpy arrays, so that every execution of the training loop trains on the same
@@ -134,18 +134,20 @@ class Task:
         Raises:
           ValueError: the learner has no metrics, or none is named `headline_metric`.
         """
-        names = self.learner.metric_names(self)
-        if not names:
+        metric_names = self.learner.metric_names(self)
+        if not metric_names:
             raise ValueError(
                 f"metrics of task {self.name!r} gives no metric: reports need "
                 "one, such as an accuracy"
             )
-        return checks.one_of("headline_metric", self.headline_metric or names[0], (*names, "loss"))
+        return checks.one_of(
+            "headline_metric", self.headline_metric or metric_names[0], (*metric_names, "loss")
+        )
 
     @functools.cached_property
     def spec(self) -> Any:
-        """The spec of the validation split, which all examples must have: their structure with an
-        `ArraySpec` for each array.
+        """The spec of the validation split, which all examples must have. It is their structure
+        with an `ArraySpec` for each array.
 
         Raises:
           ValueError: examples have weights, and the learner does not support them.
@@ -366,14 +368,18 @@ class Task:
           splits: (x, y) of "validation" and "test".
           attributes: attributes of the class.
         """
-        pooled = pooled_examples(
+        examples_in_memory = pooled_examples(
             x=x, y=y, client_ids=client_ids, splits=splits, sample_weight=sample_weight
         )
         # Python raises a TypeError if the caller repeats an attribute that follows from the arrays.
-        task = cls(**pooled.task_attributes, **{**pooled.defaults, **attributes})
+        task = cls(
+            **examples_in_memory.task_attributes, **{**examples_in_memory.defaults, **attributes}
+        )
         # This call serves only to refuse examples of a class that has no weight, before the first
         # round.
-        task._with_class_weight(pooled.examples, "x and y", pooled.describe_example)
+        task._with_class_weight(
+            examples_in_memory.examples, "x and y", examples_in_memory.describe_example
+        )
         return task
 
 
@@ -381,8 +387,8 @@ def _spec_text(spec: Any) -> str:
     """Returns the spec of inputs and labels as text, such as "float32 (3,) and int64 ()"."""
     x, y = spec
     labels, _ = split_weights(y)
-    texts = (
+    structure_texts = (
         nest.map_leaves(lambda array_spec: f"{array_spec.dtype} {array_spec.shape}", structure)
         for structure in (x, labels)
     )
-    return " and ".join(text if isinstance(text, str) else repr(text) for text in texts)
+    return " and ".join(text if isinstance(text, str) else repr(text) for text in structure_texts)

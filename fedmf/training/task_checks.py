@@ -32,22 +32,22 @@ def checked_attributes(task: Any) -> dict[str, Any]:
     Raises:
       TypeError, ValueError: an attribute is invalid.
     """
-    name = fields.plain_text("name", task.name)
-    if not name:
+    task_name = fields.plain_text("name", task.name)
+    if not task_name:
         raise ValueError("name='' is empty: give the task a short name, such as digits")
     for attribute in _TEXT_ATTRIBUTES:
         fields.plain_text(attribute, getattr(task, attribute))
-    client_ids = _check_client_ids(f"client_ids of task {name!r}", task.client_ids)
+    client_ids = _check_client_ids(f"client_ids of task {task_name!r}", task.client_ids)
     hint = "use a positive whole number"
     batch_size = task.batch_size
     batch_size = checks.integer("batch_size", batch_size, low=1, high=fields.MAX_COUNT, hint=hint)
     for attribute, (num_arguments, hint) in _FUNCTIONS.items():
-        function = getattr(task, attribute)
-        if function is not None or attribute != "sample_weight":
-            checks.function(attribute, function, num_arguments=num_arguments, hint=hint)
+        attribute_function = getattr(task, attribute)
+        if attribute_function is not None or attribute != "sample_weight":
+            checks.function(attribute, attribute_function, num_arguments=num_arguments, hint=hint)
     if not isinstance(task.learner, Learner):
         raise TypeError(
-            f"learner of task {name!r} is a {type(task.learner).__name__}: pass a "
+            f"learner of task {task_name!r} is a {type(task.learner).__name__}: pass a "
             "fedmf.training.Learner, such as training.FunctionLearner(...)"
         )
     if task.vocabulary is not None:

@@ -49,8 +49,8 @@ class TrainedRun(Run):
         initial_weights = RunFolder(run.path).initial_weights()
         if initial_weights is not None:
             task = task.starting_from(initial_weights)
-        values = {field.name: getattr(run, field.name) for field in dataclasses.fields(Run)}
-        return TrainedRun(**values, task=task)
+        value_by_field = {field.name: getattr(run, field.name) for field in dataclasses.fields(Run)}
+        return TrainedRun(**value_by_field, task=task)
 
     @property
     def weights(self) -> list[np.ndarray]:
@@ -79,15 +79,17 @@ class TrainedRun(Run):
         newest_committed = newest_round(self.path)
         if newest_committed is None:
             raise ValueError(f"run {self.path} has no model yet: no round is committed")
-        options = RunOptions(progress=False)
-        release = Release(
+        run_options = RunOptions(progress=False)
+        committed_release = Release(
             arrays=newest_committed.release,
             statistics=newest_committed.statistics,
             canaries=newest_committed.canaries,
         )
         plan = recorded_plan(self)
-        with build_execution(self.task, plan, self.config, 0, options=options) as execution:
-            state = execution.step(execution.from_before(newest_committed.before), release)
+        with build_execution(self.task, plan, self.config, 0, options=run_options) as execution:
+            state = execution.step(
+                execution.from_before(newest_committed.before), committed_release
+            )
             return execution.weights(state)
 
     def num_rounds(self) -> int:
@@ -150,7 +152,8 @@ class TrainedRun(Run):
         progress: bool = False,
     ) -> dict[str, Any]:
         """Returns all metrics over clients, before and after the model is fine-tuned on each
-        client's examples (Wang et al. 2019, Federated Evaluation of On-device Personalization).
+        client's examples. The method is that of Wang et al. 2019, Federated Evaluation of On-device
+        Personalization.
 
         Each client's examples are split at random into two halves, by the run's seed and the
         client's id. A copy of the model is trained on one half, with the client optimizer and batch
@@ -229,6 +232,8 @@ class TrainedRun(Run):
         path = check_export_path(path)
         model = self.task.learner.export(self.weights, self.config.seed, path)
         if self.task.vocabulary is not None:
-            words_path = path.with_suffix(".vocabulary.json") if path.suffix else path / VOCABULARY
-            write_atomically(words_path, self.task.vocabulary.to_json(), mode=0o600)
+            vocabulary_path = (
+                path.with_suffix(".vocabulary.json") if path.suffix else path / VOCABULARY
+            )
+            write_atomically(vocabulary_path, self.task.vocabulary.to_json(), mode=0o600)
         return model

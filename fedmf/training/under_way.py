@@ -45,8 +45,8 @@ class Training:
         self.controller = setup.controller()
         committed_rounds = self.folder.committed
         self.done = len(committed_rounds.rows)
-        # The run cannot end before the rounds that are released already, because its guarantee must
-        # cover them.
+        # The run cannot end before rounds that are released already, because its guarantee must
+        # cover their releases.
         self.last = max(setup.rounds(), self.done)
         self.recorded = Run.load(self.folder.path)
         if self.recorded.ended_after is not None:
@@ -86,13 +86,13 @@ class Training:
             [selected_of(row) for row in committed.rows],
         )
         newest_round = CommittedRound.of(committed)
-        release = Release(
+        newest_release = Release(
             arrays=newest_round.release,
             statistics=newest_round.statistics,
             canaries=newest_round.canaries,
         )
         state_before = self.execution.from_before(newest_round.before)
-        self._state = self.execution.step(state_before, release)
+        self._state = self.execution.step(state_before, newest_release)
         if "metrics_row" not in committed.rows[-1]:
             self.add_metrics_row(newest_round, self.execution.weights(state_before))
             self.recorded = Run.load(self.folder.path)
@@ -116,8 +116,8 @@ class Training:
 
     def canary_evidence(self) -> dict[str, np.ndarray]:
         """Returns the evidence by which the run's canaries are audited."""
-        releases = np.array(self._canary_releases)
-        return self.execution.canary_evidence(self._state, releases)
+        canary_releases = np.array(self._canary_releases)
+        return self.execution.canary_evidence(self._state, canary_releases)
 
     def commit(self, release: Release, private: dict[str, Any] | None) -> CommittedRound:
         """Commits the coming round, before anything of it is returned, printed or written.
@@ -157,16 +157,18 @@ class Training:
           weights_before: weights before the round; empty if no metric needs them.
         """
         t = committed.t
-        clients = committed.clients.tolist()
+        cohort_indices = committed.clients.tolist()
         metrics_row = committed.metrics_row()
-        metrics = self.options.round_metrics
+        round_metrics = self.options.round_metrics
         weights_after = self.execution.weights(self._state)
-        if metrics:
-            # Canaries have the indices from this number on.
+        if round_metrics:
+            # Canaries have the client indices from the number of clients on.
             num_clients = len(self.task.client_ids)
-            client_ids = [self.task.client_ids[index] for index in clients if index < num_clients]
+            client_ids = [
+                self.task.client_ids[index] for index in cohort_indices if index < num_clients
+            ]
             finished_round = FinishedRound(t, weights_before, weights_after, client_ids)
-            metrics_row |= compute_round_metrics(metrics, finished_round)
+            metrics_row |= compute_round_metrics(round_metrics, finished_round)
         if (t + 1) % self.config.evaluate_every == 0 or t + 1 == self.last:
             metrics_row["validation"] = self.evaluator(weights_after, "validation")
         self.folder.add_metrics_row(metrics_row)
@@ -184,14 +186,14 @@ class Training:
         guarantee is that of the simulated cohort.
         """
         has_guarantee = self.plan.noise_multiplier > 0 and self.plan.simulation is None
-        numbers = flat({name: row[name] for name in row if name != "round"}, "/")
-        scalars = {}
-        for name, value in numbers.items():
+        flat_numbers = flat({name: row[name] for name in row if name != "round"}, "/")
+        scalar_by_name = {}
+        for name, value in flat_numbers.items():
             is_covered = has_guarantee and name.split("/")[0] in _COVERED
             prefix = "covered" if is_covered else "not_covered"
             if value is not None:
-                scalars[f"{prefix}/{name}"] = value
-        return scalars
+                scalar_by_name[f"{prefix}/{name}"] = value
+        return scalar_by_name
 
     def stop(self, *, by_data: bool = True) -> None:
         """Stops the run before its next round, without a result.

@@ -199,8 +199,8 @@ class Execution(abc.ABC):
 
     @abc.abstractmethod
     def before(self, state: Any) -> list[np.ndarray]:
-        """Returns the arrays that `step` reads from a state: those of the weights and of the
-        optimizer state.
+        """Returns the arrays that `step` reads from a state, which are those of the weights and of
+        the optimizer state.
         """
 
     @abc.abstractmethod

@@ -29,8 +29,9 @@ def largest_entry(clip_norm: float, size: int) -> float:
 
 
 class Canaries:
-    """Directions and coins of a run's canaries, derived from the secret noise seed. Directions are
-    stored sparsely, never as arrays of the model's size.
+    """The update direction of each of a run's canaries, and the random choice of which are
+    included, derived from the secret noise seed. Directions are stored sparsely, never as arrays of
+    the model's size.
 
     A direction has the value +-1/sqrt(s) in s random entries. The update of an included canary is
     ten times the clip norm along its direction, and that of any other canary is zero; both are
@@ -55,9 +56,9 @@ class Canaries:
         self._positions = np.empty((count, num_entries), np.int64)
         self._signs = np.empty((count, num_entries), np.float32)
         for canary in range(count):
-            rng = np.random.default_rng([secret_seed, 1, canary])
-            self._positions[canary] = np.sort(rng.choice(size, num_entries, replace=False))
-            self._signs[canary] = np.where(rng.random(num_entries) < 0.5, -1, 1)
+            canary_rng = np.random.default_rng([secret_seed, 1, canary])
+            self._positions[canary] = np.sort(canary_rng.choice(size, num_entries, replace=False))
+            self._signs[canary] = np.where(canary_rng.random(num_entries) < 0.5, -1, 1)
         self._signs /= np.sqrt(num_entries)
 
     def add(self, total: UpdateSum, canaries: Sequence[int], sent: ClientParams) -> None:
@@ -72,17 +73,17 @@ class Canaries:
         scales = [sent.scales] if len(sent.scales) else []
         for canary in canaries:
             if self._plan.quantile_clipping is not None and not self.included[canary]:
-                # An excluded canary is like a client that does not take part, which sends no
+                # An excluded canary counts as a client that does not take part, so it sends no
                 # clipping bit either.
                 continue
-            length = _CLIP_NORM_FACTOR * sent.clip_norm * self.included[canary]
-            positions = self._positions[canary]
-            update = np.zeros(self._size, np.float32)
-            update[positions] = np.float32(length) * self._signs[canary]
+            update_length = _CLIP_NORM_FACTOR * sent.clip_norm * self.included[canary]
+            entry_positions = self._positions[canary]
+            canary_update = np.zeros(self._size, np.float32)
+            canary_update[entry_positions] = np.float32(update_length) * self._signs[canary]
             if scales:
-                update[positions] /= sent.scales[positions]
+                canary_update[entry_positions] /= sent.scales[entry_positions]
             total.add(
-                [update],
+                [canary_update],
                 clip_norm=sent.clip_norm,
                 zeroing_norm=sent.zeroing_norm,
                 scales=scales,
@@ -97,18 +98,18 @@ class Canaries:
           sent: parameters of the round. Products are of the scaled mean, in units of
             plan.clip_norm.
         """
-        factor = self._plan.clip_norm / sent.clip_norm
+        norm_ratio = self._plan.clip_norm / sent.clip_norm
         if len(sent.scales):
             mean = mean * sent.scales
-        return factor * self.projections([mean])
+        return norm_ratio * self.projections([mean])
 
     def projections(self, arrays: Sequence[Any]) -> np.ndarray:
         """Returns the inner products of a model's arrays with each canary's direction, float64
         (count,).
         """
         flat_array = np.concatenate([np.ravel(array) for array in arrays])
-        products = [
+        inner_products = [
             np.dot(flat_array[positions].astype(np.float64), signs)
             for positions, signs in zip(self._positions, self._signs, strict=True)
         ]
-        return np.array(products)
+        return np.array(inner_products)

@@ -1,4 +1,4 @@
-"""The choice of the execution (the code that computes rounds) that a config names.
+"""Makes the execution, which is the code that computes rounds, that a config names.
 
 fast   clients are trained by the task's learner, in this process or on a cluster; the server
        computes in numpy.
@@ -29,14 +29,14 @@ def build_execution(
     Raises:
       TypeError: the registered path is no subclass of `Execution`.
     """
-    path = execution_kind(config.execution).path
-    execution = pkgutil.resolve_name(path)
-    if not isinstance(execution, type) or not issubclass(execution, Execution):
+    class_path = execution_kind(config.execution).path
+    execution_class = pkgutil.resolve_name(class_path)
+    if not isinstance(execution_class, type) or not issubclass(execution_class, Execution):
         raise TypeError(
-            f"execution={config.execution} is {path}, which is no subclass of "
+            f"execution={config.execution} is {class_path}, which is no subclass of "
             "fedmf.training.execution.base.Execution: register another path"
         )
-    return execution(
+    return execution_class(
         task=task,
         config=config,
         plan=plan,

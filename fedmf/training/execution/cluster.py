@@ -51,11 +51,11 @@ def required_versions(frameworks: Sequence[str] = _FRAMEWORKS) -> dict[str, str]
     """Returns the package versions that must agree on all machines of a run. Frameworks that are
     not installed here are left out.
     """
-    packages = {name: importlib.metadata.version(name) for name in ("fedmf", "numpy")}
+    version_by_package = {name: importlib.metadata.version(name) for name in ("fedmf", "numpy")}
     for name in frameworks:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            packages[name] = importlib.metadata.version(name)
-    return {"Python": platform.python_version(), **packages}
+            version_by_package[name] = importlib.metadata.version(name)
+    return {"Python": platform.python_version(), **version_by_package}
 
 
 def check_address(address: Any, execution: str) -> None:
@@ -96,7 +96,7 @@ def connected(address: str, cpus: int | None) -> Iterator["Cluster"]:
       ImportError: Ray is not installed.
       WorkersLost: nothing answers at the address, or the cluster has no processors.
     """
-    # If one group fails, Ray must not also print the errors of the groups that were submitted after
+    # If one call fails, Ray must not also print the errors of the calls that were submitted after
     # it.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -130,7 +130,7 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
         options |= {"num_cpus": cpus or cores(), "include_dashboard": False}
         if len(tempfile.gettempdir()) > _MAX_FOLDER_LENGTH:
             options["_temp_dir"] = "/tmp/ray"
-    handler = signal.getsignal(signal.SIGTERM)
+    previous_handler = signal.getsignal(signal.SIGTERM)
     # Ray writes objects that do not fit into memory to files, and some of these objects are
     # clients' examples. With this umask, which Ray's processes inherit, only the owner can read the
     # files.
@@ -141,16 +141,16 @@ def _connect(ray: Any, address: str, cpus: int | None) -> None:
         # results.
         ray._private.worker._worker_logs_enabled = False
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        error_line = str(error).strip().splitlines()[0]
         raise WorkersLost(
-            f"cluster={address!r} does not answer ({reason}): start one with `ray start --head`"
+            f"cluster={address!r} does not answer ({error_line}): start one with `ray start --head`"
         ) from error
     finally:
         os.umask(previous_mask)
         # `signal.signal` raises ValueError outside the main thread.
         with contextlib.suppress(ValueError):
-            # Ray's handler would end this process before the run is saved.
-            signal.signal(signal.SIGTERM, handler)
+            # Ray's handler of the signal SIGTERM would end this process before the run is saved.
+            signal.signal(signal.SIGTERM, previous_handler)
 
 
 def _check_listens(address: str) -> None:
@@ -234,17 +234,17 @@ class Cluster:
         """Returns the machine with the least memory for each of its processors, and that memory in
         bytes.
         """
-        machine = ""
+        machine_address = ""
         least_bytes = math.inf
         for node in self._live_nodes():
-            resources = node["Resources"]
-            if not resources.get("CPU"):
+            node_resources = node["Resources"]
+            if not node_resources.get("CPU"):
                 continue
-            node_bytes = resources.get("memory", math.inf) / resources["CPU"]
+            node_bytes = node_resources.get("memory", math.inf) / node_resources["CPU"]
             if node_bytes < least_bytes:
-                machine = node["NodeManagerAddress"]
+                machine_address = node["NodeManagerAddress"]
                 least_bytes = node_bytes
-        return machine, least_bytes
+        return machine_address, least_bytes
 
     def in_order(self, function: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         """Yields the results of calls on the cluster in their order. Later calls are submitted in
@@ -260,19 +260,19 @@ class Cluster:
           Exception: the first exception of a call.
         """
         calls = iter(calls)
-        pending = collections.deque[Any]()
+        pending_calls = collections.deque[Any]()
         try:
             while True:
-                num_free = _CALLS_PER_CPU * max(1, self.cpus()) - len(pending)
-                for arguments in itertools.islice(calls, max(0, num_free)):
-                    pending.append(function(*arguments))
-                if not pending:
+                num_new_calls = _CALLS_PER_CPU * max(1, self.cpus()) - len(pending_calls)
+                for arguments in itertools.islice(calls, max(0, num_new_calls)):
+                    pending_calls.append(function(*arguments))
+                if not pending_calls:
                     return
-                result = self._result(pending[0])
-                pending.popleft()
-                yield result
+                call_result = self._result(pending_calls[0])
+                pending_calls.popleft()
+                yield call_result
         finally:
-            for reference in pending:
+            for reference in pending_calls:
                 self.cancel(reference, force=True)
 
     def _result(self, reference: Any) -> Any:
@@ -317,20 +317,21 @@ def _worker_call() -> Callable[..., Any]:
         import pkgutil
         import platform
 
-        installed = {"Python": platform.python_version()}
-        for name in [name for name in expected if name not in installed]:
+        version_by_name = {"Python": platform.python_version()}
+        for name in [name for name in expected if name not in version_by_name]:
             try:
-                installed[name] = importlib.metadata.version(name)
+                version_by_name[name] = importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
-                installed[name] = "none"
-        differences = [
-            f"{name} {installed[name]} and not {version}"
+                version_by_name[name] = "none"
+        version_differences = [
+            f"{name} {version_by_name[name]} and not {version}"
             for name, version in expected.items()
-            if installed[name] != version
+            if version_by_name[name] != version
         ]
-        if differences:
+        if version_differences:
             raise RuntimeError(
-                f"worker {platform.node()} has {', '.join(differences)}: install the same there"
+                f"worker {platform.node()} has {', '.join(version_differences)}: install the same "
+                "there"
             )
         return pkgutil.resolve_name(target)(*arguments)
 

@@ -56,13 +56,14 @@ class WorkerSetup:
         """
         if self.make_task is None:
             return None
-        task = self.make_task()
-        if task.data_version != self.data_version:
+        task_on_worker = self.make_task()
+        if task_on_worker.data_version != self.data_version:
             raise ValueError(
                 f"worker {platform.node()} has other data than the run (version "
-                f"{task.data_version!r} and not {self.data_version!r}): copy the run's file there"
+                f"{task_on_worker.data_version!r} and not {self.data_version!r}): copy the run's "
+                "file there"
             )
-        return task
+        return task_on_worker
 
 
 class ClusterClients(ClientWork):
@@ -102,7 +103,7 @@ class ClusterClients(ClientWork):
         """Trains groups of clients on the workers, and yields the sum of each group's clipped
         updates.
         """
-        broadcast = self._cluster.put(sent)
+        broadcast_reference = self._cluster.put(sent)
         model_bytes = sum(weight.nbytes for weight in sent.weights)
         machine, memory = self._cluster.least_memory()
 
@@ -116,7 +117,7 @@ class ClusterClients(ClientWork):
                         f"{memory / 1e9:.2g} for each processor: give it more memory, or Ray fewer "
                         "processors there"
                     )
-                yield self._setup, broadcast, number, group
+                yield self._setup, broadcast_reference, number, group
 
         yield from self._cluster.in_order(self._train_group, calls())
 
@@ -128,7 +129,8 @@ def _num_bytes(client: ClientData | ClientRound) -> int:
     return sum(leaf.nbytes for leaf in nest.flatten(list(client.epochs)))
 
 
-_thread_limits = contextlib.ExitStack()  # The stack stays open until this process ends.
+# These limits on threads hold until this process ends.
+_thread_limits = contextlib.ExitStack()
 
 
 class _WorkerState(NamedTuple):
@@ -151,9 +153,9 @@ def _worker_state(pickled_setup: bytes) -> _WorkerState:
     setup: WorkerSetup = pickle.loads(pickled_setup)
     _thread_limits.close()
     _thread_limits.enter_context(setup.learner.limited_threads(1))
-    task = setup.task()
+    worker_task = setup.task()
     client_work = setup.learner.client_work(setup.settings, Machine(threads=1))
-    return _WorkerState(setup, client_work, task)
+    return _WorkerState(setup, client_work, worker_task)
 
 
 def train_group(
@@ -167,12 +169,14 @@ def train_group(
       number: index of the group in the round.
       group: `ClientData` or `ClientRound` of each client.
     """
-    state = _worker_state(bytes(pickled_setup))
+    worker_state = _worker_state(bytes(pickled_setup))
     clients: list[ClientData] = []
     for client in group:
         if isinstance(client, ClientRound):
-            assert state.task is not None
-            client = client_data(state.task, state.setup.config, client.t, client.client)
+            assert worker_state.task is not None
+            client = client_data(
+                worker_state.task, worker_state.setup.config, client.t, client.client
+            )
         clients.append(client)
-    [group_sum] = sums_of_copies(state.client_work, sent, [clients])
+    [group_sum] = sums_of_copies(worker_state.client_work, sent, [clients])
     return group_sum._replace(group=number, worker=platform.node())

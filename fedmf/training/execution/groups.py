@@ -18,9 +18,9 @@ from fedmf.server.clipping import largest_norm
 from fedmf.server.messages import ClippedSum
 
 T = TypeVar("T")
-# In rounds of 8 clients or more, a group has at least MIN_CLIENTS clients, except for the last
-# group, which has the remaining ones. A round has about MAX_GROUPS groups at most. Each group costs
-# a sum of the model's size, in memory and on the network.
+# A group has at least MIN_CLIENTS clients, except for the last group of a round, and a round has
+# about MAX_GROUPS groups at most. Each group costs a sum of the model's size, in memory and on the
+# network.
 MIN_CLIENTS = 4
 MAX_GROUPS = 64
 # Least product of a group's clients, the batch size and the number of parameters. For small models
@@ -82,17 +82,17 @@ def check_group_sums(
     Raises:
       ValueError: a result cannot be the sum of its group.
     """
-    memory = [np.empty(shape) for shape in shapes]
+    sum_memory = [np.empty(shape) for shape in shapes]
     for number, (size, group_sum) in enumerate(itertools.zip_longest(sizes, group_sums)):
         try:
-            copied_sum = _checked_copy(group_sum, number, size, memory)
+            copied_sum = _checked_copy(group_sum, number, size, sum_memory)
             _check_norm(copied_sum, clip_norm)
         except ValueError as fault:
-            worker = ""
+            worker_phrase = ""
             if getattr(group_sum, "worker", ""):
-                worker = f", of worker {group_sum.worker!r},"
+                worker_phrase = f", of worker {group_sum.worker!r},"
             raise ValueError(
-                f"group {number} of {len(sizes)}{worker} did not return the sum of its "
+                f"group {number} of {len(sizes)}{worker_phrase} did not return the sum of its "
                 f"clipped updates: {fault}; the round was not committed: find out what is wrong "
                 "there, then resume the run"
             ) from None
@@ -120,33 +120,34 @@ def _checked_copy(
         raise ValueError(f"the result is {'missing' if group_sum is None else type(group_sum)}")
     if group_sum.group not in (None, number):
         raise ValueError(f"the result is that of group {group_sum.group}")
-    values = list(group_sum.values)
-    if len(values) != len(memory):
-        raise ValueError(f"the result has {len(values)} arrays and not {len(memory)}")
-    for value, copied in zip(values, memory, strict=True):
+    group_arrays = list(group_sum.values)
+    if len(group_arrays) != len(memory):
+        raise ValueError(f"the result has {len(group_arrays)} arrays and not {len(memory)}")
+    for value, copied in zip(group_arrays, memory, strict=True):
         if np.ma.isMaskedArray(value):
             raise ValueError("the result has a masked array, and no sum leaves entries out")
         array = np.asarray(value)
-        kind = f"{array.dtype} {array.shape}"
+        array_kind = f"{array.dtype} {array.shape}"
         expected_kind = f"float64 {copied.shape}"
-        if kind != expected_kind:
-            raise ValueError(f"the result has an array of {kind} and not of {expected_kind}")
+        if array_kind != expected_kind:
+            raise ValueError(f"the result has an array of {array_kind} and not of {expected_kind}")
         np.copyto(copied, array)
-    counts = {
+    count_by_name = {
         name: _whole_number(name, getattr(group_sum, name))
         for name in ("clients", "clipped", "zeroed", "not_finite", "examples")
     }
-    num_clipped, num_zeroed = counts["clipped"], counts["zeroed"]
+    num_clipped, num_zeroed = count_by_name["clipped"], count_by_name["zeroed"]
     is_possible = min(num_clipped, num_zeroed) >= 0 and num_clipped + num_zeroed <= size
-    if counts["clients"] != size or not is_possible:
+    if count_by_name["clients"] != size or not is_possible:
         raise ValueError(
-            f"the result counts {counts['clients']} clients, {num_clipped} of them clipped and "
-            f"{num_zeroed} zeroed"
+            f"the result counts {count_by_name['clients']} clients, {num_clipped} of them clipped "
+            f"and {num_zeroed} zeroed"
         )
-    if not 0 <= counts["not_finite"] <= num_zeroed or counts["examples"] < 0:
+    if not 0 <= count_by_name["not_finite"] <= num_zeroed or count_by_name["examples"] < 0:
         raise ValueError(
-            f"the result counts {counts['examples']} examples, and {counts['not_finite']} clients "
-            f"whose examples are not finite among {num_zeroed} zeroed ones"
+            f"the result counts {count_by_name['examples']} examples, and "
+            f"{count_by_name['not_finite']} clients whose examples are not finite among "
+            f"{num_zeroed} zeroed ones"
         )
     loss_sum = checks.real_number(group_sum.loss_sum)
     if loss_sum is None:
@@ -155,12 +156,12 @@ def _checked_copy(
         )
     return ClippedSum(
         values=list(memory),
-        clients=counts["clients"],
+        clients=count_by_name["clients"],
         clipped=num_clipped,
         zeroed=num_zeroed,
-        not_finite=counts["not_finite"],
+        not_finite=count_by_name["not_finite"],
         loss_sum=loss_sum,
-        examples=counts["examples"],
+        examples=count_by_name["examples"],
     )
 
 
@@ -179,13 +180,13 @@ def _whole_number(name: str, value: Any) -> int:
 
 
 def _check_norm(group_sum: ClippedSum, clip_norm: float) -> None:
-    """Raises a ValueError if a sum is longer than a sum of this number of clipped updates can
-    be.
+    """Raises a ValueError if the norm of a sum is above the largest norm that a sum of clipped
+    updates of this many clients can have.
     """
     with np.errstate(over="ignore"):
-        norm = sum(float(np.dot(leaf, leaf)) for leaf in map(np.ravel, group_sum.values)) ** 0.5
+        sum_norm = sum(float(np.dot(leaf, leaf)) for leaf in map(np.ravel, group_sum.values)) ** 0.5
     norm_bound = largest_norm(
         group_sum.clients, clip_norm, sum(leaf.size for leaf in group_sum.values)
     )
-    if not norm <= norm_bound:
-        raise ValueError(f"the norm is {norm:.9g}, and at most {norm_bound:.9g} is possible")
+    if not sum_norm <= norm_bound:
+        raise ValueError(f"the norm is {sum_norm:.9g}, and at most {norm_bound:.9g} is possible")

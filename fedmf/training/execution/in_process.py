@@ -56,8 +56,8 @@ class FastExecution(Execution):
         self.slowness_warning = task.learner.slowness_warning(self._settings)
         self._client_work: ClientWork
         if self.options.cluster is None:
-            machine = Machine(threads=self.options.threads)
-            self._client_work = task.learner.client_work(self._settings, machine)
+            machine_settings = Machine(threads=self.options.threads)
+            self._client_work = task.learner.client_work(self._settings, machine_settings)
         self._group_size = group_size(config.cohort_size, task.batch_size, self.num_parameters)
         self._means = NoisyMeans(
             plan=self.plan,
@@ -75,14 +75,14 @@ class FastExecution(Execution):
         if self.options.cluster is not None:
             connection = connected(self.options.cluster, self.options.threads)
             cluster = self._started.enter_context(connection)
-            setup = WorkerSetup(
+            worker_setup = WorkerSetup(
                 learner=self.task.learner.on_workers(),
                 settings=self._settings,
                 config=self.config,
                 data_version=self.task.data_version,
                 make_task=self.options.worker_task,
             )
-            self._client_work = ClusterClients(cluster, setup)
+            self._client_work = ClusterClients(cluster, worker_setup)
         return self
 
     def client(self, t: int, client: int) -> ClientData | ClientRound:
@@ -117,30 +117,30 @@ class FastExecution(Execution):
         client_params = self._means.client_params(means_state)
         scales = in_shapes(client_params.scales, self._shapes) if len(client_params.scales) else ()
         broadcast = Broadcast(state.weights, client_params._replace(scales=scales))
-        groups = list(in_groups(cohort, self._group_size))
+        client_groups = list(in_groups(cohort, self._group_size))
         group_sums = check_group_sums(
-            sums_of_copies(self._client_work, broadcast, groups),
-            [len(group) for group in groups],
+            sums_of_copies(self._client_work, broadcast, client_groups),
+            [len(group) for group in client_groups],
             shapes=self._shapes,
             clip_norm=client_params.clip_norm,
         )
-        total = self._means.empty_sum()
+        update_sum = self._means.empty_sum()
         loss_sum = 0.0
         num_examples = 0
-        not_finite = 0
+        num_not_finite = 0
         for group_sum in group_sums:
-            total.add_clipped(
+            update_sum.add_clipped(
                 group_sum.values, group_sum.clients, group_sum.clipped, group_sum.zeroed
             )
             loss_sum += group_sum.loss_sum
             num_examples += group_sum.examples
-            not_finite += group_sum.not_finite
-        self._canaries.add(total, canaries, client_params)
-        noisy_mean, means_state = self._means.release(means_state, total, self.noise.row(t))
-        statistics = {
+            num_not_finite += group_sum.not_finite
+        self._canaries.add(update_sum, canaries, client_params)
+        noisy_mean, means_state = self._means.release(means_state, update_sum, self.noise.row(t))
+        round_statistics = {
             "examples": num_examples,
             "train_loss": loss_sum / num_examples if num_examples else math.nan,
-            "not_finite": not_finite,
+            "not_finite": num_not_finite,
         }
         canary_products: np.ndarray = np.zeros(0)
         if self.config.canaries:
@@ -148,7 +148,7 @@ class FastExecution(Execution):
             canary_products = clients_per_round * self._canaries.released(noisy_mean, client_params)
         return Release(
             arrays=[noisy_mean, *nest.flatten(means_state)],
-            statistics=statistics | self._means.metrics(means_state, total),
+            statistics=round_statistics | self._means.metrics(means_state, update_sum),
             canaries=canary_products,
         )
 
@@ -157,18 +157,20 @@ class FastExecution(Execution):
         noisy_mean, *leaves = release.arrays
         means_state = nest.unflatten(self._means_structure, leaves)
         mean_arrays = in_shapes(noisy_mean, self._shapes)
-        update = [
+        typed_update = [
             array.astype(weight.dtype)
             for array, weight in zip(mean_arrays, state.weights, strict=True)
         ]
         learning_rate = float(self._learning_rates[int(means_state.next_round) - 1])
         optimizer_state, weights = checked_step(
-            self._optimizer, state.optimizer, state.weights, update, learning_rate
+            self._optimizer, state.optimizer, state.weights, typed_update, learning_rate
         )
         return FastState(weights, optimizer_state, means_state)
 
     def before(self, state: FastState) -> list[np.ndarray]:
-        """Returns the arrays that `step` reads from a state: weights and optimizer state."""
+        """Returns the arrays that `step` reads from a state, those of the weights and the optimizer
+        state.
+        """
         return [np.asarray(leaf) for leaf in nest.flatten((state.weights, state.optimizer))]
 
     def from_before(self, arrays: Sequence[np.ndarray]) -> FastState:
@@ -176,8 +178,8 @@ class FastExecution(Execution):
         `before` returned in that round.
         """
         optimizer_template = checked_initial_state(self._optimizer, self._initial_weights)
-        template = (list(self._initial_weights), optimizer_template)
-        weights, optimizer_state = packed_like(template, arrays)
+        arrays_template = (list(self._initial_weights), optimizer_template)
+        weights, optimizer_state = packed_like(arrays_template, arrays)
         return FastState(weights, optimizer_state, means=None)
 
     def canary_evidence(self, state: FastState, releases: np.ndarray) -> dict[str, np.ndarray]:

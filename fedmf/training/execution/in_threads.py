@@ -31,7 +31,8 @@ class ClientResult(NamedTuple):
     loss_sum: float
 
 
-# A function (broadcast, epochs of a client) -> clipped update, which trains a single client.
+# A function that takes a broadcast and a client's epochs, trains this client, and returns its
+# clipped update.
 OneClient = Callable[[Broadcast, Epochs], ClientResult]
 
 
@@ -60,8 +61,8 @@ class ClientsInThreads(ClientWork):
         self._make_lock = threading.Lock()
         self._thread_local = threading.local()
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, "client")
-        # Clients in work at the same time are one more than threads, so that no thread has to wait
-        # for its next client.
+        # One more client than there are threads is submitted at the same time, so that no thread
+        # has to wait for its next client.
         self._max_pending = threads + 1
 
     def _train(self, sent: Broadcast, epochs: Epochs) -> ClientResult:
@@ -83,8 +84,8 @@ class ClientsInThreads(ClientWork):
         updates. Free threads begin with clients of the next groups.
         """
         groups = list(groups)
-        clients = itertools.chain.from_iterable(map(with_finite_examples, groups))
-        pending = collections.deque[concurrent.futures.Future[ClientResult]]()
+        clients_of_groups = itertools.chain.from_iterable(map(with_finite_examples, groups))
+        pending_results = collections.deque[concurrent.futures.Future[ClientResult]]()
         try:
             for group in groups:
                 sum_arrays = [np.zeros(shape) for shape in self._shapes]
@@ -92,14 +93,16 @@ class ClientsInThreads(ClientWork):
                 num_zeroed = 0
                 loss_sum = 0.0
                 for _ in with_finite_examples(group):
-                    for epochs in itertools.islice(clients, self._max_pending - len(pending)):
-                        pending.append(self._pool.submit(self._train, sent, epochs))
-                    update = pending.popleft().result()
-                    for total, array in zip(sum_arrays, update.values, strict=True):
+                    for epochs in itertools.islice(
+                        clients_of_groups, self._max_pending - len(pending_results)
+                    ):
+                        pending_results.append(self._pool.submit(self._train, sent, epochs))
+                    client_result = pending_results.popleft().result()
+                    for total, array in zip(sum_arrays, client_result.values, strict=True):
                         total += np.asarray(array)
-                    num_clipped += update.clipped
-                    num_zeroed += update.zeroed
-                    loss_sum += update.loss_sum
+                    num_clipped += client_result.clipped
+                    num_zeroed += client_result.zeroed
+                    loss_sum += client_result.loss_sum
                     interrupts.check()
                 yield group_sum(
                     group, sum_arrays, clipped=num_clipped, zeroed=num_zeroed, loss_sum=loss_sum
@@ -107,4 +110,4 @@ class ClientsInThreads(ClientWork):
         finally:
             # If an error ended the round early, its clients must not delay clients of the next
             # round.
-            concurrent.futures.wait([future for future in pending if not future.cancel()])
+            concurrent.futures.wait([future for future in pending_results if not future.cancel()])
