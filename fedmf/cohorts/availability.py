@@ -1,4 +1,4 @@
-"""Simulation of device availability: models that decide, as pure functions of client and round,
+"""Simulation of device availability by models that decide, as pure functions of client and round,
 whether a device is available.
 """
 
@@ -13,7 +13,7 @@ from fedmf import checks, fields
 from fedmf.cohorts import keyed_random
 
 # Each kind of random number has its own constant in its key (see `keyed_random.key`), so that
-# different kinds are independent of each other.
+# numbers of different kinds are independent.
 _INDEPENDENT, _PLACE, _NIGHT, _AWAKE = 201, 202, 203, 204
 # Clients are processed in blocks of this size, whose arrays fit into the processor's cache.
 _BLOCK_CLIENTS = 1 << 15
@@ -70,10 +70,10 @@ class Independent(fields.Checked):
 
 def _check_hours(name: str, value: object) -> float:
     """Returns the value as a float, if it is a number of hours from 0 to 24; raises otherwise."""
-    hours = checks.finite_float(name, value, hint="use hours from 0 to 24")
-    if not 0 <= hours <= 24:
-        raise ValueError(f"{name}={hours:g} must be from 0 to 24 hours: use such a number")
-    return hours
+    checked_hours = checks.finite_float(name, value, hint="use hours from 0 to 24")
+    if not 0 <= checked_hours <= 24:
+        raise ValueError(f"{name}={checked_hours:g} must be from 0 to 24 hours: use such a number")
+    return checked_hours
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,9 @@ class Window(fields.Checked):
 
     @property
     def length(self) -> float:
-        """Length of the window in hours: 0 if end equals start, 24 for a window from 0 to 24."""
+        """Length of the window in hours, which is 0 if end equals start, and 24 for a window from 0
+        to 24.
+        """
         return 24.0 if self.end - self.start == 24 else (self.end - self.start) % 24
 
 
@@ -110,15 +112,15 @@ def _check_zones(name: str, value: Any) -> tuple[tuple[float, float], ...]:
     """Returns the time zones as pairs (hours from UTC, share of the clients), after checking that
     the shares add up to 1.
     """
-    zones = tuple(
+    checked_zones = tuple(
         (float(offset), checks.probability("share of a time zone", share))
         for offset, share in value
     )
-    if not math.isclose(sum(share for _, share in zones), 1.0, abs_tol=1e-6):
+    if not math.isclose(sum(share for _, share in checked_zones), 1.0, abs_tol=1e-6):
         raise ValueError(f"{name}={value} have shares that do not add up to 1: make them do so")
-    if any(not -24 <= offset <= 24 for offset, _ in zones):
+    if any(not -24 <= offset <= 24 for offset, _ in checked_zones):
         raise ValueError(f"{name}={value} must be from -24 to 24 hours from UTC: use such offsets")
-    return zones
+    return checked_zones
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,8 +170,8 @@ class Diurnal(fields.Checked):
         # time by up to `phase_hours` in either direction.
         zone_quantiles = (random_bits >> np.uint64(32)) * 2.0**-32
         phases = (random_bits & np.uint64(0xFFFFFFFF)) * 2.0**-31
-        hours = phases * self.phase_hours
-        hours += (
+        local_time = phases * self.phase_hours
+        local_time += (
             self.start_hour
             + 24.0 * t / self.rounds_per_day
             - self.phase_hours
@@ -178,8 +180,8 @@ class Diurnal(fields.Checked):
         cumulative_share = 0.0
         for (previous_offset, share), (offset, _) in itertools.pairwise(self.time_zones):
             cumulative_share += share
-            hours += (zone_quantiles >= cumulative_share) * (offset - previous_offset)
-        return hours
+            local_time += (zone_quantiles >= cumulative_share) * (offset - previous_offset)
+        return local_time
 
     def available(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Returns whether each client is available in round t, as a bool array of shape (clients,).
@@ -189,42 +191,42 @@ class Diurnal(fields.Checked):
         """
         is_available = np.zeros(len(clients), bool)
         for start in range(0, len(clients), _BLOCK_CLIENTS):
-            block = clients[start : start + _BLOCK_CLIENTS]
-            is_available[start + self._available_positions(t, block)] = True
+            client_block = clients[start : start + _BLOCK_CLIENTS]
+            is_available[start + self._available_positions(t, client_block)] = True
         return is_available
 
     def _available_positions(self, t: int, clients: np.ndarray) -> np.ndarray:
         """Returns the indices into `clients` at which the clients are available in round t."""
-        windows = (self.charging, self.idle, self.unmetered)
+        condition_windows = (self.charging, self.idle, self.unmetered)
         local_hours = self.local_hours(t, clients)
-        # Days are counted from the start of a window and not from midnight. So a window that
-        # contains midnight belongs to one day and has one draw.
-        days = []
-        is_inside = []
-        for window in windows:
+        # Days are counted from the start of a window and not from midnight, so that a window that
+        # contains midnight belongs to one day.
+        day_by_condition = []
+        is_inside_by_condition = []
+        for window in condition_windows:
             days_since_start = (local_hours - window.start) / 24
             day = np.floor(days_since_start)
-            days.append(day)
-            is_inside.append(days_since_start - day < window.length / 24)
-        # Outside of their windows, the conditions of a round are independent. So one draw with the
+            day_by_condition.append(day)
+            is_inside_by_condition.append(days_since_start - day < window.length / 24)
+        # Conditions outside of their windows hold independently of each other. So one draw with the
         # product of their probabilities replaces a draw for each condition.
         probability = np.ones(len(clients))
-        for inside, window in zip(is_inside, windows, strict=True):
-            probability *= np.where(inside, 1.0, window.outside)
+        for is_inside_window, window in zip(is_inside_by_condition, condition_windows, strict=True):
+            probability *= np.where(is_inside_window, 1.0, window.outside)
         round_key = keyed_random.key(self.seed, _AWAKE, t + 1)
         positions = np.flatnonzero(keyed_random.uniform(round_key, clients) < probability)
-        for number, window in enumerate(windows, start=1):
-            inside = is_inside[number - 1]
-            day = days[number - 1]
-            inside_positions = positions[inside[positions]]
-            coins = keyed_random.uniform(
+        for number, window in enumerate(condition_windows, start=1):
+            is_inside_window = is_inside_by_condition[number - 1]
+            day = day_by_condition[number - 1]
+            inside_positions = positions[is_inside_window[positions]]
+            uniform_draws = keyed_random.uniform(
                 keyed_random.key(self.seed, _NIGHT, number),
                 clients[inside_positions],
                 day[inside_positions].astype(np.int64),
             )
-            holds = ~inside
-            holds[inside_positions] = coins < window.inside
-            positions = positions[holds[positions]]
+            is_condition_met = ~is_inside_window
+            is_condition_met[inside_positions] = uniform_draws < window.inside
+            positions = positions[is_condition_met[positions]]
         return positions
 
 

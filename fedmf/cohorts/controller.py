@@ -32,7 +32,8 @@ _ROUND_HINT = "ask for a round of the run, from 0 on"
 
 
 class ParticipationController:
-    """Selects the cohort of each round from the clients that are eligible and available.
+    """A controller that selects the cohort of each round from the clients that are eligible and
+    available.
 
     A device remembers the round of its last participation and checks in when t - last >= min_sep,
     at most max_participations times (banded paper, Sec. 6 and App. K: the timer on the device).
@@ -152,8 +153,8 @@ class ParticipationController:
         self._is_history_torn = False
 
     def resume_from(self, ledger: ParticipationLedger) -> None:
-        """Resumes an interrupted run: the next cohort is for the round after the last one in the
-        ledger.
+        """Resumes an interrupted run, so that the next cohort is for the round after the last one
+        in the ledger.
 
         If the method raises an error, the controller is unchanged.
 
@@ -175,11 +176,11 @@ class ParticipationController:
                 f"the controller has drawn {len(self.ledger)} rounds of its own: resume with a new "
                 "controller"
             )
-        # A copy of the controller replays the ledger first. If the ledger raises an error, this
-        # controller is unchanged.
-        trial = copy.copy(self)
-        trial._reset()
-        trial._replay(ledger)
+        # A copy of the controller replays the ledger first, so that this controller stays unchanged
+        # if the ledger raises an error.
+        controller_copy = copy.copy(self)
+        controller_copy._reset()
+        controller_copy._replay(ledger)
         self._replay(ledger)
 
     def restore(self, cohorts: Sequence[np.ndarray], selections: Sequence[np.ndarray]) -> None:
@@ -202,11 +203,11 @@ class ParticipationController:
         ValueError at the first round that this controller cannot have sampled.
         """
         for t in range(len(ledger)):
-            fault = self._selection_fault(t, ledger.selected(t))
-            if fault:
+            selection_fault = self._selection_fault(t, ledger.selected(t))
+            if selection_fault:
                 raise ValueError(
-                    f"ledger's round {t} {fault}: the ledger belongs to another run, or the "
-                    "guarantee was already broken: audit it with fedmf.audit_ledger"
+                    f"ledger's round {t} {selection_fault}: the ledger belongs to another run, or "
+                    "the guarantee was already broken: audit it with fedmf.audit_ledger"
                 )
             selected_clients = ledger.selected(t)
             if self.sampling is not None:
@@ -220,22 +221,22 @@ class ParticipationController:
         """Returns the reason why this controller cannot have selected the clients in round t, or an
         empty text if it can.
         """
-        p = self.participation
-        max_size = self.ledger.cohort_size
-        if t >= p.rounds:
-            return f"is beyond rounds={p.rounds}"
+        participation = self.participation
+        max_cohort_size = self.ledger.cohort_size
+        if t >= participation.rounds:
+            return f"is beyond rounds={participation.rounds}"
         if len(selected) and selected.max() >= self.population:
             return f"names client {selected.max()}, outside 0..{self.population - 1}"
-        if max_size is not None and len(selected) > max_size:
-            return f"has {len(selected)} clients, cohort_size={max_size}"
+        if max_cohort_size is not None and len(selected) > max_cohort_size:
+            return f"has {len(selected)} clients, cohort_size={max_cohort_size}"
         is_possible = self._is_eligible(t, selected)
         if self._draws is not None:
             is_possible &= self._draws.can_draw(t, selected)
         if is_possible.all():
             return ""
         return (
-            f"has client {selected[~is_possible][0]}, who may not take part then under {p} "
-            f"with seed={self.seed}"
+            f"has client {selected[~is_possible][0]}, who may not take part then under "
+            f"{participation} with seed={self.seed}"
         )
 
     def _is_eligible(self, t: int, clients: np.ndarray | slice) -> np.ndarray:
@@ -279,10 +280,10 @@ class ParticipationController:
         """
         t = checks.integer("t", t, low=0, high=checks.MAX_ROUNDS, hint=_ROUND_HINT)
         self._update_history()
-        mask = np.zeros(self.population, bool)
+        is_selectable = np.zeros(self.population, bool)
         clients = np.flatnonzero(self._is_eligible(t, slice(0, self.population)))
-        mask[clients] = self._is_available(t, clients)
-        return mask
+        is_selectable[clients] = self._is_available(t, clients)
+        return is_selectable
 
     def cohort(self, t: int) -> np.ndarray:
         """Samples the clients of round t and records them in the ledger.
@@ -338,8 +339,8 @@ class ParticipationController:
         return self.ledger.cohort(t)
 
     def _select(self, t: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns two arrays of clients: all clients that are selected for round t, and those of
-        them that are available.
+        """Returns all clients that are selected for round t, and the available ones among them, as
+        two arrays.
         """
         if self._draws is None:
             pool = Pool(
@@ -349,23 +350,23 @@ class ParticipationController:
             )
             drawn_clients = pool.draw(SamplingRandomness(self.seed).of_round(t), self.cohort_size)
             return drawn_clients, drawn_clients
-        sample = self._sample(t)
-        available_clients = sample[self._is_available(t, sample)]
+        sampled_clients = self._sample(t)
+        available_clients = sampled_clients[self._is_available(t, sampled_clients)]
         if self.sampling is None:
             return available_clients, available_clients
         # Amplification assumes that a client takes part with the scheme's probability at most. So
         # unavailable clients of a sample are not replaced by others.
-        return sample, available_clients
+        return sampled_clients, available_clients
 
     def _sample(self, t: int) -> np.ndarray:
         """Samples round t from the scheme or the fixed order, and returns the sampled clients that
         are eligible, available or not.
         """
         assert self._draws is not None
-        sample = self._draws.clients(t)
+        sampled_clients = self._draws.clients(t)
         # Samples of b-min-sep Poisson may contain ineligible clients. Samples of other schemes can
         # do so only if the run continues from a ledger that another program recorded.
-        return sample[self._is_eligible(t, sample)]
+        return sampled_clients[self._is_eligible(t, sampled_clients)]
 
     def _record(self, cohort: np.ndarray, selected: np.ndarray) -> None:
         """Appends a round to the ledger, with the selected clients that do not comply."""
@@ -390,8 +391,8 @@ class ParticipationController:
         self._is_history_torn = False
 
     def audit(self, plan: Plan) -> Audit:
-        """Audits the rounds so far: compares the participation in the ledger with a plan, and
-        returns the guarantee that was achieved.
+        """Compares the participation in the ledger so far with a plan, and returns the guarantee
+        that was achieved.
 
         Args:
           plan: the plan of the run.

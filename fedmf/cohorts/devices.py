@@ -12,8 +12,8 @@ _DROPOUT, _NONCOMPLIANT, _EARLY = 101, 102, 103
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceBehavior(fields.Checked):
-    """Settings of how simulated devices deviate from the controller's instructions. By default they
-    do not deviate.
+    """Settings that say how often and how far simulated devices deviate from the controller's
+    instructions. By default they do not deviate.
 
     Deviations are pure functions of (seed, client, round), so that no client needs a state.
 
@@ -66,5 +66,7 @@ class DeviceBehavior(fields.Checked):
         Returns:
           Numbers in 0..timer_jitter, int64 of shape (clients,).
         """
-        u = keyed_random.uniform(keyed_random.key(self.seed, _EARLY), clients, start_rounds)
-        return np.floor(u * (self.timer_jitter + 1)).astype(np.int64)
+        uniform_draws = keyed_random.uniform(
+            keyed_random.key(self.seed, _EARLY), clients, start_rounds
+        )
+        return np.floor(uniform_draws * (self.timer_jitter + 1)).astype(np.int64)

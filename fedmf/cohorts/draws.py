@@ -46,35 +46,37 @@ class Pool:
         """
         if self.population <= SMALL:
             return self._scan(rng, size)
-        sample = np.zeros(0, np.int64)
+        sampled_clients = np.zeros(0, np.int64)
         num_picked = 0
         acceptance_rate = 1.0
-        while len(sample) < size:
-            expected_draws = (size - len(sample)) / acceptance_rate
+        while len(sampled_clients) < size:
+            expected_draws = (size - len(sampled_clients)) / acceptance_rate
             if (num_picked + expected_draws) * _SCANS_PER_PICK > self.population:
                 return self._scan(rng, size)
             batch_size = min(int(1.1 * expected_draws) + 64, _BATCH_CLIENTS)
             candidates = rng.integers(0, self.population, batch_size)
-            eligible = candidates[self.eligible(candidates)]
-            accepted_clients = np.concatenate([sample, eligible[self.available(eligible)]])
-            # If a client was picked twice, its second pick is dropped. The order of picking is
-            # kept, because the sample is the first `size` accepted clients.
+            eligible_candidates = candidates[self.eligible(candidates)]
+            accepted_clients = np.concatenate(
+                [sampled_clients, eligible_candidates[self.available(eligible_candidates)]]
+            )
+            # If a client was picked twice, its second pick is dropped. The order of the picks must
+            # stay, because the sample consists of the first `size` accepted clients.
             first_positions = np.unique(accepted_clients, return_index=True)[1]
             first_positions.sort()
-            num_new = len(first_positions) - len(sample)
+            num_new = len(first_positions) - len(sampled_clients)
             acceptance_rate = (num_new + 1) / (batch_size + 2)
-            sample = accepted_clients[first_positions]
+            sampled_clients = accepted_clients[first_positions]
             num_picked += batch_size
-        return sample[:size]
+        return sampled_clients[:size]
 
     def _scan(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Tests every client, and draws a uniform sample of the eligible and available ones."""
-        blocks = []
+        candidate_blocks = []
         for start in range(0, self.population, _SCAN_CLIENTS):
-            stop = min(start + _SCAN_CLIENTS, self.population)
-            eligible = np.flatnonzero(self.eligible(slice(start, stop))) + start
-            blocks.append(eligible[self.available(eligible)])
-        candidates = np.concatenate(blocks)
+            end_client = min(start + _SCAN_CLIENTS, self.population)
+            eligible_block = np.flatnonzero(self.eligible(slice(start, end_client))) + start
+            candidate_blocks.append(eligible_block[self.available(eligible_block)])
+        candidates = np.concatenate(candidate_blocks)
         if len(candidates) <= size:
             return candidates
         return rng.choice(candidates, size, replace=False)

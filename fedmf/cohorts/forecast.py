@@ -42,7 +42,7 @@ CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size(fields.Checked):
-    """Population and cohort size of a run, and the sizes of the smaller run that simulates it.
+    """Population and cohort size of a run, and those of the smaller simulation of the run.
 
     Attributes:
       population, cohort_size: sizes of the run.
@@ -81,8 +81,8 @@ class Size(fields.Checked):
 
     def _default_cohort(self) -> int:
         """Returns the cohort size with which the simulation has about 200,000 clients."""
-        share = self.cohort_size * _SIMULATED_CLIENTS / self.population
-        return min(self.cohort_size, max(_SIMULATED_COHORT, round(share)))
+        simulated_cohort = self.cohort_size * _SIMULATED_CLIENTS / self.population
+        return min(self.cohort_size, max(_SIMULATED_COHORT, round(simulated_cohort)))
 
     @property
     def simulated_population(self) -> int:
@@ -172,9 +172,9 @@ def forecast(
         "population": size.simulated_population,
         "cohort_size": size.simulated_cohort,
     }
-    scheme = None if sampling is None else sampling.resized(**sizes)
-    controller = ParticipationController(participation, sampling=scheme, **sizes, **models)
-    pool = _run_all_rounds(controller, size, progress)
+    resized_scheme = None if sampling is None else sampling.resized(**sizes)
+    controller = ParticipationController(participation, sampling=resized_scheme, **sizes, **models)
+    pool_by_round = _run_all_rounds(controller, size, progress)
     observed = controller.ledger.observed()
     dry_rounds = _dry_rounds(controller)
     relative_cohorts = observed.cohort_sizes / size.simulated_cohort
@@ -191,8 +191,8 @@ def forecast(
         **_client_figures(controller, observed),
         **_spending_figures(participation, controller),
         "dry": dry_rounds,
-        "pool_rounds": list(pool),
-        "pool": list(pool.values()),
+        "pool_rounds": list(pool_by_round),
+        "pool": list(pool_by_round.values()),
         "cohorts": relative_cohorts.tolist(),
     }
 
@@ -200,8 +200,9 @@ def forecast(
 def _run_all_rounds(
     controller: ParticipationController, size: Size, progress: Callable[[int], None] | None
 ) -> dict[int, float]:
-    """Samples the cohorts of all rounds, and measures the pool in some of them. The result maps
-    each of these rounds to the number of eligible and available clients over the cohort size.
+    """Samples the cohorts of all rounds, and measures in some of them how many clients could be
+    selected. The result maps each of these rounds to the number of eligible and available
+    clients over the cohort size.
     """
     participation = controller.participation
     rounds = participation.rounds
@@ -236,13 +237,13 @@ def _client_figures(
     """Returns the part of a forecast about the separation and number of clients' participations."""
     compliant_counts = controller.ledger.compliant().observed()
     num_clients = controller.population
-    histogram = {0: num_clients - observed.clients, **observed.histogram}
+    clients_by_count = {0: num_clients - observed.clients, **observed.histogram}
     return {
         "min_separation_observed": observed.min_separation,
         "max_participations_observed": observed.max_participations,
         "min_separation_compliant": compliant_counts.min_separation,
         "max_participations_compliant": compliant_counts.max_participations,
-        "histogram": {k: count / num_clients for k, count in histogram.items() if count},
+        "histogram": {k: count / num_clients for k, count in clients_by_count.items() if count},
     }
 
 
@@ -256,9 +257,9 @@ def _spending_figures(
         return {}
     client_sensitivity = ClientSensitivity(participation.mechanism, by_counts=False)
     squared_spent = client_sensitivity.squared(controller.ledger.clients()[1])
-    counts = spending_histogram(controller.participation.budget or 0.0, squared_spent)
+    client_counts = spending_histogram(controller.participation.budget or 0.0, squared_spent)
     num_clients = controller.population
-    return {"spent": {share: count / num_clients for share, count in counts.items()}}
+    return {"spent": {share: count / num_clients for share, count in client_counts.items()}}
 
 
 def largest_min_sep(
@@ -367,10 +368,10 @@ def compare_schemas(
     min_sep_runs = []
     budget_runs = []
     for seed in seeds:
-        changes = {"seed": seed} if hasattr(availability, "seed") else {}
+        changed_settings = {"seed": seed} if hasattr(availability, "seed") else {}
         options: dict[str, Any] = {
             "seed": seed,
-            "availability": dataclasses.replace(availability, **changes),
+            "availability": dataclasses.replace(availability, **changed_settings),
             "behavior": behavior,
             "progress": progress,
         }
@@ -391,8 +392,8 @@ def _confidence_interval(values: np.ndarray) -> list[float]:
     """Returns [mean, low, high], where low and high are the ends of the mean's confidence interval
     by Student's t distribution.
     """
-    n = len(values)
+    num_values = len(values)
     mean = float(values.mean())
-    quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)
-    half_width = float(quantile * values.std(ddof=1) / math.sqrt(n))
+    t_quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, num_values - 1)
+    half_width = float(t_quantile * values.std(ddof=1) / math.sqrt(num_values))
     return [mean, mean - half_width, mean + half_width]

@@ -12,9 +12,9 @@ import numpy as np
 # which follow murmur3).
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-# `bits` multiplies each column by one of these numbers before it adds them up. They are odd and
-# have no simple ratio, so that columns do not cancel: 2^64 divided by the golden ratio (as in
-# splitmix64), and by the square root of 2.
+# `bits` multiplies each column by one of these odd numbers before it adds up the columns. The
+# numbers, 2^64 divided by the golden ratio and by the square root of 2, have no simple ratio, so
+# that columns do not cancel.
 _COLUMNS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xB504F333F9DE6485))
 
 
@@ -36,20 +36,20 @@ def bits(seed_key: np.uint64, *columns: np.ndarray) -> np.ndarray:
       columns: one or two int64 arrays of the same shape, such as client indices. Entries at the
         same position determine the bits at this position.
     """
-    x = columns[0].astype(np.uint64)
-    x *= _COLUMNS[0]
+    mixed_bits = columns[0].astype(np.uint64)
+    mixed_bits *= _COLUMNS[0]
     for column, multiplier in zip(columns[1:], _COLUMNS[1:], strict=False):
-        x += column.astype(np.uint64) * multiplier
-    x += seed_key
-    shifted_bits = x >> np.uint64(30)
-    x ^= shifted_bits
-    x *= _FIRST
-    np.right_shift(x, np.uint64(27), out=shifted_bits)
-    x ^= shifted_bits
-    x *= _SECOND
-    np.right_shift(x, np.uint64(31), out=shifted_bits)
-    x ^= shifted_bits
-    return x
+        mixed_bits += column.astype(np.uint64) * multiplier
+    mixed_bits += seed_key
+    shifted_bits = mixed_bits >> np.uint64(30)
+    mixed_bits ^= shifted_bits
+    mixed_bits *= _FIRST
+    np.right_shift(mixed_bits, np.uint64(27), out=shifted_bits)
+    mixed_bits ^= shifted_bits
+    mixed_bits *= _SECOND
+    np.right_shift(mixed_bits, np.uint64(31), out=shifted_bits)
+    mixed_bits ^= shifted_bits
+    return mixed_bits
 
 
 def uniform(seed_key: np.uint64, *columns: np.ndarray) -> np.ndarray:
@@ -62,6 +62,6 @@ def uniform(seed_key: np.uint64, *columns: np.ndarray) -> np.ndarray:
     >>> uniform(key(7, 1), np.arange(3)).round(3)
     array([0.706, 0.918, 0.078])
     """
-    x = bits(seed_key, *columns)
-    x >>= np.uint64(11)
-    return x * 2.0**-53
+    random_bits = bits(seed_key, *columns)
+    random_bits >>= np.uint64(11)
+    return random_bits * 2.0**-53

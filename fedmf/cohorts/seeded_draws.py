@@ -1,5 +1,5 @@
-"""Draws of a participation controller that follow from its seed: those of a fixed order of the
-population or of a sampling scheme. They are checked against the controller's other arguments.
+"""Draws of a participation controller that follow from its seed, either by a fixed order of the
+population or by a sampling scheme. They are checked against the controller's other arguments.
 """
 
 import math
@@ -33,25 +33,25 @@ def fixed_order(
     Raises:
       ValueError: these arguments do not fit together.
     """
-    p = rule.participation if isinstance(rule, Budget) else rule
-    _check_capacity(p, population, cohort_size)
-    if p.has_fixed_order:
-        _check_no_timers(behavior, f'schema="{p.schema}"')
+    participation = rule.participation if isinstance(rule, Budget) else rule
+    _check_capacity(participation, population, cohort_size)
+    if participation.has_fixed_order:
+        _check_no_timers(behavior, f'schema="{participation.schema}"')
         return EpochOrder(
             population=population,
             cohort_size=cohort_size,
-            epoch=p.min_sep,
+            epoch=participation.min_sep,
             seed=seed,
         )
     if behavior.timer_jitter and not isinstance(rule.new_history(1), TimerHistory):
         raise ValueError(
             f"timer_jitter={behavior.timer_jitter} has no timer that could fire early: "
-            f"schema={p.schema!r} has none; leave it out, or use schema='min_sep'"
+            f"schema={participation.schema!r} has none; leave it out, or use schema='min_sep'"
         )
-    if behavior.timer_jitter >= p.min_sep:
+    if behavior.timer_jitter >= participation.min_sep:
         raise ValueError(
-            f"timer_jitter={behavior.timer_jitter} leaves nothing of min_sep={p.min_sep}: "
-            f"use at most {p.min_sep - 1}"
+            f"timer_jitter={behavior.timer_jitter} leaves nothing of "
+            f"min_sep={participation.min_sep}: use at most {participation.min_sep - 1}"
         )
     return None
 
@@ -76,26 +76,26 @@ def scheme_draws(
         raise TypeError(
             f"sampling={sampling!r} must be a scheme of fedmf.privacy.sampling, or None"
         )
-    for name, value in (("population", population), ("cohort_size", cohort_size)):
-        if getattr(sampling, name) != value:
+    for scheme_name, value in (("population", population), ("cohort_size", cohort_size)):
+        if getattr(sampling, scheme_name) != value:
             raise ValueError(
-                f"{name}={value} but the sampling has "
-                f"{name}={getattr(sampling, name)}: make them agree"
+                f"{scheme_name}={value} but the sampling has "
+                f"{scheme_name}={getattr(sampling, scheme_name)}: make them agree"
             )
     scheme_participation = sampling.participation(participation.rounds)
-    name = type(sampling).__name__
+    scheme_name = type(sampling).__name__
     if participation != scheme_participation:
         raise ValueError(
             f"sampling={sampling} satisfies {scheme_participation} and not "
             f"{participation}: use "
             f"sampling.participation({participation.rounds}) as the participation"
         )
-    _check_no_timers(behavior, f"sampling={name}(...)")
-    can_miss = not isinstance(availability, Always) or behavior.dropout > 0
-    if can_miss and not sampling.independent:
+    _check_no_timers(behavior, f"sampling={scheme_name}(...)")
+    can_miss_rounds = not isinstance(availability, Always) or behavior.dropout > 0
+    if can_miss_rounds and not sampling.independent:
         raise ValueError(
-            f"{name} samples a fixed number of clients, and from the available ones alone each "
-            "would be likelier than its guarantee "
+            f"{scheme_name} samples a fixed number of clients, and from the available ones alone "
+            "each would be likelier than its guarantee "
             "assumes: use CyclicPoisson, or leave out availability and dropout"
         )
     return sampling.draws(seed)
@@ -118,26 +118,26 @@ def _check_capacity(participation: Participation, population: int, cohort_size: 
     `cohort_size` clients within their participation limits.
     """
     p = participation
-    b = p.min_sep
+    min_sep = p.min_sep
     check_separation(
-        b,
+        min_sep,
         population=population,
         cohort_size=cohort_size,
         rounds=p.rounds,
         name=p.separation_argument,
     )
-    num_epochs = math.ceil(p.rounds / b)
+    num_epochs = math.ceil(p.rounds / min_sep)
     if p.has_fixed_order and p.max_participations < num_epochs:
         raise ValueError(
             f"max_participations={p.max_participations} ends the fixed order after round "
-            f"{p.max_participations * b} of rounds={p.rounds}: use "
+            f"{p.max_participations * min_sep} of rounds={p.rounds}: use "
             f"max_participations={num_epochs}"
         )
     if cohort_size * p.rounds > population * p.max_participations:
         ways_out = []
-        max_size = population * p.max_participations // p.rounds
-        if max_size:
-            ways_out.append(f"lower `cohort_size` to at most {max_size},")
+        max_cohort_size = population * p.max_participations // p.rounds
+        if max_cohort_size:
+            ways_out.append(f"lower `cohort_size` to at most {max_cohort_size},")
         min_participations = math.ceil(cohort_size * p.rounds / population)
         ways_out.append(f"raise `max_participations` to {min_participations}")
         raise ValueError(

@@ -8,8 +8,7 @@ import tensorflow as tf
 from fedmf.training import examples as of_examples
 
 # A dataset of unknown length may have no end, so at most MAX_EXAMPLES examples and MAX_BYTES bytes
-# are read. The papers take 256 examples of a client, and MAX_EXAMPLES is 256 times as many. Any
-# machine that trains has memory for MAX_BYTES.
+# are read. MAX_EXAMPLES is 256 times as many as the papers take of a client.
 MAX_EXAMPLES = 256 * 256
 MAX_BYTES = 1 << 30
 _BOUND_HINT = "give repeat() a number, or end it with take(n)"
@@ -36,31 +35,31 @@ def read_examples(examples: Any, client_id: str) -> Any:
 
 def _arrays(examples: tf.data.Dataset, client_id: str) -> Any:
     """Returns all examples of a dataset as arrays, in the structure of its elements."""
-    element = examples.element_spec
-    is_pair = isinstance(element, tuple) and len(element) in (2, 3)
+    element_spec = examples.element_spec
+    is_pair = isinstance(element_spec, tuple) and len(element_spec) in (2, 3)
     has_shapes = all(
         isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
-        for spec in tf.nest.flatten(element)
+        for spec in tf.nest.flatten(element_spec)
     )
     if not (is_pair and has_shapes):
         raise TypeError(
-            f"preprocess gives elements {element}: map to single examples (x, y), or (x, y, "
+            f"preprocess gives elements {element_spec}: map to single examples (x, y), or (x, y, "
             "weight), of one shape, padded and not batched"
         )
-    length = examples.cardinality().numpy()
-    if length == tf.data.INFINITE_CARDINALITY:
+    num_elements = examples.cardinality().numpy()
+    if num_elements == tf.data.INFINITE_CARDINALITY:
         raise ValueError(
             f"preprocess gives client {client_id!r} a dataset without an end: {_BOUND_HINT}"
         )
-    has_unknown_length = length == tf.data.UNKNOWN_CARDINALITY
+    has_unknown_length = num_elements == tf.data.UNKNOWN_CARDINALITY
     no_examples = tf.nest.map_structure(
-        lambda spec: np.empty([0, *spec.shape], spec.dtype.as_numpy_dtype), element
+        lambda spec: np.empty([0, *spec.shape], spec.dtype.as_numpy_dtype), element_spec
     )
-    chunks = [no_examples]
+    example_chunks = [no_examples]
     num_examples = 0
     num_bytes = 0
     for chunk in examples.batch(1024).as_numpy_iterator():
-        chunks.append(chunk)
+        example_chunks.append(chunk)
         num_examples += of_examples.count(chunk)
         num_bytes += sum(array.nbytes for array in tf.nest.flatten(chunk))
         is_too_large = num_examples > MAX_EXAMPLES or num_bytes > MAX_BYTES
@@ -70,4 +69,4 @@ def _arrays(examples: tf.data.Dataset, client_id: str) -> Any:
                 f"{num_bytes / 1e9:.2g} GB, and tf.data does not know whether they end: "
                 f"{_BOUND_HINT}"
             )
-    return of_examples.concatenate(chunks)
+    return of_examples.concatenate(example_chunks)

@@ -1,4 +1,5 @@
-"""Evaluation of a model: its metrics on a split of the data, and the names of undefined metrics.
+"""Evaluation of a model, which returns its metrics on a split of the data, and the names of
+undefined metrics.
 
 A metric is undefined where Keras gives a number without meaning, such as 0 for the AUC of examples
 of one class or for a mean over no examples.
@@ -22,9 +23,8 @@ from fedmf.training.examples import Examples, count, split_weights, take
 from fedmf.training.learner import ClientSettings, Evaluation
 
 MAX_BATCH_EXAMPLES = 256
-# Largest number of bytes for the outputs of one evaluation batch. For larger arrays, the C library
-# requests memory from the system each time, page by page. These requests took a fifth of the time
-# with batches of 256 examples, 20 words each, and a vocabulary of 10,000.
+# Largest number of bytes for the outputs of one evaluation batch. Memory for larger arrays is
+# requested from the system each time, which takes long.
 MAX_OUTPUT_BYTES = 2**25
 # Keras's layers set these attributes on their outputs, and Keras's losses and metrics read them.
 _OUTPUT_ATTRIBUTES = ("_keras_mask", "_keras_logits")
@@ -44,14 +44,14 @@ def update_metric(metric: tf.keras.metrics.Metric, labels: Any, outputs: Any) ->
     much as a long one.
     """
     labels, _ = split_weights(labels)
-    mask = keras_mask(outputs)
+    output_mask = keras_mask(outputs)
     are_tensors = tf.is_tensor(labels) and tf.is_tensor(outputs)
     if are_tensors and labels.shape.rank == 1 and outputs.shape[1:] == [1]:
         labels = labels[:, tf.newaxis]
-    if mask is None:
+    if output_mask is None:
         metric.update_state(labels, outputs)
     else:
-        metric.update_state(labels, outputs, sample_weight=mask)
+        metric.update_state(labels, outputs, sample_weight=output_mask)
 
 
 class KerasEvaluator:
@@ -68,11 +68,11 @@ class KerasEvaluator:
         self._is_mean_loss = is_mean(functions)
         self._training_batch_size = settings.batch_size
         self._model = functions.build_model(settings.seed)
-        # A TFF model computes its own metrics. If the model is one, the task has no metrics.
+        # A TFF model computes its own metrics, so the task has none if its model is one of TFF.
         self._tff_model = self._model if isinstance(self._model, TffModel) else None
         self._metrics = [] if functions.metrics is None else list(functions.metrics())
-        # The mean is computed in float64, because its count of words would stop growing at 16
-        # million in float32.
+        # The mean loss is computed in float64, because a count of words in float32 would stop
+        # growing at 16 million.
         self._mean_loss = tf.keras.metrics.Mean("loss", tf.float64)
         if all(metric.name != "loss" for metric in self._metrics):
             self._metrics.append(self._mean_loss)
@@ -102,12 +102,12 @@ class KerasEvaluator:
         }
         for index, output in enumerate(tf.nest.flatten(outputs)):
             for name in _OUTPUT_ATTRIBUTES:
-                value = getattr(output, name, None)
-                if value is not None:
-                    annotations[name][index] = value
-            operation = getattr(output, "op", None)
-            if operation is not None and operation.type in _LOGIT_OPERATIONS:
-                annotations[operation.type][index] = operation.inputs[0]
+                attribute_value = getattr(output, name, None)
+                if attribute_value is not None:
+                    annotations[name][index] = attribute_value
+            output_operation = getattr(output, "op", None)
+            if output_operation is not None and output_operation.type in _LOGIT_OPERATIONS:
+                annotations[output_operation.type][index] = output_operation.inputs[0]
         return _BatchOutputs(outputs, annotations)
 
     def _update_metrics_by_batch(
@@ -162,8 +162,8 @@ class KerasEvaluator:
         # TensorFlow may be limited to one thread. The metrics are updated batch by batch in order.
         pending_batches = collections.deque[tuple[Any, concurrent.futures.Future[_BatchOutputs]]]()
         for start in range(0, count(examples), self._batch_size):
-            batch = take(examples, slice(start, start + self._batch_size))
-            x, y = tf.nest.map_structure(tf.constant, batch)
+            batch_examples = take(examples, slice(start, start + self._batch_size))
+            x, y = tf.nest.map_structure(tf.constant, batch_examples)
             pending_batches.append((y, self._pool.submit(self._compute_outputs, x)))
             if len(pending_batches) > self._max_waiting:
                 y, job = pending_batches.popleft()
@@ -200,18 +200,18 @@ def _annotated(outputs: Any, annotations: dict[str, dict[int, tf.Tensor]]) -> An
     """Returns the outputs with Keras's attributes set again. If logits were kept, the outputs are
     computed from them.
     """
-    leaves = tf.nest.flatten(outputs)
+    output_leaves = tf.nest.flatten(outputs)
     for name, function in _LOGIT_OPERATIONS.items():
         for index, logits in annotations[name].items():
-            leaves[index] = function(logits)
+            output_leaves[index] = function(logits)
     for name in _OUTPUT_ATTRIBUTES:
         for index, value in annotations[name].items():
-            setattr(leaves[index], name, value)
-    return tf.nest.pack_sequence_as(outputs, leaves)
+            setattr(output_leaves[index], name, value)
+    return tf.nest.pack_sequence_as(outputs, output_leaves)
 
 
 _keras = tf.keras.metrics
-# AUC and the metrics that are read off a curve need examples of both classes.
+# AUC, and metrics at a point of a curve such as ROC, need examples of both classes.
 _CURVE_METRICS = (
     _keras.AUC,
     _keras.PrecisionAtRecall,
@@ -242,8 +242,8 @@ def is_defined(metric: tf.keras.metrics.Metric) -> bool:
     if isinstance(metric, _keras.Recall):
         return bool(np.all(_total_count(metric, "true_positives", "false_negatives") > 0))
     if isinstance(metric, _keras.FBetaScore):
-        names = ("true_positives", "false_positives", "false_negatives")
-        return bool(np.sum(_total_count(metric, *names)) > 0)
+        count_names = ("true_positives", "false_positives", "false_negatives")
+        return bool(np.sum(_total_count(metric, *count_names)) > 0)
     if isinstance(metric, _keras.R2Score):
         squared_sum = np.asarray(metric.squared_sum)
         squared_deviations = squared_sum - np.asarray(metric.sum) ** 2 / np.asarray(metric.count)

@@ -1,4 +1,4 @@
-"""Fingerprints of the program of a TensorFlow task: its layers, its loss and its initial weights.
+"""Fingerprints of the program of a TensorFlow task, which has layers, a loss and initial weights.
 
 A resumed run compares them with those of its start, so that all rounds run the same program. No
 guarantee rests on them: they contain the names of functions, and not their bodies.
@@ -27,18 +27,18 @@ def fingerprint(functions: ModelFunctions, model: Any) -> dict[str, str]:
       functions: the task's functions.
       model: the result of its `build_model`.
     """
-    texts = {"model": _qualified_name(type(model))}
-    texts |= _component_texts("loss", functions.loss)
+    text_by_component = {"model": _qualified_name(type(model))}
+    text_by_component |= _component_texts("loss", functions.loss)
     if isinstance(model, tf.keras.Model):
         for i, layer in enumerate(_nested_layers(model)):
-            texts |= _component_texts(f"layer {i}", layer)
+            text_by_component |= _component_texts(f"layer {i}", layer)
     frozen: list[np.ndarray] = []
     for variable in getattr(model, "non_trainable_variables", ()):
         frozen += _arrays_of(variable)
-    trained = [np.asarray(weight) for weight in model.trainable_variables]
-    texts["frozen weights"] = digest(frozen)
-    texts["initial weights"] = digest(trained)
-    return texts
+    trained_weights = [np.asarray(weight) for weight in model.trainable_variables]
+    text_by_component["frozen weights"] = digest(frozen)
+    text_by_component["initial weights"] = digest(trained_weights)
+    return text_by_component
 
 
 def _arrays_of(variable: Any) -> list[np.ndarray]:
@@ -46,35 +46,37 @@ def _arrays_of(variable: Any) -> list[np.ndarray]:
 
     The words of an adapted layer, such as StringLookup, are several tensors behind one handler.
     """
-    tensors = variable.get_tensors() if hasattr(variable, "get_tensors") else [variable]
-    return [np.asarray(tensor) for tensor in tensors]
+    variable_tensors = variable.get_tensors() if hasattr(variable, "get_tensors") else [variable]
+    return [np.asarray(tensor) for tensor in variable_tensors]
 
 
 def _nested_layers(model: Any) -> list[Any]:
     """Returns all layers of a model, including the layers of models that it contains."""
-    layers = []
+    all_layers = []
     for layer in getattr(model, "layers", ()):
-        layers += [layer, *_nested_layers(layer)]
-    return layers
+        all_layers += [layer, *_nested_layers(layer)]
+    return all_layers
 
 
 def _component_texts(name: str, component: Any) -> dict[str, str]:
-    """Returns texts that describe a layer or a loss: one for its class, and one for each entry of
-    its configuration.
+    """Returns texts that describe a layer or a loss, with one for its class, and one for each entry
+    of its configuration.
 
     A layer without a configuration has the shapes of its weights instead, and a function its name.
     """
     if not isinstance(component, tf.keras.layers.Layer | tf.keras.losses.Loss):
         return {name: _qualified_name(component)}
     try:
-        config = component.get_config()
+        component_config = component.get_config()
     except NotImplementedError:
-        config = {"weights": [tuple(weight.shape) for weight in getattr(component, "weights", ())]}
-    entries = flat(_reproducible(config), ".")
-    texts = {name: _qualified_name(type(component))}
-    for key, entry in entries.items():
-        texts[f"{name} {key}"] = json.dumps(entry, default=_qualified_name)
-    return texts
+        component_config = {
+            "weights": [tuple(weight.shape) for weight in getattr(component, "weights", ())]
+        }
+    entry_by_name = flat(_reproducible(component_config), ".")
+    text_by_name = {name: _qualified_name(type(component))}
+    for key, entry in entry_by_name.items():
+        text_by_name[f"{name} {key}"] = json.dumps(entry, default=_qualified_name)
+    return text_by_name
 
 
 def _reproducible(value: Any) -> Any:

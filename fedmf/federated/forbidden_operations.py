@@ -53,15 +53,15 @@ _HARMLESS = re.compile(
 
 def stateful_operations(names: Iterable[str]) -> list[str]:
     """Returns those operations that TensorFlow marks as stateful and `_HARMLESS` does not match."""
-    stateful = []
+    stateful_names = []
     for name in names:
-        # If `definition` is None, the operation is a function of the graph. The operations inside
-        # this function are in `names` as well.
-        definition = op_def_registry.get(name)
-        is_marked = definition is not None and definition.is_stateful
+        # If TensorFlow has no definition of it, the operation calls a function of the graph, and
+        # the operations inside this function are in `names` as well.
+        operation_definition = op_def_registry.get(name)
+        is_marked = operation_definition is not None and operation_definition.is_stateful
         if is_marked and not _HARMLESS.fullmatch(name):
-            stateful.append(name)
-    return stateful
+            stateful_names.append(name)
+    return stateful_names
 
 
 def check_operations(name: str, operations: Iterable[str]) -> None:
@@ -75,14 +75,14 @@ def check_operations(name: str, operations: Iterable[str]) -> None:
       ValueError: an operation is forbidden.
     """
     stateful_pattern = "|".join(stateful_operations(operations)) or "$"
-    stateful = ForbiddenOperations(
+    stateful_kind = ForbiddenOperations(
         stateful_pattern, "keeps a state or has an effect", "leave out its layer"
     )
-    for forbidden in (WRITES, DRAWS, PYTHON, stateful):
-        matching = sorted(filter(re.compile(forbidden.pattern).match, operations))
-        if matching:
+    for forbidden in (WRITES, DRAWS, PYTHON, stateful_kind):
+        matching_operations = sorted(filter(re.compile(forbidden.pattern).match, operations))
+        if matching_operations:
             raise ValueError(
                 f"build_model of task {name!r} gives a model that {forbidden.effect} in training "
-                f"({', '.join(matching)}), so that the guarantee would not hold: "
+                f"({', '.join(matching_operations)}), so that the guarantee would not hold: "
                 f"{forbidden.way_out}"
             )

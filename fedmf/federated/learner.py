@@ -52,7 +52,9 @@ class KerasLearner(ModelFunctions, Learner):
         return [variable.numpy() for variable in self.build_model(seed).trainable_variables]
 
     def prepare(self, task: TaskData, config: TrainConfig) -> None:
-        """Prepares TensorFlow for a run: clients in parallel get one thread for each operation."""
+        """Prepares TensorFlow for a run, so that operations of clients that train in parallel get
+        one thread each.
+        """
         check_eager()
         is_parallel = not execution_kind(config.execution).in_tff and task.batch_size > 1
         if is_parallel and self.work_kind(task.client_settings(config)) == "autodiff":
@@ -75,7 +77,9 @@ class KerasLearner(ModelFunctions, Learner):
         return client_setup.client_work(self, settings, machine.threads)
 
     def on_workers(self) -> Self:
-        """Returns a learner for the workers of a cluster, which only train: it has no metrics."""
+        """Returns a learner for the workers of a cluster, which has no metrics because workers only
+        train.
+        """
         return dataclasses.replace(self, metrics=self.metrics and list)
 
     def evaluator(self, settings: ClientSettings, machine: Machine) -> Evaluate:
@@ -123,11 +127,11 @@ class KerasLearner(ModelFunctions, Learner):
         hint = "give all of a model's, as tf.keras.Model.get_weights does"
         weights = [np.array(weight) for weight in checks.entries("weights", weights, hint=hint)]
         model_shapes = [weight.shape for weight in self.build_model(0).get_weights()]
-        shapes = [np.shape(weight) for weight in weights]
-        if shapes != model_shapes:
+        given_shapes = [np.shape(weight) for weight in weights]
+        if given_shapes != model_shapes:
             raise ValueError(
-                f"the weights have the shapes {shapes} and the model of task {self.name!r} has "
-                f"{model_shapes}: take the weights of the same model"
+                f"the weights have the shapes {given_shapes} and the model of task {self.name!r} "
+                f"has {model_shapes}: take the weights of the same model"
             )
         build_model = self.build_model
 
@@ -143,67 +147,71 @@ class KerasLearner(ModelFunctions, Learner):
 
     def load_weights(self, path: pathlib.Path) -> list[np.ndarray]:
         """Returns all weights of the model in a .keras file."""
-        version = _keras_version(path)
-        if version.startswith("3."):
+        keras_version = _keras_version(path)
+        if keras_version.startswith("3."):
             raise ValueError(
-                f"Keras {version} has written it, and fedmf takes models of Keras 2 (the package "
-                "tf-keras): build the model with tf.keras after `from fedmf import federated`, "
-                "give it the weights and save it there"
+                f"Keras {keras_version} has written it, and fedmf takes models of Keras 2 (the "
+                "package tf-keras): build the model with tf.keras after `from fedmf import "
+                "federated`, give it the weights and save it there"
             )
         try:
             weights: list[np.ndarray] = load_keras_file(path).get_weights()
         except Exception as error:
             # Keras raises errors of many types for a file that it cannot load.
-            lines = str(error).strip().splitlines() or [type(error).__name__]
+            error_lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(
-                f"Keras cannot load it ({lines[0]}); name a FILE.keras or the folder of a run"
+                f"Keras cannot load it ({error_lines[0]}); name a FILE.keras or the folder of a run"
             ) from error
         return weights
 
     def model(self, weights: Sequence[np.ndarray], seed: int) -> Any:
         """Returns a Keras model with these weights, which loads without the task's code."""
-        model = self._with_weights(weights, seed)
-        if isinstance(model, TffModel):
+        model_with_weights = self._with_weights(weights, seed)
+        if isinstance(model_with_weights, TffModel):
             raise ValueError(
-                f"task {self.name!r} has a {model.kind} of TFF, which Keras cannot save: take the "
-                "weights, `run.weights` or model.npz of the run folder, in the order of its "
-                "trainable variables"
+                f"task {self.name!r} has a {model_with_weights.kind} of TFF, which Keras cannot "
+                "save: take the weights, `run.weights` or model.npz of the run folder, in the "
+                "order of its trainable variables"
             )
-        return model if self.export_model is None else self.export_model(model)
+        return (
+            model_with_weights
+            if self.export_model is None
+            else self.export_model(model_with_weights)
+        )
 
     def export(self, weights: Sequence[np.ndarray], seed: int, path: pathlib.Path) -> Any:
         """Saves a model with these weights, as FILE.keras or a SavedModel, and returns it."""
-        model = self.model(weights, seed)
+        exported_model = self.model(weights, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             temporary_path = pathlib.Path(folder) / path.name
             save_format = "keras" if path.suffix else "tf"
             logger = tf.get_logger()
-            level = logger.level
+            previous_level = logger.level
             # Keras would warn that the model is not compiled with a loss.
             logger.setLevel("ERROR")
             try:
-                model.save(temporary_path, save_format=save_format)
+                exported_model.save(temporary_path, save_format=save_format)
             finally:
-                logger.setLevel(level)
+                logger.setLevel(previous_level)
             if path.suffix:
                 deflate_words(temporary_path)
             os.replace(temporary_path, path)
-        return model
+        return exported_model
 
     def _with_weights(self, weights: Sequence[np.ndarray], seed: int) -> Any:
         """Builds the model with a seed, sets its trainable weights to these, and returns it."""
-        model = self.build_model(seed)
-        for variable, weight in zip(model.trainable_variables, weights, strict=True):
+        built_model = self.build_model(seed)
+        for variable, weight in zip(built_model.trainable_variables, weights, strict=True):
             variable.assign(weight)
-        return model
+        return built_model
 
 
 def _keras_version(path: pathlib.Path) -> str:
     """Returns the version of Keras that wrote a .keras file; empty if it is unknown."""
     try:
         with zipfile.ZipFile(path) as archive:
-            metadata = json.loads(archive.read("metadata.json"))
-        return str(metadata["keras_version"])
+            file_metadata = json.loads(archive.read("metadata.json"))
+        return str(file_metadata["keras_version"])
     except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile):
         return ""

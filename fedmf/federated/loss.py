@@ -40,7 +40,7 @@ def batch_loss(functions: ModelFunctions) -> BatchLoss:
 
 
 def minimised(loss: tf.Tensor, model_losses: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns the loss that training minimises: the task's loss plus the model's own losses.
+    """Returns the loss that training minimises, the task's loss plus the model's own losses.
 
     A model's own losses are those of its regularisers and of Keras's add_loss.
     """
@@ -66,8 +66,8 @@ def keras_mask(outputs: Any) -> tf.Tensor | None:
 
     The mask has the dtype of the outputs, and is 0 where an output does not count.
     """
-    mask = getattr(outputs, "_keras_mask", None)
-    return None if mask is None else tf.cast(mask, outputs.dtype)
+    output_mask = getattr(outputs, "_keras_mask", None)
+    return None if output_mask is None else tf.cast(output_mask, outputs.dtype)
 
 
 def is_mean(functions: ModelFunctions) -> bool:
@@ -96,10 +96,10 @@ def _keras_loss(name: str, loss: tf.keras.losses.Loss, y: Any, outputs: Any) -> 
                 "(labels, outputs, example_weights)"
             ) from None
     leaf_pairs = zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=True)
-    losses = [
+    output_losses = [
         _output_loss(loss, output_labels, output, weights) for output_labels, output in leaf_pairs
     ]
-    return tf.add_n(losses)
+    return tf.add_n(output_losses)
 
 
 def _output_loss(
@@ -113,18 +113,19 @@ def _output_loss(
         output_weights = keras_mask(outputs)
     else:
         output_weights = _masked_weights(outputs, example_weights)
-    arguments = {} if output_weights is None else {"sample_weight": output_weights}
+    weight_argument = {} if output_weights is None else {"sample_weight": output_weights}
     are_floats = labels.dtype.is_floating and outputs.dtype.is_floating
     are_integers = labels.dtype.is_integer and outputs.dtype.is_integer
     if are_floats or are_integers:
         labels = tf.cast(labels, outputs.dtype)
     if labels.shape.rank != 1 or outputs.shape.rank != 2:
-        return loss(labels, outputs, **arguments)
+        return loss(labels, outputs, **weight_argument)
     try:
-        return loss(labels[:, tf.newaxis], outputs, **arguments)
+        return loss(labels[:, tf.newaxis], outputs, **weight_argument)
     except ValueError:
-        # Keras's `Model.fit` fails for a loss of this kind, but TFF's from_keras_model works.
-        return loss(labels, outputs, **arguments)
+        # Keras's `Model.fit` fails if the loss does not take labels with a second axis, but TFF's
+        # from_keras_model works.
+        return loss(labels, outputs, **weight_argument)
 
 
 def _masked_weights(outputs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
@@ -138,7 +139,11 @@ def _masked_weights(outputs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
             "the task a function (labels, outputs, example_weights)"
         )
     weights = tf.cast(weights, outputs.dtype)
-    mask = keras_mask(outputs)
-    if mask is None:
+    output_mask = keras_mask(outputs)
+    if output_mask is None:
         return weights[:, tf.newaxis] if outputs.shape.rank == 2 else weights
-    return mask * weights if mask.shape.rank == 1 else mask * weights[:, tf.newaxis]
+    return (
+        output_mask * weights
+        if output_mask.shape.rank == 1
+        else output_mask * weights[:, tf.newaxis]
+    )

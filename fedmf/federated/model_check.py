@@ -20,7 +20,7 @@ from fedmf.training.learner import TaskData
 # A TFF model may write its local variables by these operations, because `TffModel` restores their
 # values.
 _LOCAL_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
-# Methods of a model that Keras's own training calls. fedmf does not call them.
+# Methods of a model that Keras's own training calls, and fedmf's training does not.
 _FIT_METHODS = ("train_step", "compute_loss")
 
 
@@ -135,8 +135,8 @@ def _check_loss_shape(checked: _CheckedModel, traced_step: Any) -> None:
         return
     way_out = "take the mean, or pass a tf.keras.losses.Loss"
     if isinstance(checked.functions.loss, tf.keras.losses.Loss):
-        reduction = checked.functions.loss.reduction
-        way_out = f'its reduction is {reduction!r}: use "sum_over_batch_size" or "sum"'
+        loss_reduction = checked.functions.loss.reduction
+        way_out = f'its reduction is {loss_reduction!r}: use "sum_over_batch_size" or "sum"'
     raise ValueError(
         f"loss of task {checked.name!r} gives the shape {loss.shape} where a scalar is needed: "
         f"{way_out}"
@@ -156,13 +156,13 @@ def _check_fit(checked: _CheckedModel, training_step: Any, examples: Examples) -
 
 def _check_operations(checked: _CheckedModel, traced_step: Any) -> None:
     """Raises ValueError for operations that break the guarantee, and for unlisted variables."""
-    names = operations(traced_step)
+    operation_types = operations(traced_step)
     used_variables = traced_step.graph.variables
     if isinstance(checked.model, TffModel):
         _check_local_variables(checked, used_variables)
-        check_operations(checked.name, names - _LOCAL_WRITES)
+        check_operations(checked.name, operation_types - _LOCAL_WRITES)
     else:
-        check_operations(checked.name, names)
+        check_operations(checked.name, operation_types)
         _check_outside_variables(checked, used_variables)
 
 
@@ -189,16 +189,18 @@ def _check_dtypes(checked: _CheckedModel) -> None:
     Clipped updates are float32, and small gradients are zero in float16.
     """
     model = checked.model
-    layers = () if isinstance(model, TffModel) else model._flatten_layers()
-    half_precision = [
-        f"{layer.name} computes in float16" for layer in layers if layer.compute_dtype == "float16"
+    model_layers = () if isinstance(model, TffModel) else model._flatten_layers()
+    half_precision_reasons = [
+        f"{layer.name} computes in float16"
+        for layer in model_layers
+        if layer.compute_dtype == "float16"
     ]
-    other_dtypes = [
+    dtype_reasons = [
         f"{weight.name} is {weight.dtype.name}"
         for weight in model.trainable_variables
         if weight.dtype != tf.float32
     ]
-    reasons = other_dtypes or half_precision
+    reasons = dtype_reasons or half_precision_reasons
     if reasons:
         raise ValueError(
             f"build_model of task {checked.name!r} gives a model that is not all float32 "
@@ -214,16 +216,16 @@ def _check_training(checked: _CheckedModel) -> None:
     weights is refused as well.
     """
     model = checked.model
-    own_methods = [
+    overridden_methods = [
         name
         for name in _FIT_METHODS
         if getattr(type(model), name, None) is not getattr(tf.keras.Model, name)
     ]
-    if own_methods and not isinstance(model, TffModel):
+    if overridden_methods and not isinstance(model, TffModel):
         raise ValueError(
             f"build_model of task {checked.name!r} gives a model with a "
-            f"{' and a '.join(own_methods)} of its own, which fedmf does not call: put what it "
-            "minimises into the task's loss, or into add_loss"
+            f"{' and a '.join(overridden_methods)} of its own, which fedmf does not call: put what "
+            "it minimises into the task's loss, or into add_loss"
         )
     constrained_names = [
         weight.name
@@ -280,9 +282,9 @@ def _check_outside_variables(checked: _CheckedModel, used_variables: Any) -> Non
 
     A program may change it between rounds, and a resume would not know its value.
     """
-    # Variables are compared by their handles, because mixed precision wraps each variable that the
-    # model lists, and the graph has the wrapped variable. The vocabulary of an adapted lookup
-    # layer is listed too, and is a table without a handle.
+    # Variables are compared by their handles, because with mixed precision the model lists wrappers
+    # of the graph's variables. The vocabulary of an adapted lookup layer is listed too, but has no
+    # handle.
     weight_handles = {
         id(variable.handle) for variable in checked.model.variables if hasattr(variable, "handle")
     }
@@ -303,9 +305,9 @@ def _check_captures(checked: _CheckedModel) -> None:
     The graphs that TFF builds cannot contain such a value.
     """
     forward_pass = tf.function(lambda x: checked.model(x, training=True))
-    outputs = forward_pass.get_concrete_function(checked.x_specs).structured_outputs
+    model_outputs = forward_pass.get_concrete_function(checked.x_specs).structured_outputs
     output_specs = tf.nest.map_structure(
-        lambda output: tf.TensorSpec(output.shape, output.dtype), outputs
+        lambda output: tf.TensorSpec(output.shape, output.dtype), model_outputs
     )
     traced_loss = tf.function(checked.loss).get_concrete_function(checked.y_specs, output_specs)
     if traced_loss.captured_inputs:

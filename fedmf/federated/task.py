@@ -21,7 +21,8 @@ from fedmf.training.learner import Learner
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task(training.Task):
-    """A federated learning task: the clients' examples, a Keras or TFF model, its loss and metrics.
+    """A federated learning task, with the clients' examples, a Keras or TFF model, its loss and
+    metrics.
 
     `from_arrays` makes one of arrays in memory, and `from_client_data` of a TFF ClientData. The
     constructor takes functions. A task has all attributes of `training.Task` but `learner`, and
@@ -191,13 +192,13 @@ class Task(training.Task):
             ]
             return concatenate(examples_of_clients)
 
-        description = f"{len(train.client_ids)} clients of a ClientData"
+        task_description = f"{len(train.client_ids)} clients of a ClientData"
         return cls(
             client_ids=tuple(train.client_ids),
             client_examples=functools.partial(read, train),
             evaluation_examples=evaluation_examples,
             build_model=seeded(model),
-            **{"description": description, **attributes},
+            **{"description": task_description, **attributes},
         )
 
 

@@ -1,4 +1,4 @@
-"""Checks of the functions that a user passes to `Task`: model, loss, metrics and the like."""
+"""Checks of the functions that a user passes to `Task`, such as model, loss and metrics."""
 
 import types
 from typing import Any
@@ -32,9 +32,9 @@ def check_functions(task: Any) -> None:
             raise TypeError(f"{name} of task {task.name!r} is{note}")
     check_model_function("build_model", task.build_model, num_arguments=1)
     for name, (num_arguments, hint) in _FUNCTIONS.items():
-        function = getattr(task, name)
-        if function is not None:
-            checks.function(name, function, num_arguments=num_arguments, hint=hint)
+        task_function = getattr(task, name)
+        if task_function is not None:
+            checks.function(name, task_function, num_arguments=num_arguments, hint=hint)
     if task.loss is not None:
         _check_loss(task.loss)
     if (task.loss is None) != (task.metrics is None):

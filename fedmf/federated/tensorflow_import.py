@@ -52,17 +52,17 @@ def import_tensorflow() -> None:
     with _quietly("tensorflow", "fedmf.federated needs TensorFlow", _how_to_train):
         import tensorflow as tf
 
-        # TensorFlow imports Keras when Keras is first used. This first use fails if tf-keras is
+        # TensorFlow imports Keras when Keras is first used, and this first use fails if tf-keras is
         # missing.
         _ = tf.keras.Model
         # This call makes TensorFlow look for GPUs now, while its messages about missing GPUs are
         # hidden.
         tf.config.list_physical_devices()
     # Keras 2 has no version attribute if it is part of TensorFlow.
-    version = getattr(tf.keras, "__version__", "2")
-    if version.startswith("3."):
+    keras_version = getattr(tf.keras, "__version__", "2")
+    if keras_version.startswith("3."):
         raise ImportError(
-            f"tf.keras is Keras {version} here, and fedmf trains models of Keras 2 "
+            f"tf.keras is Keras {keras_version} here, and fedmf trains models of Keras 2 "
             "(the package tf-keras): import fedmf.federated before tf.keras is used, or set the "
             "environment variable TF_USE_LEGACY_KERAS=1 before Python starts"
         )
@@ -75,7 +75,7 @@ def _exclude_fedmf_from_autograph() -> None:
 
     fedmf's traced functions need no such rewriting, which took a seventh of a small run.
     """
-    # TensorFlow does not document this module, so that a release may lack it.
+    # TensorFlow does not document this module, so other releases may lack it.
     with contextlib.suppress(ImportError):
         from tensorflow.python.autograph.core import config
 
@@ -90,8 +90,8 @@ _KERAS3_NOTE = (
 
 def _has_keras3() -> bool:
     """Returns whether Keras 3 is imported in this process."""
-    keras = sys.modules.get("keras")
-    return keras is not None and getattr(keras, "__version__", "").startswith("3.")
+    keras_module = sys.modules.get("keras")
+    return keras_module is not None and getattr(keras_module, "__version__", "").startswith("3.")
 
 
 def keras3_note(value: Any) -> str:
@@ -99,10 +99,10 @@ def keras3_note(value: Any) -> str:
     if not _has_keras3():
         return ""
     value_class = value if isinstance(value, type) else type(value)
-    modules = [base.__module__ for base in value_class.__mro__]
+    base_modules = [base.__module__ for base in value_class.__mro__]
     if isinstance(value, types.FunctionType):
-        modules.append(value.__module__)
-    if not any(module.split(".")[0] == "keras" for module in modules):
+        base_modules.append(value.__module__)
+    if not any(module.split(".")[0] == "keras" for module in base_modules):
         return ""
     return _KERAS3_NOTE
 
@@ -158,8 +158,8 @@ def importing_tff() -> Iterator[None]:
       ImportError: saying how to install them.
     """
     import_tensorflow()
-    need = "this needs TensorFlow Federated 0.87 and TensorFlow Privacy"
-    with _quietly("tensorflow_federated", need, _how_to_have_tff):
+    need_text = "this needs TensorFlow Federated 0.87 and TensorFlow Privacy"
+    with _quietly("tensorflow_federated", need_text, _how_to_have_tff):
         yield
 
 
@@ -190,11 +190,13 @@ def _how_to_have_tff() -> str:
 
     The file lists all versions, because pip cannot resolve them: one is gone from the index.
     """
-    command = f"`pip install --no-deps -r {pathlib.Path(__file__).parents[1] / 'training.lock'}`"
+    install_command = (
+        f"`pip install --no-deps -r {pathlib.Path(__file__).parents[1] / 'training.lock'}`"
+    )
     if sys.version_info[:2] == _TFF_PYTHON:
-        return f"install them with {command}"
+        return f"install them with {install_command}"
     python_version = ".".join(map(str, sys.version_info[:2]))
     return (
         f"they run on Python 3.11, and this is {python_version}: in an environment of Python 3.11 "
-        f"install fedmf and then {command}"
+        f"install fedmf and then {install_command}"
     )

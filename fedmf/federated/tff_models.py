@@ -40,11 +40,11 @@ def loop_model(name: str, build_model: Callable[[int], Any], has_own_loss: bool,
                 raise TypeError(f"build_model of task {name!r} takes a layer{note}") from error
             raise
     # If TensorFlow Federated (TFF) was not imported, the model cannot be a TFF model.
-    tff = sys.modules.get("tensorflow_federated")
-    if tff is not None:
-        if isinstance(model, tff.learning.models.FunctionalModel):
-            model = _FunctionalTffModel(model, tff.learning.models)
-        elif isinstance(model, tff.learning.models.VariableModel):
+    tff_module = sys.modules.get("tensorflow_federated")
+    if tff_module is not None:
+        if isinstance(model, tff_module.learning.models.FunctionalModel):
+            model = _FunctionalTffModel(model, tff_module.learning.models)
+        elif isinstance(model, tff_module.learning.models.VariableModel):
             model = _VariableTffModel(model)
     _check_model_class(name, model)
     _check_loss_source(name, model, has_own_loss)
@@ -158,17 +158,17 @@ class TffModel(abc.ABC):
         runs_eagerly = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
         try:
-            values = self._metrics()
+            value_by_name = self._metrics()
         finally:
             tf.config.run_functions_eagerly(runs_eagerly)
-        scalars = {}
-        for name, value in values.items():
-            # If the value is a mapping, the array has the dtype object.
-            array = np.asarray(value)
-            is_scalar = not array.shape and array.dtype != object
+        scalar_by_name = {}
+        for name, value in value_by_name.items():
+            # If the metric's value is a mapping, the array has the dtype object.
+            metric_array = np.asarray(value)
+            is_scalar = not metric_array.shape and metric_array.dtype != object
             if is_scalar and name not in ("num_examples", "num_batches"):
-                scalars[name] = float(array)
-        return scalars
+                scalar_by_name[name] = float(metric_array)
+        return scalar_by_name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,8 @@ class _VariableTffModel(TffModel):
         values.
         """
         self._first_values: list[tuple[tf.Variable, np.ndarray]] = []
-        # In a TFF graph, variables have no values yet, and each client has its own variables.
+        # While TFF builds a graph, variables have no values yet, and each client has its own
+        # variables.
         if tf.executing_eagerly():
             for variable in (*self.non_trainable_variables, *self.local_variables):
                 self._first_values.append((variable, variable.numpy()))
@@ -239,9 +240,9 @@ class _VariableTffModel(TffModel):
         self._model.reset_metrics()
 
     def _metrics(self) -> Mapping[str, Any]:
-        counts = self._model.report_local_unfinalized_metrics()
+        unfinalized_metrics = self._model.report_local_unfinalized_metrics()
         return {
-            name: finalize(counts[name])
+            name: finalize(unfinalized_metrics[name])
             for name, finalize in self._model.metric_finalizers().items()
         }
 
@@ -264,8 +265,8 @@ class _FunctionalTffModel(TffModel):
 
     def predictions(self, x: Any, training: bool) -> Any:
         """Computes predictions with the current values of the variables."""
-        weights = [tf.convert_to_tensor(variable) for variable in self.variables]
-        model_weights = tf.nest.pack_sequence_as(self._model.initial_weights, weights)
+        weight_tensors = [tf.convert_to_tensor(variable) for variable in self.variables]
+        model_weights = tf.nest.pack_sequence_as(self._model.initial_weights, weight_tensors)
         try:
             return rewritten(self._model.predict_on_batch)(model_weights, x, training)
         except self._models_module.functional.KerasFunctionalModelError:
@@ -276,12 +277,12 @@ class _FunctionalTffModel(TffModel):
 
     def batch_loss(self, x: Any, y: Any, training: bool) -> Any:
         """Computes the loss of the predictions; in an evaluation it also updates the metrics."""
-        outputs = self.predictions(x, training)
-        loss = rewritten(self._model.loss)(outputs, y)
+        batch_predictions = self.predictions(x, training)
+        loss = rewritten(self._model.loss)(batch_predictions, y)
         if not training and self._metrics_state is not None:
             batch_output = self._models_module.BatchOutput(
                 loss=loss,
-                predictions=outputs,
+                predictions=batch_predictions,
                 num_examples=tf.shape(tf.nest.flatten(y)[0])[0],
             )
             old_state = tf.nest.map_structure(tf.convert_to_tensor, self._metrics_state)

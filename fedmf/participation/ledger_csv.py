@@ -18,8 +18,8 @@ _DAMAGED = "the ledger is damaged"
 
 
 def read_text(text: str | os.PathLike[str]) -> str:
-    """Reads CSV text, and returns it with "\n" at the end of each line. The argument is either the text itself or
-    the path of a file that contains it.
+    """Reads CSV text, and returns it with "\n" at the end of each line. The argument is either the
+    text itself or the path of a file that contains it.
 
     Raises:
       TypeError: `text` is neither text nor a path.

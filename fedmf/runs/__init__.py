@@ -1,1 +1,1 @@
-"""Files of a training run: its configuration, its folder, and the records of its rounds."""
+"""Files of a training run, such as its configuration, its folder, and the records of its rounds."""

@@ -1,4 +1,6 @@
-"""Audit of a run folder: the privacy guarantee that the run has achieved, by its own records."""
+"""Audit of a run folder, which computes the privacy guarantee that the run has achieved from the
+run's own records.
+"""
 
 import contextlib
 import dataclasses
@@ -58,9 +60,9 @@ class RunAudit(Audit):
             "canaries": canaries or None,
             "commands": commands,
         }
-        arguments = statement_arguments(self.run, self.planned)
-        arguments |= {name: arg for name, arg in passed_arguments.items() if arg is not None}
-        return super().statement_values(**arguments) | values_of_folder(self.run)
+        arguments_of_run = statement_arguments(self.run, self.planned)
+        arguments_of_run |= {name: arg for name, arg in passed_arguments.items() if arg is not None}
+        return super().statement_values(**arguments_of_run) | values_of_folder(self.run)
 
 
 @with_numpy_defaults
@@ -94,33 +96,33 @@ def audit_run(folder: str | pathlib.Path | Run) -> RunAudit:
 def _audit(run: Run) -> Audit:
     """Audits the committed rounds of a run, as `audit_run` describes."""
     _check_digests(run)
-    plan = recorded_plan(run)
+    released_plan = recorded_plan(run)
     ledger = _participation_record(run)
     _check_bound_files(run)
     _check_numbers_of_clients(run, ledger)
-    files = RunFolder(run.path)
+    run_folder = RunFolder(run.path)
     is_partial = run.result is None or run.ended_after is not None
-    committed_rounds = files.committed_rounds() if is_partial else 0
+    committed_rounds = run_folder.committed_rounds() if is_partial else 0
     measured_rounds = {row["round"] for row in run.metrics if row.get("clients") != 0}
     later_rounds = {t for t in measured_rounds if t >= len(ledger)}
     unrecorded_rounds = sorted(later_rounds.union(range(len(ledger), committed_rounds)))
-    # The number of rounds of a run that was stopped because of its results depends on data. So the
-    # run does not count as a run of a shorter plan.
-    if run.result is None and files.was_stopped_by_data():
+    # The number of rounds of a run that was stopped because of its results depends on data. So such
+    # a run does not get the guarantee of a shorter plan.
+    if run.result is None and run_folder.was_stopped_by_data():
         return audit_ledger(
             ledger,
-            plan,
-            unrecorded=range(len(ledger), plan.participation.rounds),
+            released_plan,
+            unrecorded=range(len(ledger), released_plan.participation.rounds),
             hint="the run was stopped before them because of its results",
         )
-    if is_partial and not unrecorded_rounds and len(ledger) < plan.participation.rounds:
+    if is_partial and not unrecorded_rounds and len(ledger) < released_plan.participation.rounds:
         # Plans with sampling, and some mechanisms, have a guarantee only for all rounds together,
         # and raise ValueError here.
         with contextlib.suppress(ValueError):
-            plan = stopped_after(plan, len(ledger))
+            released_plan = stopped_after(released_plan, len(ledger))
     return audit_ledger(
         ledger,
-        plan,
+        released_plan,
         unrecorded=unrecorded_rounds,
         hint="resume the run, and audit it when it is done",
     )
@@ -137,13 +139,13 @@ def _check_numbers_of_clients(run: Run, ledger: ParticipationLedger) -> None:
     counted_rows = [
         row for row in run.metrics if "clients" in row and 0 <= row["round"] < len(ledger)
     ]
-    rounds = [
+    differing_rounds = [
         row["round"] for row in counted_rows if row["clients"] != len(ledger.cohort(row["round"]))
     ]
-    if rounds:
+    if differing_rounds:
         raise ValueError(
             f"{run.path}: participation.csv has other numbers of clients than metrics.jsonl in "
-            f"{rounds_in_words(sorted(rounds))}: no guarantee can be "
+            f"{rounds_in_words(sorted(differing_rounds))}: no guarantee can be "
             "stated; put the run's own files back, or run it again in another folder"
         )
 
@@ -179,20 +181,24 @@ def _participation_record(run: Run) -> ParticipationLedger:
     For a copy of an unfinished run without a journal, it is the participation in the rounds that
     are certainly recorded.
     """
-    path = run.path / "participation.csv"
-    scheme = run.config.scheme()
-    cohort_size = None if scheme is not None and scheme.independent else run.config.cohort_size
+    participation_path = run.path / "participation.csv"
+    sampling_scheme = run.config.scheme()
+    cohort_size = (
+        None
+        if sampling_scheme is not None and sampling_scheme.independent
+        else run.config.cohort_size
+    )
     if run.result is None and (run.path / JOURNAL).exists():
         cohorts = journal_cohorts(run.path)
         return ParticipationLedger(cohort_size=cohort_size, cohorts=cohorts)
-    if not path.exists():
+    if not participation_path.exists():
         raise ValueError(f"{run.path} has no participation.csv: put back the run's own")
     try:
         ledger = ParticipationLedger.from_csv(
-            path.read_text(), rounds=run.config.rounds, cohort_size=cohort_size
+            participation_path.read_text(), rounds=run.config.rounds, cohort_size=cohort_size
         )
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise ValueError(f"{participation_path} is damaged: {error}") from error
     if run.result is not None:
         return ledger.first(run.ended_after or run.config.rounds)
     # A round without clients has no row in participation.csv.
@@ -219,7 +225,7 @@ def audit_run_canaries(
         or as `audit_run` does.
     """
     run = folder if isinstance(folder, Run) else Run.load(folder)
-    path = run.path / CANARIES
+    canaries_path = run.path / CANARIES
     num_canaries = run.config.canaries
     if not num_canaries:
         raise ValueError(
@@ -233,17 +239,19 @@ def audit_run_canaries(
     ledger = _participation_record(run)
     takes_part = np.zeros((run.config.rounds, num_canaries), bool)
     for t in range(len(ledger)):
-        # The indices of canaries follow those of the clients.
-        canaries = ledger.cohort(t) - run.plan["task"]["clients"]
-        takes_part[t, canaries[canaries >= 0]] = True
+        # Client indices from the number of clients on are those of canaries.
+        canary_indices = ledger.cohort(t) - run.plan["task"]["clients"]
+        takes_part[t, canary_indices[canary_indices >= 0]] = True
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with np.load(canaries_path, allow_pickle=False) as arrays:
             evidence = CanaryEvidence(rounds=takes_part, **arrays)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{path} is missing, as in a copy of the run that was made for publication: audit the "
-            "run itself"
+            f"{canaries_path} is missing, as in a copy of the run that was made for publication: "
+            "audit the run itself"
         ) from error
     except (*READ_ERRORS, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): put back the run's own file") from error
+        raise ValueError(
+            f"{canaries_path} is damaged ({error}): put back the run's own file"
+        ) from error
     return audit_canaries(recorded_plan(run), evidence, confidence=confidence)

@@ -46,8 +46,8 @@ def _check_task_options(name: str, value: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig(PlanConfig):
-    """Settings of `fedmf train`: a `PlanConfig` with fields for the task, the devices and the
-    training.
+    """Settings of `fedmf train`, which are those of a `PlanConfig` and more fields for the task,
+    the devices and the training.
 
     Options of the task are --task-option NAME=VALUE, or a table in the config file.
 
@@ -102,7 +102,7 @@ class TrainConfig(PlanConfig):
         low=0,
     )
 
-    # Fields of the optimisation: batches, epochs and learning rates.
+    # Fields of the optimisation, such as batches, epochs and learning rates.
     client_learning_rate: float = fields.positive_float(1.0, "Rate of the clients' optimizer.")
     client_optimizer: str = fields.choice(
         "sgd", f"On the clients: {', '.join(RULES)}.", lambda: RULES
@@ -167,16 +167,20 @@ class TrainConfig(PlanConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        client = self.client_optimizer
-        server = self.server_optimizer
-        needs = f"client_optimizer=sgd, not {client}"
-        fields.require(self, "client_momentum", needs=needs, present=client == "sgd")
-        needs = f"a scaled `server_optimizer`, not {server}"
-        fields.require(self, "scale_every", needs=needs, present=server != self.server_rule)
-        in_tff = execution_kind(self.execution).in_tff
-        if self.canaries and (in_tff or self.claimed_cohort is not None):
+        client_optimizer = self.client_optimizer
+        server_optimizer = self.server_optimizer
+        needed_setting = f"client_optimizer=sgd, not {client_optimizer}"
+        fields.require(
+            self, "client_momentum", needs=needed_setting, present=client_optimizer == "sgd"
+        )
+        needed_setting = f"a scaled `server_optimizer`, not {server_optimizer}"
+        fields.require(
+            self, "scale_every", needs=needed_setting, present=server_optimizer != self.server_rule
+        )
+        is_in_tff = execution_kind(self.execution).in_tff
+        if self.canaries and (is_in_tff or self.claimed_cohort is not None):
             reason = f"claimed_cohort={self.claimed_cohort} claims other noise than is added"
-            if in_tff:
+            if is_in_tff:
                 reason = f"execution={self.execution} does not return its releases"
             raise ValueError(
                 f"canaries={self.canaries} audit the releases of a run, and {reason}: leave one "
@@ -187,17 +191,17 @@ class TrainConfig(PlanConfig):
                 f"stop_at_epsilon={self.stop_at_epsilon} with canaries={self.canaries}, "
                 "which audit all rounds of a plan: leave one of them out"
             )
-        if in_tff and self.server_rule not in RULES:
-            choices = ", ".join(RULES)
+        if is_in_tff and self.server_rule not in RULES:
+            rule_names = ", ".join(RULES)
             raise ValueError(
-                f"execution={self.execution} has no server_optimizer={server}: choose one of "
-                f"{choices}, or use execution=fast"
+                f"execution={self.execution} has no server_optimizer={server_optimizer}: choose "
+                f"one of {rule_names}, or use execution=fast"
             )
         availability_from_text(self.availability)
         for name in ("warmup", "cooldown"):
             is_unused = self.learning_rate_schedule is None or not getattr(self, name)
-            needs = "a run without `learning_rate_schedule`"
-            fields.require(self, name, needs=needs, present=is_unused)
+            needed_setting = "a run without `learning_rate_schedule`"
+            fields.require(self, name, needs=needed_setting, present=is_unused)
         self.server_schedule()
 
     @property
@@ -209,8 +213,8 @@ class TrainConfig(PlanConfig):
         """Returns the scaling of updates before they are clipped; None if they are not scaled."""
         if self.server_optimizer == self.server_rule:
             return None
-        rule = self.server_rule
-        return Scaling(rule=rule, epsilon=self.server_epsilon, every=self.scale_every)
+        server_rule = self.server_rule
+        return Scaling(rule=server_rule, epsilon=self.server_epsilon, every=self.scale_every)
 
     def server_steps(self) -> ServerOptimizer:
         """Returns the server's optimizer. Its learning rates are those of `server_schedule`."""
@@ -230,9 +234,11 @@ class TrainConfig(PlanConfig):
                 f"server_optimizer={optimizer.record()} beside a config with "
                 f"server_optimizer={self.server_optimizer}: leave one of them out"
             )
-        values = optimizer.record()
-        changes = {f"server_{name}": values[name] for name in _SHARED if name in values}
-        return dataclasses.replace(self, server_optimizer=optimizer.name, **changes)
+        value_by_field = optimizer.record()
+        changed_fields = {
+            f"server_{name}": value_by_field[name] for name in _SHARED if name in value_by_field
+        }
+        return dataclasses.replace(self, server_optimizer=optimizer.name, **changed_fields)
 
     def server_schedule(self) -> WarmupCooldown | CustomSchedule:
         """Returns the schedule of the server's learning rates."""
@@ -262,25 +268,28 @@ def read_config_file(path: str | pathlib.Path) -> dict[str, Any]:
     file_format = "TOML" if path.suffix == ".toml" else "JSON"
     try:
         file_text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(file_text) if file_format == "TOML" else json.loads(file_text)
+        value_by_name = tomllib.loads(file_text) if file_format == "TOML" else json.loads(file_text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"config file {path} is not valid {file_format}: {error}") from error
-    if not isinstance(values, dict):
+    if not isinstance(value_by_name, dict):
         raise ValueError(
-            f"config file {path} must hold fields of TrainConfig, not a {type(values).__name__}"
+            f"config file {path} must hold fields of TrainConfig, not a "
+            f"{type(value_by_name).__name__}"
         )
-    return _with_underscores(values, path)
+    return _with_underscores(value_by_name, path)
 
 
 def _with_underscores(values: dict[str, Any], path: pathlib.Path) -> dict[str, Any]:
     """Returns a dict with hyphens in names replaced by underscores, also in nested tables."""
     value_by_name: dict[str, Any] = {}
     for spelling, value in values.items():
-        name = spelling.replace("-", "_")
-        if name in value_by_name:
+        field_name = spelling.replace("-", "_")
+        if field_name in value_by_name:
             raise ValueError(
-                f"config file {path} has {name} and {name.replace('_', '-')}, which are "
-                "the same field: leave one out"
+                f"config file {path} has {field_name} and "
+                f"{field_name.replace('_', '-')}, which are the same field: leave one out"
             )
-        value_by_name[name] = _with_underscores(value, path) if isinstance(value, dict) else value
+        value_by_name[field_name] = (
+            _with_underscores(value, path) if isinstance(value, dict) else value
+        )
     return value_by_name

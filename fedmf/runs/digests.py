@@ -1,5 +1,5 @@
-"""SHA-256 digests of the files of a finished run: the files that its audit reads, and the files
-that it releases.
+"""SHA-256 digests of the files of a finished run that its audit reads, and of the files that it
+releases.
 """
 
 import hashlib

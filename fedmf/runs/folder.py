@@ -1,5 +1,5 @@
-"""The folder of a run. `RunFolder` writes it atomically, and `Run` has its contents. What it shares
-with the folder of a server is in `fedmf.server.journal_folder`.
+"""The folder of a run, with its files. `RunFolder` writes it atomically, and `Run` has its
+contents. What it shares with the folder of a server is in `fedmf.server.journal_folder`.
 
 run/
   config.json          TrainConfig
@@ -60,8 +60,8 @@ _BEFORE_ROUND_0 = "config.json plan.json mechanism.npz statement.md vocabulary.j
 
 
 class RunFolder:
-    """The folder of a run. What it has in common with the folder of a server is in `JournalFolder`,
-    and available inside `locked`.
+    """The folder of a run, with methods that write its files. What it has in common with the folder
+    of a server is in `JournalFolder`, and available inside `locked`.
 
     It stores the digests of the files that it wrote, or checked when the run was resumed.
     result.json records these digests, so that it never covers a file that was edited meanwhile.
@@ -86,13 +86,13 @@ class RunFolder:
         Raises:
           ValueError: another process holds the lock, or the folder cannot be created.
         """
-        folder = JournalFolder(self.path, RUN)
-        self._locked = folder
+        journal_folder = JournalFolder(self.path, RUN)
+        self._locked = journal_folder
         try:
             yield
         finally:
             self._locked = None
-            folder.close()
+            journal_folder.close()
 
     @property
     def _journal_folder(self) -> JournalFolder:
@@ -115,9 +115,9 @@ class RunFolder:
         Raises:
           ValueError: the folder holds no run.
         """
-        folder = RunFolder(path)
-        check_begun(folder.path, RUN)
-        return folder
+        run_folder = RunFolder(path)
+        check_begun(run_folder.path, RUN)
+        return run_folder
 
     def begin(
         self,
@@ -136,12 +136,12 @@ class RunFolder:
           identity: `task_identity` of the task.
           noise_seed: secret seed of the noise.
         """
-        texts = {
+        text_by_name = {
             IDENTITY: strict_json.dumps(identity, indent=2) + "\n",
             _SEED: f"{noise_seed}\n",
             "config.json": config.to_json(),
         }
-        self._journal_folder.begin(texts, {"plan.json": plan_content(plan)})
+        self._journal_folder.begin(text_by_name, {"plan.json": plan_content(plan)})
         self._store_digests()
 
     def _store_digests(self) -> None:
@@ -169,10 +169,10 @@ class RunFolder:
         """Records round 0 in plan.json, and the rounds from which a changed program computed the
         run.
         """
-        plan = read_object(self.path / "plan.json")
-        if plan.get("programs", [0]) == list(first_rounds):
+        recorded_plan = read_object(self.path / "plan.json")
+        if recorded_plan.get("programs", [0]) == list(first_rounds):
             return
-        self.write_json("plan", plan | {"programs": list(first_rounds)})
+        self.write_json("plan", recorded_plan | {"programs": list(first_rounds)})
         self._digest_by_name["plan.json"] = sha256((self.path / "plan.json").read_bytes())
 
     def committed_rounds(self) -> int:
@@ -196,23 +196,23 @@ class RunFolder:
         Raises:
           ValueError: a file changed since the run was begun, or while it was read.
         """
-        contents = {}
+        content_by_name = {}
         if noise_seed is not None:
-            contents[_SEED] = f"{noise_seed}\n".encode()
+            content_by_name[_SEED] = f"{noise_seed}\n".encode()
         if run is not None:
             config_content = (self.path / "config.json").read_bytes()
             config = TrainConfig.from_mapping(json.loads(config_content), "config.json")
             if config != run.config:
                 raise RUN.changed_error(["config.json"])
-            contents |= {"config.json": config_content, "plan.json": plan_content(run.plan)}
-        self.committed = self._journal_folder.read(contents)
+            content_by_name |= {"config.json": config_content, "plan.json": plan_content(run.plan)}
+        self.committed = self._journal_folder.read(content_by_name)
         self._store_digests()
-        path = self.path / "timings.jsonl"
-        content = path.read_bytes() if path.exists() else b""
-        whole_lines = content[: content.rfind(b"\n") + 1]
+        timings_path = self.path / "timings.jsonl"
+        timings_content = timings_path.read_bytes() if timings_path.exists() else b""
+        whole_lines = timings_content[: timings_content.rfind(b"\n") + 1]
         # A process that was killed may have left an incomplete last line.
-        if whole_lines != content:
-            write_atomically(path, whole_lines, mode=0o600)
+        if whole_lines != timings_content:
+            write_atomically(timings_path, whole_lines, mode=0o600)
 
     def forget_committed(self) -> None:
         """Frees the memory that the committed rounds take."""
@@ -249,13 +249,13 @@ class RunFolder:
         Texts, which Keras returns as Python objects, are written as bytes, which numpy reads
         without pickle.
         """
-        arrays = {
+        array_by_name = {
             f"weight_{i}": np.asarray(weight, np.bytes_) if weight.dtype == object else weight
             for i, weight in enumerate(weights)
         }
-        path = self.path / f"{name}.npz"
-        write_atomically(path, lambda out: np.savez(out, **arrays))
-        self._digest_by_name[path.name] = sha256(path.read_bytes())
+        weights_path = self.path / f"{name}.npz"
+        write_atomically(weights_path, lambda out: np.savez(out, **array_by_name))
+        self._digest_by_name[weights_path.name] = sha256(weights_path.read_bytes())
 
     def write_canaries(self, evidence: Mapping[str, np.ndarray]) -> None:
         """Writes the evidence of the run's canaries to private/canaries.npz."""
@@ -265,22 +265,24 @@ class RunFolder:
         """Returns all weights of the run's initial model; None if the run began with the task's own
         weights.
         """
-        path = self.path / "initial_model.npz"
-        if not path.exists():
+        model_path = self.path / "initial_model.npz"
+        if not model_path.exists():
             return None
-        return read_weights(path)
+        return read_weights(model_path)
 
     def initial_model_digest(self) -> str | None:
         """Returns the SHA-256 digest of initial_model.npz; None if there is no such file."""
-        path = self.path / "initial_model.npz"
-        if not path.exists():
+        model_path = self.path / "initial_model.npz"
+        if not model_path.exists():
             return None
-        return sha256(path.read_bytes())
+        return sha256(model_path.read_bytes())
 
     def write_table(self) -> None:
         """Writes metrics.csv from the rows of metrics.jsonl."""
-        rows = read_rows(self.path / "metrics.jsonl")
-        write_atomically(self.path / "metrics.csv", metrics_csv({self.path.name: rows}), mode=0o600)
+        metric_rows = read_rows(self.path / "metrics.jsonl")
+        write_atomically(
+            self.path / "metrics.csv", metrics_csv({self.path.name: metric_rows}), mode=0o600
+        )
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Writes name.json atomically.
@@ -290,9 +292,9 @@ class RunFolder:
         """
         if name == "result":
             content = content | {"sha256": self._file_digests()}
-        text = strict_json.dumps(content, indent=2) + "\n"
-        mode = 0o644 if name == "plan" else 0o600
-        write_atomically(self.path / f"{name}.json", text, mode=mode)
+        json_text = strict_json.dumps(content, indent=2) + "\n"
+        file_mode = 0o644 if name == "plan" else 0o600
+        write_atomically(self.path / f"{name}.json", json_text, mode=file_mode)
 
     def _file_digests(self) -> dict[str, str]:
         """Returns the digests of the run's files. For files that this process wrote, they are
@@ -355,8 +357,8 @@ class Run(fields.Checked):
         return self.mechanism.noising()
 
     def table(self) -> dict[str, list[Any]]:
-        """Returns the metrics as columns for pandas.DataFrame, such as {"round": [...],
-        "train_loss": [...], "validation_accuracy": [...]}.
+        """Returns the metrics as columns for pandas.DataFrame. The columns have names such as
+        "round", "train_loss" and "validation_accuracy".
 
         Rounds without a validation have NaN in its columns.
         """
@@ -372,10 +374,10 @@ class Run(fields.Checked):
         Raises:
           ValueError: private/identity.json is damaged.
         """
-        path = self.path / IDENTITY
-        if not path.exists():
+        identity_path = self.path / IDENTITY
+        if not identity_path.exists():
             return None
-        version: str = read_object(path)["data_version"]
+        version: str = read_object(identity_path)["data_version"]
         return version
 
     @property
@@ -388,13 +390,13 @@ class Run(fields.Checked):
         """
         if self.result is None or self.result.get("ended_after") is None:
             return None
-        num_rounds = self.result["ended_after"]
-        if type(num_rounds) is not int or not 1 <= num_rounds < self.config.rounds:
+        num_rounds_run = self.result["ended_after"]
+        if type(num_rounds_run) is not int or not 1 <= num_rounds_run < self.config.rounds:
             raise ValueError(
-                f"{self.path / 'result.json'} has ended_after={num_rounds!r}: put back the run's "
-                "own file"
+                f"{self.path / 'result.json'} has ended_after={num_rounds_run!r}: put back the "
+                "run's own file"
             )
-        return num_rounds
+        return num_rounds_run
 
     @property
     def weights(self) -> list[np.ndarray]:
@@ -419,22 +421,22 @@ class Run(fields.Checked):
             fit into memory.
         """
         path = checked_path("path", path, hint="name the folder of a run")
-        folder = RunFolder.open(path).path
+        folder_path = RunFolder.open(path).path
         try:
             optional_contents = {}
             for name in ("result", "clients", "fine_tuned"):
-                file = folder / f"{name}.json"
-                optional_contents[name] = read_object(file) if file.exists() else None
+                json_path = folder_path / f"{name}.json"
+                optional_contents[name] = read_object(json_path) if json_path.exists() else None
             return Run(
-                path=folder,
+                path=folder_path,
                 config=TrainConfig.from_mapping(
-                    read_object(folder / "config.json"), str(folder / "config.json")
+                    read_object(folder_path / "config.json"), str(folder_path / "config.json")
                 ),
-                plan=read_object(folder / "plan.json"),
-                metrics=read_rows(folder / "metrics.jsonl"),
-                timings=read_rows(folder / "timings.jsonl", skips_damaged=True),
-                statement=(folder / "statement.md").read_text(encoding="utf-8"),
-                mechanism=load_mechanism(folder / "mechanism.npz"),
+                plan=read_object(folder_path / "plan.json"),
+                metrics=read_rows(folder_path / "metrics.jsonl"),
+                timings=read_rows(folder_path / "timings.jsonl", skips_damaged=True),
+                statement=(folder_path / "statement.md").read_text(encoding="utf-8"),
+                mechanism=load_mechanism(folder_path / "mechanism.npz"),
                 **optional_contents,
             )
         except checks.TooLargeForMemory:
@@ -442,6 +444,7 @@ class Run(fields.Checked):
             raise
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
-                f"run folder {folder} is incomplete or damaged ({' '.join(str(error).split())}): "
+                f"run folder {folder_path} is incomplete or damaged "
+                f"({' '.join(str(error).split())}): "
                 "run it again in another folder"
             ) from error

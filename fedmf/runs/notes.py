@@ -8,27 +8,29 @@ from fedmf.runs.folder import Run
 
 
 def figures_note(runs: Sequence[Run]) -> str:
-    """Returns sentences that explain figures of runs: a note on the headline metric, the number of
-    seeds, and runs that several programs computed.
+    """Returns sentences that explain figures of runs, with a note on the headline metric, the
+    number of seeds, and runs that several programs computed.
 
     Args:
       runs: runs of the same task, at least one.
     """
-    task = runs[0].plan["task"]
-    metric = task["headline_metric"].replace("_", " ")
+    task_record = runs[0].plan["task"]
+    headline_metric = task_record["headline_metric"].replace("_", " ")
     sentences = []
-    if task.get("metric_note"):
-        sentences.append(f"{metric[0].upper()}{metric[1:]} {task['metric_note']}.")
-    configs = [dataclasses.replace(run.config, seed=0) for run in runs]
-    seeds_of_figures = set(collections.Counter(configs).values())
+    if task_record.get("metric_note"):
+        sentences.append(
+            f"{headline_metric[0].upper()}{headline_metric[1:]} {task_record['metric_note']}."
+        )
+    configs_without_seed = [dataclasses.replace(run.config, seed=0) for run in runs]
+    seeds_of_figures = set(collections.Counter(configs_without_seed).values())
     if seeds_of_figures == {1}:
         sentences.append("Figures are of one seed.")
     elif 1 in seeds_of_figures:
         sentences.append("Some figures are of one seed.")
     for run in runs:
-        phrase = programs_phrase(run.plan.get("programs", ()), run.config.rounds)
-        if phrase:
-            sentences.append(f"Of run {run.path.name}, {phrase}.")
+        programs_text = programs_phrase(run.plan.get("programs", ()), run.config.rounds)
+        if programs_text:
+            sentences.append(f"Of run {run.path.name}, {programs_text}.")
     return " ".join(sentences)
 
 
@@ -46,8 +48,11 @@ def programs_phrase(first_rounds: Sequence[int], rounds: int) -> str:
     if len(first_rounds) < 2:
         return ""
     end_rounds = [*first_rounds[1:], rounds]
-    spans = [f"{first}-{end - 1}" for first, end in zip(first_rounds, end_rounds, strict=True)]
-    return f"rounds {', '.join(spans[:-1])} and {spans[-1]} were computed by different programs"
+    round_spans = [
+        f"{first}-{end - 1}" for first, end in zip(first_rounds, end_rounds, strict=True)
+    ]
+    earlier_spans = ", ".join(round_spans[:-1])
+    return f"rounds {earlier_spans} and {round_spans[-1]} were computed by different programs"
 
 
 def smaller_is_better(metric: str) -> bool:

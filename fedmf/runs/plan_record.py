@@ -32,11 +32,11 @@ def recorded_plan(run: Run) -> Plan:
     plan_content = run.plan
     mechanism = run.mechanism
     try:
-        config = PlanConfig.from_mapping(plan_content["config"], "plan.json")
-        noise_multiplier = config.noise_multiplier or 0.0
-        plan = config.plan_with(mechanism, noise_multiplier)
+        plan_config = PlanConfig.from_mapping(plan_content["config"], "plan.json")
+        noise_multiplier = plan_config.noise_multiplier or 0.0
+        plan = plan_config.plan_with(mechanism, noise_multiplier)
         # The noise must have the recorded scale. Epsilon may differ, because another version of the
-        # accountant may compute another one.
+        # accountant may compute another value.
         has_same_noise = math.isclose(plan.stddev, plan_content["stddev"], rel_tol=1e-9)
         has_same_mechanism = mechanism_digest(mechanism) == plan_content["mechanism_sha256"]
         expected_plan = run.config.plan_with(mechanism, noise_multiplier)

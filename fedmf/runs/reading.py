@@ -1,4 +1,4 @@
-"""Functions that read the files of a run: rows, JSON objects and weights."""
+"""Functions that read rows, JSON objects and weights from the files of a run."""
 
 import json
 import math
@@ -10,8 +10,8 @@ import numpy as np
 from fedmf.files import check_archive
 from fedmf.mechanisms.storage import READ_ERRORS
 
-# Names of measured numbers, which may be NaN or infinite. JSON has neither, so a file has null for
-# them.
+# Names of measured numbers, which may be NaN or infinite. JSON has neither value, so files have
+# null in their place.
 _MEASURED = ("train_loss", "clip_fraction", "validation", "test", "metrics", "mean", "deciles")
 
 
@@ -55,12 +55,12 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
       ValueError: the file holds no JSON object.
     """
     try:
-        content = json.loads(path.read_bytes())
+        json_content = json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path.name} holds a {type(content).__name__}, not an object")
-    return _with_nan(content)
+    if not isinstance(json_content, dict):
+        raise ValueError(f"{path.name} holds a {type(json_content).__name__}, not an object")
+    return _with_nan(json_content)
 
 
 def read_rows(path: pathlib.Path, *, skips_damaged: bool = False) -> list[dict[str, Any]]:
@@ -77,20 +77,20 @@ def read_rows(path: pathlib.Path, *, skips_damaged: bool = False) -> list[dict[s
     """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
+    row_lines = path.read_bytes().split(b"\n")
     parsed_rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(row_lines, start=1):
         try:
-            row = json.loads(line)
-            is_whole = isinstance(row, dict) and isinstance(row.get("round"), int)
+            decoded_row = json.loads(line)
+            is_whole = isinstance(decoded_row, dict) and isinstance(decoded_row.get("round"), int)
         except ValueError:
             is_whole = False
         if is_whole:
             # Rows without null are not copied, which saves time in runs of 100,000 rounds.
             if b"null" in line:
-                row = _with_nan(row)
-            parsed_rows.append(row)
-        elif number < len(lines) and not skips_damaged:
+                decoded_row = _with_nan(decoded_row)
+            parsed_rows.append(decoded_row)
+        elif number < len(row_lines) and not skips_damaged:
             raise ValueError(
                 f"line {number} of {path} is damaged: it must be a JSON object with a round"
             )

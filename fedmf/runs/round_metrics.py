@@ -1,4 +1,4 @@
-"""A number for each round that a caller computes, in a column of metrics.jsonl."""
+"""Numbers that a caller computes for each round, as columns of metrics.jsonl."""
 
 import abc
 import reprlib
@@ -77,17 +77,17 @@ def check_round_metrics(argument: str, metrics: Any) -> tuple[RoundMetric, ...]:
                 f"{argument} holds {reprlib.repr(metric)}: make an object of a class that inherits "
                 "from fedmf.runs.round_metrics.RoundMetric"
             )
-        name = getattr(metric, "name", None)
-        if not isinstance(name, str) or not name.isidentifier():
+        metric_name = getattr(metric, "name", None)
+        if not isinstance(metric_name, str) or not metric_name.isidentifier():
             raise ValueError(
-                f"{argument} holds one with name={name!r}: use a word such as 'step_length'"
+                f"{argument} holds one with name={metric_name!r}: use a word such as 'step_length'"
             )
-        if name in _COLUMNS or name in metric_names:
+        if metric_name in _COLUMNS or metric_name in metric_names:
             raise ValueError(
-                f"{argument} holds one with name={name!r}, which is a column already: use another "
-                "name"
+                f"{argument} holds one with name={metric_name!r}, which is a column already: use "
+                "another name"
             )
-        metric_names.add(name)
+        metric_names.add(metric_name)
     return tuple(metrics)
 
 
@@ -102,11 +102,11 @@ def compute_round_metrics(
     """
     value_by_name: dict[str, float] = {}
     for metric in metrics:
-        value = metric.compute(_copied(finished))
-        metric_value = checks.real_number(value)
-        if isinstance(value, bool) or metric_value is None:
+        computed_value = metric.compute(_copied(finished))
+        metric_value = checks.real_number(computed_value)
+        if isinstance(computed_value, bool) or metric_value is None:
             raise TypeError(
-                f"round metric {metric.name} returned {reprlib.repr(value)} in round "
+                f"round metric {metric.name} returned {reprlib.repr(computed_value)} in round "
                 f"{finished.round}: return one number"
             )
         value_by_name[metric.name] = metric_value

@@ -1,4 +1,4 @@
-"""The rounds of a run: what is committed of each, and `RUN`, the kind of folder that has them.
+"""The data that are committed of each round of a run, and `RUN`, the kind of folder that has them.
 
 The readable files metrics.jsonl, participation.csv and selected.csv follow from the journal. Lines
 that are missing after a crash are written when the run is resumed.
@@ -28,8 +28,8 @@ _FIRST_FILES = (
     "initial_model.npz",
     "vocabulary.json",
 )
-# Files because of which no run may begin in a folder: those that a run writes after its first
-# round, and server.json, which a server's folder has.
+# Files because of which no run may begin in a folder. They are those that a run writes after its
+# first round, and server.json, which a server's folder has.
 _LATER_FILES = (
     "server.json",
     "timings.jsonl",
@@ -160,18 +160,18 @@ def journal_cohorts(path: pathlib.Path) -> list[np.ndarray]:
     try:
         # participation.csv is read before the journal, because a process that trains this run
         # meanwhile commits a round before it writes the round's rows.
-        content = b""
+        csv_content = b""
         if (path / "participation.csv").exists():
-            content = (path / "participation.csv").read_bytes()
+            csv_content = (path / "participation.csv").read_bytes()
         journal_rows = committed_rows(path)
     except READ_ERRORS as error:
         raise ValueError(
             f"{path / JOURNAL} is damaged ({error}): put back the run's own"
         ) from error
     csv_texts = [_csv_rows(row["round"], row["clients"]) for row in journal_rows]
-    # participation.csv may lack rows after a power failure. If it has more rows than the journal,
-    # the journal is an older copy of itself.
-    if not (_HEADER + "".join(csv_texts)).encode().startswith(content):
+    # participation.csv may lack rows after a power failure. If it has rows that the journal lacks,
+    # the journal was replaced by an older copy.
+    if not (_HEADER + "".join(csv_texts)).encode().startswith(csv_content):
         raise ValueError(
             f"{path / 'participation.csv'} does not agree with the run's journal: put back the "
             "run's own, or remove it and resume the run"
@@ -188,20 +188,20 @@ def bound_content(path: pathlib.Path) -> bytes:
     Raises:
       OSError: the file cannot be read.
     """
-    content = path.read_bytes()
-    if path.name != "plan.json" or b'"programs"' not in content:
-        return content
+    file_content = path.read_bytes()
+    if path.name != "plan.json" or b'"programs"' not in file_content:
+        return file_content
     try:
-        plan = dict(json.loads(content))
+        plan_values = dict(json.loads(file_content))
     # If a file is damaged, its digest is computed over the whole file, and so differs from the
     # recorded one.
     except (TypeError, ValueError):
-        return content
-    return plan_content(plan)
+        return file_content
+    return plan_content(plan_values)
 
 
 def plan_content(plan: Mapping[str, Any]) -> bytes:
-    """Returns the `bound_content` of the plan.json that holds these values."""
+    """Returns the part of a plan.json with these values that its digest in the journal covers."""
     bound_values = {name: value for name, value in plan.items() if name != "programs"}
     return (strict_json.dumps(bound_values, indent=2) + "\n").encode()
 
@@ -213,8 +213,8 @@ def _participation_lines(journal_row: Mapping[str, Any]) -> str:
 
 def _selected_lines(journal_row: Mapping[str, Any]) -> str:
     """Returns the lines of a round for selected.csv, from its row in the journal."""
-    clients = journal_row.get("selected", journal_row["clients"])
-    return _csv_rows(journal_row["round"], clients)
+    selected_clients = journal_row.get("selected", journal_row["clients"])
+    return _csv_rows(journal_row["round"], selected_clients)
 
 
 RUN = FolderKind(
@@ -261,8 +261,8 @@ def changed_bound_files(path: pathlib.Path) -> list[str]:
 
 
 def _digest_of(path: pathlib.Path) -> str | None:
-    """Returns the SHA-256 digest of a file's `bound_content`, the part of it that the journal
-    covers; None if there is no file.
+    """Returns the SHA-256 digest of the part of a file that the journal covers; None if there is no
+    file.
     """
     try:
         return sha256(bound_content(path))

@@ -1,5 +1,5 @@
-"""The privacy statement of a run: values that it adds to those of the audit, and the files that
-have it.
+"""The privacy statement of a run, with the values that it adds to those of the audit, and the files
+that contain it.
 """
 
 import dataclasses
@@ -35,19 +35,19 @@ def run_statement_values(run: Run, audit: Audit) -> dict[str, Any]:
       run: the run.
       audit: result of `audit_run`, or audit of the run's controller.
     """
-    values = Audit.statement_values(audit, **statement_arguments(run, audit.planned))
-    return values | values_of_folder(run)
+    statement_by_name = Audit.statement_values(audit, **statement_arguments(run, audit.planned))
+    return statement_by_name | values_of_folder(run)
 
 
 def statement_arguments(run: Run, planned: Plan) -> dict[str, Any]:
     """Returns the arguments that `Audit.statement_values` gets for a run."""
-    folder = run.path.resolve().name
-    result = run.result or {}
+    folder_name = run.path.resolve().name
+    run_result = run.result or {}
     subject = dataclasses.replace(
         subject_of_run(run.config, run.plan),
-        folder=folder,
-        finished=result.get("date"),
-        model_sha256=result.get("sha256", {}).get("model.npz"),
+        folder=folder_name,
+        finished=run_result.get("date"),
+        model_sha256=run_result.get("sha256", {}).get("model.npz"),
     )
     return {
         "subject": subject,
@@ -55,7 +55,7 @@ def statement_arguments(run: Run, planned: Plan) -> dict[str, Any]:
         "population": run.plan["task"]["clients"] + run.config.canaries,
         "canaries": run.config.canaries,
         "pretraining": pretraining(run.config, run.plan),
-        "commands": _commands(run, folder, planned),
+        "commands": _commands(run, folder_name, planned),
     }
 
 
@@ -67,28 +67,28 @@ def _commands(run: Run, folder: str, planned: Plan) -> list[str]:
       folder: name of its folder.
       planned: plan of the audit.
     """
-    commands = [
+    check_commands = [
         f"fedmf audit run {shell_path(folder)}",
         calibrate_command(planned, f"{folder}/mechanism.npz"),
     ]
     if run.config.canaries and run.result is not None:
-        commands.append(f"fedmf audit canaries {shell_path(folder)}")
-    return commands
+        check_commands.append(f"fedmf audit canaries {shell_path(folder)}")
+    return check_commands
 
 
 def values_of_folder(run: Run) -> dict[str, Any]:
     """Returns the values of a run's statement that come from its folder and not from the audit."""
-    task = run.plan["task"]
+    task_record = run.plan["task"]
     values: dict[str, Any] = {}
-    if "synthetic_clients" in task:
-        values["synthetic_clients"] = task["synthetic_clients"]
+    if "synthetic_clients" in task_record:
+        values["synthetic_clients"] = task_record["synthetic_clients"]
     if run.result is not None and "date" in run.result:
         # The statement of a finished run has the date that the run recorded at its end, so that its
         # text is the same whenever it is made again.
         values["date"] = run.result["date"]
-    phrase = programs_phrase(_first_rounds(run), run.config.rounds)
-    if phrase:
-        values["programs"] = phrase
+    programs_text = programs_phrase(_first_rounds(run), run.config.rounds)
+    if programs_text:
+        values["programs"] = programs_text
     return values | {"versions": run.plan["versions"]} | scaling_values(run.config)
 
 
@@ -98,23 +98,23 @@ def _first_rounds(run: Run) -> list[int]:
     They are read from the journal of an unfinished run, in which edits would be detected.
     """
     if run.result is None and (run.path / JOURNAL).exists():
-        rows = committed_rows(run.path)
-        return [0, *(row["round"] for row in rows if "program" in row)]
+        committed_row_list = committed_rows(run.path)
+        return [0, *(row["round"] for row in committed_row_list if "program" in row)]
     return list(run.plan.get("programs", [0]))
 
 
 def subject_of_run(config: TrainConfig, record: Mapping[str, Any]) -> Subject:
-    """Returns the subject of a run's statement: its task, its data and its date.
+    """Returns the subject of a run's statement, with its task, its data and its date.
 
     Args:
       config: config of the run.
       record: contents of plan.json.
     """
-    task = record["task"]
+    task_record = record["task"]
     return Subject(
         system=system_of_run(config),
-        task=task["name"],
-        data=task["description"],
+        task=task_record["name"],
+        data=task_record["description"],
         begun=record["date"],
     )
 
@@ -138,26 +138,30 @@ def pretraining(config: TrainConfig, record: Mapping[str, Any]) -> str:
       config: config of the run.
       record: contents of plan.json.
     """
-    weights = record.get("initial_weights", {})
-    digest = f" (SHA-256 digest {weights['digest']})" if "digest" in weights else ""
+    initial_weights_record = record.get("initial_weights", {})
+    digest_phrase = (
+        f" (SHA-256 digest {initial_weights_record['digest']})"
+        if "digest" in initial_weights_record
+        else ""
+    )
     if config.initial_model is None:
         origin_phrase = f"that the task makes with seed {config.seed}"
-        if weights.get("given"):
+        if initial_weights_record.get("given"):
             origin_phrase = "that the task was given by starting_from"
         return (
-            f"the initial weights are those {origin_phrase}{digest}, and the run does not know "
-            "whether they were trained before; for clients whose data they were trained on as "
+            f"the initial weights are those {origin_phrase}{digest_phrase}, and the run does not "
+            "know whether they were trained before; for clients whose data they were trained on as "
             "well, the losses add up"
         )
-    path = expanded(config.initial_model)
-    if path.suffix == ".keras":
+    model_path = expanded(config.initial_model)
+    if model_path.suffix == ".keras":
         return (
-            f"the initial model is {path.name}{digest}, which was trained before this run; for "
-            "clients whose data it was trained on as well, the losses add up"
+            f"the initial model is {model_path.name}{digest_phrase}, which was trained before this "
+            "run; for clients whose data it was trained on as well, the losses add up"
         )
     return (
-        f"the initial model is that of the run {path.name}{digest}, which has a statement of its "
-        "own; for clients who took part in both runs the losses add up"
+        f"the initial model is that of the run {model_path.name}{digest_phrase}, which has a "
+        "statement of its own; for clients who took part in both runs the losses add up"
     )
 
 
@@ -175,7 +179,7 @@ def write_final_statement(
     run = Run.load(folder)
     if result is not None:
         run = dataclasses.replace(run, result=result | {"sha256": digests(run.path)})
-    values = run_statement_values(run, audit)
+    statement_by_name = run_statement_values(run, audit)
     for suffix in (".md", ".json"):
-        path = run.path / f"{FINAL_STATEMENT}{suffix}"
-        write_atomically(path, as_text(values, suffix), mode=0o600)
+        statement_path = run.path / f"{FINAL_STATEMENT}{suffix}"
+        write_atomically(statement_path, as_text(statement_by_name, suffix), mode=0o600)

@@ -37,8 +37,11 @@ class RunVocabulary:
             "begin": self.vocabulary_size + 2,
             "end": self.vocabulary_size + 3,
         }
-        content = dataclasses.asdict(self) | {"first_word": 1, "special_ids": special_ids}
-        return strict_json.dumps(content, indent=1) + "\n"
+        vocabulary_content = dataclasses.asdict(self) | {
+            "first_word": 1,
+            "special_ids": special_ids,
+        }
+        return strict_json.dumps(vocabulary_content, indent=1) + "\n"
 
     @classmethod
     def read(cls, path: pathlib.Path) -> "RunVocabulary":
@@ -48,13 +51,13 @@ class RunVocabulary:
           FileNotFoundError: the file does not exist.
           ValueError: the file is damaged.
         """
-        content = read_object(path)
+        vocabulary_content = read_object(path)
         try:
             return cls(
-                words=tuple(map(str, content["words"])),
-                vocabulary_size=int(content["vocabulary_size"]),
-                sequence_length=int(content["sequence_length"]),
-                source=str(content["source"]),
+                words=tuple(map(str, vocabulary_content["words"])),
+                vocabulary_size=int(vocabulary_content["vocabulary_size"]),
+                sequence_length=int(vocabulary_content["sequence_length"]),
+                source=str(vocabulary_content["source"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged ({error}): put the run's own file back") from error

@@ -1,4 +1,4 @@
-"""Agreement of a Keras model and its stateless form."""
+"""A check that a Keras model and its stateless form have the same loss and gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,24 +33,26 @@ def check_agreement(
       ValueError: loss or gradients differ on these examples.
     """
     x, y = batch
-    rng = np.random.default_rng(1)
-    variables = model.trainable_variables
-    for variable in variables:
-        variable.assign_add(rng.normal(scale=0.1, size=variable.shape).astype(np.float32))
+    random_generator = np.random.default_rng(1)
+    trainable_variables = model.trainable_variables
+    for variable in trainable_variables:
+        variable.assign_add(
+            random_generator.normal(scale=0.1, size=variable.shape).astype(np.float32)
+        )
     loss, gradient_list = loss_and_gradients(
-        [variable.read_value() for variable in variables], x, y
+        [variable.read_value() for variable in trainable_variables], x, y
     )
     with tf.GradientTape() as tape:
         keras_loss = loss_of_batch(y, model(x, training=True))
         total_loss = minimised(keras_loss, model.losses)
-    keras_gradients = gradients(tape, total_loss, variables)
+    keras_gradients = gradients(tape, total_loss, trainable_variables)
     value_pairs = [(loss, keras_loss), *zip(gradient_list, keras_gradients, strict=True)]
     for stateless_value, keras_value in value_pairs:
         stateless_array = np.asarray(tf.convert_to_tensor(stateless_value))
         keras_array = np.asarray(tf.convert_to_tensor(keras_value))
-        scale = np.nanmax(np.abs(keras_array), initial=1e-6)
+        largest_magnitude = np.nanmax(np.abs(keras_array), initial=1e-6)
         if not np.allclose(
-            stateless_array, keras_array, rtol=1e-3, atol=1e-3 * scale, equal_nan=True
+            stateless_array, keras_array, rtol=1e-3, atol=1e-3 * largest_magnitude, equal_nan=True
         ):
             raise ValueError(
                 "the stateless model is another function of the weights than the model"

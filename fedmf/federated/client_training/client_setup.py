@@ -1,4 +1,4 @@
-"""Choice of how clients of a Keras or TFF model train: compiled, vectorised or in threads.
+"""Choice of how clients of a Keras or TFF model train, which is compiled, vectorised or in threads.
 
 The choice is made on each machine that trains clients, which may be a worker of a cluster.
 """
@@ -75,10 +75,10 @@ def client_work(
     Raises:
       ValueError: the compiled epoch does not run here.
     """
-    model = functions.build_model(settings.seed)
-    records = Records([variable.numpy() for variable in model.trainable_variables])
+    initial_model = functions.build_model(settings.seed)
+    records = Records([variable.numpy() for variable in initial_model.trainable_variables])
     num_threads = cores() if threads is None else threads
-    in_threads = functools.partial(
+    make_work_in_threads = functools.partial(
         ClientsInThreads,
         shapes=[tuple(spec.shape) for spec in records.flat_specs],
         threads=num_threads,
@@ -87,14 +87,14 @@ def client_work(
         make_client = functools.partial(KerasClient, functions, settings, records)
 
         def make_fallback(reason: str) -> ClientWork:
-            return in_threads(make_client, reason=reason)
+            return make_work_in_threads(make_client, reason=reason)
 
         return _vectorised_work(functions, settings, records, make_fallback)
-    epoch = compiled_epoch(functions, settings)
-    if epoch is None:
+    epoch_function = compiled_epoch(functions, settings)
+    if epoch_function is None:
         raise ValueError(_NOT_COMPILED.format(functions.name))
-    return in_threads(
-        functools.partial(CompiledClient, epoch, settings, records),
+    return make_work_in_threads(
+        functools.partial(CompiledClient, epoch_function, settings, records),
         reason="the task's compiled epoch runs here",
     )
 
@@ -106,12 +106,12 @@ def _quiet_tensorflow() -> Iterator[None]:
     Clients of such a model train one by one.
     """
     logger = tf.get_logger()
-    level = logger.level
+    previous_level = logger.level
     logger.setLevel("CRITICAL")
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.setLevel(previous_level)
 
 
 def _vectorised_work(
@@ -134,8 +134,8 @@ def _vectorised_work(
             f"the model has {records.size} parameters, and {vectorised_sizes.SLOT_MULTIPLE} "
             "clients of it in one call would need too much memory"
         )
-    # In one cohort, some clients may have a single example and others several. The fallback is
-    # needed for clients with several examples.
+    # Clients with a single example may be vectorised although other clients of the cohort have
+    # several examples, for which the fallback is needed.
     fallback_for_many = functools.partial(make_fallback, "they have several examples each")
     try:
         with _quiet_tensorflow():
@@ -144,9 +144,9 @@ def _vectorised_work(
         # Any type of error is caught, because TensorFlow may raise any type when it traces a user's
         # model.
         first_line = next(iter(str(error).splitlines()), "")
-        reason = f"the model cannot be vectorised ({type(error).__name__}: {first_line})"
-        _log_once(f"task {functions.name!r}: clients train one by one, for {reason}")
-        return make_fallback(reason)
+        fallback_reason = f"the model cannot be vectorised ({type(error).__name__}: {first_line})"
+        _log_once(f"task {functions.name!r}: clients train one by one, for {fallback_reason}")
+        return make_fallback(fallback_reason)
 
 
 @functools.cache

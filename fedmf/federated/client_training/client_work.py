@@ -28,8 +28,8 @@ class TensorBroadcast(NamedTuple):
     @staticmethod
     def of(sent: Broadcast) -> "TensorBroadcast":
         """Converts the arrays of a broadcast to tensors."""
-        weights = [tf.constant(weight) for weight in sent.weights]
-        return TensorBroadcast(weights, tensor_params(sent.params))
+        weight_tensors = [tf.constant(weight) for weight in sent.weights]
+        return TensorBroadcast(weight_tensors, tensor_params(sent.params))
 
 
 def tensor_params(params: ClientParams) -> ClientParams:
@@ -74,20 +74,20 @@ class BoundedSteps:
     ) -> tuple[OptimizerState, list[tf.Tensor]]:
         """Returns the optimizer's state and the weights after one shortened step."""
         state, new_weights = self.optimizer.next(state, weights, gradients, rate)
-        steps = [new - old for new, old in zip(new_weights, weights, strict=True)]
-        # In vectorised training every array has a first axis for the clients. The step number has
-        # this axis alone, and no axis otherwise, so that its rank tells where entries begin.
-        first_axis = state.step.shape.rank
+        weight_steps = [new - old for new, old in zip(new_weights, weights, strict=True)]
+        # In vectorised training the first axis of every array is for the clients. The step number
+        # has no other axis, so its rank is the number of axes before the entries.
+        num_client_axes = state.step.shape.rank
         squared_norms = []
-        for step in steps:
-            entry_axes = list(range(first_axis, step.shape.rank))
-            squares = tf.square(tf.cast(step, tf.float64))
-            squared_norms.append(tf.reduce_sum(squares, axis=entry_axes))
-        norm = tf.sqrt(tf.add_n(squared_norms))
-        factor = tf.minimum(tf.constant(1.0, tf.float64), self.largest_step / norm)
+        for step in weight_steps:
+            entry_axes = list(range(num_client_axes, step.shape.rank))
+            squared_entries = tf.square(tf.cast(step, tf.float64))
+            squared_norms.append(tf.reduce_sum(squared_entries, axis=entry_axes))
+        step_norm = tf.sqrt(tf.add_n(squared_norms))
+        shortening_factor = tf.minimum(tf.constant(1.0, tf.float64), self.largest_step / step_norm)
         bounded_weights = [
-            old + self.optimizer.scalar_like(factor, step) * step
-            for old, step in zip(weights, steps, strict=True)
+            old + self.optimizer.scalar_like(shortening_factor, step) * step
+            for old, step in zip(weights, weight_steps, strict=True)
         ]
         return state, bounded_weights
 
@@ -98,11 +98,11 @@ def client_optimizer(settings: ClientSettings) -> Optimizer | BoundedSteps:
     The adaptive optimizers have TFF's default parameters. If `max_step_norm` is finite, each step
     is shortened to this norm.
     """
-    rule = settings.optimizer
-    momentum = settings.momentum if rule == "sgd" else 0.9
-    epsilon = 1e-3 if rule == "yogi" else 1e-7
+    optimizer_rule = settings.optimizer
+    momentum = settings.momentum if optimizer_rule == "sgd" else 0.9
+    epsilon = 1e-3 if optimizer_rule == "yogi" else 1e-7
     optimizer = Optimizer(
-        rule=rule,
+        rule=optimizer_rule,
         momentum=momentum,
         epsilon=epsilon,
         proximal=settings.proximal_strength,
@@ -115,12 +115,12 @@ def client_optimizer(settings: ClientSettings) -> Optimizer | BoundedSteps:
 
 def broadcast_spec(records: Records, settings: ClientSettings) -> TensorBroadcast:
     """Returns the tensor specs of the weights and parameters that the server sends to clients."""
-    number = tf.TensorSpec([], tf.float64)
-    weights = list(records.flat_specs)
-    scales: Sequence[tf.TensorSpec] = ()
+    scalar_spec = tf.TensorSpec([], tf.float64)
+    weight_specs = list(records.flat_specs)
+    scale_specs: Sequence[tf.TensorSpec] = ()
     if settings.is_scaled:
-        scales = [tf.TensorSpec(weight.shape, tf.float32) for weight in weights]
-    return TensorBroadcast(weights, ClientParams(number, number, scales))
+        scale_specs = [tf.TensorSpec(weight.shape, tf.float32) for weight in weight_specs]
+    return TensorBroadcast(weight_specs, ClientParams(scalar_spec, scalar_spec, scale_specs))
 
 
 def gradients(

@@ -27,8 +27,8 @@ class ClippedRecord(NamedTuple):
 
 
 class _Decision(NamedTuple):
-    """The leaves of a record after zeroing or clipping, and flags that say whether each has
-    happened.
+    """The leaves of a record after zeroing or clipping, and flags that say whether it was zeroed or
+    clipped.
     """
 
     leaves: list[tf.Tensor]
@@ -83,8 +83,8 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> ClippedR
     norm = _norm(leaves)
     num_entries = sum(leaf.shape.num_elements() for leaf in leaves)
     least_norm = FLOAT32_LEAST_NORM * math.sqrt(num_entries)
-    # The norm is NaN or infinite if an entry is NaN or infinite, or if the square of an entry
-    # overflows. Then norm < inf is false.
+    # If an entry is NaN or infinite, or if its square overflows, the norm is NaN or infinite and
+    # norm < inf is false.
     is_within_margin = (norm < math.inf) & (tf.minimum(clip_norm, zeroing_norm) >= least_norm)
     decision: _Decision = tf.cond(
         is_within_margin,
@@ -105,11 +105,11 @@ def _norm(leaves: list[tf.Tensor]) -> tf.Tensor:
     """
     squared_norm = tf.constant(0.0, tf.float64)
     for leaf in leaves:
-        entries = tf.reshape(leaf, [-1])
-        num_chunked = entries.shape[0] // FLOAT32_CHUNK * FLOAT32_CHUNK
-        chunks = tf.reshape(entries[:num_chunked], [-1, FLOAT32_CHUNK])
-        remainder = entries[None, num_chunked:]
-        for block in (chunks, remainder):
+        flat_entries = tf.reshape(leaf, [-1])
+        num_chunked = flat_entries.shape[0] // FLOAT32_CHUNK * FLOAT32_CHUNK
+        chunks = tf.reshape(flat_entries[:num_chunked], [-1, FLOAT32_CHUNK])
+        remaining_entries = flat_entries[None, num_chunked:]
+        for block in (chunks, remaining_entries):
             if block.shape.num_elements():
                 # TensorFlow's kernel for a norm is not used here, because it does not exist under
                 # XLA.
@@ -122,14 +122,14 @@ def _largest_entry(leaves: list[tf.Tensor]) -> tf.Tensor:
     """Computes the largest absolute value of all entries, a float64 scalar; leaves are finite."""
     # The extreme values are used to find the largest magnitude, because tf.abs would first write
     # the absolute values of all entries.
-    extremes = [tf.constant(0.0, tf.float64)]
+    largest_magnitudes = [tf.constant(0.0, tf.float64)]
     for leaf in leaves:
         if leaf.shape.num_elements():
-            extremes.append(tf.cast(tf.reduce_max(leaf), tf.float64))
-            extremes.append(tf.cast(-tf.reduce_min(leaf), tf.float64))
-    # For a record of zeros this maximum may be -0.0. tf.abs turns -0.0 into 0.0, because entries
-    # are divided by the maximum.
-    return tf.abs(tf.reduce_max(extremes))
+            largest_magnitudes.append(tf.cast(tf.reduce_max(leaf), tf.float64))
+            largest_magnitudes.append(tf.cast(-tf.reduce_min(leaf), tf.float64))
+    # For a record of zeros this maximum may be -0.0. It is made 0.0 by tf.abs, because entries are
+    # divided by it.
+    return tf.abs(tf.reduce_max(largest_magnitudes))
 
 
 def _zeros_or_scaled(
@@ -153,18 +153,18 @@ def _clip_by_norm(
     leaves: list[tf.Tensor], norm: tf.Tensor, target_norm: tf.Tensor, zeroing_norm: tf.Tensor
 ) -> _Decision:
     """Clips a record to clip_norm, given its norm with a relative error below FLOAT32_MARGIN."""
-    # No entry is larger than the norm. So if the norm is far below zeroing_norm, as it is for most
-    # records, the entries need not be searched for one above zeroing_norm.
+    # No entry is larger than the norm. So the entries need not be searched for one above
+    # zeroing_norm if the norm is far below it.
     is_zeroed = tf.cond(
         norm <= zeroing_norm / 2,
         lambda: tf.constant(False),
         lambda: _largest_entry(leaves) > zeroing_norm,
     )
     is_clipped = ~is_zeroed & (norm > target_norm)
-    factor = target_norm / norm
+    clip_factor = target_norm / norm
 
     def scaled() -> list[tf.Tensor]:
-        return [leaf * tf.cast(factor, leaf.dtype) for leaf in leaves]
+        return [leaf * tf.cast(clip_factor, leaf.dtype) for leaf in leaves]
 
     return _Decision(_zeros_or_scaled(is_zeroed, is_clipped, leaves, scaled), is_clipped, is_zeroed)
 
@@ -184,10 +184,10 @@ def _clip_in_float64(
     ]
     relative_norm = _norm(relative_leaves)
     is_clipped = ~is_zeroed & (relative_norm > 0) & (relative_norm > target_norm / largest_entry)
-    factor = target_norm / relative_norm
+    clip_factor = target_norm / relative_norm
 
     def scaled() -> list[tf.Tensor]:
         leaf_pairs = zip(relative_leaves, leaves, strict=True)
-        return [tf.cast(relative * factor, leaf.dtype) for relative, leaf in leaf_pairs]
+        return [tf.cast(relative * clip_factor, leaf.dtype) for relative, leaf in leaf_pairs]
 
     return _Decision(_zeros_or_scaled(is_zeroed, is_clipped, leaves, scaled), is_clipped, is_zeroed)

@@ -57,12 +57,12 @@ class KerasClient:
         client_batches = list_batches([epochs], self._batch_size)
         batch_ends = client_batches.start + client_batches.size
         if sent is not self._sent:
-            # A new broadcast means that a new round has begun, and that this client is the first of
-            # the round in this thread.
+            # The broadcast is new if this client is the first one that this thread trains in a
+            # round.
             self._sent = sent
             self._tensors = TensorBroadcast.of(sent)
-        sample, loss_sum = self._traced_training(self._tensors, x, y, batch_ends)
-        return _client_result(sample, float(loss_sum))
+        clipped_sample, loss_sum = self._traced_training(self._tensors, x, y, batch_ends)
+        return _client_result(clipped_sample, float(loss_sum))
 
     def _train(
         self, sent: TensorBroadcast, xs: Any, ys: Any, batch_ends: tf.Tensor
@@ -78,30 +78,32 @@ class KerasClient:
         """
         weights, params = sent
         loss_sum = tf.constant(0.0)
-        start = tf.constant(0)
-        variables = self._model.trainable_variables
-        for variable, weight in zip(variables, weights, strict=True):
+        batch_start = tf.constant(0)
+        trainable_variables = self._model.trainable_variables
+        for variable, weight in zip(trainable_variables, weights, strict=True):
             variable.assign(weight)
-        state = self._optimizer.initial(list(weights))
+        optimizer_state = self._optimizer.initial(list(weights))
         for end in batch_ends:
-            rows = slice(start, end)
+            rows = slice(batch_start, end)
             x, y = tf.nest.map_structure(lambda array, rows=rows: array[rows], (xs, ys))
             with tf.GradientTape() as tape:
                 loss = self._loss(y, self._model(x, training=True))
                 total_loss = minimised(loss, self._model.losses)
-            gradient_list = gradients(tape, total_loss, variables)
+            gradient_list = gradients(tape, total_loss, trainable_variables)
             gradient_list = [tf.convert_to_tensor(gradient) for gradient in gradient_list]
-            old_weights = [variable.read_value() for variable in variables]
-            state, new_weights = self._optimizer.next(
-                state, old_weights, gradient_list, self._learning_rate
+            old_weights = [variable.read_value() for variable in trainable_variables]
+            optimizer_state, new_weights = self._optimizer.next(
+                optimizer_state, old_weights, gradient_list, self._learning_rate
             )
-            for variable, weight in zip(variables, new_weights, strict=True):
+            for variable, weight in zip(trainable_variables, new_weights, strict=True):
                 variable.assign(weight)
-            loss_sum += loss * tf.cast(end - start, tf.float32)
-            start = end
+            loss_sum += loss * tf.cast(end - batch_start, tf.float32)
+            batch_start = end
         # An update is the weights before training minus the weights after training, as in TFF, so
         # that the server descends along the update like along a gradient.
-        update = [weight - variable for variable, weight in zip(variables, weights, strict=True)]
+        update = [
+            weight - variable for variable, weight in zip(trainable_variables, weights, strict=True)
+        ]
         return self._records.clipped(params, update), loss_sum
 
 
@@ -145,8 +147,8 @@ class CompiledClient:
             loss_sum = self._epoch(weights, x, y, self._learning_rate, self._update_arrays)
         else:
             loss_sum = self._train_in_bounded_steps(weights, x, y)
-        sample = self._traced_clipping(tensor_params(sent.params), self._update_tensors)
-        return _client_result(sample, loss_sum)
+        clipped_sample = self._traced_clipping(tensor_params(sent.params), self._update_tensors)
+        return _client_result(clipped_sample, loss_sum)
 
     def _train_in_bounded_steps(
         self, weights: Sequence[np.ndarray], x: np.ndarray, y: np.ndarray
@@ -163,11 +165,11 @@ class CompiledClient:
                 new_weights, x[batch_rows], y[batch_rows], self._learning_rate, self._update_arrays
             )
             squared_norm = sum(float(np.vdot(step, step)) for step in self._update_arrays)
-            factor = np.float32(1.0)
+            step_factor = np.float32(1.0)
             if squared_norm > self._largest_step**2:
-                factor = np.float32(self._largest_step / math.sqrt(squared_norm))
+                step_factor = np.float32(self._largest_step / math.sqrt(squared_norm))
             for weight, step in zip(new_weights, self._update_arrays, strict=True):
-                weight -= factor * step
+                weight -= step_factor * step
         for update, old, new in zip(self._update_arrays, weights, new_weights, strict=True):
             np.subtract(old, new, out=update)
         return loss_sum
@@ -181,6 +183,6 @@ def _client_result(sample: QuerySample, loss_sum: float) -> ClientResult:
 def aligned_buffer(num_floats: int) -> np.ndarray:
     """Returns a float32 array of this many zeros whose memory begins on a cache line."""
     line_bytes = 64
-    buffer = np.zeros(num_floats + line_bytes // 4, np.float32)
-    start = -buffer.ctypes.data % line_bytes // 4
-    return buffer[start : start + num_floats]
+    unaligned_buffer = np.zeros(num_floats + line_bytes // 4, np.float32)
+    aligned_start = -unaligned_buffer.ctypes.data % line_bytes // 4
+    return unaligned_buffer[aligned_start : aligned_start + num_floats]

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from fedmf.training.examples import Examples
 
-# Each function turns normal random numbers into one kind of random examples: numbers of either
-# sign, positive numbers (for models with logarithms or roots), and large numbers.
+# Each function turns normal random numbers into one kind of random examples. The kinds are numbers
+# of either sign, positive numbers (for models with logarithms or roots), and large numbers.
 _TRANSFORMS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
     np.asarray,
     np.abs,
@@ -24,7 +24,7 @@ _TRANSFORMS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
 
 
 class Slots(NamedTuple):
-    """Slots of a vectorised call.
+    """Slots of a vectorised call, each of which trains one client.
 
     Attributes:
       number: number of slots.
@@ -56,14 +56,16 @@ def check_independent(
     Raises:
       ValueError: they depend on them, or are not finite on any of the random examples.
     """
-    rng = np.random.default_rng(2)
+    random_generator = np.random.default_rng(2)
     for size in batch_sizes:
         is_checked = False
         for transform in _TRANSFORMS:
-            arguments = _random_arguments(rng, slots, size, transform)
-            stacked_gradients = gradients_of_slots(*arguments)
+            random_arguments = _random_arguments(random_generator, slots, size, transform)
+            stacked_gradients = gradients_of_slots(*random_arguments)
             if all(np.isfinite(leaf).all() for leaf in tf.nest.flatten(stacked_gradients)):
-                _check_arguments(gradients_of_slots, slots.number, arguments, stacked_gradients)
+                _check_arguments(
+                    gradients_of_slots, slots.number, random_arguments, stacked_gradients
+                )
                 is_checked = True
         if not is_checked:
             raise ValueError("losses or gradients are not finite on any random examples")
@@ -84,12 +86,12 @@ def _check_arguments(
         expected_gradients = tf.nest.map_structure(rotate, stacked)
         _check_equal_bits(gradients_of_slots(*rotated_arguments), expected_gradients)
     # Slot 0 has the first client, and all other slots have copies of the second client.
-    clients = np.minimum(np.arange(num_slots), 1)
-    beside_copies = tf.nest.map_structure(
-        functools.partial(np.take, indices=clients, axis=0), arguments
+    client_of_slot = np.minimum(np.arange(num_slots), 1)
+    arguments_with_copies = tf.nest.map_structure(
+        functools.partial(np.take, indices=client_of_slot, axis=0), arguments
     )
     _check_equal_bits(
-        [leaf[:1] for leaf in tf.nest.flatten(gradients_of_slots(*beside_copies))],
+        [leaf[:1] for leaf in tf.nest.flatten(gradients_of_slots(*arguments_with_copies))],
         [leaf[:1] for leaf in tf.nest.flatten(stacked)],
     )
 
@@ -103,12 +105,12 @@ def _random_arguments(
     """Returns random weights and batches for all slots; `transform` changes the floats."""
     random_weights = []
     for weight in slots.weights:
-        values = np.asarray(weight)
-        noise = 0.1 * rng.normal(size=(slots.number, *values.shape))
+        weight_values = np.asarray(weight)
+        weight_noise = 0.1 * rng.normal(size=(slots.number, *weight_values.shape))
         if slots.share_weights:
-            noise[:] = noise[0]
-        random_weights.append((values + noise).astype(values.dtype))
-    batches = [random_batch(rng, slots.batch_specs, size) for _ in range(slots.number)]
+            weight_noise[:] = weight_noise[0]
+        random_weights.append((weight_values + weight_noise).astype(weight_values.dtype))
+    random_batches = [random_batch(rng, slots.batch_specs, size) for _ in range(slots.number)]
 
     def stack(*leaves: Any) -> np.ndarray:
         """Stacks the leaves of the slots' batches."""
@@ -118,7 +120,7 @@ def _random_arguments(
             return stacked_leaves
         return transform(stacked_leaves).astype(stacked_leaves.dtype)
 
-    x, y = tf.nest.map_structure(stack, *batches)
+    x, y = tf.nest.map_structure(stack, *random_batches)
     return random_weights, x, y
 
 
@@ -135,9 +137,9 @@ def random_batch(rng: np.random.Generator, batch_specs: tuple[Any, Any], size: i
     x_specs, y_specs = batch_specs
     # Integer inputs are 1, because a model may mask 0 as padding. Integer labels are 0, because 0
     # is a valid label in every task.
-    x = tf.nest.map_structure(functools.partial(random_leaf, 1), x_specs)
-    y = tf.nest.map_structure(functools.partial(random_leaf, 0), y_specs)
-    return x, y
+    random_inputs = tf.nest.map_structure(functools.partial(random_leaf, 1), x_specs)
+    random_labels = tf.nest.map_structure(functools.partial(random_leaf, 0), y_specs)
+    return random_inputs, random_labels
 
 
 def _check_equal_bits(stacked: Sequence[Any], expected: Sequence[Any]) -> None:

@@ -93,21 +93,25 @@ class Records:
             )
 
     def zero(self, template: Any = None) -> QuerySample:
-        """Returns the sum of no records: zeros in the structure of `template`, by default `specs`.
+        """Returns the sum of no records, which is zeros in the structure of `template`, by default
+        `specs`.
 
         Raises:
           ValueError: the template has other shapes than `specs`.
         """
         template = self.specs if template is None else template
         self._check_shapes("template", template)
-        zeros = [tf.zeros(leaf.shape, tf.float64) for leaf in self.flat_specs]
-        zero = tf.constant(0, tf.int32)
+        zero_leaves = [tf.zeros(leaf.shape, tf.float64) for leaf in self.flat_specs]
+        zero_count = tf.constant(0, tf.int32)
         return QuerySample(
-            tf.nest.pack_sequence_as(template, zeros), clients=zero, clipped=zero, zeroed=zero
+            tf.nest.pack_sequence_as(template, zero_leaves),
+            clients=zero_count,
+            clipped=zero_count,
+            zeroed=zero_count,
         )
 
-    # The function has no Python control flow for AutoGraph to convert, and the conversion would
-    # take seconds in each process.
+    # AutoGraph is off, because it would take seconds in each process, and there is no Python
+    # control flow to convert.
     @tf.autograph.experimental.do_not_convert
     def clipped(self, params: ClientParams, record: Any) -> QuerySample:
         """Scales a record, and then zeroes it or clips its L2 norm to clip_norm.
@@ -121,7 +125,7 @@ class Records:
         self._check_shapes("record", record)
         # If a shape is unknown while the graph is traced, tf.ensure_shape checks it when the graph
         # runs.
-        leaves = [
+        record_leaves = [
             tf.ensure_shape(_in_dtype(leaf, spec), spec.shape)
             for leaf, spec in zip(tf.nest.flatten(record), self.flat_specs, strict=True)
         ]
@@ -129,12 +133,12 @@ class Records:
         if scales:
             # Half precision is cast to float32 before scaling and clipping, so that the clipped
             # record is never rounded to half precision.
-            leaves = [tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in leaves]
-            leaves = [
+            record_leaves = [tf.cast(leaf, clip_dtype(leaf.dtype)) for leaf in record_leaves]
+            record_leaves = [
                 leaf * tf.cast(scale, leaf.dtype)
-                for leaf, scale in zip(leaves, scales, strict=True)
+                for leaf, scale in zip(record_leaves, scales, strict=True)
             ]
-        record = tf.nest.pack_sequence_as(record, leaves)
+        record = tf.nest.pack_sequence_as(record, record_leaves)
         clipped_record = zero_and_clip(record, clip_norm=clip_norm, zeroing_norm=zeroing_norm)
         float64_record = tf.nest.map_structure(
             lambda leaf: tf.cast(leaf, tf.float64), clipped_record.record
@@ -152,16 +156,16 @@ class Records:
 
     def _check_shapes(self, name: str, structure: Any) -> None:
         """Raises ValueError unless a structure has the shapes of the specs."""
-        shapes = []
+        leaf_shapes = []
         for leaf in tf.nest.flatten(structure):
             shape = leaf.shape if hasattr(leaf, "shape") else np.shape(leaf)
-            shapes.append(tf.TensorShape(shape))
-        shape_pairs = zip(shapes, self.flat_specs, strict=False)
-        has_same_shapes = len(shapes) == len(self.flat_specs) and all(
+            leaf_shapes.append(tf.TensorShape(shape))
+        shape_pairs = zip(leaf_shapes, self.flat_specs, strict=False)
+        has_same_shapes = len(leaf_shapes) == len(self.flat_specs) and all(
             shape.is_compatible_with(spec.shape) for shape, spec in shape_pairs
         )
         if not has_same_shapes:
             raise ValueError(
-                f"the {name} has leaves of shapes {shapes}, not those that the query was made for "
-                f"({self.specs}): pass a {name} of those"
+                f"the {name} has leaves of shapes {leaf_shapes}, not those that the query was made "
+                f"for ({self.specs}): pass a {name} of those"
             )

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from fedmf.federated.model_functions import ModelFunctions
 
-# A function of (trainable weights, x) that returns the model's outputs in training, and its own
-# losses of regularisers and add_loss.
+# A function of (trainable weights, x) that returns the model's outputs in training, and the losses
+# of its regularisers and of add_loss.
 StatelessModel = Callable[[Sequence[tf.Tensor], Any], tuple[Any, Sequence[tf.Tensor]]]
 
 
@@ -35,9 +35,8 @@ def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
         created.append(create(**arguments))
         return created[-1]
 
-    # The model is built in the graph of a function, because any other graph invalidates the
-    # add_loss layers of existing Keras models. Outside of a graph, initializers would create
-    # variables of their own.
+    # The model is built in the graph of a function, because any other graph would break the
+    # add_loss layers of existing Keras models.
     with tf.__internal__.FuncGraph("model").as_default(), tf.variable_creator_scope(record):
         built_model = functions.build_model(seed)
     weight_index = {id(weight): i for i, weight in enumerate(built_model.trainable_variables)}
@@ -50,24 +49,21 @@ def stateless_model(functions: ModelFunctions, seed: int) -> StatelessModel:
     def apply(weights: Sequence[tf.Tensor], x: Any) -> tuple[Any, Sequence[tf.Tensor]]:
         next_weight = iter([weights[i] for i in creation_order])
         with tf.variable_creator_scope(lambda _, **arguments: next(next_weight)):
-            model = functions.build_model(seed)
-        for layer in model.submodules:
+            rebuilt_model = functions.build_model(seed)
+        for layer in rebuilt_model.submodules:
             if _is_plain_convolution(layer):
                 layer.convolution_op = functools.partial(_convolution, layer)
-        return model(x, training=True), model.losses
+        return rebuilt_model(x, training=True), rebuilt_model.losses
 
     return apply
 
 
-# Types of operations with which tf.vectorized_map may mix clients. It concatenates the arrays of
-# all clients for a roll or a segment sum, so that a negative axis or index of one client reaches
-# rows of the next one (seen in TensorFlow 2.14 and 2.21). With one client alone, and in newer
-# releases, a segment sum drops a negative index. A branch is computed for as many clients as take
-# it, so that its shape depends on the data of other clients.
+# Types of operations with which tf.vectorized_map may mix clients. For example, it concatenates the
+# arrays of all clients for a roll or a segment sum, so that a negative index of one client reaches
+# rows of another one.
 _MIXES_CLIENTS = re.compile(r"Roll|.*Segment|(Stateless)?(If|Case)$")
-# Types of operations that draw random numbers. A layer with a random constant draws it once, when
-# the model is built. In a stateless model each call would draw it again, so these operations are
-# refused.
+# Types of operations that draw random numbers. A random constant of a layer is drawn once, but a
+# stateless model would draw it again in each call, so these operations are refused.
 _DRAWS = re.compile(r"Random|ParameterizedTruncatedNormal|TruncatedNormal|Multinomial|Stateful")
 
 
@@ -80,19 +76,22 @@ def check_clients_stay_separate(function: Any) -> None:
     Raises:
       ValueError: an operation may mix clients, or draws random numbers.
     """
-    names = sorted(operations(function.get_concrete_function()))
-    mixing = [*filter(_MIXES_CLIENTS.match, names)]
-    if mixing:
-        raise ValueError(f"{', '.join(mixing)} would mix clients")
-    drawing = [*filter(_DRAWS.match, names)]
-    if drawing:
-        raise ValueError(f"{', '.join(drawing)} would draw other numbers in each call")
+    operation_types = sorted(operations(function.get_concrete_function()))
+    mixing_types = [*filter(_MIXES_CLIENTS.match, operation_types)]
+    if mixing_types:
+        raise ValueError(f"{', '.join(mixing_types)} would mix clients")
+    drawing_types = [*filter(_DRAWS.match, operation_types)]
+    if drawing_types:
+        raise ValueError(f"{', '.join(drawing_types)} would draw other numbers in each call")
 
 
 def operations(traced: Any) -> set[str]:
     """Returns the types of all operations in a traced tf.function and the functions it calls."""
-    graph = traced.graph.as_graph_def()
-    node_lists = [graph.node, *(function.node_def for function in graph.library.function)]
+    graph_definition = traced.graph.as_graph_def()
+    node_lists = [
+        graph_definition.node,
+        *(function.node_def for function in graph_definition.library.function),
+    ]
     return {node.op for node in itertools.chain.from_iterable(node_lists)}
 
 
@@ -104,10 +103,10 @@ def dense_rows(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     num_rows = gradient.dense_shape[0]
-    index = gradient.indices
-    end = tf.cast(num_rows, index.dtype)
-    index = tf.where((index >= 0) & (index < end), index, end)
-    return tf.math.unsorted_segment_sum(gradient.values, index, num_rows + 1)[:-1]
+    row_indices = gradient.indices
+    end_index = tf.cast(num_rows, row_indices.dtype)
+    row_indices = tf.where((row_indices >= 0) & (row_indices < end_index), row_indices, end_index)
+    return tf.math.unsorted_segment_sum(gradient.values, row_indices, num_rows + 1)[:-1]
 
 
 def _is_plain_convolution(layer: tf.keras.layers.Layer) -> bool:
@@ -132,26 +131,26 @@ def _convolution(layer: tf.keras.layers.Conv2D, x: tf.Tensor, kernel: tf.Tensor)
         outputs = type(layer).convolution_op(layer, x, kernel)
         strides = np.array(layer.strides)
         kernel_size = np.array(kernel.shape[:2])
-        # Each entry of the kernel is multiplied with a window of x, once for each output. This is
-        # the number of rows and columns of that window.
-        spans = (np.array(outputs.shape[1:3]) - 1) * strides + 1
-        paddings = np.maximum(spans + kernel_size - 1 - x.shape[1:3], 0)
+        # Number of rows and columns of the window of x that an entry of the kernel is multiplied
+        # with.
+        output_spans = (np.array(outputs.shape[1:3]) - 1) * strides + 1
+        paddings = np.maximum(output_spans + kernel_size - 1 - x.shape[1:3], 0)
 
         def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             pad_widths = [[pad // 2, pad - pad // 2] for pad in paddings]
             padded_x = tf.pad(x, [[0, 0], *pad_widths, [0, 0]])
             upstream_rows = tf.reshape(upstream, [-1, kernel.shape[3]])
-            products = []
+            kernel_gradients = []
             for i, j in itertools.product(*map(range, kernel_size)):
                 x_at_position = padded_x[
-                    :, i : i + spans[0] : strides[0], j : j + spans[1] : strides[1]
+                    :, i : i + output_spans[0] : strides[0], j : j + output_spans[1] : strides[1]
                 ]
                 x_rows = tf.reshape(x_at_position, [-1, kernel.shape[2]])
-                products.append(tf.matmul(x_rows, upstream_rows, transpose_a=True))
+                kernel_gradients.append(tf.matmul(x_rows, upstream_rows, transpose_a=True))
             gradient_by_x = tf.nn.conv2d_transpose(
                 upstream, kernel, tf.shape(x), layer.strides, layer.padding.upper()
             )
-            return gradient_by_x, tf.reshape(tf.stack(products), kernel.shape)
+            return gradient_by_x, tf.reshape(tf.stack(kernel_gradients), kernel.shape)
 
         return outputs, gradient
 

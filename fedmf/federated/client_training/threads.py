@@ -43,11 +43,11 @@ def limited_threads(threads: int | None) -> Iterator[None]:
         yield
         return
     try:
-        config = tf.config.threading
-        if config.get_inter_op_parallelism_threads() != threads:
-            config.set_inter_op_parallelism_threads(threads)
-        if config.get_intra_op_parallelism_threads() not in (1, threads):
-            config.set_intra_op_parallelism_threads(threads)
+        threading_config = tf.config.threading
+        if threading_config.get_inter_op_parallelism_threads() != threads:
+            threading_config.set_inter_op_parallelism_threads(threads)
+        if threading_config.get_intra_op_parallelism_threads() not in (1, threads):
+            threading_config.set_intra_op_parallelism_threads(threads)
     except RuntimeError as error:
         raise ValueError(
             f"threads={threads}: TensorFlow has already started in this process with another "

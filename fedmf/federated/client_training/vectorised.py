@@ -107,49 +107,52 @@ class VectorisedClients(ClientWork):
         )
         check_clients_stay_separate(loss_and_gradients)
         x, y = random_batch(np.random.default_rng(0), self._batch_specs, min(2, self._batch_size))
-        model = functions.build_model(settings.seed)
-        weights = [variable.read_value() for variable in model.trainable_variables]
-        check_agreement(model, self._loss, loss_and_gradients, (x, y))
+        initial_model = functions.build_model(settings.seed)
+        initial_weights = [variable.read_value() for variable in initial_model.trainable_variables]
+        check_agreement(initial_model, self._loss, loss_and_gradients, (x, y))
         self._train = self._traced_training(sent_spec)
-        params = tf.nest.map_structure(
+        unit_params = tf.nest.map_structure(
             lambda spec: tf.ones(spec.shape, spec.dtype), sent_spec.params
         )
-        sent_tensors = TensorBroadcast(weights, params)
-        slots = Slots(
+        sent_tensors = TensorBroadcast(initial_weights, unit_params)
+        checked_slots = Slots(
             number=self._num_slots,
-            weights=weights,
+            weights=initial_weights,
             batch_specs=self._batch_specs,
             share_weights=not self._is_small,
         )
-        check_independent(self._traced_gradients(sent_tensors), slots, self._batch_sizes())
-        # One call runs here, because an operation without a kernel on this machine fails only when
-        # it runs, such as the gradient of a grouped convolution where TensorFlow does not use
+        check_independent(self._traced_gradients(sent_tensors), checked_slots, self._batch_sizes())
+        # One call runs here, because an operation that this machine cannot compute fails only when
+        # it runs. An example is the gradient of a grouped convolution where TensorFlow does not use
         # oneDNN.
-        epochs = [tf.nest.map_structure(np.asarray, (x, y))]
+        accepted_epochs = [tf.nest.map_structure(np.asarray, (x, y))]
         if not self._is_small:
-            epochs = [tf.nest.map_structure(lambda leaf: leaf[:1], epochs[0])]
-        self._train_chunk(sent_tensors, self._records.zero(), [epochs, epochs])
+            accepted_epochs = [tf.nest.map_structure(lambda leaf: leaf[:1], accepted_epochs[0])]
+        self._train_chunk(sent_tensors, self._records.zero(), [accepted_epochs, accepted_epochs])
 
     def _traced_training(self, sent_spec: TensorBroadcast) -> Any:
         """Returns a tf.function that trains up to one client per slot and adds up their updates."""
-        signature = [sent_spec, specs_of(self._records.zero())]
-        num_clients = tf.TensorSpec([], tf.int32)
+        input_signature = [sent_spec, specs_of(self._records.zero())]
+        num_clients_spec = tf.TensorSpec([], tf.int32)
         if self._is_small:
-            steps = Steps(
+            steps_spec = Steps(
                 start=tf.TensorSpec([None, self._num_slots], tf.int32),
                 has_batch=tf.TensorSpec([None, self._num_slots], tf.bool),
                 size=tf.TensorSpec([None], tf.int32),
             )
-            signature += [*self._batch_specs, num_clients, steps]
-            return tf.function(self._train_in_steps, input_signature=signature)
-        signature += tf.nest.map_structure(
+            input_signature += [*self._batch_specs, num_clients_spec, steps_spec]
+            return tf.function(self._train_in_steps, input_signature=input_signature)
+        input_signature += tf.nest.map_structure(
             lambda spec: tf.TensorSpec([self._num_slots, 1, *spec.shape[1:]], spec.dtype),
             self._batch_specs,
         )
-        return tf.function(self._train_one_step, input_signature=[*signature, num_clients])
+        return tf.function(
+            self._train_one_step, input_signature=[*input_signature, num_clients_spec]
+        )
 
     def _traced_gradients(self, sent: TensorBroadcast) -> Any:
-        """Returns the tf.function that computes losses and gradients in all slots, as steps do.
+        """Returns the tf.function that computes the losses and gradients of all slots, as in a
+        training step.
 
         It takes a stack of weights, inputs and labels, one entry for each slot.
         """
@@ -184,17 +187,19 @@ class VectorisedClients(ClientWork):
         """Computes the loss and the gradients of one slot's weights, inputs and labels."""
         weights, x, y = arguments
         loss, gradient_list = self._loss_and_gradients(weights, x, y)
-        # tf.vectorized_map needs tf.identity for a result that is one of the function's arguments.
+        # A result of tf.vectorized_map that is one of the function's arguments must be copied by
+        # tf.identity.
         return loss, [tf.identity(dense_rows(gradient)) for gradient in gradient_list]
 
     def _batch_sizes(self) -> list[int]:
-        """Returns the batch sizes to check: all sizes up to 32, and the run's batch size."""
+        """Returns the batch sizes to check, which are all sizes up to 32, and the run's batch "
+        "size."""
         if not self._is_small:
             return [1]
         return sorted({*range(1, min(self._batch_size, 32) + 1), self._batch_size})
 
     def explain(self) -> str:
-        """Returns a sentence on why clients train vectorised."""
+        """Returns a sentence that says why the training of clients is vectorised."""
         if not self._is_small:
             return "vectorised: clients of one example each train together in one call"
         return (
@@ -204,12 +209,14 @@ class VectorisedClients(ClientWork):
 
     def sums(self, sent: Broadcast, groups: Iterable[Sequence[ClientData]]) -> Iterator[ClippedSum]:
         """Yields the sum of the clipped updates of each group of clients."""
-        tensors = TensorBroadcast.of(sent)
+        sent_tensors = TensorBroadcast.of(sent)
         for group in groups:
             # Whether a client is vectorised depends only on the client's own data.
             vectorised_clients = [client for client in group if self._is_vectorised(client)]
             single_clients = [client for client in group if not self._is_vectorised(client)]
-            total, loss_sum = self._sum_updates(tensors, with_finite_examples(vectorised_clients))
+            total, loss_sum = self._sum_updates(
+                sent_tensors, with_finite_examples(vectorised_clients)
+            )
             clipped_sum = group_sum(
                 vectorised_clients,
                 [np.asarray(leaf) for leaf in total.record],
@@ -232,17 +239,17 @@ class VectorisedClients(ClientWork):
     def _sum_updates(
         self, sent: TensorBroadcast, clients: Sequence[Epochs]
     ) -> tuple[QuerySample, float]:
-        """Trains clients call by call, and returns the sum of their clipped updates and their
-        losses.
+        """Trains clients in as many calls as are needed, and returns the sum of their clipped
+        updates and their losses.
         """
-        total = self._records.zero()
+        update_sum = self._records.zero()
         loss_sum = 0.0
         for start in range(0, len(clients), self._num_slots):
             interrupts.check()
-            chunk = clients[start : start + self._num_slots]
-            total, chunk_loss = self._train_chunk(sent, total, chunk)
+            client_chunk = clients[start : start + self._num_slots]
+            update_sum, chunk_loss = self._train_chunk(sent, update_sum, client_chunk)
             loss_sum += float(chunk_loss)
-        return total, loss_sum
+        return update_sum, loss_sum
 
     def _train_chunk(
         self, sent: TensorBroadcast, total: QuerySample, chunk: Sequence[Epochs]
@@ -252,7 +259,7 @@ class VectorisedClients(ClientWork):
         Returns:
           The sum with their updates, and their loss.
         """
-        leaves = concatenated_epochs(chunk)
+        chunk_leaves = concatenated_epochs(chunk)
         arguments: list[Any] = [np.int32(len(chunk))]
         if self._is_small:
             arguments.append(order_steps(list_batches(chunk, self._batch_size), self._num_slots))
@@ -261,8 +268,8 @@ class VectorisedClients(ClientWork):
             # first example of all clients, and its result is not used.
             slot_rows = np.arange(self._num_slots)
             slot_rows[len(chunk) :] = 0
-            leaves = [leaf[slot_rows, np.newaxis] for leaf in leaves]
-        examples = tf.nest.pack_sequence_as(self._batch_specs, leaves)
+            chunk_leaves = [leaf[slot_rows, np.newaxis] for leaf in chunk_leaves]
+        examples = tf.nest.pack_sequence_as(self._batch_specs, chunk_leaves)
         result: tuple[QuerySample, tf.Tensor] = self._train(sent, total, *examples, *arguments)
         return result
 
@@ -300,11 +307,11 @@ class VectorisedClients(ClientWork):
         losses, stacked_gradients = tf.vectorized_map(
             lambda batch: self._gradients_of_client((list(weights), *batch)), (xs, ys)
         )
-        state = self._optimizer.initial(list(weights))
+        optimizer_state = self._optimizer.initial(list(weights))
         for c in tf.range(num_clients):
             gradient_list = [gradient[c] for gradient in stacked_gradients]
             _, new_weights = self._optimizer.next(
-                state, list(weights), gradient_list, self._learning_rate
+                optimizer_state, list(weights), gradient_list, self._learning_rate
             )
             update = [old - new for new, old in zip(new_weights, weights, strict=True)]
             total = self._records.added(params, total, update)
@@ -330,7 +337,7 @@ class VectorisedClients(ClientWork):
             tf.convert_to_tensor,
             _ClientsState(self._optimizer.initial(list(global_weights)), list(global_weights)),
         )
-        state = tf.nest.map_structure(
+        clients_state = tf.nest.map_structure(
             lambda leaf: tf.repeat(leaf[tf.newaxis], self._num_slots, axis=0), initial_state
         )
         loss_sum = tf.constant(0.0)
@@ -338,12 +345,12 @@ class VectorisedClients(ClientWork):
             rows = steps.start[s][:, tf.newaxis] + tf.range(steps.size[s])
             batch = tf.nest.map_structure(lambda array, rows=rows: tf.gather(array, rows), (xs, ys))
             losses, gradient_list = tf.vectorized_map(
-                self._gradients_of_client, (state.weights, *batch)
+                self._gradients_of_client, (clients_state.weights, *batch)
             )
-            state = self._take_step(state, steps.has_batch[s], gradient_list)
+            clients_state = self._take_step(clients_state, steps.has_batch[s], gradient_list)
             loss_sum += _loss_of_step(losses, steps.has_batch[s], steps.size[s])
         for c in tf.range(num_clients):
-            weight_pairs = zip(global_weights, state.weights, strict=True)
+            weight_pairs = zip(global_weights, clients_state.weights, strict=True)
             update = [old - client_weights[c] for old, client_weights in weight_pairs]
             total = self._records.added(params, total, update)
         return total, loss_sum

@@ -52,9 +52,9 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         as Adam; the guarantee is the same.
         """
         check_scaling(scaling)
-        factory = copy.copy(self)
-        factory._scaling = scaling
-        return factory
+        scaled_factory = copy.copy(self)
+        scaled_factory._scaling = scaling
+        return scaled_factory
 
     def create(self, value_type: Any, *weight_type: Any) -> tff.templates.AggregationProcess:
         """Returns an aggregation process for updates of this TFF type.
@@ -90,8 +90,8 @@ class MatrixFactorizationAggregator(tff.aggregators.UnweightedAggregationFactory
         query = query.with_scaling(self._scaling)
         if self._secure_sum is not None:
             query = query.with_entry_rounding(self._secure_sum.entry_rounding)
-        factory = tff.aggregators.DifferentiallyPrivateFactory(query, self._secure_sum)
-        return factory.create(value_type)
+        dp_factory = tff.aggregators.DifferentiallyPrivateFactory(query, self._secure_sum)
+        return dp_factory.create(value_type)
 
 
 def _checked_type(value_type: Any) -> Any:
@@ -102,8 +102,8 @@ def _checked_type(value_type: Any) -> Any:
         checked_type = tff.to_type(value_type)
     except (TypeError, ValueError) as error:
         raise TypeError(f"value_type={type_text} is no type ({error}): {hint}") from None
-    is_structure = isinstance(checked_type, tff.StructType) and len(checked_type) > 0
-    if not (is_structure or isinstance(checked_type, tff.TensorType)):
+    is_nonempty_structure = isinstance(checked_type, tff.StructType) and len(checked_type) > 0
+    if not (is_nonempty_structure or isinstance(checked_type, tff.TensorType)):
         raise TypeError(f"value_type={type_text} is no type of tensors: {hint}")
     return checked_type
 
@@ -265,13 +265,13 @@ class SecureSampleSum(tff.aggregators.UnweightedAggregationFactory):
             records_state, counts_state = state
             records_output = secure_record_sum.next(records_state, record)
             counts_output = counts.next(counts_state, count)
-            measurements = collections.OrderedDict(
+            measurements_by_name = collections.OrderedDict(
                 records=records_output.measurements, counts=counts_output.measurements
             )
             return tff.templates.MeasuredProcessOutput(
                 tff.federated_zip((records_output.state, counts_output.state)),
                 tff.federated_map(join_sample, (records_output.result, counts_output.result)),
-                tff.federated_zip(measurements),
+                tff.federated_zip(measurements_by_name),
             )
 
         return tff.templates.AggregationProcess(initialize, next_round)

@@ -23,9 +23,9 @@ class Query:
     """
 
     def __init__(self, plan: Plan, coordinates: int, noise_seed: int) -> None:
-        shapes = model_of(coordinates)
-        self._sizes = [math.prod(shape) for shape in shapes]
-        self._specs = [tf.TensorSpec(shape) for shape in shapes]
+        model_shapes = model_of(coordinates)
+        self._sizes = [math.prod(shape) for shape in model_shapes]
+        self._specs = [tf.TensorSpec(shape) for shape in model_shapes]
         self._plan = plan
         self._query = MatrixFactorizationQuery(
             plan, self._specs, divisor=divisor_of(plan), noise_seed=noise_seed
@@ -49,11 +49,11 @@ class Query:
         """
         sample = self._query.initial_sample_state()
         for place in places:
-            update = tf.one_hot(place, sum(self._sizes)) * size
-            leaves = tf.split(update, self._sizes)
-            leaf_pairs = zip(leaves, self._specs, strict=True)
-            record = [tf.reshape(leaf, spec.shape) for leaf, spec in leaf_pairs]
-            sample = self._query.accumulate_record(params, sample, record)
+            one_hot_update = tf.one_hot(place, sum(self._sizes)) * size
+            update_leaves = tf.split(one_hot_update, self._sizes)
+            leaf_pairs = zip(update_leaves, self._specs, strict=True)
+            update_record = [tf.reshape(leaf, spec.shape) for leaf, spec in leaf_pairs]
+            sample = self._query.accumulate_record(params, sample, update_record)
         return sample
 
     def _release_sum(self, sample: Any, state: Any) -> tuple[Any, Any]:
@@ -63,16 +63,16 @@ class Query:
         noise of the released bits.
         """
         result, state, _ = self._query.get_noised_result(sample, state)
-        row = tf.concat([tf.reshape(leaf, [-1]) for leaf in result], axis=0)
+        release_row = tf.concat([tf.reshape(leaf, [-1]) for leaf in result], axis=0)
         plan = self._plan
         if plan.quantile_clipping is None:
-            return row, state
+            return release_row, state
         num_clients = tf.cast(sample.clients, tf.float32)
         num_clipped = tf.cast(sample.clipped, tf.float32)
         bit_noise = state.clip.bits - num_clients / 2 + num_clipped
         scaled_noise = bit_noise * (plan.stddev / divisor_of(plan) / bit_stddev(plan))
-        row *= tf.cast(plan.clip_norm / state.clip.last, tf.float32)
-        return tf.concat([row, [scaled_noise]], axis=0), state
+        release_row *= tf.cast(plan.clip_norm / state.clip.last, tf.float32)
+        return tf.concat([release_row, [scaled_noise]], axis=0), state
 
     def release(self, state: Any, places: np.ndarray, size: float) -> tuple[Any, np.ndarray]:
         """Runs a round in which clients send updates along these coordinates.
@@ -82,16 +82,16 @@ class Query:
         # The server state may come from a checkpoint, and then consists of numpy arrays. Tensors
         # are converted to arrays as well.
         state = tf.nest.map_structure(np.array, state)
-        params = self._query.derive_sample_params(state)
+        clip_params = self._query.derive_sample_params(state)
         # The attacking client knows the clip norm of the round, and scales its update to this norm.
-        size *= float(params.clip_norm) / self._plan.clip_norm
+        size *= float(clip_params.clip_norm) / self._plan.clip_norm
         # Sums are cached, because they take most of the time of a round. A sum is a pure function
         # of the updates and the parameters.
-        param_bytes = [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(params)]
-        key = (places.tobytes(), size, *param_bytes)
-        if key not in self._sum_cache:
-            self._sum_cache[key] = self._traced_sum(
-                params, tf.constant(places), tf.constant(size, tf.float32)
+        param_bytes = [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(clip_params)]
+        sum_key = (places.tobytes(), size, *param_bytes)
+        if sum_key not in self._sum_cache:
+            self._sum_cache[sum_key] = self._traced_sum(
+                clip_params, tf.constant(places), tf.constant(size, tf.float32)
             )
-        row, state = self._traced_release(self._sum_cache[key], state)
+        row, state = self._traced_release(self._sum_cache[sum_key], state)
         return state, row.numpy().astype(np.float64)

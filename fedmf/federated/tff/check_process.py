@@ -85,24 +85,26 @@ def check_process(process: Any) -> list[Aggregation]:
         raise TypeError(
             f"process={process!r} is no tff.templates.IterativeProcess: pass a built one"
         )
-    flow = RoundFlow(process)
-    output = _round_output(process, flow.output)
-    noise_call = _only_noise_call(flow, output)
-    _check_covered(flow, output, noise_call)
+    round_flow = RoundFlow(process)
+    round_output = _round_output(process, round_flow.output)
+    noise_call = _only_noise_call(round_flow, round_output)
+    _check_covered(round_flow, round_output, noise_call)
     if noise_call is None:
         raise ValueError(
             "process has no aggregation of fedmf: build it with "
             "model_aggregator=federated.dp_aggregator(...)"
         )
-    _check_noise_state(output, noise_call)
+    _check_noise_state(round_output, noise_call)
     _check_broadcast(noise_call)
-    for leaf in output.metrics:
+    for leaf in round_output.metrics:
         _check_metric(leaf, noise_call)
     aggregations = []
-    for index, aggregate in enumerate(flow.calls.aggregates):
-        role = "private" if Origin("aggregate", index) in noise_call.total else "metrics"
+    for index, aggregate in enumerate(round_flow.calls.aggregates):
+        aggregation_role = (
+            "private" if Origin("aggregate", index) in noise_call.total else "metrics"
+        )
         aggregations.append(
-            Aggregation(operation=aggregate.operation, type=aggregate.type, role=role)
+            Aggregation(operation=aggregate.operation, type=aggregate.type, role=aggregation_role)
         )
     return aggregations
 
@@ -145,12 +147,12 @@ def _only_noise_call(flow: RoundFlow, output: _RoundOutput) -> NoiseCall | None:
 def _check_covered(flow: RoundFlow, output: _RoundOutput, noise_call: NoiseCall | None) -> None:
     """Raises ValueError for a tensor in state or result that the guarantee does not cover."""
     hidden_origins: set[Origin] = set()
-    names: dict[Path, Any] = {}
+    next_state_names: dict[Path, Any] = {}
     if noise_call is not None:
         hidden_origins = _state_origins(noise_call, {"secret", "count"})
-        names = _next_state_names(noise_call)
+        next_state_names = _next_state_names(noise_call)
     for path, leaf in output.state.items():
-        is_next_noise_state = leaf.name is not None and leaf.name == names.get(path)
+        is_next_noise_state = leaf.name is not None and leaf.name == next_state_names.get(path)
         if not is_next_noise_state:
             _check_released(flow, leaf, hidden_origins)
     for leaf in output.result:
@@ -182,9 +184,9 @@ def _check_noise_state(output: _RoundOutput, noise_call: NoiseCall) -> None:
 
 def _check_broadcast(noise_call: NoiseCall) -> None:
     """Raises ValueError if clients receive secret parts of the noise's state."""
-    clipping = noise_call.clipping
-    sends_secrets = clipping.params - _state_origins(noise_call, {"public"})
-    trains_on_secrets = clipping.record & _state_origins(noise_call, {"secret", "count"})
+    clipping_call = noise_call.clipping
+    sends_secrets = clipping_call.params - _state_origins(noise_call, {"public"})
+    trains_on_secrets = clipping_call.record & _state_origins(noise_call, {"secret", "count"})
     if sends_secrets or trains_on_secrets:
         raise ValueError(
             "process sends its clients more of the noise's state than derive_sample_params of the "
@@ -194,29 +196,29 @@ def _check_broadcast(noise_call: NoiseCall) -> None:
 
 def _check_released(flow: RoundFlow, leaf: Leaf, hidden: set[Origin]) -> None:
     """Raises ValueError if a tensor depends on secrets or on unprotected client values."""
-    kinds = {origin.kind for origin in leaf.origins}
-    aggregate = flow.calls.aggregate_in(leaf.origins)
-    if aggregate is not None:
+    origin_kinds = {origin.kind for origin in leaf.origins}
+    first_aggregate = flow.calls.aggregate_in(leaf.origins)
+    if first_aggregate is not None:
         raise ValueError(
-            f"process has a {aggregate.operation} of {aggregate.type} from the clients, which "
-            f"reaches its state or result without clipping and noise: {_WAY_OUT}"
+            f"process has a {first_aggregate.operation} of {first_aggregate.type} from the "
+            f"clients, which reaches its state or result without clipping and noise: {_WAY_OUT}"
         )
-    if leaf.origins & hidden or "secret" in kinds:
+    if leaf.origins & hidden or "secret" in origin_kinds:
         raise ValueError(
             "process lets the noise's key, its rows or the exact counts of an earlier round reach "
             "its state or result: leave the noise's state in its place, and use it for nothing else"
         )
-    if kinds - {"state", "release"}:
+    if origin_kinds - {"state", "release"}:
         raise ValueError(f"process returns values of single clients: {_WAY_OUT}")
 
 
 def _check_metric(leaf: Leaf, noise_call: NoiseCall) -> None:
     """Raises ValueError if a metric depends on clipped updates or on secrets of the noise."""
-    kinds = {origin.kind for origin in leaf.origins}
-    if "record" in kinds:
+    origin_kinds = {origin.kind for origin in leaf.origins}
+    if "record" in origin_kinds:
         raise ValueError(
             "process measures its clipped updates, or their sum, without noise: let the sum go "
             "through get_noised_result and nowhere else"
         )
-    if leaf.origins & _state_origins(noise_call, {"secret"}) or "secret" in kinds:
+    if leaf.origins & _state_origins(noise_call, {"secret"}) or "secret" in origin_kinds:
         raise ValueError("process has the noise's key or rows in its metrics: leave them out")

@@ -56,21 +56,21 @@ class CohortDataSource(tff.program.FederatedDataSource):
         checks.function("client_data", client_data, num_arguments=1, hint=hint)
         self.controller = controller
         self._client_data = client_data
-        example = client_data(0)
-        if not isinstance(example, tf.data.Dataset):
+        first_dataset = client_data(0)
+        if not isinstance(first_dataset, tf.data.Dataset):
             raise TypeError(
-                f"client_data gave {example!r} for client 0: return a tf.data.Dataset for each "
-                "client"
+                f"client_data gave {first_dataset!r} for client 0: return a tf.data.Dataset for "
+                "each client"
             )
-        element_type = tff.types.tensorflow_to_type(example.element_spec)
+        element_type = tff.types.tensorflow_to_type(first_dataset.element_spec)
         self._federated_type = tff.FederatedType(tff.SequenceType(element_type), tff.CLIENTS)
-        # TFF restores an iterator by a class method, to which no source is passed. So the source is
-        # an attribute of a class that is made for it.
+        # TFF restores an iterator by a class method, to which no source is passed. So each source
+        # gets an iterator class of its own, with the source as an attribute.
         self._iterator_class = type("CohortIterator", (CohortIterator,), {"source": self})
 
     @property
     def federated_type(self) -> tff.FederatedType:
-        """TFF's type of the selected data: a dataset at each client."""
+        """TFF's type of the selected data, that is a dataset at each client."""
         return self._federated_type
 
     def iterator(self) -> "CohortIterator":
@@ -90,18 +90,18 @@ class CohortDataSource(tff.program.FederatedDataSource):
         """
         hint = "TFF's first round is 1"
         round_num = checks.integer("round_num", round_num, low=1, hint=hint)
-        rounds = self.controller.participation.rounds
+        num_rounds = self.controller.participation.rounds
         num_drawn = len(self.controller.ledger)
-        if round_num > rounds:
+        if round_num > num_rounds:
             raise ValueError(
-                f"round_num={round_num} is beyond the last round of a plan of rounds={rounds}: "
+                f"round_num={round_num} is beyond the last round of a plan of rounds={num_rounds}: "
                 "make a plan for more rounds, with a guarantee of its own"
             )
         if round_num > num_drawn + 1:
             raise ValueError(
                 f"round_num={round_num} cannot be drawn (t={round_num - 1} of the controller, "
-                f"which counts from 0): the next is round_num={num_drawn + 1} of {rounds}; ask for "
-                "rounds in order, or call controller.resume_from(ledger=...) first, with the "
+                f"which counts from 0): the next is round_num={num_drawn + 1} of {num_rounds}; ask "
+                "for rounds in order, or call controller.resume_from(ledger=...) first, with the "
                 "ledger of the rounds before (ParticipationLedger.load reads one)"
             )
         return [self._client_data(int(client)) for client in self.controller.cohort(round_num - 1)]
@@ -138,9 +138,9 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
                 f"k={k} clients a round, but the controller samples cohort_size={cohort_size}: ask "
                 f"for {cohort_size}"
             )
-        datasets = self.source.training_selection_fn(self._num_selected + 1)
+        cohort_datasets = self.source.training_selection_fn(self._num_selected + 1)
         self._num_selected += 1
-        return datasets
+        return cohort_datasets
 
     def to_bytes(self) -> bytes:
         """Saves the iterator as JSON, with the controller's arguments and the ledger so far.
@@ -148,12 +148,15 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         The ledger has a list [participants, selected] of client indices for each round.
         """
         ledger = self.source.controller.ledger
-        rounds = [
+        recorded_rounds = [
             [ledger.cohort(t).tolist(), ledger.selected(t).tolist()]
             for t in range(self._num_selected)
         ]
-        state = {"controller": _arguments(self.source.controller), "rounds": rounds}
-        return json.dumps(state).encode()
+        iterator_state = {
+            "controller": _arguments(self.source.controller),
+            "rounds": recorded_rounds,
+        }
+        return json.dumps(iterator_state).encode()
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> "CohortIterator":
@@ -166,10 +169,12 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
             controller cannot have sampled it.
         """
         controller = cls.source.controller
-        state = json.loads(buffer)
-        arguments = _arguments(controller)
+        iterator_state = json.loads(buffer)
+        current_arguments = _arguments(controller)
         changed_names = sorted(
-            name for name in arguments if state["controller"].get(name) != arguments[name]
+            name
+            for name in current_arguments
+            if iterator_state["controller"].get(name) != current_arguments[name]
         )
         if changed_names:
             raise ValueError(
@@ -178,7 +183,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
                 "make the controller with the arguments that it had, or use another state folder"
             )
         saved_ledger = ParticipationLedger(cohort_size=controller.ledger.cohort_size)
-        for cohort, selected in state["rounds"]:
+        for cohort, selected in iterator_state["rounds"]:
             saved_ledger.append(np.array(cohort, np.int64), selected=np.array(selected, np.int64))
         if len(controller.ledger) < len(saved_ledger):
             controller.resume_from(saved_ledger)
@@ -196,14 +201,14 @@ def _arguments(controller: ParticipationController) -> dict[str, str]:
 
     The text of the seed is a digest, because the seed is secret if clients are sampled.
     """
-    names = ("participation", "population", "cohort_size", "sampling", "behavior")
-    arguments = {name: repr(getattr(controller, name)) for name in names}
+    argument_names = ("participation", "population", "cohort_size", "sampling", "behavior")
+    text_by_argument = {name: repr(getattr(controller, name)) for name in argument_names}
     availability = controller.availability
     if dataclasses.is_dataclass(availability):
-        arguments["availability"] = repr(availability)
+        text_by_argument["availability"] = repr(availability)
     else:
         # The repr of other objects may include their address in memory.
-        arguments["availability"] = type(availability).__name__
-    digest = hashlib.sha256(f"fedmf controller {controller.seed}".encode())
-    arguments["seed"] = digest.hexdigest()
-    return arguments
+        text_by_argument["availability"] = type(availability).__name__
+    seed_digest = hashlib.sha256(f"fedmf controller {controller.seed}".encode())
+    text_by_argument["seed"] = seed_digest.hexdigest()
+    return text_by_argument

@@ -36,7 +36,8 @@ _EVALUATES = {"federated_eval_at_clients", "federated_eval_at_server"}
 
 @dataclasses.dataclass(frozen=True)
 class _Function:
-    """A function among TFF's building blocks, which acts on origins in place of tensors.
+    """A function among TFF's building blocks, which is applied to the origins of tensors in place
+    of tensors.
 
     Attributes:
       call: leaf or structure of leaves of the argument -> those of the result.
@@ -71,17 +72,18 @@ class RoundFlow:
 
         def argument_leaf(path: Path, placement: Any) -> Leaf:
             if path[: len(state_path)] == state_path:
-                origin = Origin("state", path[len(state_path) :])
-                return Leaf(tuple(origin), frozenset({origin}))
+                state_origin = Origin("state", path[len(state_path) :])
+                return Leaf(tuple(state_origin), frozenset({state_origin}))
             if placement is tff.CLIENTS:
                 return Leaf(origins=frozenset({Origin("client")}))
             return Leaf()
 
-        block = transformations.to_call_dominant(process.next.to_building_block())
-        self.output = self._value(block, {}).call(_structure(parameter_type, argument_leaf))
+        round_block = transformations.to_call_dominant(process.next.to_building_block())
+        self.output = self._value(round_block, {}).call(_structure(parameter_type, argument_leaf))
 
     def _value(self, block: Any, values: dict[str, Any]) -> Any:
-        """Returns the value of a building block: a leaf, a structure of leaves or a function.
+        """Returns the value of a building block, which is a leaf, a structure of leaves or a
+        function.
 
         Args:
           block: the building block.
@@ -93,9 +95,9 @@ class RoundFlow:
             case building_blocks.Selection():
                 return self._value(block.source, values)[block.as_index()]
             case building_blocks.Struct():
-                elements = tff.structure.iter_elements(block)
+                block_elements = tff.structure.iter_elements(block)
                 return tff.structure.Struct(
-                    [(name, self._value(element, values)) for name, element in elements]
+                    [(name, self._value(element, values)) for name, element in block_elements]
                 )
             case building_blocks.Block():
                 inner_values = dict(values)
@@ -103,10 +105,10 @@ class RoundFlow:
                     inner_values[name] = self._value(local, inner_values)
                 return self._value(block.result, inner_values)
             case building_blocks.Call():
-                argument = None
+                argument_value = None
                 if block.argument is not None:
-                    argument = self._value(block.argument, values)
-                return self._value(block.function, values).call(argument)
+                    argument_value = self._value(block.argument, values)
+                return self._value(block.function, values).call(argument_value)
             case building_blocks.Lambda():
                 captured_names = _reference_names(block.result) & values.keys()
                 return _Function(
@@ -130,32 +132,32 @@ class RoundFlow:
             return function.call(argument)
         if block.uri in _EVALUATES:
             return value.call(None)
-        signature = block.type_signature
-        origins = origins_of([value])
+        block_signature = block.type_signature
+        value_origins = origins_of([value])
         client_types = [
             client_type.compact_representation()
-            for client_type in _types_at(signature.parameter, tff.CLIENTS)
+            for client_type in _types_at(block_signature.parameter, tff.CLIENTS)
         ]
-        if client_types and any(_types_at(signature.result, tff.SERVER)):
+        if client_types and any(_types_at(block_signature.result, tff.SERVER)):
             aggregate_origin = frozenset({Origin("aggregate", len(self.calls.aggregates))})
             self.calls.aggregates.append(Aggregate(block.uri, ", ".join(client_types)))
             if block.uri == "federated_sum":
                 return _map_leaves(
                     value, lambda leaf: Leaf(_name_of_sum(leaf), leaf.origins | aggregate_origin)
                 )
-            origins |= aggregate_origin
-        return _structure(signature.result, lambda *_: Leaf(origins=origins))
+            value_origins |= aggregate_origin
+        return _structure(block_signature.result, lambda *_: Leaf(origins=value_origins))
 
     def _compiled(self, block: Any, value: Any) -> Any:
         """Returns the result of a TensorFlow computation in the process, for this argument."""
         result_type = block.type_signature.result
         computation_proto = block.proto
         if not computation_proto.HasField("tensorflow"):
-            origins = origins_of([value])
-            return _structure(result_type, lambda *_: Leaf(origins=origins))
+            value_origins = origins_of([value])
+            return _structure(result_type, lambda *_: Leaf(origins=value_origins))
         self._num_graphs += 1
-        graph = GraphFlow(self.calls, self._num_graphs, computation_proto.tensorflow, value)
-        return graph.value(result_type, computation_proto.tensorflow.result)
+        graph_flow = GraphFlow(self.calls, self._num_graphs, computation_proto.tensorflow, value)
+        return graph_flow.value(result_type, computation_proto.tensorflow.result)
 
 
 def _structure(
@@ -165,11 +167,11 @@ def _structure(
     if isinstance(tff_type, tff.FederatedType):
         return _structure(tff_type.member, make_leaf, path, tff_type.placement)
     if isinstance(tff_type, tff.StructType):
-        elements = []
+        element_structures = []
         for index, (name, element_type) in enumerate(tff.structure.iter_elements(tff_type)):
-            element = _structure(element_type, make_leaf, (*path, index), placement)
-            elements.append((name, element))
-        return tff.structure.Struct(elements)
+            element_structure = _structure(element_type, make_leaf, (*path, index), placement)
+            element_structures.append((name, element_structure))
+        return tff.structure.Struct(element_structures)
     return make_leaf(path, placement)
 
 

@@ -70,9 +70,13 @@ class TffExecution(Execution):
         """Returns TFF's state before round 0, with the same initial weights as other executions."""
         if self._state is None:
             initial_weights = self.task.initial_weights(self.config.seed)
-            model = tff.learning.models.ModelWeights(trainable=initial_weights, non_trainable=[])
+            initial_model_weights = tff.learning.models.ModelWeights(
+                trainable=initial_weights, non_trainable=[]
+            )
             self._state = self._worker.run(
-                lambda: self._process.set_model_weights(self._process.initialize(), model)
+                lambda: self._process.set_model_weights(
+                    self._process.initialize(), initial_model_weights
+                )
             )
         return self._state
 
@@ -86,23 +90,25 @@ class TffExecution(Execution):
         """
         state = self.noise.hand_in(state)
         datasets = [self._dataset(client) for client in cohort]
-        output = self._worker.run(lambda: self._process.next(state, datasets))
-        leaves = zip(tf.nest.flatten(output.state), self._is_released, strict=True)
-        arrays = [np.asarray(leaf) for leaf, is_released in leaves if is_released]
+        round_output = self._worker.run(lambda: self._process.next(state, datasets))
+        state_leaves = zip(tf.nest.flatten(round_output.state), self._is_released, strict=True)
+        released_arrays = [np.asarray(leaf) for leaf, is_released in state_leaves if is_released]
         num_not_finite = sum(not client.epochs for client in cohort)
-        statistics = _statistics(output.metrics, num_not_finite)
-        return Release(arrays=arrays, statistics=statistics, canaries=np.zeros(0))
+        round_statistics = _statistics(round_output.metrics, num_not_finite)
+        return Release(arrays=released_arrays, statistics=round_statistics, canaries=np.zeros(0))
 
     def step(self, state: Any, release: Release) -> Any:
         """Returns TFF's state after the server's step, which TFF took within the round.
 
         The state consists of the release, and of the noise's key and rows from the initial state.
         """
-        template = self.init()
-        arrays = iter(release.arrays)
-        leaf_pairs = zip(tf.nest.flatten(template), self._is_released, strict=True)
-        leaves = [next(arrays) if is_released else leaf for leaf, is_released in leaf_pairs]
-        return tf.nest.pack_sequence_as(template, leaves)
+        state_template = self.init()
+        released_arrays = iter(release.arrays)
+        leaf_pairs = zip(tf.nest.flatten(state_template), self._is_released, strict=True)
+        state_leaves = [
+            next(released_arrays) if is_released else leaf for leaf, is_released in leaf_pairs
+        ]
+        return tf.nest.pack_sequence_as(state_template, state_leaves)
 
     def before(self, state: Any) -> list[np.ndarray]:
         """Returns the weights before a step.
@@ -114,10 +120,12 @@ class TffExecution(Execution):
 
     def from_before(self, arrays: Sequence[np.ndarray]) -> Any:
         """Restores a state from the weights before a step, for the metrics of the round."""
-        template = self.init()
-        weights = packed_like(self.weights(template), arrays)
-        model = tff.learning.models.ModelWeights(trainable=weights, non_trainable=[])
-        return self._worker.run(lambda: self._process.set_model_weights(template, model))
+        state_template = self.init()
+        weights = packed_like(self.weights(state_template), arrays)
+        model_weights = tff.learning.models.ModelWeights(trainable=weights, non_trainable=[])
+        return self._worker.run(
+            lambda: self._process.set_model_weights(state_template, model_weights)
+        )
 
     @functools.cached_property
     def _is_released(self) -> list[bool]:
@@ -125,11 +133,12 @@ class TffExecution(Execution):
 
         All leaves are, except the noise's key and rows.
         """
-        secret = object()
-        state = replace_noise(
-            self.init(), lambda noise_state: noise_state._replace(key=secret, rows=secret)
+        secret_marker = object()
+        marked_state = replace_noise(
+            self.init(),
+            lambda noise_state: noise_state._replace(key=secret_marker, rows=secret_marker),
         )
-        return [leaf is not secret for leaf in tf.nest.flatten(state)]
+        return [leaf is not secret_marker for leaf in tf.nest.flatten(marked_state)]
 
     def _dataset(self, client: ClientData) -> tf.data.Dataset:
         """Returns the batches of a client as a dataset, which is empty if its examples are not
@@ -138,12 +147,12 @@ class TffExecution(Execution):
         no_examples = tf.nest.map_structure(
             lambda spec: tf.zeros([0, *spec.shape[1:]], spec.dtype), tensor_specs(self.task.spec)
         )
-        datasets = []
+        epoch_datasets = []
         for epoch in client.epochs or [no_examples]:
-            leaves = tuple(tf.nest.flatten(epoch))
-            examples = tf.data.Dataset.from_tensor_slices(leaves)
-            datasets.append(examples.batch(self.task.batch_size))
-        return functools.reduce(tf.data.Dataset.concatenate, datasets)
+            epoch_leaves = tuple(tf.nest.flatten(epoch))
+            epoch_examples = tf.data.Dataset.from_tensor_slices(epoch_leaves)
+            epoch_datasets.append(epoch_examples.batch(self.task.batch_size))
+        return functools.reduce(tf.data.Dataset.concatenate, epoch_datasets)
 
     def weights(self, state: Any) -> list[np.ndarray]:
         """Returns the trainable weights of the global model in TFF's state."""
@@ -164,7 +173,7 @@ def _statistics(metrics: Any, num_not_finite: int) -> dict[str, float]:
     """
     train_metrics = metrics["client_work"]["train"]
     num_examples = int(train_metrics["num_examples"])
-    statistics = {
+    round_statistics = {
         "examples": num_examples,
         "train_loss": float(train_metrics["loss"]) if num_examples else math.nan,
         "not_finite": num_not_finite,
@@ -172,11 +181,11 @@ def _statistics(metrics: Any, num_not_finite: int) -> dict[str, float]:
     query_metrics = metrics["aggregator"]["dp_query_metrics"]
     for name in _QUERY_METRICS:
         if name in query_metrics:
-            statistics[name] = float(query_metrics[name])
+            round_statistics[name] = float(query_metrics[name])
     # Clients whose examples or updates are not finite send zeros to the query, which does not
     # count them as zeroed.
-    statistics["zeroed"] += num_not_finite + int(train_metrics["zeroed"])
-    return statistics
+    round_statistics["zeroed"] += num_not_finite + int(train_metrics["zeroed"])
+    return round_statistics
 
 
 def tff_model(functions: ModelFunctions, seed: int, spec: Any) -> tff.learning.models.VariableModel:
@@ -232,11 +241,11 @@ class _TrainedModel(tff.learning.models.VariableModel):
     def forward_pass(self, batch_input: Any, training: bool = True) -> Any:
         x, y = tf.nest.pack_sequence_as(self._spec, batch_input)
         outputs, model_losses = outputs_and_losses(self._model, x)
-        loss = self._loss(y, outputs)
+        batch_loss = self._loss(y, outputs)
         num_examples = tf.shape(batch_input[0])[0]
-        self._loss_sum.assign_add(loss * tf.cast(num_examples, tf.float32))
+        self._loss_sum.assign_add(batch_loss * tf.cast(num_examples, tf.float32))
         self._num_examples.assign_add(num_examples)
-        total_loss = minimised(loss, model_losses)
+        total_loss = minimised(batch_loss, model_losses)
         return tff.learning.models.BatchOutput(total_loss, (), num_examples)
 
     def predict_on_batch(self, batch_input: Any, training: bool = True) -> Any:
@@ -257,6 +266,6 @@ class _TrainedModel(tff.learning.models.VariableModel):
 
     @tf.function
     def reset_metrics(self) -> None:
-        # TFF calls this method if a client's update is not finite. The loss is kept, as in the fast
-        # execution, because it shows that the model has diverged.
+        # TFF calls this method if a client's update is not finite. The loss is not reset, because
+        # it shows that the model has diverged.
         self._zeroed.assign(1)

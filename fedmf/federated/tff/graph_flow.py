@@ -30,10 +30,10 @@ class GraphFlow:
     """
 
     def __init__(self, calls: RoundCalls, number: int, code: Any, value: Any) -> None:
-        definition = tf.compat.v1.GraphDef()
-        code.graph_def.Unpack(definition)
+        graph_definition = tf.compat.v1.GraphDef()
+        code.graph_def.Unpack(graph_definition)
         with tf.Graph().as_default() as self._graph:
-            tf.graph_util.import_graph_def(definition, name="")
+            tf.graph_util.import_graph_def(graph_definition, name="")
         self._calls = calls
         self._number = number
         self._inputs: dict[str, Leaf] = {}
@@ -54,8 +54,8 @@ class GraphFlow:
     def value(self, result_type: Any, binding: Any) -> Any:
         """Returns the result of the computation, given its type and its tensors in the graph."""
         if binding.HasField("struct"):
-            elements = tff.structure.iter_elements(result_type)
-            element_pairs = zip(elements, binding.struct.element, strict=True)
+            type_elements = tff.structure.iter_elements(result_type)
+            element_pairs = zip(type_elements, binding.struct.element, strict=True)
             return tff.structure.Struct(
                 [
                     (name, self.value(element_type, element_binding))
@@ -76,35 +76,35 @@ class GraphFlow:
 
     def _operation(self, binding: Any) -> Any:
         """Returns the graph operation that computes the tensor of a binding."""
-        tensor = binding.tensor.tensor_name or binding.sequence.variant_tensor_name
-        return self._graph.get_operation_by_name(tensor.partition(":")[0])
+        tensor_name = binding.tensor.tensor_name or binding.sequence.variant_tensor_name
+        return self._graph.get_operation_by_name(tensor_name.partition(":")[0])
 
     def _leaf(self, operation: Any) -> Leaf:
         """Returns a leaf with the name and origins of an operation's outputs."""
-        leaf = self._known_leaf(operation)
-        if leaf is not None:
-            return leaf
+        known_leaf = self._known_leaf(operation)
+        if known_leaf is not None:
+            return known_leaf
         if operation.type != "Identity":
             return Leaf(origins=self._origins(_input_operations(operation)))
-        same_leaf = self._leaf(operation.inputs[0].op)
-        origins = same_leaf.origins | self._origins(operation.control_inputs)
-        return Leaf(same_leaf.name, origins)
+        input_leaf = self._leaf(operation.inputs[0].op)
+        origins = input_leaf.origins | self._origins(operation.control_inputs)
+        return Leaf(input_leaf.name, origins)
 
     def _origins(self, operations: Iterable[Any], excluded: Iterable[Any] = ()) -> Origins:
         """Returns the origins of operations, except those that they have only through `excluded`
         operations.
         """
-        pending = list(operations)
-        visited_names = {operation.name for operation in excluded}
+        pending_operations = list(operations)
+        visited_names = {next_operation.name for next_operation in excluded}
         origins: Origins = frozenset()
-        while pending:
-            operation = pending.pop()
-            if operation.name in visited_names:
+        while pending_operations:
+            next_operation = pending_operations.pop()
+            if next_operation.name in visited_names:
                 continue
-            visited_names.add(operation.name)
-            leaf = self._known_leaf(operation)
+            visited_names.add(next_operation.name)
+            leaf = self._known_leaf(next_operation)
             if leaf is None:
-                pending += _input_operations(operation)
+                pending_operations += _input_operations(next_operation)
             else:
                 origins |= leaf.origins
         return origins
@@ -116,8 +116,8 @@ class GraphFlow:
 
         Origins that come through `excluded` operations are left out.
         """
-        inputs = itertools.chain.from_iterable(map(_input_operations, operations))
-        return self._origins(inputs, excluded)
+        input_operations = itertools.chain.from_iterable(map(_input_operations, operations))
+        return self._origins(input_operations, excluded)
 
     def _known_leaf(self, operation: Any) -> Leaf | None:
         """Returns the leaf of an input or of a tagged result; None for all other operations."""
@@ -168,63 +168,67 @@ class GraphFlow:
           ValueError: its params are not those of the same query, or its record depends on an
             aggregate of the round.
         """
-        params = self._tagged(call, "argument")
-        sample = self._tagged(call, "record", "count")
-        names = [self._leaf(operation).name for operation in params.values()]
-        expected_names = [("params", plan, number) for number in range(len(names))]
-        if not names or names != expected_names:
+        params_operations = self._tagged(call, "argument")
+        sample_operations = self._tagged(call, "record", "count")
+        params_names = [self._leaf(operation).name for operation in params_operations.values()]
+        expected_names = [("params", plan, number) for number in range(len(params_names))]
+        if not params_names or params_names != expected_names:
             raise ValueError(
                 "process clips by other parameters than its query's: give preprocess_record what "
                 "derive_sample_params of the same query returns, unchanged"
             )
-        record_origins = self._origins_of_inputs(sample.values(), excluded=params.values())
-        aggregate = self._calls.aggregate_in(record_origins)
-        if aggregate is not None:
+        record_origins = self._origins_of_inputs(
+            sample_operations.values(), excluded=params_operations.values()
+        )
+        first_aggregate = self._calls.aggregate_in(record_origins)
+        if first_aggregate is not None:
             raise ValueError(
-                f"process clips updates that depend on a {aggregate.operation} of "
-                f"{aggregate.type} from the clients in the same round, without noise: let an "
+                f"process clips updates that depend on a {first_aggregate.operation} of "
+                f"{first_aggregate.type} from the clients in the same round, without noise: let an "
                 "update depend on its own client and on past releases only"
             )
         clipping_name = f"{self._number}/{call}"
         self._calls.clipping_calls[clipping_name] = ClippingCall(
-            plan, len(sample), self._origins(params.values()), record_origins
+            plan, len(sample_operations), self._origins(params_operations.values()), record_origins
         )
         return {
             operation.name: Leaf(
                 ("sample", clipping_name, tag.number), frozenset({Origin(tag.role, clipping_name)})
             )
-            for tag, operation in sample.items()
+            for tag, operation in sample_operations.items()
         }
 
     def _secure_sum_arguments(self, call: str) -> dict[str, Leaf]:
         """Returns the leaves of the clipped samples that a secure sum adds up."""
-        samples = {}
+        leaf_by_name = {}
         for tag, operation in self._tagged(call, "record", "count").items():
             leaf = self._leaf(operation.inputs[0].op)
             if leaf.name is not None:
                 kind, key, *numbers = leaf.name
                 if kind == "sample" and numbers == [tag.number]:
                     leaf = Leaf(origins=frozenset({Origin("secured", key)}))
-            samples[operation.name] = leaf
-        return samples
+            leaf_by_name[operation.name] = leaf
+        return leaf_by_name
 
     def _secure_sum_results(self, call: str) -> dict[str, Leaf]:
         """Returns the leaves of the result of a secure sum."""
-        operations = self._tagged(call, "record", "count")
-        origins = self._origins_of_inputs(operations.values())
+        result_operations = self._tagged(call, "record", "count")
+        origins = self._origins_of_inputs(result_operations.values())
         aggregates = frozenset(origin for origin in origins if origin.kind == "aggregate")
         sum_operations = {self._calls.aggregates[origin.key].operation for origin in aggregates}
         secured_origins = list(origins - aggregates)
         has_one_source = [origin.kind for origin in secured_origins] == ["secured"]
         is_secure_sum = has_one_source and sum_operations == {"federated_secure_sum_bitwidth"}
         if not is_secure_sum:
-            return {operation.name: Leaf(origins=origins) for operation in operations.values()}
+            return {
+                operation.name: Leaf(origins=origins) for operation in result_operations.values()
+            }
         [clipping_name] = [origin.key for origin in secured_origins]
         return {
             operation.name: Leaf(
                 ("sum", clipping_name, tag.number), aggregates | {Origin(tag.role, clipping_name)}
             )
-            for tag, operation in operations.items()
+            for tag, operation in result_operations.items()
         }
 
     def _noise_results(self, call: str, plan: str) -> dict[str, Leaf]:
@@ -233,12 +237,14 @@ class GraphFlow:
         Raises:
           ValueError: its sum or its state are not those of the query that clips.
         """
-        total = [self._leaf(operation) for operation in self._tagged(call, "sum").values()]
-        clipping = self._clipping_of(total)
-        state = [self._leaf(operation) for operation in self._tagged(call, "state").values()]
-        next_state = self._tagged(call, "secret", "count", "public")
-        paths = [leaf.name[1] for leaf in state if leaf.name and leaf.name[0] == "state"]
-        is_whole_state = len(paths) == len(set(paths)) == len(next_state)
+        sum_leaves = [self._leaf(operation) for operation in self._tagged(call, "sum").values()]
+        clipping = self._clipping_of(sum_leaves)
+        state_leaves = [self._leaf(operation) for operation in self._tagged(call, "state").values()]
+        next_state_operations = self._tagged(call, "secret", "count", "public")
+        state_paths = [
+            leaf.name[1] for leaf in state_leaves if leaf.name and leaf.name[0] == "state"
+        ]
+        is_whole_state = len(state_paths) == len(set(state_paths)) == len(next_state_operations)
         if not is_whole_state or clipping.plan != plan:
             raise ValueError(
                 "process adds noise by another state than it keeps, or of another plan than its "
@@ -246,23 +252,25 @@ class GraphFlow:
                 "returned in the round before"
             )
         call_index = len(self._calls.noise_calls)
-        total_origins = origins_of(total)
-        roles = [tag.role for tag in next_state]
-        self._calls.noise_calls.append(NoiseCall(call_index, clipping, total_origins, paths, roles))
+        total_origins = origins_of(sum_leaves)
+        next_state_roles = [tag.role for tag in next_state_operations]
+        self._calls.noise_calls.append(
+            NoiseCall(call_index, clipping, total_origins, state_paths, next_state_roles)
+        )
         release_origin = frozenset({Origin("release", call_index)})
         origins_by_role = {
             "public": release_origin,
             "secret": frozenset({Origin("secret", call_index)}),
             "count": frozenset(origin for origin in total_origins if origin.kind != "record"),
         }
-        results = {
+        leaf_by_operation = {
             operation.name: Leaf(origins=release_origin)
             for operation in self._tagged(call, "result").values()
         }
-        for tag, operation in next_state.items():
-            name = ("next", call_index, tag.number)
-            results[operation.name] = Leaf(name, origins_by_role[tag.role])
-        return results
+        for tag, operation in next_state_operations.items():
+            leaf_name = ("next", call_index, tag.number)
+            leaf_by_operation[operation.name] = Leaf(leaf_name, origins_by_role[tag.role])
+        return leaf_by_operation
 
     def _clipping_of(self, total: list[Leaf]) -> ClippingCall:
         """Returns the call that clipped the records of a sum.
@@ -271,16 +279,16 @@ class GraphFlow:
           ValueError: the leaves are not the sum of one call's results.
         """
         clipping_name = total[0].name[1] if total and total[0].name else None
-        clipping = self._calls.clipping_calls.get(clipping_name or "")
+        clipping_call = self._calls.clipping_calls.get(clipping_name or "")
         expected_names = [("sum", clipping_name, number) for number in range(len(total))]
         has_expected_names = [leaf.name for leaf in total] == expected_names
-        if clipping is None or len(total) != clipping.size or not has_expected_names:
+        if clipping_call is None or len(total) != clipping_call.size or not has_expected_names:
             raise ValueError(
                 "process adds its noise to something else than the federated_sum of its clipped "
                 "updates: let nothing stand between clipping and the one sum, as "
                 "dp_aggregator(...) and DifferentiallyPrivateFactory(query) do"
             )
-        return clipping
+        return clipping_call
 
 
 def _input_operations(operation: Any) -> list[Any]:

@@ -47,11 +47,15 @@ def parse_tag(name: str) -> GraphTag | None:
     >>> parse_tag("a/fedmf.clip.0f_1/record.2")
     GraphTag(call='a/fedmf.clip.0f_1', kind='clip', plan='0f', role='record', number=2)
     """
-    match = _NAME.fullmatch(name)
-    if match is None:
+    name_match = _NAME.fullmatch(name)
+    if name_match is None:
         return None
     return GraphTag(
-        match["call"], match["kind"], match["plan"], match["role"], int(match["number"])
+        name_match["call"],
+        name_match["kind"],
+        name_match["plan"],
+        name_match["role"],
+        int(name_match["number"]),
     )
 
 
@@ -62,19 +66,19 @@ def call_scope(kind: str, plan: str = "") -> Any:
 
 def tagged(structure: Any, role: str, first_number: int = 0) -> Any:
     """Tags each tensor of a structure with a role and a number, from `first_number` on."""
-    leaves = [
+    tagged_leaves = [
         _tagged_leaf(leaf, f"{role}.{number}")
         for number, leaf in enumerate(tf.nest.flatten(structure), first_number)
     ]
-    return tf.nest.pack_sequence_as(structure, leaves)
+    return tf.nest.pack_sequence_as(structure, tagged_leaves)
 
 
 def tagged_sample(sample: Any) -> Any:
-    """Tags the tensors of a `QuerySample`: its record as "record", and its counts as "count"."""
+    """Tags the record of a `QuerySample` as "record", and its counts as "count"."""
     num_leaves = len(tf.nest.flatten(sample.record))
-    counts = (sample.clients, sample.clipped, sample.zeroed)
+    count_tensors = (sample.clients, sample.clipped, sample.zeroed)
     return type(sample)(
-        tagged(sample.record, "record"), *tagged(counts, "count", first_number=num_leaves)
+        tagged(sample.record, "record"), *tagged(count_tensors, "count", first_number=num_leaves)
     )
 
 
@@ -96,8 +100,8 @@ def _tagging(kind: str, call_and_tag: Callable[..., Any]) -> Callable[[Method], 
                 bound_method = functools.partial(method, query)
                 return call_and_tag(bound_method, *arguments, **named_arguments)
 
-        # AutoGraph is disabled, because no Python statement in this code depends on a tensor, and
-        # its conversion would take two seconds.
+        # AutoGraph is disabled, because it would take two seconds, and no Python statement in this
+        # code depends on a tensor.
         return cast(Method, tf.autograph.experimental.do_not_convert(call))
 
     return decorate
@@ -132,17 +136,17 @@ def _tagged_state(state: Any) -> Any:
     def same_role(structure: Any, role: str) -> Any:
         return tf.nest.map_structure(lambda _: role, structure)
 
-    roles = same_role(state, "count")._replace(
+    role_structure = same_role(state, "count")._replace(
         noise=same_role(state.noise, "secret")._replace(next_round="public"),
         scaling=same_role(state.scaling, "public"),
         clip=same_role(state.clip, "public"),
         records="public",
     )
-    leaves = tf.nest.flatten(state)
-    leaf_roles = tf.nest.flatten(roles)
+    state_leaves = tf.nest.flatten(state)
+    leaf_roles = tf.nest.flatten(role_structure)
     tagged_leaves = [
         tagged(leaf, role, first_number=number)
-        for number, (leaf, role) in enumerate(zip(leaves, leaf_roles, strict=True))
+        for number, (leaf, role) in enumerate(zip(state_leaves, leaf_roles, strict=True))
     ]
     return tf.nest.pack_sequence_as(state, tagged_leaves)
 

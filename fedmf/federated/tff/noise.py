@@ -110,9 +110,9 @@ class GraphNoise:
                 "longer mechanism to train on",
             ),
             (
-                # With precomputed noise, the caller puts each round's noise vector ("row") into the
-                # state. TFF first computes one result from the initial state to learn its type,
-                # when there is no row yet. So in round 0 a missing row gives NaN and no error.
+                # With precomputed noise, the caller puts each round's noise vector into the state.
+                # TFF computes a result from the initial state to learn its type, so a missing
+                # vector gives NaN and no error in round 0.
                 is_handed_in | tf.equal(state.next_round, 0),
                 "no noise was handed in for this round: call "
                 "process.next(noise.hand_in(state), ...) with a HostNoise",
@@ -122,15 +122,15 @@ class GraphNoise:
             t = tf.identity(state.next_round)
             state = state._replace(rows=self._with_shape_of_plan(state.rows))
         if self._form is None:
-            row = state.rows[0]
+            noise_row = state.rows[0]
             next_rows = state.rows
         else:
-            row, next_rows = self._recur(self._form, state, t)
-        row = tf.where(is_in_time & is_same_plan & is_handed_in, row, float("nan"))
+            noise_row, next_rows = self._recur(self._form, state, t)
+        noise_row = tf.where(is_in_time & is_same_plan & is_handed_in, noise_row, float("nan"))
         next_state = state._replace(
             next_round=t + 1, made_for=tf.constant(-1, tf.int32), rows=next_rows
         )
-        return row, next_state
+        return noise_row, next_state
 
     @staticmethod
     def _assertions(*conditions: tuple[tf.Tensor, str]) -> list[tf.Operation]:
@@ -140,9 +140,9 @@ class GraphNoise:
         assertions: list[tf.Operation] = []
         for is_fulfilled, message in conditions:
             with tf.control_dependencies(assertions):
-                assertion = tf.debugging.assert_equal(is_fulfilled, True, message=message)
-            if assertion is not None:
-                assertions.append(assertion)
+                equality_assertion = tf.debugging.assert_equal(is_fulfilled, True, message=message)
+            if equality_assertion is not None:
+                assertions.append(equality_assertion)
         return assertions
 
     def _other_plan_error(self) -> str:
@@ -181,19 +181,21 @@ class GraphNoise:
         self, form: BlockForm, state: NoiseState, t: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Computes the noise vector of round t, and the rows of the next state."""
-        table = self._table(form)
-        M = tf.constant(table, tf.float32)[tf.minimum(t, len(table) - 1)]
+        recurrence_matrices = self._table(form)
+        M = tf.constant(recurrence_matrices, tf.float32)[
+            tf.minimum(t, len(recurrence_matrices) - 1)
+        ]
         z = self.source(state.key, self.size)(t)
         if not form.is_rolling:
-            out = tf.matmul(M, tf.concat([z[None], state.rows], axis=0))
-            return out[0], out[1:]
-        row = M[0, 0] * z
+            noise_and_state = tf.matmul(M, tf.concat([z[None], state.rows], axis=0))
+            return noise_and_state[0], noise_and_state[1:]
+        noise_row = M[0, 0] * z
         if form.width == 0:
-            return row, state.rows
+            return noise_row, state.rows
         # The next state has the new row and all old rows except the oldest one. Copying the old
         # rows is faster than computing the next state as a product with M_t.
-        row += tf.linalg.matvec(state.rows, M[0, 1:], transpose_a=True)
-        return row, tf.concat([row[None], state.rows[:-1]], axis=0)
+        noise_row += tf.linalg.matvec(state.rows, M[0, 1:], transpose_a=True)
+        return noise_row, tf.concat([noise_row[None], state.rows[:-1]], axis=0)
 
     def _table(self, form: BlockForm) -> np.ndarray:
         """Returns the matrices M_t of the noise recurrence for all rounds.
@@ -201,10 +203,10 @@ class GraphNoise:
         The shape is (rounds, 1 + width, 1 + width). If the state is rolling, only their first rows
         are returned. If the last rounds have the same matrix, it is returned once.
         """
-        matrices = [self._padded(form, t) for t in range(form.rounds)]
-        while len(matrices) > 1 and np.array_equal(matrices[-1], matrices[-2]):
-            del matrices[-1]
-        return np.stack(matrices)
+        padded_matrices = [self._padded(form, t) for t in range(form.rounds)]
+        while len(padded_matrices) > 1 and np.array_equal(padded_matrices[-1], padded_matrices[-2]):
+            del padded_matrices[-1]
+        return np.stack(padded_matrices)
 
     @staticmethod
     def _padded(form: BlockForm, t: int) -> np.ndarray:

@@ -31,7 +31,7 @@ import tensorflow as tf
 from fedmf.server.source import check_noise_seed, noise_key, seed_of_run
 
 Draw = Callable[[Any], tf.Tensor]
-# TensorFlow uses this number for the random number generator Philox.
+# TensorFlow's number of the random number generator Philox.
 _PHILOX = 1
 # Each graph with an int as noise seed has a temporary folder here, in which its calls are counted.
 # The folders are removed when the program ends.
@@ -75,11 +75,13 @@ def box_muller(words: tf.Tensor) -> tf.Tensor:
     # distance from 1 is computed instead, because float32 has few numbers near 1.
     is_low = radius_words < tf.constant(2**63, tf.uint64)
     nearer_words = tf.where(is_low, radius_words, tf.bitwise.invert(radius_words))
-    distance = (tf.cast(nearer_words, tf.float32) + 0.5) * 2.0**-64
-    log_uniform = tf.where(is_low, tf.math.log(distance), tf.math.log1p(-distance))
+    distance_to_end = (tf.cast(nearer_words, tf.float32) + 0.5) * 2.0**-64
+    log_uniform = tf.where(is_low, tf.math.log(distance_to_end), tf.math.log1p(-distance_to_end))
     radius = tf.sqrt(-2.0 * log_uniform)
-    turn = tf.bitwise.right_shift(tf.bitcast(angle_words, tf.int64), tf.constant(40, tf.int64))
-    angle = (tf.cast(turn, tf.float32) + 0.5) * (math.pi / 2**23)
+    angle_bits = tf.bitwise.right_shift(
+        tf.bitcast(angle_words, tf.int64), tf.constant(40, tf.int64)
+    )
+    angle = (tf.cast(angle_bits, tf.float32) + 0.5) * (math.pi / 2**23)
     return tf.stack([radius * tf.cos(angle), radius * tf.sin(angle)], axis=1)
 
 
@@ -148,11 +150,13 @@ def _key_of_this_call(key: tf.Tensor) -> tf.Tensor:
     It is as secret as `key`. Calls differ by the clock and by a number that TensorFlow draws from
     the operating system.
     """
-    call = tf.bitcast(tf.stack([tf.bitcast(tf.timestamp(), tf.int64), _system_draw()]), tf.uint64)
+    call_words = tf.bitcast(
+        tf.stack([tf.bitcast(tf.timestamp(), tf.int64), _system_draw()]), tf.uint64
+    )
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[4],
         key=key[:1],
-        counter=tf.bitwise.bitwise_xor(key[1:3], call),
+        counter=tf.bitwise.bitwise_xor(key[1:3], call_words),
         alg=_PHILOX,
         dtype=tf.uint64,
     )
@@ -167,28 +171,31 @@ def _key_once(key: tf.Tensor) -> tf.Tensor:
     its own beside the first file alone. TFF's runtime keeps files from call to call, and makes
     variables anew. Where the folder is gone, as on another machine, no call has `key`.
     """
-    folder = tempfile.TemporaryDirectory(prefix="fedmf-runs-")
-    _FOLDERS.append(folder)
-    pathlib.Path(folder.name, "first").touch()
-    # The name of a call contains the time, because forked processes draw the same numbers.
-    timestamp = tf.strings.as_string(tf.timestamp(), precision=6)
-    call_name = tf.strings.join([tf.strings.as_string(_system_draw()), timestamp], "-")
-    call_file = tf.strings.join([folder.name, "/", call_name])
+    calls_folder = tempfile.TemporaryDirectory(prefix="fedmf-runs-")
+    _FOLDERS.append(calls_folder)
+    pathlib.Path(calls_folder.name, "first").touch()
+    # The name of a call contains the time, because forked processes draw the same random numbers.
+    time_text = tf.strings.as_string(tf.timestamp(), precision=6)
+    call_name = tf.strings.join([tf.strings.as_string(_system_draw()), time_text], "-")
+    call_file = tf.strings.join([calls_folder.name, "/", call_name])
     with tf.control_dependencies([tf.io.write_file(call_file, "")]):
-        # `prefix` is the folder's path and does not contain the name. It is nevertheless computed
-        # from `call_name`, because TensorFlow could match a constant pattern before the file is
-        # written.
-        prefix = tf.strings.join([folder.name, "/", tf.strings.substr(call_name, 0, 0)])
-        num_files = tf.size(tf.io.matching_files(prefix + "*"))
-        num_first = tf.size(tf.io.matching_files(prefix + "first"))
-    is_only_call = tf.logical_and(tf.equal(num_files, 2), tf.equal(num_first, 1))
+        # `folder_prefix` is the folder's path. It is computed from `call_name` although it does not
+        # contain it, because TensorFlow could match a constant pattern before the file is written.
+        folder_prefix = tf.strings.join(
+            [calls_folder.name, "/", tf.strings.substr(call_name, 0, 0)]
+        )
+        num_files = tf.size(tf.io.matching_files(folder_prefix + "*"))
+        num_first_files = tf.size(tf.io.matching_files(folder_prefix + "first"))
+    is_only_call = tf.logical_and(tf.equal(num_files, 2), tf.equal(num_first_files, 1))
     return tf.where(is_only_call, key, _key_of_this_call(key))
 
 
 def _system_draw() -> tf.Tensor:
     """Returns a random number that TensorFlow draws from the operating system, an int64 scalar."""
-    limit = tf.constant(2**62, tf.int64)
+    draw_limit = tf.constant(2**62, tf.int64)
     [number] = tf.unstack(
-        tf.raw_ops.RandomUniformInt(shape=[1], minval=-limit, maxval=limit, seed=0, seed2=0)
+        tf.raw_ops.RandomUniformInt(
+            shape=[1], minval=-draw_limit, maxval=draw_limit, seed=0, seed2=0
+        )
     )
     return number

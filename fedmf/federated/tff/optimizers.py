@@ -50,8 +50,8 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
 
     def initialize(self, specs: Any) -> Any:
         """Returns the optimizer's state before round 0, for weights of these specs."""
-        velocity = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
-        return collections.OrderedDict(round=tf.constant(0, tf.int32), velocity=velocity)
+        zero_velocity = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
+        return collections.OrderedDict(round=tf.constant(0, tf.int32), velocity=zero_velocity)
 
     def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
         """Returns the state and the weights after a step.
@@ -59,14 +59,14 @@ class ScheduledSGDM(tff.learning.optimizers.Optimizer):
         Rounds after the last round use the learning rate of the last round.
         """
         t = tf.minimum(state["round"], len(self._rates) - 1)
-        rate = tf.constant(self._rates, tf.float32)[t]
-        velocity = tf.nest.map_structure(
+        learning_rate = tf.constant(self._rates, tf.float32)[t]
+        next_velocity = tf.nest.map_structure(
             lambda v, g: tf.cast(self._momentum, v.dtype) * v + g, state["velocity"], gradients
         )
         weights = tf.nest.map_structure(
-            lambda w, v: w - tf.cast(rate, w.dtype) * v, weights, velocity
+            lambda w, v: w - tf.cast(learning_rate, w.dtype) * v, weights, next_velocity
         )
-        return collections.OrderedDict(round=state["round"] + 1, velocity=velocity), weights
+        return collections.OrderedDict(round=state["round"] + 1, velocity=next_velocity), weights
 
 
 def tff_server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:
@@ -75,15 +75,15 @@ def tff_server_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimiz
     It sees privatised updates only, so that the guarantee is the same for every optimizer.
     """
     rates = config.server_schedule().learning_rates()
-    rule = config.server_rule
-    if rule == "sgd":
+    server_rule = config.server_rule
+    if server_rule == "sgd":
         return ScheduledSGDM(rates, momentum=config.server_momentum)
-    arguments = {"epsilon": config.server_epsilon}
-    if rule != "adagrad":
-        arguments["beta_1"] = config.server_momentum
-    optimizer = _ADAPTIVE_BUILDERS[rule](float(rates[0]), **arguments)
-    # The index is limited to the last round, because TFF also asks for the learning rate of the
-    # round after it.
+    builder_arguments = {"epsilon": config.server_epsilon}
+    if server_rule != "adagrad":
+        builder_arguments["beta_1"] = config.server_momentum
+    optimizer = _ADAPTIVE_BUILDERS[server_rule](float(rates[0]), **builder_arguments)
+    # The index is limited to the last round, because TFF also asks for the learning rate of one
+    # more round.
     return tff.learning.optimizers.schedule_learning_rate(
         optimizer, lambda t: tf.constant(rates, tf.float32)[tf.minimum(t, len(rates) - 1)]
     )
@@ -112,24 +112,26 @@ class Proximal(tff.learning.optimizers.Optimizer):
 
     def initialize(self, specs: Any) -> Any:
         """Returns the optimizer's state before the first step, in which the weights are unknown."""
-        start = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
+        zero_weights = tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
         return collections.OrderedDict(
-            begun=tf.constant(False), start=start, inner=self._optimizer.initialize(specs)
+            begun=tf.constant(False), start=zero_weights, inner=self._optimizer.initialize(specs)
         )
 
     def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
         """Returns the state and the weights after a step."""
-        start = tf.nest.map_structure(
+        start_weights = tf.nest.map_structure(
             lambda s, w: tf.where(state["begun"], s, w), state["start"], weights
         )
         gradients = tf.nest.map_structure(
             lambda g, w, s: tf.convert_to_tensor(g) + tf.cast(self._strength, w.dtype) * (w - s),
             gradients,
             weights,
-            start,
+            start_weights,
         )
         inner, weights = self._optimizer.next(state["inner"], weights, gradients)
-        return collections.OrderedDict(begun=tf.constant(True), start=start, inner=inner), weights
+        return collections.OrderedDict(
+            begun=tf.constant(True), start=start_weights, inner=inner
+        ), weights
 
 
 def tff_client_optimizer(config: TrainConfig) -> tff.learning.optimizers.Optimizer:

@@ -1,4 +1,4 @@
-"""Data types for the data-flow analysis: tensors, and the values that they depend on."""
+"""Data types for the data-flow analysis, such as tensors with the values that they depend on."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -105,8 +105,8 @@ class RoundCalls:
 
     def aggregate_in(self, origins: Origins) -> Aggregate | None:
         """Returns the first aggregate among some origins; None if there is none."""
-        indices = [origin.key for origin in origins if origin.kind == "aggregate"]
-        return self.aggregates[min(indices)] if indices else None
+        aggregate_indices = [origin.key for origin in origins if origin.kind == "aggregate"]
+        return self.aggregates[min(aggregate_indices)] if aggregate_indices else None
 
 
 def origins_of(values: Iterable[Any]) -> Origins:

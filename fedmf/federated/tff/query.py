@@ -178,14 +178,16 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             )
         hint = "give the most that the sum adds to an entry"
         entry_rounding = checks.positive("entry_rounding", entry_rounding, hint, allow_zero=True)
-        query = copy.copy(self)
-        query._entry_rounding = entry_rounding
-        query._clip_norm = self.plan.clip_norm - math.sqrt(self._records.size) * entry_rounding
-        if not 0 < query._clip_norm <= self.plan.clip_norm:
+        query_with_rounding = copy.copy(self)
+        query_with_rounding._entry_rounding = entry_rounding
+        query_with_rounding._clip_norm = (
+            self.plan.clip_norm - math.sqrt(self._records.size) * entry_rounding
+        )
+        if not 0 < query_with_rounding._clip_norm <= self.plan.clip_norm:
             raise ValueError(
                 f"entry_rounding={entry_rounding} leaves nothing of clip_norm={self.plan.clip_norm}"
             )
-        return query
+        return query_with_rounding
 
     def with_scaling(self, scaling: Scaling | None) -> "MatrixFactorizationQuery":
         """Returns a copy of this query that scales records before they are zeroed and clipped.
@@ -193,9 +195,9 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         The result is scaled back; the guarantee is the same.
         """
         check_scaling(scaling)
-        query = copy.copy(self)
-        query._scaling = scaling
-        return query
+        scaled_query = copy.copy(self)
+        scaled_query._scaling = scaling
+        return scaled_query
 
     def initial_global_state(self) -> QueryState:
         """Returns the state before round 0 of a new run, which has noise of its own.
@@ -203,15 +205,15 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         No other state of this query or its copies has the noise of this run. In a graph that is
         built once, all calls begin one run, unless noise_seed="os".
         """
-        zero = tf.constant(0, tf.int32)
-        shapes = [spec.shape for spec in self._flat_specs]
-        scaling = () if self._scaling is None else initial_scaling(shapes, tf)
+        zero_count = tf.constant(0, tf.int32)
+        leaf_shapes = [spec.shape for spec in self._flat_specs]
+        scaling = () if self._scaling is None else initial_scaling(leaf_shapes, tf)
         clip = () if self._adaptive is None else initial_clip(self.plan.clip_norm, tf)
         return QueryState(
             noise=self._noise.initial_state(self._seeds.next_key()),
-            clients=zero,
-            clipped=zero,
-            zeroed=zero,
+            clients=zero_count,
+            clipped=zero_count,
+            zeroed=zero_count,
             scaling=scaling,
             clip=clip,
             records=self._records_fingerprint(),
@@ -219,7 +221,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
 
     @tags_params
     def derive_sample_params(self, global_state: QueryState) -> ClientParams:
-        """Returns the parameters of clipping in this round: clip norm, zeroing norm and scales.
+        """Returns the parameters of clipping in this round, which are clip norm, zeroing norm and
+        scales.
 
         They are constants of the plan, or follow from past results. The server sends clients no
         other value that depends on the noise.
@@ -232,7 +235,7 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         return ClientParams(clip_norm=clip_norm, zeroing_norm=zeroing_norm, scales=scales)
 
     def initial_sample_state(self, template: Any = None) -> QuerySample:
-        """Returns the sum of no records: zeros in the structure of `template`.
+        """Returns the sum of no records, which is zeros in the structure of `template`.
 
         The default is the structure of `record_specs`.
 
@@ -283,8 +286,8 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
                 "as it was then"
             )
         t = noise.next_round
-        clip = global_state.clip
-        adaptive_clip = () if self._adaptive is None else clip
+        clip_state = global_state.clip
+        adaptive_clip = () if self._adaptive is None else clip_state
         stddev = noise_stddev(self.plan, adaptive_clip, tf)
         noise_row, noise = self._noise.next(noise)
         noise_row = self._checked(noise_row, global_state)
@@ -292,26 +295,29 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
             clip_bits = released_bits(
                 self.plan, sample_state.clients, sample_state.clipped, noise_row[-1], tf
             )
-            clip = clip_after(
-                self._adaptive, self.plan.clip_norm, clip, clip_bits, self.divisor, t, tf
+            clip_state = clip_after(
+                self._adaptive, self.plan.clip_norm, clip_state, clip_bits, self.divisor, t, tf
             )
             noise_row = noise_row[:-1]
-        means = self._noisy_means(sample_state.record, noise_row * stddev)
-        scaling = global_state.scaling
+        noisy_means = self._noisy_means(sample_state.record, noise_row * stddev)
+        scaling_state = global_state.scaling
         if self._scaling is not None:
-            means = [mean / scale for mean, scale in zip(means, scaling.scales, strict=True)]
-            scaling = scaling_after(self._scaling, scaling, means, t, tf)
-        means = [
-            tf.cast(mean, spec.dtype) for mean, spec in zip(means, self._flat_specs, strict=True)
+            noisy_means = [
+                mean / scale for mean, scale in zip(noisy_means, scaling_state.scales, strict=True)
+            ]
+            scaling_state = scaling_after(self._scaling, scaling_state, noisy_means, t, tf)
+        noisy_means = [
+            tf.cast(mean, spec.dtype)
+            for mean, spec in zip(noisy_means, self._flat_specs, strict=True)
         ]
-        noisy_mean = tf.nest.pack_sequence_as(sample_state.record, means)
+        noisy_mean = tf.nest.pack_sequence_as(sample_state.record, noisy_means)
         next_state = global_state._replace(
             noise=noise,
             clients=sample_state.clients,
             clipped=sample_state.clipped,
             zeroed=sample_state.zeroed,
-            scaling=scaling,
-            clip=clip,
+            scaling=scaling_state,
+            clip=clip_state,
         )
         return noisy_mean, next_state, dp_accounting.UnsupportedDpEvent()
 
@@ -319,13 +325,13 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """Returns (sum + noise) / divisor for each leaf, given the noise of all leaves as one
         vector.
         """
-        leaves = tf.nest.flatten(record_sum)
+        sum_leaves = tf.nest.flatten(record_sum)
         noise_leaves = tf.split(noise, self._records.sizes)
-        means = []
-        for leaf, noise_leaf, spec in zip(leaves, noise_leaves, self._flat_specs, strict=True):
+        noisy_means = []
+        for leaf, noise_leaf, spec in zip(sum_leaves, noise_leaves, self._flat_specs, strict=True):
             shaped_noise = tf.reshape(noise_leaf, spec.shape)
-            means.append(noisy_mean(leaf, shaped_noise, self.divisor, tf))
-        return means
+            noisy_means.append(noisy_mean(leaf, shaped_noise, self.divisor, tf))
+        return noisy_means
 
     def derive_metrics(self, global_state: QueryState) -> "collections.OrderedDict[str, Any]":
         """Returns public metrics of the noise, and counts of the last round's records.
@@ -347,10 +353,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         if self._scaling is not None:
             metrics["scale_drift"] = global_state.scaling.drifts[0]
         if self._count_metrics:
-            clients = tf.cast(global_state.clients, tf.float32)
+            num_clients = tf.cast(global_state.clients, tf.float32)
             metrics["clients"] = global_state.clients
             metrics["clip_fraction"] = tf.math.divide_no_nan(
-                tf.cast(global_state.clipped, tf.float32), clients
+                tf.cast(global_state.clipped, tf.float32), num_clients
             )
             metrics["zeroed"] = global_state.zeroed
         return metrics
@@ -360,8 +366,10 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
 
         The divisor is part of it, because adaptive clip norms and scales depend on it.
         """
-        text = f"{self._zeroing_norm!r} {self._entry_rounding!r} {self._scaling} {self.divisor!r}"
-        return tf.constant(text_fingerprint(text), tf.uint64)
+        settings_text = (
+            f"{self._zeroing_norm!r} {self._entry_rounding!r} {self._scaling} {self.divisor!r}"
+        )
+        return tf.constant(text_fingerprint(settings_text), tf.uint64)
 
     def _checked(self, row: tf.Tensor, state: QueryState) -> tf.Tensor:
         """Returns the noise vector, after a check that records are still zeroed, clipped and scaled
@@ -371,17 +379,17 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
           tf.errors.InvalidArgumentError: clipping differs. XLA drops the check, and then the vector
             is NaN.
         """
-        is_same = tf.equal(state.records, self._records_fingerprint())
+        is_same_records = tf.equal(state.records, self._records_fingerprint())
         message = (
             "the state was made with another `zeroing_norm`, scaling, secure_sum or divisor than "
             f"here (zeroing_norm={self._zeroing_norm:g}, scaling={self._scaling}, "
             f"divisor={self.divisor:g}), with which its noise could come again under other "
             "updates: make the aggregator as it was then"
         )
-        assertion = tf.debugging.assert_equal(is_same, True, message=message)
-        dependencies = [] if assertion is None else [assertion]
-        with tf.control_dependencies(dependencies):
-            return tf.where(is_same, row, float("nan"))
+        assertion = tf.debugging.assert_equal(is_same_records, True, message=message)
+        control_dependencies = [] if assertion is None else [assertion]
+        with tf.control_dependencies(control_dependencies):
+            return tf.where(is_same_records, row, float("nan"))
 
 
 def _is_tensor_of_graph(value: Any) -> bool:

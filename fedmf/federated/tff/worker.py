@@ -59,14 +59,14 @@ class TffWorker:
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
             port = probe.getsockname()[1]
-        command = [str(_WORKER), f"--port={port}"]
+        worker_command = [str(_WORKER), f"--port={port}"]
         if threads is not None:
-            command.append(f"--max_concurrent_computation_calls={threads}")
+            worker_command.append(f"--max_concurrent_computation_calls={threads}")
         if sys.platform == "linux":
-            command = [sys.executable, "-S", "-c", _DIE_WITH_PARENT, *command]
+            worker_command = [sys.executable, "-S", "-c", _DIE_WITH_PARENT, *worker_command]
         # In a session of its own, the worker does not receive Ctrl-C. The run receives it, saves
         # its state, and then ends the worker.
-        self._process = subprocess.Popen(command, start_new_session=True)
+        self._process = subprocess.Popen(worker_command, start_new_session=True)
         weakref.finalize(self, _end, self._process)
         self._channel = grpc.insecure_channel(f"localhost:{port}", _CHANNEL)
         try:
@@ -76,13 +76,14 @@ class TffWorker:
             raise ChildProcessError(
                 f"TFF's worker did not start within {_START_SECONDS:g} s"
             ) from None
-        stub = tff.framework.RemoteExecutorGrpcStub(self._channel)
+        executor_stub = tff.framework.RemoteExecutorGrpcStub(self._channel)
 
         def executor(cardinalities: Any) -> Any:
-            # By default TFF keeps up to twenty values of the model's size in the worker.
-            remote = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
-            remote.set_cardinalities({tff.CLIENTS: 0} | cardinalities)
-            return remote
+            # The batch size is 1, because by default TFF keeps up to twenty values of the model's
+            # size in the worker.
+            remote_executor = tff.framework.RemoteExecutor(executor_stub, dispose_batch_size=1)
+            remote_executor.set_cardinalities({tff.CLIENTS: 0} | cardinalities)
+            return remote_executor
 
         self._context = tff.framework.SyncExecutionContext(
             executor_fn=tff.framework.ResourceManagingExecutorFactory(executor),
@@ -149,13 +150,13 @@ def worker_processes() -> list[int]:
     Workers that TFF itself has started are included.
     """
     try:
-        command = ["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())]
-        listing = subprocess.run(command, capture_output=True, text=True, check=False)
+        ps_command = ["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())]
+        ps_output = subprocess.run(ps_command, capture_output=True, text=True, check=False)
     except OSError:
         # The machine has no program `ps`, so the worker processes cannot be listed.
         return []
     process_ids = []
-    for line in listing.stdout.splitlines():
+    for line in ps_output.stdout.splitlines():
         process_id, _, name = line.strip().partition(" ")
         if name.strip().startswith(_WORKER.name):
             process_ids.append(int(process_id))
