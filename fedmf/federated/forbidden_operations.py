@@ -55,7 +55,7 @@ def stateful_operations(names: Iterable[str]) -> list[str]:
     """Returns those operations that TensorFlow marks as stateful and `_HARMLESS` does not match."""
     stateful_names = []
     for name in names:
-        # If TensorFlow has no definition of it, the operation calls a function of the graph, and
+        # If TensorFlow has no definition of an operation, it calls a function of the graph, and
         # the operations inside this function are in `names` as well.
         operation_definition = op_def_registry.get(name)
         is_marked = operation_definition is not None and operation_definition.is_stateful
