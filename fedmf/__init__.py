@@ -43,6 +43,8 @@ from fedmf.privacy.sampling import (
 from fedmf.privacy.sampling import (
     CyclicShuffle as CyclicShuffle,  # This is the former name of CyclicRandomAllocation.
 )
+from fedmf.privacy.selection import PrivateSelection, private_selection
+from fedmf.privacy.trial_count import TrialCount
 from fedmf.runs.audit import audit_run
 from fedmf.runs.config import TrainConfig
 from fedmf.runs.folder import Run
@@ -82,11 +84,13 @@ __all__ = [
     "PlanConfig",
     "PoolRanDryWarning",
     "PrivateMetrics",
+    "PrivateSelection",
     "QuantileClipping",
     "Run",
     "Sensitivity",
     "Server",
     "TrainConfig",
+    "TrialCount",
     "WarmupCooldown",
     "Workload",
     "attack_risk",
@@ -108,6 +112,7 @@ __all__ = [
     "per_round_error",
     "predicted_learning_rate",
     "prefix_sum",
+    "private_selection",
     "rmse",
     "sensitivity",
     "sgd",

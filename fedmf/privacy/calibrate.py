@@ -18,7 +18,9 @@ from fedmf.privacy.monte_carlo import MAX_ATTEMPTS
 from fedmf.privacy.noise_search import least_noise_multiplier
 from fedmf.privacy.plan import Plan, unit_noise
 from fedmf.privacy.sampling import Sampling
+from fedmf.privacy.selection import PrivateSelection, gaussian_selection_noise_multiplier
 from fedmf.privacy.source_tail import HOST_END, check_tail
+from fedmf.privacy.trial_count import TrialCount
 
 # Smallest risk that can be a target, because privacy curves do not resolve smaller ones.
 _MIN_RISK = 1e-8
@@ -57,15 +59,20 @@ class _Limit:
       limit: the largest allowed value of epsilon or of the attack risk.
       unamplified_noise_multiplier: the least one that meets the limit without sampling.
       risk_of: returns the limited quantity of an attack risk; None for epsilon.
+      selection: the number of trials of a private selection whose epsilon is limited; None for the
+        epsilon of one run.
     """
 
     name: str
     limit: float
     unamplified_noise_multiplier: float
     risk_of: Callable[[AttackRisk], float] | None = None
+    selection: TrialCount | None = None
 
     def value(self, plan: Plan) -> float:
         """Computes the limited quantity, such as epsilon, of a plan."""
+        if self.selection is not None:
+            return PrivateSelection(plan=plan, trials=self.selection).profile_epsilon(plan.delta)
         if self.risk_of is None:
             return plan.epsilon
         return self.risk_of(risk_by_curve(plan))
@@ -74,6 +81,8 @@ class _Limit:
         """Estimates `value` for the search for the noise. Simulations use other random numbers than
         `value`, which then proves the result.
         """
+        if self.selection is not None:
+            return self.value(plan)
         scheme = plan.sampling
         assert scheme is not None
         noise = unit_noise(plan)
@@ -203,6 +212,20 @@ def _risk_limit(
     return _Limit(name=name, limit=limit, unamplified_noise_multiplier=multiplier, risk_of=risk_of)
 
 
+def _selection_limit(delta: float, target: Target, selection: object) -> _Limit:
+    """Returns the `_Limit` for a target epsilon of a private selection."""
+    if not isinstance(selection, TrialCount):
+        raise TypeError(
+            f"selection={selection!r} must be a fedmf.TrialCount, such as "
+            "TrialCount(mean_trials=10), or None for a single run"
+        )
+    if target.get("epsilon") is None:
+        raise ValueError("selection needs an epsilon as its target: pass epsilon=8.0")
+    limit = _limit(delta, target)
+    multiplier = gaussian_selection_noise_multiplier(limit.limit, delta, selection)
+    return dataclasses.replace(limit, unamplified_noise_multiplier=multiplier, selection=selection)
+
+
 @with_numpy_defaults
 def calibrate(  # noqa: PLR0913  (each target is an argument of its own)
     mechanism: Mechanism,
@@ -214,6 +237,7 @@ def calibrate(  # noqa: PLR0913  (each target is an argument of its own)
     epsilon: float | None = None,
     advantage: float | None = None,
     true_positive_rate: tuple[float, float] | None = None,
+    selection: TrialCount | None = None,
 ) -> Plan:
     """Computes the plan with the least noise that meets a privacy target for the whole run.
 
@@ -233,6 +257,9 @@ def calibrate(  # noqa: PLR0913  (each target is an argument of its own)
         advantage of any attack on one client, in (0, 1). `true_positive_rate` is a pair
         (false-positive rate, largest true-positive rate of any attack at it), both in (0, 1), the
         second one larger than the first.
+      selection: the number of trials of a private selection. `epsilon` is then the largest epsilon
+        of the selected model, and the plan is that of each trial; see `fedmf.private_selection`.
+        None for a single run.
 
     Returns:
       The plan, whose epsilon or risk is at most the target.
@@ -241,7 +268,8 @@ def calibrate(  # noqa: PLR0913  (each target is an argument of its own)
       TypeError: an argument has another type.
       ValueError: not exactly one target is passed, a number is out of range, the rounds of
         mechanism and participation differ, the sampling scheme does not suit the mechanism, or no
-        noise multiplier reaches the target.
+        noise multiplier reaches the target; with `selection`, the target is no epsilon, or the
+        sampling scheme has a simulated epsilon.
 
     Example:
       >>> import fedmf
@@ -260,7 +288,10 @@ def calibrate(  # noqa: PLR0913  (each target is an argument of its own)
         "advantage": advantage,
         "true_positive_rate": true_positive_rate,
     }
-    privacy_limit = _limit(delta, target)
+    if selection is None:
+        privacy_limit = _limit(delta, target)
+    else:
+        privacy_limit = _selection_limit(delta, target, selection)
     if sampling is not None:
         # `Plan` sets the participation that the sampling scheme ensures.
         participation = None

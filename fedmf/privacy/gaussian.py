@@ -6,8 +6,12 @@ All functions take and return plain numbers. `fedmf.privacy.plan.Plan` calls the
 
 import functools
 import math
+from typing import TYPE_CHECKING
 
 from fedmf import checks
+
+if TYPE_CHECKING:
+    from dp_accounting import pld
 
 # dp_accounting and scipy are imported inside the functions that use them. Their imports take most
 # of a second, for which `fedmf --help` should not wait.
@@ -130,29 +134,33 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     >>> round(gaussian_epsilon(0.65294, 1e-6), 3)
     8.0
     """
-    import dp_accounting
     import numpy as np
-    from dp_accounting import pld
 
-    if noise_multiplier == 0:
+    if noise_multiplier == 0 or loss_scale(noise_multiplier) > MAX_EPSILON:
         return math.inf
-    typical_loss_size = loss_scale(noise_multiplier)
-    if typical_loss_size > MAX_EPSILON:
-        return math.inf
-    # With this grid step the accountant rounds privacy losses up to a grid of some 20,000 points.
-    # So epsilon is overstated, by a relative 3e-7 for noise multipliers from 0.1 to 1e4 and delta
-    # from 1e-10 to 0.1.
-    grid_step = max(1e-9, 1e-4 * typical_loss_size)
-    # REPLACE_SPECIAL is the zero-out relation, in which a client's updates become zeros and the
-    # number of records stays (Denisov et al. 2022, Def. J.1; banded paper, K.1).
-    zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-    accountant = pld.PLDAccountant(zero_out, value_discretization_interval=grid_step)
-    accounted_multiplier = min(noise_multiplier, _LARGEST_ACCOUNTED_MULTIPLIER)
-    accountant.compose(dp_accounting.GaussianDpEvent(accounted_multiplier))
+    accountant = _gaussian_accountant(min(noise_multiplier, _LARGEST_ACCOUNTED_MULTIPLIER))
     # Near epsilon = 710 dp_accounting divides by a negligible probability, and the quotient
     # overflows. Epsilon is then infinite, which is safe.
     with np.errstate(over="ignore"):
         return float(accountant.get_epsilon(delta))
+
+
+@functools.lru_cache(maxsize=16)
+def _gaussian_accountant(noise_multiplier: float) -> "pld.PLDAccountant":
+    """Returns the PLD accountant of one Gaussian release with sensitivity 1."""
+    import dp_accounting
+    from dp_accounting import pld
+
+    # With this grid step the accountant rounds privacy losses up to a grid of some 20,000 points.
+    # So epsilon is overstated, by a relative 3e-7 for noise multipliers from 0.1 to 1e4 and delta
+    # from 1e-10 to 0.1.
+    grid_step = max(1e-9, 1e-4 * loss_scale(noise_multiplier))
+    # REPLACE_SPECIAL is the zero-out relation, in which a client's updates become zeros and the
+    # number of records stays (Denisov et al. 2022, Def. J.1; banded paper, K.1).
+    zero_out = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+    accountant = pld.PLDAccountant(zero_out, value_discretization_interval=grid_step)
+    accountant.compose(dp_accounting.GaussianDpEvent(noise_multiplier))
+    return accountant
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:

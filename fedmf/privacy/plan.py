@@ -302,11 +302,7 @@ class Plan(fields.ShortRepr):
         It is the smaller one of two bounds: PLD accounting without amplification, and the epsilon
         that the sampling scheme proves.
         """
-        unamplified_value = unamplified_epsilon(self)
-        if self.sampling is None or self.noise_multiplier == 0:
-            return unamplified_value
-        amplified_value = self.sampling.epsilon(self.mechanism, unit_noise(self), self.delta)
-        return min(unamplified_value, amplified_value)
+        return epsilon_at(self, self.delta)
 
     @with_numpy_defaults
     def group_epsilon(self, devices: int) -> float:
@@ -471,6 +467,18 @@ def unamplified_epsilon(plan: Plan) -> float:
     True
     """
     return gaussian_epsilon(plan.noise_multiplier, plan.delta)
+
+
+def epsilon_at(plan: Plan, delta: float) -> float:
+    """Computes `Plan.epsilon` at another delta, in [1e-15, 1). Below the scheme's `min_delta` it
+    is the epsilon without amplification by sampling.
+    """
+    unamplified_value = gaussian_epsilon(plan.noise_multiplier, delta)
+    scheme = plan.sampling
+    if scheme is None or plan.noise_multiplier == 0 or delta < scheme.min_delta:
+        return unamplified_value
+    amplified_value = scheme.epsilon(plan.mechanism, unit_noise(plan), delta)
+    return min(unamplified_value, amplified_value)
 
 
 def rdp_epsilon(plan: Plan) -> float:

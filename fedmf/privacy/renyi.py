@@ -1,6 +1,7 @@
 """Epsilon by Renyi accounting, for comparison with the older literature."""
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 from fedmf.privacy.gaussian import check_delta
@@ -20,6 +21,26 @@ def event_rdp_epsilon(event: "dp_accounting.DpEvent", delta: float) -> float:
     client. It is infinite without noise.
     """
     return float(_rdp_accountant(event).get_epsilon(check_delta(delta)))
+
+
+def selection_rdp_epsilon(
+    event: "dp_accounting.DpEvent", delta: float, *, mean_trials: float, shape: float
+) -> float:
+    """Computes epsilon, by Renyi accounting, of a private selection: a random number of runs of the
+    event, of which the best one is released (Papernot and Steinke 2022, Theorems 2 and 6).
+
+    Args:
+      event: one run.
+      delta: in [1e-15, 1).
+      mean_trials: mean number of runs, at least 1.
+      shape: shape of the truncated negative binomial distribution of the number of runs; infinite
+        for a Poisson distribution.
+    """
+    from dp_accounting.dp_event import NonPrivateDpEvent, RepeatAndSelectDpEvent
+
+    if isinstance(event, NonPrivateDpEvent):
+        return math.inf
+    return event_rdp_epsilon(RepeatAndSelectDpEvent(event, mean_trials, shape), delta)
 
 
 @functools.lru_cache(maxsize=16)
