@@ -27,33 +27,36 @@ def plan_of(noise_multiplier: float) -> Plan:
     return config.plan()
 
 
-def generating_function(trials, at_most, above):
-    """Computes E F^K, given F and 1 - F, up to a constant factor and summand."""
+def selection_weight(trials, better):
+    """Computes f'(F), the density of the selected output in units of that of one trial.
+
+    f is the generating function of the number of trials, and `better` = 1 - F is the probability
+    that a trial is better than the output.
+    """
     if trials.distribution == "poisson":
-        return np.exp(-trials.mean_trials * above)
-    if trials.gamma == 1:
-        return -above
-    base = trials.gamma + (1 - trials.gamma) * above
-    if trials.shape == 0:
-        return np.log(base) / math.log(trials.gamma)
-    return base**-trials.shape / math.expm1(-trials.shape * math.log(trials.gamma))
+        return trials.mean_trials * np.exp(-trials.mean_trials * better)
+    base = trials.gamma / (trials.gamma + (1 - trials.gamma) * better)
+    return trials.mean_trials * base ** (1 + trials.shape)
 
 
 def attack_delta(noise_multiplier, trials, epsilon, cut):
-    """Computes a lower bound on the delta of a selection, by an exact sum.
+    """Computes the delta that one attack on a selection shows, by the midpoint rule.
 
     A trial's output is N(1 / noise_multiplier, 1) with the client and N(0, 1) without. Outputs
     below the cut have the best scores, the lowest the best; above it the largest are the best.
     """
-    x = np.unique(np.append(np.linspace(-11, 11 + 1 / noise_multiplier, 5001), cut))
+    ends = np.unique(np.append(np.linspace(-12, 12 + 1 / noise_multiplier, 6001), cut))
+    middles = (ends[1:] + ends[:-1]) / 2
     masses = []
     for mean in (1 / noise_multiplier, 0.0):
-        below, above = special.ndtr(x - mean), special.ndtr(mean - x)
-        low, high = x <= cut, x >= cut
-        f_low = generating_function(trials, above[low], below[low])
-        better = special.ndtr(cut - mean) + above[high]
-        f_high = generating_function(trials, 1 - better, better)
-        masses.append(np.concatenate([-np.diff(f_low), np.diff(f_high)]))
+        # Each cell's mass is a difference of the smaller tails, which have no rounding errors.
+        below = np.diff(special.ndtr(ends - mean))
+        above = -np.diff(special.ndtr(mean - ends))
+        cells = np.where(middles < mean, below, above)
+        better_below = special.ndtr(middles - mean)
+        better_above = special.ndtr(cut - mean) + special.ndtr(mean - middles)
+        better = np.where(middles < cut, better_below, better_above)
+        masses.append(cells * selection_weight(trials, better))
     with_client, without = masses
     factor = math.exp(epsilon)
     one_way = np.maximum(with_client - factor * without, 0).sum()
@@ -69,7 +72,7 @@ def attack_epsilon(noise_multiplier, trials, delta=DELTA):
             best = optimize.brentq(
                 lambda e, cut=cut: attack_delta(noise_multiplier, trials, e, cut) - delta,
                 best,
-                80.0,
+                600.0,
                 xtol=1e-5,
             )
     return best
@@ -104,7 +107,7 @@ def test_epsilon_is_above_the_attack_and_at_most_the_profile_bound(
     )
     assert attack <= selection.epsilon(DELTA) <= bound + 0.01
     computed = attack_epsilon(noise_multiplier, trial_count(*distribution))
-    assert attack - 0.02 <= computed <= selection.epsilon(DELTA)
+    assert attack - 0.01 <= computed <= selection.epsilon(DELTA)
     # Two accountings that are wrong are caught by the attack: that of one trial, and the union
     # bound m delta_Q alone.
     assert computed > gaussian_epsilon(noise_multiplier, DELTA)
@@ -126,7 +129,8 @@ def test_no_attack_exceeds_the_epsilon(noise_multiplier, mean, distribution, sha
     selection = fedmf.private_selection(
         plan_of(noise_multiplier), mean_trials=mean, distribution=distribution, shape=shape
     )
-    assert attack_epsilon(noise_multiplier, trials, delta) <= selection.epsilon(delta) + 1e-6
+    # The midpoint rule changes the attack's delta by a thousandth at most, and so its epsilon.
+    assert attack_epsilon(noise_multiplier, trials, delta) <= selection.epsilon(delta) + 1e-3
 
 
 @pytest.mark.parametrize("distribution", [GEOMETRIC, LOGARITHMIC, (10, "poisson", 1.0)])
