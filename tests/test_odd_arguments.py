@@ -24,6 +24,7 @@ WITH_METRICS = dataclasses.replace(PLAN, private_metrics=fedmf.PrivateMetrics(sh
 LEDGER = fedmf.ParticipationLedger(cohort_size=2, cohorts=[np.array([0, 1])])
 AUDIT = fedmf.audit_ledger(LEDGER, PLAN)
 RISK = fedmf.attack_risk(PLAN)
+SELECTION = fedmf.private_selection(PLAN)
 CONFIG = fedmf.PlanConfig(rounds=4, min_sep=2, epsilon=8.0)
 SCHEDULED = dataclasses.replace(CONFIG, learning_rate_schedule="1 1 1 0.5")
 POISSON = fedmf.CyclicPoisson(population=10, cohort_size=2, partitions=2)
@@ -343,6 +344,23 @@ CALLS = {
         plan=PLAN, seed=1, coordinates=300, trials=0,
     ),
     "attack_risk": call(fedmf.attack_risk, plan=PLAN, devices=1),
+    "PrivateSelection": call(
+        fedmf.PrivateSelection, plan=PLAN, trials=fedmf.TrialCount(mean_trials=10)
+    ),
+    "PrivateSelection.delta": call(SELECTION.delta, {"epsilon": f"0 {REAL}"}, epsilon=8.0),
+    "PrivateSelection.epsilon": call(SELECTION.epsilon, {"delta": "0.5"}, delta=1e-6),
+    "PrivateSelection.source": call(SELECTION.source, {"delta": "0.5"}, delta=1e-6),
+    "TrialCount": call(
+        fedmf.TrialCount, {"shape": "0 0.5"},
+        mean_trials=10.0, distribution="poisson", shape=1.0,
+    ),
+    "TrialCount.quantile": call(
+        fedmf.TrialCount().quantile, {"probability": "0.5"}, probability=0.5
+    ),
+    "private_selection": call(
+        fedmf.private_selection, {"shape": "0 0.5"},
+        plan=PLAN, mean_trials=10.0, distribution="poisson", shape=1.0,
+    ),
     "audit_ledger": call(
         fedmf.audit_ledger, {"unrecorded": "[]", "hint": "empty text"},
         ledger=LEDGER, plan=PLAN, unrecorded=(), hint="",
