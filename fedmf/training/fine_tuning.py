@@ -192,24 +192,20 @@ class _FineTuning:
             split_examples = task.split(split)
             split_metrics = self._evaluator.on_marked(self._weights, split_examples)
         client_work = self._client_work(rate)
-        num_left_out_by_reason = {
-            "too_few_examples": 0,
-            "examples_not_finite": 0,
-            "training_not_finite": 0,
-        }
+        omitted_counts = {"too_few_examples": 0, "examples_not_finite": 0, "training_not_finite": 0}
         changes: list[Change] = []
         for group in in_groups(client_ids, _GROUP_SIZE):
             finite_splits = self._split_clients(group, split_in_halves)
             measured_splits = [client for client in finite_splits if count(client.evaluation)]
-            num_left_out_by_reason["examples_not_finite"] += len(group) - len(finite_splits)
-            num_left_out_by_reason["too_few_examples"] += len(finite_splits) - len(measured_splits)
+            omitted_counts["examples_not_finite"] += len(group) - len(finite_splits)
+            omitted_counts["too_few_examples"] += len(finite_splits) - len(measured_splits)
             self._bar.update(len(group) - len(measured_splits))
             for tuned_weights, client in zip(
                 self._train(client_work, measured_splits), measured_splits, strict=True
             ):
                 self._bar.update()
                 if tuned_weights is None:
-                    num_left_out_by_reason["training_not_finite"] += 1
+                    omitted_counts["training_not_finite"] += 1
                 elif split_examples is None:
                     metrics_before = self._evaluator.on_marked(self._weights, client.evaluation)
                     metrics_after = self._evaluator.on_marked(tuned_weights, client.evaluation)
@@ -223,7 +219,7 @@ class _FineTuning:
                 "finite, and finite weights after training on one half: use more clients, or a "
                 "smaller rate"
             )
-        _warn_of_worse_losses(changes, num_left_out_by_reason["training_not_finite"], rate, split)
+        _warn_of_worse_losses(changes, omitted_counts["training_not_finite"], rate, split)
         summary_by_metric = {}
         for name in changes[0].before:
             values_before = np.array([change.before[name] for change in changes])
@@ -233,7 +229,7 @@ class _FineTuning:
         return {
             "clients": len(changes),
             "population": len(task.client_ids),
-            "left_out": num_left_out_by_reason,
+            "left_out": omitted_counts,
             "metrics": summary_by_metric,
         }
 

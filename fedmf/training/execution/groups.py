@@ -18,9 +18,9 @@ from fedmf.server.clipping import largest_norm
 from fedmf.server.messages import ClippedSum
 
 T = TypeVar("T")
-# A group has at least MIN_CLIENTS clients, except for the last group of a round, and a round has
-# about MAX_GROUPS groups at most. Each group costs a sum of the model's size, in memory and on the
-# network.
+# In rounds of 8 clients or more, each group but the last has at least MIN_CLIENTS clients, and
+# there are about MAX_GROUPS groups at most. Each group costs a sum of the model's size, in memory
+# and on the network.
 MIN_CLIENTS = 4
 MAX_GROUPS = 64
 # Least product of a group's clients, the batch size and the number of parameters. For small models
@@ -132,21 +132,21 @@ def _checked_copy(
         if array_kind != expected_kind:
             raise ValueError(f"the result has an array of {array_kind} and not of {expected_kind}")
         np.copyto(copied, array)
-    count_by_name = {
+    counts = {
         name: _whole_number(name, getattr(group_sum, name))
         for name in ("clients", "clipped", "zeroed", "not_finite", "examples")
     }
-    num_clipped, num_zeroed = count_by_name["clipped"], count_by_name["zeroed"]
+    num_clipped, num_zeroed = counts["clipped"], counts["zeroed"]
     is_possible = min(num_clipped, num_zeroed) >= 0 and num_clipped + num_zeroed <= size
-    if count_by_name["clients"] != size or not is_possible:
+    if counts["clients"] != size or not is_possible:
         raise ValueError(
-            f"the result counts {count_by_name['clients']} clients, {num_clipped} of them clipped "
+            f"the result counts {counts['clients']} clients, {num_clipped} of them clipped "
             f"and {num_zeroed} zeroed"
         )
-    if not 0 <= count_by_name["not_finite"] <= num_zeroed or count_by_name["examples"] < 0:
+    if not 0 <= counts["not_finite"] <= num_zeroed or counts["examples"] < 0:
         raise ValueError(
-            f"the result counts {count_by_name['examples']} examples, and "
-            f"{count_by_name['not_finite']} clients whose examples are not finite among "
+            f"the result counts {counts['examples']} examples, and "
+            f"{counts['not_finite']} clients whose examples are not finite among "
             f"{num_zeroed} zeroed ones"
         )
     loss_sum = checks.real_number(group_sum.loss_sum)
@@ -156,12 +156,12 @@ def _checked_copy(
         )
     return ClippedSum(
         values=list(memory),
-        clients=count_by_name["clients"],
+        clients=counts["clients"],
         clipped=num_clipped,
         zeroed=num_zeroed,
-        not_finite=count_by_name["not_finite"],
+        not_finite=counts["not_finite"],
         loss_sum=loss_sum,
-        examples=count_by_name["examples"],
+        examples=counts["examples"],
     )
 
 
