@@ -218,9 +218,9 @@ def finite_array(name: str, value: Any, *, ndim: int) -> np.ndarray:
     float_array = array.astype(np.float64, copy=False)
     is_finite = np.isfinite(float_array)
     if not is_finite.all():
-        position = tuple(np.argwhere(~is_finite)[0].tolist())
+        faulty_position = tuple(np.argwhere(~is_finite)[0].tolist())
         raise ValueError(
-            f"{name}{list(position)}={float_array[position]} is not finite: "
+            f"{name}{list(faulty_position)}={float_array[faulty_position]} is not finite: "
             "replace it by a finite number"
         )
     return float_array

@@ -44,8 +44,8 @@ def whole_number(default: int | None, help: str, *, low: int = 1, high: int | No
     """Returns a field for a whole number in low..high, where `low` is 0 or 1. The number must fit
     into 64 bits.
     """
-    sign = "positive" if low else "non-negative"
-    hint = f"use a {sign} whole number"
+    sign_word = "positive" if low else "non-negative"
+    hint = f"use a {sign_word} whole number"
 
     def check(name: str, value: Any) -> int:
         number = checks.integer(name, value, low=low, high=high, hint=hint)
@@ -71,8 +71,8 @@ def positive_float(
     """Returns a field for a finite float that is positive (or 0, if `allow_zero`) and less than
     `below`.
     """
-    sign = "non-negative" if allow_zero else "positive"
-    hint = f"use a finite {sign} number"
+    sign_word = "non-negative" if allow_zero else "positive"
+    hint = f"use a finite {sign_word} number"
     return option(
         default,
         help,
@@ -183,14 +183,14 @@ def check_fields(options: Any) -> None:
       TypeError, ValueError: a value is not of the field's type, or out of its range.
     """
     for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if value is None and "default" in field.metadata:
-            value = field.metadata["default"](options)
-        is_allowed_none = value is None and type(None) in typing.get_args(field.type)
+        field_value = getattr(options, field.name)
+        if field_value is None and "default" in field.metadata:
+            field_value = field.metadata["default"](options)
+        is_allowed_none = field_value is None and type(None) in typing.get_args(field.type)
         if "check" in field.metadata and not is_allowed_none:
             # The check also converts numpy's numbers to Python's, because options are stored as
             # JSON.
-            checked_value = field.metadata["check"](field.name, value)
+            checked_value = field.metadata["check"](field.name, field_value)
             set_fields(options, {field.name: checked_value})
 
 
@@ -249,10 +249,12 @@ class ShortRepr:
     def __repr__(self) -> str:
         text_by_name = {name: _short_text(getattr(self, name)) for name in self._shown_first}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            is_default = value is field.default or value is None or _is_empty(value)
+            field_value = getattr(self, field.name)
+            is_default = (
+                field_value is field.default or field_value is None or _is_empty(field_value)
+            )
             if field.repr and not is_default:
-                text_by_name[field.name] = _short_text(value)
+                text_by_name[field.name] = _short_text(field_value)
         arguments = ", ".join(f"{name}={text}" for name, text in text_by_name.items())
         return f"{type(self).__name__}({arguments})"
 
@@ -307,9 +309,9 @@ def require(options: Any, name: str, *, needs: str, present: bool) -> None:
       needs: the option that the field needs, for the error.
       present: whether that option was set.
     """
-    value = getattr(options, name)
-    if not present and value != type(options).__dataclass_fields__[name].default:
-        raise ValueError(f"{name}={value} needs {needs}: leave `{name}` out, or use that")
+    field_value = getattr(options, name)
+    if not present and field_value != type(options).__dataclass_fields__[name].default:
+        raise ValueError(f"{name}={field_value} needs {needs}: leave `{name}` out, or use that")
 
 
 def coerce(name: str, value: Any, kind: type) -> Any:

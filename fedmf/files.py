@@ -56,8 +56,8 @@ def shell_word(text: str) -> str:
     escape_by_code = {ord("\n"): "\\n", ord("'"): "\\'", ord("\\"): "\\\\"}
     quoted_characters = []
     for byte in os.fsencode(text):
-        default = chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}"
-        quoted_characters.append(escape_by_code.get(byte, default))
+        default_text = chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}"
+        quoted_characters.append(escape_by_code.get(byte, default_text))
     return f"$'{''.join(quoted_characters)}'"
 
 

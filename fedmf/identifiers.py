@@ -138,10 +138,10 @@ def visible_text(text: str) -> str:
     # Invisible characters are removed first, because two blanks with an invisible character between
     # them look like one blank.
     visible_characters = [character for character in text if not _is_invisible(character)]
-    words = []
+    visible_words = []
     for is_blank, characters in itertools.groupby(visible_characters, key=_is_blank):
-        words.append(" " if is_blank else "".join(characters))
-    return unicodedata.normalize("NFC", "".join(words))
+        visible_words.append(" " if is_blank else "".join(characters))
+    return unicodedata.normalize("NFC", "".join(visible_words))
 
 
 @functools.cache
@@ -218,15 +218,15 @@ def client_array(name: str, ids: Any) -> np.ndarray:
         ids = _converted(name, ids)
     elif np.ma.isMaskedArray(ids) or np.asarray(ids).dtype == object:
         check_clients(name, ids.ravel() if np.ma.isMaskedArray(ids) else np.ravel(ids))
-    array = np.asarray(ids)
+    id_array = np.asarray(ids)
     try:
-        unique_ids, positions = np.unique(array, return_index=True)
+        unique_ids, positions = np.unique(id_array, return_index=True)
     except TypeError as error:
         raise TypeError(
             f"{name} mixes kinds of ids ({error}): write all of them as texts, or all as numbers"
         ) from error
     check_clients(name, unique_ids, positions.tolist())
-    return array
+    return id_array
 
 
 def _converted(name: str, ids: np.ndarray) -> np.ndarray:
@@ -237,9 +237,11 @@ def _converted(name: str, ids: np.ndarray) -> np.ndarray:
         whole numbers above 2^53 among floats.
     """
     python_ids = ids.tolist()
-    array = np.asarray(python_ids)
+    converted_array = np.asarray(python_ids)
     original_by_converted: dict[Any, Any] = {}
-    for original, value in zip(ids.ravel().tolist(), np.ravel(array).tolist(), strict=False):
+    for original, value in zip(
+        ids.ravel().tolist(), np.ravel(converted_array).tolist(), strict=False
+    ):
         if not isinstance(original, Hashable):
             # The caller of this function raises an error for a value that is not hashable.
             break
@@ -249,7 +251,7 @@ def _converted(name: str, ids: np.ndarray) -> np.ndarray:
                 f"{name} has {first_original!r} and {original!r}, which numpy makes the same "
                 f"{value!r}: write all ids as texts"
             )
-    return array
+    return converted_array
 
 
 def check_clients(name: str, ids: Iterable[Any], positions: Sequence[int] | None = None) -> None:

@@ -110,7 +110,7 @@ def _read_numbers(path: pathlib.Path) -> dict[str, int]:
         return {}
     number_by_name: dict[str, int] = {}
     for line in lines:
-        words = line.split()
-        if len(words) > 1 and words[1].isdigit():
-            number_by_name[words[0]] = int(words[1])
+        line_words = line.split()
+        if len(line_words) > 1 and line_words[1].isdigit():
+            number_by_name[line_words[0]] = int(line_words[1])
     return number_by_name

@@ -290,14 +290,14 @@ def _parse_partition(name: str, text: Any) -> tuple[str, Any]:
     kind, _, number = text.partition(":")
     try:
         parameter = _PARAMETERS[kind]
-        value = parameter.kind(number)
+        parsed_parameter = parameter.kind(number)
     except (KeyError, ValueError):
         raise ValueError(
             f"{name}={text!r} names no partition and its number: write dirichlet:ALPHA, "
             "shards:PER_CLIENT or quantity:SIGMA, such as dirichlet:0.3 or shards:2"
         ) from None
     try:
-        return kind, parameter.check(parameter.name, value)
+        return kind, parameter.check(parameter.name, parsed_parameter)
     except ValueError as error:
         raise ValueError(f"{name}={text!r}: {error}") from None
 

@@ -172,9 +172,9 @@ def schedule_text(name: str, value: Any) -> str:
         try:
             starts, shares = _parse(expanded(text).read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
-            quoted = repr(_truncated(str(value)))
+            quoted_value = repr(_truncated(str(value)))
             raise ValueError(
-                f"{name}={quoted} is neither a schedule nor a file of one: {_HINT}"
+                f"{name}={quoted_value} is neither a schedule nor a file of one: {_HINT}"
             ) from error
     if not starts:
         return " ".join(str(share) for share in shares)
@@ -191,15 +191,15 @@ def _parse(text: str) -> tuple[list[int], list[float]]:
     Raises:
       ValueError: the rounds of the steps do not increase, or a share is not positive.
     """
-    words = re.split(r"[\s,]+", text.strip().strip("[]"))
+    schedule_entries = re.split(r"[\s,]+", text.strip().strip("[]"))
     starts: list[int] = []
     shares: list[float] = []
-    for word in words:
+    for word in schedule_entries:
         start, colon, share = word.rpartition(":")
         if colon:
             starts.append(int(start))
         shares.append(float(share))
-    has_all_or_no_starts = len(starts) in (0, len(words))
+    has_all_or_no_starts = len(starts) in (0, len(schedule_entries))
     is_increasing = starts == sorted({*starts}) and min(starts, default=0) >= 0
     are_shares_valid = all(0 < share < math.inf for share in shares)
     if not (has_all_or_no_starts and is_increasing and are_shares_valid):

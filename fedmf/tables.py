@@ -143,12 +143,12 @@ def scan_file(
         the argument. A wrong row raises a `duckdb.Error` on reading: see `describe_damage`.
     """
     with path.open("rb") as content:
-        head = content.read(_HEADER_BYTES)
-    if head.startswith(b"PAR1"):
+        file_head = content.read(_HEADER_BYTES)
+    if file_head.startswith(b"PAR1"):
         return _scan_parquet(db, path, columns)
-    if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
+    if file_head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
         return _scan_json_lines(db, path, columns, ids)
-    names = _csv_header(path, head)
+    names = _csv_header(path, file_head)
     _check_columns(path, names, columns)
     # Columns are named by their index in SQL, because a header may contain any text.
     type_by_column = {f"column{i}": "VARCHAR" for i in range(len(names))}

@@ -101,5 +101,5 @@ def _qualified_name(value: Any) -> str:
     """
     if value is None or isinstance(value, str):
         return str(value)
-    definition = value if hasattr(value, "__qualname__") else type(value)
-    return f"{definition.__module__}.{definition.__qualname__}"
+    named_object = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named_object.__module__}.{named_object.__qualname__}"

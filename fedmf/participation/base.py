@@ -204,12 +204,12 @@ class Participation(fields.Checked, abc.ABC):
 
     def _resolved_limits(self) -> Limits:
         """Returns the limits that the schema implies, or else the limits that its user chose."""
-        chosen = {"min_sep": self.min_sep, "max_participations": self.max_participations}
+        limits_by_user = {"min_sep": self.min_sep, "max_participations": self.max_participations}
         implied_limits = self.implied_limits()
         if implied_limits is None:
-            return chosen_limits(self.schema, self.rounds, **chosen)
+            return chosen_limits(self.schema, self.rounds, **limits_by_user)
         limits_by_schema = Limits(*implied_limits)
-        check_implied_limits(self.schema, self.rounds, **chosen, implied=limits_by_schema)
+        check_implied_limits(self.schema, self.rounds, **limits_by_user, implied=limits_by_schema)
         return limits_by_schema
 
     def _check_budget(self) -> None:

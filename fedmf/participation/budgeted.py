@@ -164,8 +164,8 @@ class Budgeted(Participation):
         budget_with_margin = self.budget * (1 + BUDGET_ROUNDING)
         if sensitivity_to_all_rounds.value <= budget_with_margin:
             return sensitivity_to_all_rounds
-        method = "participation budget (banded paper, Prop. E.1): upper bound"
-        return Sensitivity(value=budget_with_margin, exact=False, method=method)
+        method_text = "participation budget (banded paper, Prop. E.1): upper bound"
+        return Sensitivity(value=budget_with_margin, exact=False, method=method_text)
 
     def _missing_encoder(self) -> ValueError:
         """Returns the error for a method that needs the encoder, and names `fedmf.Budget`, which

@@ -101,8 +101,8 @@ def _are_separated_columns_disjoint(C: np.ndarray, b: int) -> bool:
         return True
     # This product counts the rows in which both of two columns have nonzero entries. The counts are
     # below 2^24, so float32 holds them exactly.
-    indicators = is_nonzero.astype(np.float32)
-    common_rows = indicators.T @ indicators
+    nonzero_indicators = is_nonzero.astype(np.float32)
+    common_rows = nonzero_indicators.T @ nonzero_indicators
     return not np.triu(common_rows, b).any()
 
 
@@ -211,5 +211,5 @@ def _window_sums(X: np.ndarray, width: int) -> np.ndarray:
         return np.array([X.sum()])
     # Each sum is computed from the entries themselves. Differences of running totals would lose
     # digits, and could make the sensitivity too small.
-    windows = np.lib.stride_tricks.sliding_window_view(X, (width, width))
-    return np.array([windows[p, p].sum() for p in range(X.shape[0] - width + 1)])
+    diagonal_blocks = np.lib.stride_tricks.sliding_window_view(X, (width, width))
+    return np.array([diagonal_blocks[p, p].sum() for p in range(X.shape[0] - width + 1)])

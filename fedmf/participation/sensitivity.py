@@ -64,9 +64,9 @@ def sensitivity_to_sets(encoder_or_mechanism: Any, sets: RoundSets) -> Sensitivi
             return toeplitz_bound
         dense_bound = sensitivity_to_sets(encoder_or_mechanism.encoder(), sets)
         return min(toeplitz_bound, dense_bound, key=lambda bound: bound.value)
-    gram = _result_of(encoder_or_mechanism, "toeplitz_gram")
-    if gram is not None:
-        return _toeplitz_gram_sensitivity(_check_magnitude(gram), sets)
+    gram_column = _result_of(encoder_or_mechanism, "toeplitz_gram")
+    if gram_column is not None:
+        return _toeplitz_gram_sensitivity(_check_magnitude(gram_column), sets)
     banded_rows = _result_of(encoder_or_mechanism, "banded_rows")
     if banded_rows is not None and (
         banded_rows.shape[1] <= sets.min_sep or sets.max_participations == 1

@@ -215,8 +215,10 @@ class AttackRisk:
                 low_log_rate += third_of_width
             else:
                 high_log_rate -= third_of_width
-        bound = self.true_positive_rate(math.exp(high_log_rate)) - weight * math.exp(low_log_rate)
-        return min(1.0, max(0.0, bound + 1e-12))
+        difference_bound = self.true_positive_rate(math.exp(high_log_rate)) - weight * math.exp(
+            low_log_rate
+        )
+        return min(1.0, max(0.0, difference_bound + 1e-12))
 
 
 def _phi(x: float) -> float:

@@ -376,9 +376,11 @@ class PlanConfig:
             check_affords_each_round(budget.participation, column_norm(mechanism))
         elif scheme is None:
             participation = self.participation()
-        metrics = None
+        private_metrics = None
         if self.private_metrics:
-            metrics = PrivateMetrics(share=self.private_metrics, largest_loss=self.largest_loss)
+            private_metrics = PrivateMetrics(
+                share=self.private_metrics, largest_loss=self.largest_loss
+            )
         plan = Plan(
             mechanism=mechanism,
             participation=participation,  # type: ignore[arg-type]
@@ -387,7 +389,7 @@ class PlanConfig:
             delta=self.delta,
             sampling=scheme,
             quantile_clipping=self.quantile_clipping(),
-            private_metrics=metrics,
+            private_metrics=private_metrics,
         )
         if self.claimed_cohort is not None:
             plan = plan.simulating(simulated=self.cohort_size, claimed=self.claimed_cohort)

@@ -201,8 +201,8 @@ def bernstein_bound(
     variable does.
     """
     log_inverse_failure = math.log(2 / failure)
-    deviation = math.sqrt(2 * mean_square * log_inverse_failure / (size - 1))
-    return mean + deviation + 7 * largest * log_inverse_failure / (3 * (size - 1))
+    deviation_term = math.sqrt(2 * mean_square * log_inverse_failure / (size - 1))
+    return mean + deviation_term + 7 * largest * log_inverse_failure / (3 * (size - 1))
 
 
 def remove_sample(losses: Losses, order: int, size: int, purpose: int) -> RemoveSample:
@@ -263,17 +263,17 @@ def _shards(
         return select(log_factor, np.clip(loss, -MAX_LOSS, MAX_LOSS))
 
     num_shards = -(-size // samples_per_shard)
-    pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
+    thread_pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
     hides_progress = not sys.stderr.isatty()
     with progress_bar.bar(
         total=num_shards, desc="privacy losses", delay=2, disable=hides_progress
     ) as bar:
         try:
             shards = []
-            for shard in pool.map(draw, range(num_shards)):
+            for shard in thread_pool.map(draw, range(num_shards)):
                 interrupts.check()
                 shards.append(shard)
                 bar.update()
             return shards
         finally:
-            pool.shutdown(cancel_futures=True)
+            thread_pool.shutdown(cancel_futures=True)

@@ -61,6 +61,6 @@ def digest_of(kind: str, *values: np.ndarray | float) -> str:
     """Returns the hexadecimal SHA-256 digest of the name `kind` with arrays and numbers."""
     digest = hashlib.sha256(kind.encode())
     for value in values:
-        array = np.ascontiguousarray(np.asarray(value, np.float64))
-        digest.update(repr(array.shape).encode() + array.tobytes())
+        float64_array = np.ascontiguousarray(np.asarray(value, np.float64))
+        digest.update(repr(float64_array.shape).encode() + float64_array.tobytes())
     return digest.hexdigest()

@@ -55,9 +55,9 @@ def code_span(text: str) -> str:
     ('`my run`', '``a`b``')
     """
     text = in_one_line(text.replace(GLUED_BLANK, " "))
-    fence = "`"
-    while fence in text:
-        fence += "`"
+    backtick_fence = "`"
+    while backtick_fence in text:
+        backtick_fence += "`"
     if text.startswith("`") or text.endswith("`"):
         text = f" {text} "
-    return f"{fence}{text}{fence}".replace(" ", GLUED_BLANK)
+    return f"{backtick_fence}{text}{backtick_fence}".replace(" ", GLUED_BLANK)

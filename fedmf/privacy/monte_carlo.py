@@ -75,11 +75,11 @@ class SimulatedEpsilon:
     needed_samples: float
 
     def __post_init__(self) -> None:
-        numbers = (self.epsilon, self.estimate, self.needed_samples)
-        counts = (self.order, *self.samples)
+        checked_numbers = (self.epsilon, self.estimate, self.needed_samples)
+        checked_counts = (self.order, *self.samples)
         is_valid = (
-            all(type(number) is float and number >= 0 for number in numbers)
-            and all(type(count) is int and count >= 0 for count in counts)
+            all(type(number) is float and number >= 0 for number in checked_numbers)
+            and all(type(count) is int and count >= 0 for count in checked_counts)
             and len(self.samples) == 2
         )
         if not is_valid:

@@ -1,5 +1,5 @@
-"""Private selection: the guarantee of training a random number of models and releasing only the
-best one.
+"""Private selection, that is the guarantee of training a random number of models and releasing only
+the best one.
 
 K trials run, where K is drawn from a `TrialCount`. Each trial draws its setting and runs with the
 privacy profile delta_Q (delta as a function of epsilon). The output is that of the trial with the
@@ -45,19 +45,20 @@ from fedmf.privacy.plan import Plan, check_plan, dp_event, epsilon_at
 from fedmf.privacy.renyi import selection_rdp_epsilon
 from fedmf.privacy.trial_count import POISSON, TRUNCATED_NEGATIVE_BINOMIAL, TrialCount
 
-# A function from delta to epsilon.
+# A function that takes a delta, and returns the epsilon of a trial at it.
 EpsilonOfDelta = Callable[[float], float]
 
-# The search for d1 covers these logarithms. Below the first, d1 would be beyond what the
-# accountants of sampled plans resolve.
+# Interval of log d1 in which the best d1 (a delta of a trial, see above) is searched. The
+# accountants of sampled plans do not resolve deltas below its lower end.
 _LOWEST_LOG_D1 = math.log(1e-9)
 _HIGHEST_LOG_D1 = math.log(1 - 1e-6)
-# Tolerance of log d1. Every d1 gives a valid bound, so a tolerance costs a little epsilon only.
+# Tolerance of the search for log d1. Every d1 gives a valid bound, so the tolerance only makes
+# epsilon a little larger.
 _TOLERANCE = 1e-4
-# Tolerance of log delta in `PrivateSelection.delta`.
+# Tolerance of the search for log delta in `PrivateSelection.delta`.
 _DELTA_TOLERANCE = 1e-6
 _LARGEST_E1 = 600.0
-# Number of halvings of the interval of log delta in `PrivateSelection.delta`.
+# Largest number of halvings of the interval of log delta in `PrivateSelection.delta`.
 _HALVINGS = 60
 
 PROFILE_SOURCE = "privacy profiles (compare Koskela, Redberg and Wang 2024)"
@@ -131,22 +132,22 @@ class PrivateSelection:
         """
         hint = "use a privacy loss such as 8"
         target_epsilon = checks.positive("epsilon", epsilon, hint, allow_zero=True)
-        # A little above the least delta, so that rounding cannot bring it below.
-        low = math.log(1.001 * MIN_DELTA * self.trials.mean_trials)
-        high = math.log(1 - 1e-9)
-        if self.epsilon(math.exp(high)) > target_epsilon:
+        # The lower end is a little above the least delta, so that rounding cannot move it below.
+        low_log_delta = math.log(1.001 * MIN_DELTA * self.trials.mean_trials)
+        high_log_delta = math.log(1 - 1e-9)
+        if self.epsilon(math.exp(high_log_delta)) > target_epsilon:
             return 1.0
-        if self.epsilon(math.exp(low)) <= target_epsilon:
-            return math.exp(low)
+        if self.epsilon(math.exp(low_log_delta)) <= target_epsilon:
+            return math.exp(low_log_delta)
         for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if self.epsilon(math.exp(middle)) <= target_epsilon:
-                high = middle
+            middle_log_delta = (low_log_delta + high_log_delta) / 2
+            if self.epsilon(math.exp(middle_log_delta)) <= target_epsilon:
+                high_log_delta = middle_log_delta
             else:
-                low = middle
-            if high - low < _DELTA_TOLERANCE:
+                low_log_delta = middle_log_delta
+            if high_log_delta - low_log_delta < _DELTA_TOLERANCE:
                 break
-        return math.exp(high)
+        return math.exp(high_log_delta)
 
     def source(self, delta: float) -> str:
         """Returns the name of the bound that `epsilon` states."""
@@ -198,11 +199,12 @@ def gaussian_selection_noise_multiplier(epsilon: float, delta: float, trials: Tr
         return estimate_of(trial_delta) + least_shift(estimate_of, trials)
 
     multiplier = least_noise_multiplier(estimate, epsilon)
-    # The accountant, which proves the guarantee, is a little above the closed form.
-    step = 1e-7
+    # The noise is raised until the accountant, whose epsilon is a little above the closed form,
+    # proves the guarantee.
+    relative_increase = 1e-7
     while _gaussian_epsilon(multiplier, trial_delta, trials) > epsilon:
-        multiplier *= 1 + step
-        step *= 2
+        multiplier *= 1 + relative_increase
+        relative_increase *= 2
     return multiplier
 
 
@@ -248,20 +250,20 @@ def _best_log_d1(epsilon_of: EpsilonOfDelta, trials: TrialCount) -> float:
 
     low, high = _LOWEST_LOG_D1, _HIGHEST_LOG_D1
     if trials.distribution == POISSON:
-        minimum = optimize.minimize_scalar(
+        minimum_of_shift = optimize.minimize_scalar(
             lambda log_d1: _shift(math.exp(log_d1), epsilon_of(math.exp(log_d1)), trials),
             bounds=(low, high),
             method="bounded",
             options={"xatol": _TOLERANCE},
         )
-        return float(minimum.x)
+        return float(minimum_of_shift.x)
 
     def excess(log_d1: float) -> float:
         d1 = math.exp(log_d1)
         return epsilon_of(d1) - _log_growth(d1, trials)
 
-    # The first number of the maximum in `_shift` falls with d1, the second one rises. So the least
-    # maximum is where they are equal.
+    # `_shift` takes the maximum of two numbers, of which one falls with d1 and the other rises. The
+    # maximum is least where both are equal.
     if excess(low) <= 0:
         return low
     if excess(high) >= 0:
@@ -276,7 +278,7 @@ def _shift(d1: float, e1: float, trials: TrialCount) -> float:
     if trials.distribution == POISSON:
         if math.isinf(e1):
             return math.inf
-        # exp(e1) would overflow for a larger e1, and epsilon is of no use already.
+        # For a larger e1, exp(e1) would overflow, and the selection's epsilon is useless anyway.
         return trials.mean_trials * (math.expm1(min(e1, _LARGEST_E1)) + d1)
     return (1 + trials.shape) * max(e1, _log_growth(d1, trials))
 

@@ -67,13 +67,13 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
         # Q_1(a, end) is Marcum's function, the probability that is to be bounded. It is at most
         # exp(-(end - a)^2 / 2). Where this bound is small enough, Q_1 need not be integrated.
         return
-    probability = _marcum(a, end)
+    reveal_probability = _marcum(a, end)
     if entries is not None:
         num_pairs = max(1.0, entries / 2)
         mean_shift = a / math.sqrt(num_pairs)
         crescent_probability = end * mean_shift * math.exp(-((end - mean_shift) ** 2) / 2) / math.pi
-        probability += num_pairs * min(_marcum(mean_shift, end), crescent_probability)
-    if probability <= plan.delta / 10:
+        reveal_probability += num_pairs * min(_marcum(mean_shift, end), crescent_probability)
+    if reveal_probability <= plan.delta / 10:
         return
     way_out = "use a larger delta or more noise"
     if end < HOST_END:
@@ -82,8 +82,8 @@ def check_tail(plan: NoisyPlan, end: float, *, entries: int | None = None) -> No
         )
     raise ValueError(
         f"delta={plan.delta:g} is too small for draws of at most {end:.2f} standard deviations: "
-        f"they reveal a client with probability {probability:.1g} at noise_multiplier={z:g}, above "
-        f"a tenth of delta; {way_out}"
+        f"they reveal a client with probability {reveal_probability:.1g} at "
+        f"noise_multiplier={z:g}, above a tenth of delta; {way_out}"
     )
 
 

@@ -187,10 +187,10 @@ def markdown(values: dict[str, Any]) -> str:
         "separation_kind": schema.separation_kind,
         "checks": command_checks(values),
     }
-    text = _environment().get_template("statement.md.jinja").render(template_values)
-    references = [f"- {reference}." for reference in references_of(text)]
-    text = "\n".join([text, "", "## References", "", *references])
-    wrapped_points = "\n".join(_wrapped(point) for point in _points(text))
+    statement_text = _environment().get_template("statement.md.jinja").render(template_values)
+    references = [f"- {reference}." for reference in references_of(statement_text)]
+    statement_text = "\n".join([statement_text, "", "## References", "", *references])
+    wrapped_points = "\n".join(_wrapped(point) for point in _points(statement_text))
     return wrapped_points.replace(GLUED_BLANK, " ").rstrip() + "\n"
 
 
@@ -215,11 +215,11 @@ def _wrapped(point: str) -> str:
     marker_text = marker[0] if marker else ""
     if marker and not marker_text:
         return point
-    words = re.sub(r"\s+", " ", point[len(marker_text) :])
-    words = re.sub(rf" (?={_BLOCK_START})", GLUED_BLANK, words)
+    point_text = re.sub(r"\s+", " ", point[len(marker_text) :])
+    point_text = re.sub(rf" (?={_BLOCK_START})", GLUED_BLANK, point_text)
     indent = "> " if marker_text.startswith(">") else "".ljust(len(marker_text))
     wrapped_lines = textwrap.wrap(
-        words,
+        point_text,
         _WIDTH,
         initial_indent=marker_text,
         subsequent_indent=indent,

@@ -18,7 +18,7 @@ DISTRIBUTIONS = (TRUNCATED_NEGATIVE_BINOMIAL, POISSON)
 # Largest mean number of trials, and largest shape.
 _MAX_MEAN = 1e4
 _MAX_SHAPE = 100.0
-# A smaller shape becomes 0.
+# Smaller shapes of the truncated negative binomial are replaced by 0.
 _LEAST_SHAPE = 1e-12
 
 
@@ -61,8 +61,8 @@ class TrialCount:
         shape = checks.positive("shape", self.shape, shape_hint, allow_zero=True)
         if shape > _MAX_SHAPE:
             raise ValueError(f"shape={shape} must be at most {_MAX_SHAPE:g}: {shape_hint}")
-        # The formulas for shape 0 are exact to rounding for smaller shapes, where the others divide
-        # by almost 0.
+        # For so small a shape the formulas for shape 0 are exact up to rounding, and the other
+        # formulas would divide by almost 0.
         if shape < _LEAST_SHAPE:
             shape = 0.0
         distribution = checks.one_of("distribution", self.distribution, DISTRIBUTIONS)
@@ -107,15 +107,15 @@ class TrialCount:
         k = np.arange(1, _num_terms(self.mean_trials, self.gamma))
         log_powers = k * math.log1p(-self.gamma)
         if eta == 0:
-            positive = np.exp(log_powers) / (k * -math.log(self.gamma))
+            positive_probabilities = np.exp(log_powers) / (k * -math.log(self.gamma))
         else:
             log_binomials = special.gammaln(k + eta) - math.lgamma(eta) - special.gammaln(k + 1)
-            # log(gamma^-eta - 1)
+            # This is log(gamma^-eta - 1), the logarithm of the sum by which the terms are divided.
             log_total = -eta * math.log(self.gamma) + math.log(
                 -math.expm1(eta * math.log(self.gamma))
             )
-            positive = np.exp(log_powers + log_binomials - log_total)
-        return np.append(0.0, positive)
+            positive_probabilities = np.exp(log_powers + log_binomials - log_total)
+        return np.append(0.0, positive_probabilities)
 
     @functools.cached_property
     def _cumulative(self) -> np.ndarray:
@@ -133,8 +133,8 @@ class TrialCount:
         """
         hint = "use 0.5 for the median"
         level = checks.positive("probability", probability, hint, below=1.0)
-        index = int(np.searchsorted(self._cumulative, level))
-        return min(index, len(self._cumulative) - 1)
+        trial_index = int(np.searchsorted(self._cumulative, level))
+        return min(trial_index, len(self._cumulative) - 1)
 
     def draw(self, rng: np.random.Generator) -> int:
         """Draws a number of trials."""
@@ -143,20 +143,20 @@ class TrialCount:
 
 
 def _num_terms(mean: float, gamma: float) -> int:
-    """Returns a number beyond which the probabilities of all larger numbers of trials together are
-    below 1e-17: they fall at least as fast as (1 - gamma)^k, or as those of a Poisson distribution
-    with this mean if gamma is 1.
+    """Returns a number of trials beyond which all larger numbers together have a probability below
+    1e-17. The probabilities fall at least as fast as (1 - gamma)^k, or as those of a Poisson
+    distribution with this mean if gamma is 1.
     """
     return int(45 / gamma + 3 * mean) + 100
 
 
 def _log_mean(log_gamma: float, eta: float) -> float:
     """Computes the logarithm of the mean of the truncated negative binomial distribution, given log
-    gamma and the shape eta (Papernot and Steinke 2022, Def. 1).
+    gamma and the shape eta. It is that of Papernot and Steinke 2022, Def. 1.
     """
     odds = math.expm1(-log_gamma)  # (1 - gamma) / gamma
-    # eta / (1 - gamma^eta) tends to 1 / log(1 / gamma) as eta tends to 0.
-    weight = -log_gamma
+    # As eta tends to 0, eta / (1 - gamma^eta) tends to 1 / log(1 / gamma).
+    inverse_weight = -log_gamma
     if eta > 0:
-        weight = -math.expm1(eta * log_gamma) / eta
-    return math.log(odds) - math.log(weight)
+        inverse_weight = -math.expm1(eta * log_gamma) / eta
+    return math.log(odds) - math.log(inverse_weight)

@@ -125,7 +125,7 @@ def audit_mechanism(
     )
     num_rounds = plan.mechanism.rounds
     if coordinates is None:
-        coordinates = _default_coordinates(num_rounds, false_positive_rate)
+        coordinates = _default_num_coordinates(num_rounds, false_positive_rate)
     leaf_sizes = [math.prod(shape) for shape in model_of(coordinates)]
     trials = _checked_trials(trials)
     num_runs = 3 if trials else 2
@@ -259,7 +259,7 @@ def _checked_trials(trials: Any) -> int:
     return trials
 
 
-def _default_coordinates(rounds: int, false_positive_rate: float) -> int:
+def _default_num_coordinates(rounds: int, false_positive_rate: float) -> int:
     """Returns the default number of model parameters for an audit with this number of rounds."""
     num_entries = tails.entries_to_see(SEEN_CUT, threshold=false_positive_rate / _MAX_TESTS)
     entries_per_run = max(_MIN_ENTRIES, -(-num_entries // 2))

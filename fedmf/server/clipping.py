@@ -117,14 +117,14 @@ def clip_update(
     clipped_values = np.zeros(sum(leaf_sizes))
     target_norm = clip_norm * (1 - clip_margin(len(clipped_values), max_clients))
     float32_memory = np.empty(len(clipped_values), np.float32)
-    clipping = _Clipping(leaves, scales, float32_memory, target_norm, zeroing_norm)
-    for start, block in clipping.blocks():
+    clipping_decision = _Clipping(leaves, scales, float32_memory, target_norm, zeroing_norm)
+    for start, block in clipping_decision.blocks():
         clipped_values[start : start + len(block)] = block
     flat_leaves = np.split(clipped_values, np.cumsum(leaf_sizes)[:-1])
     shaped_leaves = [
         flat.reshape(leaf.shape) for flat, leaf in zip(flat_leaves, leaves, strict=True)
     ]
-    return ClipResult(shaped_leaves, clipping.is_clipped, clipping.is_zeroed)
+    return ClipResult(shaped_leaves, clipping_decision.is_clipped, clipping_decision.is_zeroed)
 
 
 class UpdateSum:
@@ -183,10 +183,12 @@ class UpdateSum:
         """
         self.clients += 1
         target_norm = clip_norm * (1 - self._margin)
-        clipping = _Clipping(leaves, scales, self._float32_memory, target_norm, zeroing_norm)
-        self.zeroed += clipping.is_zeroed
-        self.clipped += clipping.is_clipped
-        for start, block in clipping.blocks():
+        clipping_decision = _Clipping(
+            leaves, scales, self._float32_memory, target_norm, zeroing_norm
+        )
+        self.zeroed += clipping_decision.is_zeroed
+        self.clipped += clipping_decision.is_clipped
+        for start, block in clipping_decision.blocks():
             self.total[start : start + len(block)] += block
 
     def add_clipped(
@@ -229,23 +231,23 @@ class _Clipping:
         self.is_zeroed = self.is_clipped = False
         divisor = 1.0
         with np.errstate(over="ignore", invalid="ignore"):
-            norm = _norm(_blocks(leaves, self._scales, copies=self._leaves))
+            update_norm = _norm(_blocks(leaves, self._scales, copies=self._leaves))
             # The norm of an update is at least its largest entry. So only an update whose norm is
             # above half of zeroing_norm is searched for its largest entry.
-            if not (norm < math.inf and norm <= zeroing_norm / 2):
+            if not (update_norm < math.inf and update_norm <= zeroing_norm / 2):
                 largest_magnitude = _largest(self._leaves, self._scales)
                 if not (largest_magnitude <= zeroing_norm and math.isfinite(largest_magnitude)):
                     self.is_zeroed = True
                     return
                 # The norm is infinite although the entries are finite, because their squares
                 # overflow.
-                if not math.isfinite(norm):
+                if not math.isfinite(update_norm):
                     divisor = largest_magnitude
-                    norm = _norm(_blocks(self._leaves, self._scales, unit=divisor))
-            self.is_clipped = bool(norm * divisor > target)
+                    update_norm = _norm(_blocks(self._leaves, self._scales, unit=divisor))
+            self.is_clipped = bool(update_norm * divisor > target)
         if self.is_clipped:
             self._unit = divisor
-            self._factor = target / norm
+            self._factor = target / update_norm
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yields the clipped update in blocks, as `_blocks` does; no blocks for a zeroed update."""

@@ -222,11 +222,11 @@ class ServerFolder:
             if not (seed_text.endswith(b"\n") and seed_text[:-1].isdigit()):
                 raise ValueError("it is no whole number")
             seed = int(seed_text)
-        committed = self._folder.read({_CONFIG: config_text, _SEED: seed_text})
+        committed_rounds = self._folder.read({_CONFIG: config_text, _SEED: seed_text})
         self._folder.end_round()
         with raises_if_damaged(JOURNAL):
             num_metrics = 0 if plan.private_metrics is None else SIZE
-            released = _released(committed, config.size, num_metrics)
+            released = _released(committed_rounds, config.size, num_metrics)
         return config, plan, seed, released
 
     def commit(
@@ -279,22 +279,22 @@ def _released(committed: Committed, size: int, num_metrics: int) -> Released:
     selected_by_round = [row.get("selected") for row in rows]
     if not rows:
         return Released(None, None, [], clients, selected_by_round)
-    mean = arrays["mean"]
-    metrics = np.zeros(0, np.float32)
+    mean_release = arrays["mean"]
+    noisy_metrics = np.zeros(0, np.float32)
     if num_metrics:
-        metrics = arrays["metrics"]
-    for array, num_entries in ((mean, size), (metrics, num_metrics)):
+        noisy_metrics = arrays["metrics"]
+    for array, num_entries in ((mean_release, size), (noisy_metrics, num_metrics)):
         if array.shape != (num_entries,) or array.dtype != np.float32:
             raise ValueError(f"its release is {array.dtype} of shape {array.shape}")
     clip_state = _state_of(ClipState, arrays)
     scaling_state = _state_of(ScalingState, arrays)
     means_state = MeansState(np.array(len(rows)), clip_state, scaling_state)
     if num_metrics:
-        means_state = means_state._replace(metrics=metrics)
+        means_state = means_state._replace(metrics=noisy_metrics)
     arrays_before = committed.numbered_arrays(_BEFORE)
     for array in arrays_before:
         array.setflags(write=False)
-    return Released(mean, means_state, arrays_before, clients, selected_by_round)
+    return Released(mean_release, means_state, arrays_before, clients, selected_by_round)
 
 
 def _json(client: int | str) -> str:

@@ -183,7 +183,7 @@ class Journal:
             raise self._kind.changed_error(changed_names)
         with self.undamaged(self.path / ROWS):
             row_lines = self._restored_lines(newest_header)
-            rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(b"".join(row_lines))
+            journal_rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(b"".join(row_lines))
         # The caller may publish the rounds that were read, so a power failure must not undo their
         # commit.
         sync_folder(self._folder)
@@ -192,7 +192,7 @@ class Journal:
             self._append_newest_row()
         self._flush_rows()
         self._remove_older_files()
-        return Committed(rows=rows, arrays=arrays, lines=row_lines)
+        return Committed(rows=journal_rows, arrays=arrays, lines=row_lines)
 
     def _restored_lines(self, header: Mapping[str, Any]) -> list[bytes]:
         """Returns the rows of all rounds as lines of text, and removes bytes that follow them in

@@ -60,11 +60,11 @@ def check_new(path: pathlib.Path, kind: FolderKind) -> None:
         raise ValueError(
             f"{path} already holds a {kind.noun}: {kind.way_to_resume}, or name another folder"
         )
-    obstacles = _obstacles(path, kind)
-    if obstacles:
+    obstacle_names = _obstacles(path, kind)
+    if obstacle_names:
         raise ValueError(
-            f"{path} has a {obstacles[0]} and no {kind.config_name}: begin a {kind.noun} in a new "
-            "folder, or empty this one, so that nothing is overwritten"
+            f"{path} has a {obstacle_names[0]} and no {kind.config_name}: begin a {kind.noun} in a "
+            "new folder, or empty this one, so that nothing is overwritten"
         )
 
 
@@ -79,15 +79,15 @@ def _obstacles(path: pathlib.Path, kind: FolderKind) -> list[str]:
     if not (path / JOURNAL).is_dir():
         refused_names.update(kind.first_files, (file.name for file in kind.readable_files))
         refused_names.add(kind.metrics_name or "")
-    obstacles = [name for name in all_names if name in refused_names]
+    obstacle_names = [name for name in all_names if name in refused_names]
     if not kind.allows_other_files:
         own_names = {"private", *kind.first_files, *(file.name for file in kind.readable_files)}
-        obstacles += [name for name in all_names if name not in own_names]
+        obstacle_names += [name for name in all_names if name not in own_names]
     if committed_rounds(path):
-        obstacles.append(JOURNAL)
+        obstacle_names.append(JOURNAL)
     if kind.metrics_name in all_names and (path / kind.metrics_name).stat().st_size:
-        obstacles.append(kind.metrics_name)
-    return obstacles
+        obstacle_names.append(kind.metrics_name)
+    return obstacle_names
 
 
 class _UnwrittenLines(NamedTuple):
@@ -134,27 +134,28 @@ class JournalFolder:
 
     def _lock(self, *, make: bool) -> FolderLock:
         """Returns the lock of the folder."""
-        kind = self._kind
+        folder_kind = self._kind
         try:
             if make:
                 make_folder(self.path)
-            folder_lock = lock(self.path, requires_lock=kind.requires_lock)
+            folder_lock = lock(self.path, requires_lock=folder_kind.requires_lock)
         except NotImplementedError:
             raise ValueError(
-                f"{self.path} is on a file system without locks, where two {kind.noun}s could use "
-                "it at once: name a folder on a local disk"
+                f"{self.path} is on a file system without locks, where two {folder_kind.noun}s "
+                "could use it at once: name a folder on a local disk"
             ) from None
         except (OSError, ValueError) as error:
             if make:
                 raise self._unwritable_error(error) from None
             reason = getattr(error, "strerror", None) or error
             raise ValueError(
-                f"cannot open folder {self.path} ({reason}): name the folder of a {kind.noun}"
+                f"cannot open folder {self.path} ({reason}): name the folder of a "
+                f"{folder_kind.noun}"
             ) from None
         if folder_lock is None:
             raise ValueError(
-                f"{self.path} is in use by another {kind.noun}: wait for it or end it, and "
-                f"{kind.way_to_resume}, or name another folder"
+                f"{self.path} is in use by another {folder_kind.noun}: wait for it or end it, and "
+                f"{folder_kind.way_to_resume}, or name another folder"
             )
         return folder_lock
 
@@ -193,24 +194,24 @@ class JournalFolder:
           ValueError: another process has committed a round here.
           OSError: a file cannot be written.
         """
-        kind = self._kind
+        folder_kind = self._kind
         # The digests are of the contents that were written, and not of the files, which somebody
         # may edit meanwhile.
         content_by_name = dict(contents or {})
-        for name in kind.bound:
+        for name in folder_kind.bound:
             bound_path = self.path / name
             if name in content_by_name:
                 continue
             if name not in texts:
-                content_by_name[name] = kind.bound_content(bound_path)
+                content_by_name[name] = folder_kind.bound_content(bound_path)
                 continue
             content_by_name[name] = texts[name].encode()
-            if name != kind.config_name:
+            if name != folder_kind.config_name:
                 write_atomically(bound_path, texts[name], mode=0o600)
         self._journal.begin(content_by_name)
         self._restore_readable_files(Committed(rows=[], arrays={}))
         self.sync()
-        write_atomically(self.path / kind.config_name, texts[kind.config_name])
+        write_atomically(self.path / folder_kind.config_name, texts[folder_kind.config_name])
         sync_names(self.path)
 
     def read(self, contents: Mapping[str, bytes] | None = None) -> Committed:
@@ -228,12 +229,12 @@ class JournalFolder:
             if name not in content_by_name:
                 with self.undamaged(name):
                     content_by_name[name] = self._kind.bound_content(self.path / name)
-        committed = self._journal.read(content_by_name)
-        self._restore_readable_files(committed)
+        committed_rounds = self._journal.read(content_by_name)
+        self._restore_readable_files(committed_rounds)
         # If this write of missing lines fails, the next commit repeats it.
         with contextlib.suppress(OSError):
             self._flush()
-        return committed
+        return committed_rounds
 
     def undamaged(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Raises ValueError if the block finds this file damaged."""
@@ -321,17 +322,21 @@ class JournalFolder:
         Raises:
           ValueError: a file has other lines, or the journal was put back from a backup.
         """
-        rows = committed.rows
+        journal_rows = committed.rows
         if self._metrics is not None:
-            self._restore(self._metrics, committed.metrics_lines(), len(rows))
+            self._restore(self._metrics, committed.metrics_lines(), len(journal_rows))
         for i, kind_of_file in enumerate(self._kind.readable_files):
             if kind_of_file.starts_as is not None:
-                self._is_begun[i] = any(kind_of_file.is_needed(journal_row) for journal_row in rows)
+                self._is_begun[i] = any(
+                    kind_of_file.is_needed(journal_row) for journal_row in journal_rows
+                )
             if self._is_begun[i]:
                 lines_by_round = [
-                    kind_of_file.lines_of(journal_row).encode() for journal_row in rows
+                    kind_of_file.lines_of(journal_row).encode() for journal_row in journal_rows
                 ]
-                self._restore(self._lines[i], lines_by_round, len(rows), kind_of_file.header)
+                self._restore(
+                    self._lines[i], lines_by_round, len(journal_rows), kind_of_file.header
+                )
 
     def _restore(
         self, file: AppendedFile, lines_by_round: list[bytes], num_rounds: int, header: str = ""
@@ -380,17 +385,19 @@ class JournalFolder:
         """Adds the lines of the newest committed round to the readable files, for the next flush.
         It adds them once, and may be called again after an interrupt.
         """
-        unwritten = self._unwritten
-        if unwritten is None or self._journal.rounds <= unwritten.t:
+        unwritten_lines = self._unwritten
+        if unwritten_lines is None or self._journal.rounds <= unwritten_lines.t:
             return
         for i, kind_of_file in enumerate(self._kind.readable_files):
             appended_file = self._lines[i]
-            new_lines = kind_of_file.lines_of(unwritten.journal_row).encode()
+            new_lines = kind_of_file.lines_of(unwritten_lines.journal_row).encode()
             if self._is_begun[i]:
-                if appended_file.end == unwritten.starts[i]:
+                if appended_file.end == unwritten_lines.starts[i]:
                     appended_file.append(new_lines)
-            elif kind_of_file.is_needed(unwritten.journal_row):
-                appended_file.restore(self._earlier_lines(kind_of_file, unwritten) + new_lines)
+            elif kind_of_file.is_needed(unwritten_lines.journal_row):
+                appended_file.restore(
+                    self._earlier_lines(kind_of_file, unwritten_lines) + new_lines
+                )
                 self._is_begun[i] = True
 
     def _earlier_lines(self, kind_of_file: ReadableFile, unwritten: _UnwrittenLines) -> bytes:

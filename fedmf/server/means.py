@@ -134,13 +134,13 @@ class NoisyMeans:
 
     def initial(self) -> MeansState:
         """Returns the state before round 0."""
-        clip: ClipState | tuple[()] = ()
+        clip_state: ClipState | tuple[()] = ()
         if self.plan.quantile_clipping is not None:
-            clip = initial_clip(self.plan.clip_norm)
-        scaling: ScalingState | tuple[()] = ()
+            clip_state = initial_clip(self.plan.clip_norm)
+        scaling_state: ScalingState | tuple[()] = ()
         if self.scaling is not None:
-            scaling = _without_lists(initial_scaling([self.size]))
-        return MeansState(np.array(0), clip, scaling)
+            scaling_state = _without_lists(initial_scaling([self.size]))
+        return MeansState(np.array(0), clip_state, scaling_state)
 
     def empty_sum(self, clients: int = 0) -> UpdateSum:
         """Returns an empty sum of updates.
@@ -171,15 +171,15 @@ class NoisyMeans:
             release overwrites it.
         """
         t = int(state.next_round)
-        clip = state.clip
-        stddev = noise_stddev(self.plan, clip)
-        if clip:
+        clip_state = state.clip
+        stddev = noise_stddev(self.plan, clip_state)
+        if clip_state:
             assert self.plan.quantile_clipping is not None
             clip_bits = released_bits(self.plan, total.clients, total.clipped, noise_row[-1])
-            clip = clip_after(
+            clip_state = clip_after(
                 self.plan.quantile_clipping,
                 self.plan.clip_norm,
-                clip,
+                clip_state,
                 clip_bits,
                 self.clients_per_round,
                 t,
@@ -187,18 +187,24 @@ class NoisyMeans:
             noise_row = noise_row[:-1]
         # The noisy mean is written over the noise vector to save memory, in blocks of entries that
         # fit the processor's cache.
-        mean = noise_row
+        mean_memory = noise_row
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
             noise_row[block] *= stddev
-            mean[block] = noisy_mean(total.total[block], noise_row[block], self.clients_per_round)
-        scaling = state.scaling
-        if scaling:
+            mean_memory[block] = noisy_mean(
+                total.total[block], noise_row[block], self.clients_per_round
+            )
+        scaling_state = state.scaling
+        if scaling_state:
             assert self.scaling is not None
-            mean /= scaling.scales
-            past_scaling = ScalingState([scaling.moment], [scaling.scales], scaling.drifts)
-            scaling = _without_lists(scaling_after(self.scaling, past_scaling, [mean], t))
-        return mean, MeansState(np.array(t + 1), clip, scaling)
+            mean_memory /= scaling_state.scales
+            past_scaling = ScalingState(
+                [scaling_state.moment], [scaling_state.scales], scaling_state.drifts
+            )
+            scaling_state = _without_lists(
+                scaling_after(self.scaling, past_scaling, [mean_memory], t)
+            )
+        return mean_memory, MeansState(np.array(t + 1), clip_state, scaling_state)
 
     def metrics(self, state: MeansState, total: UpdateSum) -> dict[str, float]:
         """Returns metrics of the newest round. `state` is the state after that round.

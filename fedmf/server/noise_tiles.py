@@ -124,18 +124,18 @@ class RecurrentWork:
             state_slots = tile.state_slots
         # Before round 0 the state is 0, so no slots of the noise store hold it.
         num_inputs = num_rounds + len(state_slots)
-        inputs = worker.inputs[:num_inputs, : tile.width]
-        worker.source.fill(inputs[:num_rounds], block_start, tile.columns.start)
-        for row, slot in zip(inputs[num_rounds:], state_slots, strict=True):
+        tile_inputs = worker.inputs[:num_inputs, : tile.width]
+        worker.source.fill(tile_inputs[:num_rounds], block_start, tile.columns.start)
+        for row, slot in zip(tile_inputs[num_rounds:], state_slots, strict=True):
             store.read(slot, row)
-        outputs = worker.outputs[: len(matrix), : tile.width]
-        np.matmul(matrix[:, :num_inputs], inputs, out=outputs)
+        tile_outputs = worker.outputs[: len(matrix), : tile.width]
+        np.matmul(matrix[:, :num_inputs], tile_inputs, out=tile_outputs)
         first = max(block_start, min(first, block_end - self.num_past_rows))
-        written_slots = store.write(outputs[first - block_start : num_rounds])
+        written_slots = store.write(tile_outputs[first - block_start : num_rounds])
         tile.row_slots.update(zip(range(first, block_end), written_slots, strict=True))
         if not self._form.is_rolling:
             store.free(tile.state_slots)
-            tile.state_slots = store.write(outputs[num_rounds:])
+            tile.state_slots = store.write(tile_outputs[num_rounds:])
 
 
 class RegeneratedWork:
@@ -195,9 +195,9 @@ class RegeneratedWork:
         tile.num_draws = max(tile.num_draws, min(block_end, self._stored_draws))
         for group_start in range(block_start, block_end, len(worker.outputs)):
             group_stop = min(group_start + len(worker.outputs), block_end)
-            outputs = worker.outputs[: group_stop - group_start, : tile.width]
+            tile_outputs = worker.outputs[: group_stop - group_start, : tile.width]
             group_matrix = matrix[group_start - block_start : group_stop - block_start, :group_stop]
-            np.matmul(group_matrix, z[:group_stop], out=outputs)
+            np.matmul(group_matrix, z[:group_stop], out=tile_outputs)
             group_first = max(group_start, min(first, group_stop))
-            written_slots = store.write(outputs[group_first - group_start :])
+            written_slots = store.write(tile_outputs[group_first - group_start :])
             tile.row_slots.update(zip(range(group_first, group_stop), written_slots, strict=True))

@@ -45,12 +45,12 @@ def for_each(work: Callable[[NoiseTile], None], tiles: Sequence[NoiseTile]) -> N
             for tile in tiles:
                 work(tile)
             return
-        pool = concurrent.futures.ThreadPoolExecutor(num_threads, "noise")
+        thread_pool = concurrent.futures.ThreadPoolExecutor(num_threads, "noise")
         try:
-            for job in [pool.submit(work, tile) for tile in tiles]:
+            for job in [thread_pool.submit(work, tile) for tile in tiles]:
                 job.result()
         finally:
-            pool.shutdown(cancel_futures=True)
+            thread_pool.shutdown(cancel_futures=True)
 
 
 @functools.cache

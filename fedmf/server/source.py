@@ -196,22 +196,22 @@ class GaussianSource:
           chunks: chunks of each row.
         """
         rows, width = out.shape
-        words = self._words[: rows * chunks * CHUNK]
-        for r, row_words in enumerate(words.reshape(rows, chunks * CHUNK)):
+        random_words = self._words[: rows * chunks * CHUNK]
+        for r, row_words in enumerate(random_words.reshape(rows, chunks * CHUNK)):
             self._bits(row_words.view(np.uint8), row + r, chunk * _BLOCKS)
-        word_pairs = words.reshape(rows * chunks, 2, _PAIRS)
+        word_pairs = random_words.reshape(rows * chunks, 2, _PAIRS)
         first_words = word_pairs[:, 0]
         second_words = word_pairs[:, 1]
         radius, cosine, sine = self._polar_coordinates(
             first_words, second_words, row, chunk, chunks
         )
-        is_contiguous = rows == 1 and width == len(words) and out.strides[1] == out.itemsize
-        normals = out[0] if is_contiguous else self._normals[: len(words)]
-        normal_pairs = normals.reshape(word_pairs.shape)
+        is_contiguous = rows == 1 and width == len(random_words) and out.strides[1] == out.itemsize
+        normal_numbers = out[0] if is_contiguous else self._normals[: len(random_words)]
+        normal_pairs = normal_numbers.reshape(word_pairs.shape)
         np.multiply(radius, cosine, out=normal_pairs[:, 0])
         np.multiply(radius, sine, out=normal_pairs[:, 1])
         if not is_contiguous:
-            out[:] = normals.reshape(rows, chunks * CHUNK)[:, :width]
+            out[:] = normal_numbers.reshape(rows, chunks * CHUNK)[:, :width]
 
     def _polar_coordinates(
         self, first: np.ndarray, second: np.ndarray, row: int, chunk: int, chunks: int

@@ -90,12 +90,12 @@ class DivergenceWatch:
         """Returns a message that says what to change, and remembers that the run was reported."""
         self._has_reported = True
         suggested_rate = self.rate_for_noise
-        suggestion = ""
+        suggestion_text = ""
         if suggested_rate is not None and suggested_rate < self.server_learning_rate:
-            suggestion = f", such as {suggested_rate:.2g}, which {_RULE}"
+            suggestion_text = f", such as {suggested_rate:.2g}, which {_RULE}"
         return (
             f"{problem}: start again with a smaller {client_rate}`server_learning_rate` than "
-            f"{self.server_learning_rate:g}{suggestion}"
+            f"{self.server_learning_rate:g}{suggestion_text}"
         )
 
 

@@ -163,8 +163,8 @@ def train(
     task.learner.prepare(task, config)
     with task.learner.limited_threads(run_options.threads), numpy_defaults():
         task = starting_task(task, config, RunFolder.open(folder) if resume else None)
-        splits = SPLITS if run_options.test else SPLITS[:1]
-        checked_task = CheckedTask.of(task, config, splits=() if resume else splits)
+        checked_splits = SPLITS if run_options.test else SPLITS[:1]
+        checked_task = CheckedTask.of(task, config, splits=() if resume else checked_splits)
         run_setup = (
             None if resume else new_run(checked_task, config, folder, noise_seed, plan, run_options)
         )

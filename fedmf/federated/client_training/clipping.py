@@ -80,15 +80,17 @@ def zero_and_clip(record: Any, *, clip_norm: Any, zeroing_norm: Any) -> ClippedR
     clip_norm = tf.cast(clip_norm, tf.float64)
     zeroing_norm = tf.cast(zeroing_norm, tf.float64)
     target_norm = clip_norm * (1 - FLOAT32_MARGIN)
-    norm = _norm(leaves)
+    record_norm = _norm(leaves)
     num_entries = sum(leaf.shape.num_elements() for leaf in leaves)
     least_norm = FLOAT32_LEAST_NORM * math.sqrt(num_entries)
     # If an entry is NaN or infinite, or if its square overflows, the norm is NaN or infinite and
     # norm < inf is false.
-    is_within_margin = (norm < math.inf) & (tf.minimum(clip_norm, zeroing_norm) >= least_norm)
+    is_within_margin = (record_norm < math.inf) & (
+        tf.minimum(clip_norm, zeroing_norm) >= least_norm
+    )
     decision: _Decision = tf.cond(
         is_within_margin,
-        lambda: _clip_by_norm(leaves, norm, target_norm, zeroing_norm),
+        lambda: _clip_by_norm(leaves, record_norm, target_norm, zeroing_norm),
         lambda: _clip_in_float64(leaves, target_norm, zeroing_norm),
     )
     return ClippedRecord(

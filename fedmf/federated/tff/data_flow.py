@@ -178,9 +178,9 @@ def _structure(
 def _map_leaves(value: Any, change: Callable[[Leaf], Leaf]) -> Any:
     """Applies a function to each leaf of a structure, and returns the structure of results."""
     if isinstance(value, tff.structure.Struct):
-        elements = tff.structure.iter_elements(value)
+        named_elements = tff.structure.iter_elements(value)
         return tff.structure.Struct(
-            [(name, _map_leaves(element, change)) for name, element in elements]
+            [(name, _map_leaves(element, change)) for name, element in named_elements]
         )
     return change(value)
 

@@ -238,14 +238,14 @@ class GraphFlow:
           ValueError: its sum or its state are not those of the query that clips.
         """
         sum_leaves = [self._leaf(operation) for operation in self._tagged(call, "sum").values()]
-        clipping = self._clipping_of(sum_leaves)
+        clipping_call = self._clipping_of(sum_leaves)
         state_leaves = [self._leaf(operation) for operation in self._tagged(call, "state").values()]
         next_state_operations = self._tagged(call, "secret", "count", "public")
         state_paths = [
             leaf.name[1] for leaf in state_leaves if leaf.name and leaf.name[0] == "state"
         ]
         is_whole_state = len(state_paths) == len(set(state_paths)) == len(next_state_operations)
-        if not is_whole_state or clipping.plan != plan:
+        if not is_whole_state or clipping_call.plan != plan:
             raise ValueError(
                 "process adds noise by another state than it keeps, or of another plan than its "
                 "clipping's: give get_noised_result of the query that clips the state that it "
@@ -255,7 +255,7 @@ class GraphFlow:
         total_origins = origins_of(sum_leaves)
         next_state_roles = [tag.role for tag in next_state_operations]
         self._calls.noise_calls.append(
-            NoiseCall(call_index, clipping, total_origins, state_paths, next_state_roles)
+            NoiseCall(call_index, clipping_call, total_origins, state_paths, next_state_roles)
         )
         release_origin = frozenset({Origin("release", call_index)})
         origins_by_role = {

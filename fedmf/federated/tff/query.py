@@ -207,15 +207,15 @@ class MatrixFactorizationQuery(tfp.SumAggregationDPQuery):
         """
         zero_count = tf.constant(0, tf.int32)
         leaf_shapes = [spec.shape for spec in self._flat_specs]
-        scaling = () if self._scaling is None else initial_scaling(leaf_shapes, tf)
-        clip = () if self._adaptive is None else initial_clip(self.plan.clip_norm, tf)
+        scaling_state = () if self._scaling is None else initial_scaling(leaf_shapes, tf)
+        clip_state = () if self._adaptive is None else initial_clip(self.plan.clip_norm, tf)
         return QueryState(
             noise=self._noise.initial_state(self._seeds.next_key()),
             clients=zero_count,
             clipped=zero_count,
             zeroed=zero_count,
-            scaling=scaling,
-            clip=clip,
+            scaling=scaling_state,
+            clip=clip_state,
             records=self._records_fingerprint(),
         )
 

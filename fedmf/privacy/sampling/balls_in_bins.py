@@ -211,16 +211,16 @@ class BallsInBins(Simulated):
 
     def description(self, mechanism: Mechanism, noise: float) -> Description:
         """Returns clauses for the privacy statement about balls in bins."""
-        selection = (
+        selection_clause = (
             f"each of {self.population} clients draws one of {self.bins} bins once, uniformly and "
             f"independently of all others, and round t takes the clients of bin t mod {self.bins}"
         )
         orthogonal_norm = self._orthogonal_norm(mechanism)
         if orthogonal_norm is None:
-            pair = f"a mixture of {self.bins} Gaussians, one for each bin"
-            return self._simulated_description(selection, pair, mechanism, noise)
+            dominating_pair = f"a mixture of {self.bins} Gaussians, one for each bin"
+            return self._simulated_description(selection_clause, dominating_pair, mechanism, noise)
         return Description(
-            selection=selection,
+            selection=selection_clause,
             accountant="random allocation (Feldman and Shenfeld 2026, arXiv 2602.17284)",
             accounted=f"one of {self.bins} Gaussian releases with noise multiplier "
             f"{down(noise / orthogonal_norm)}",

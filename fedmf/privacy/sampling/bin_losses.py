@@ -91,12 +91,12 @@ def _square_root(gram: np.ndarray) -> np.ndarray:
     Raises:
       ValueError: R R^T differs from the matrix in float64.
     """
-    norms = np.sqrt(np.diagonal(gram))
-    divisors = np.where(norms > 0, norms, 1.0)
+    row_norms = np.sqrt(np.diagonal(gram))
+    divisors = np.where(row_norms > 0, row_norms, 1.0)
     values, vectors = np.linalg.eigh(gram / np.outer(divisors, divisors))
-    root: np.ndarray = norms[:, None] * vectors * np.sqrt(np.maximum(values, 0))
+    root: np.ndarray = row_norms[:, None] * vectors * np.sqrt(np.maximum(values, 0))
     root_error = np.abs(root @ root.T - gram)
-    if (root_error > _ROOT_TOLERANCE * np.outer(norms, norms)).any():
+    if (root_error > _ROOT_TOLERANCE * np.outer(row_norms, row_norms)).any():
         raise ValueError(
             "the Gram matrix of the bins has no square root in float64: rescale the encoder"
         )

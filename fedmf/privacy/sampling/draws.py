@@ -214,18 +214,18 @@ class EpochPlaces(Draws):
         """Returns the indices of the clients that drew round t as an ascending int64 array."""
         partition = t % self.partitions
         position = t % self.epoch // self.partitions
-        positions = self._positions(t // self.epoch, partition)
-        return np.flatnonzero(positions == position) * self.partitions + partition
+        drawn_positions = self._positions(t // self.epoch, partition)
+        return np.flatnonzero(drawn_positions == position) * self.partitions + partition
 
     def _positions(self, epoch: int, partition: int) -> np.ndarray:
         """Returns the position that each client of a partition draws in an epoch, which is 0 for
         its first possible round, 1 for the next one, and so on.
         """
-        latest_epoch, positions = self._latest_positions.get(partition, (-1, np.empty(0)))
+        latest_epoch, drawn_positions = self._latest_positions.get(partition, (-1, np.empty(0)))
         if latest_epoch != epoch:
             num_members = partition_size(self.population, self.partitions, partition)
             num_positions = self.epoch // self.partitions
             randomness = SamplingRandomness(self.seed)
-            positions = randomness.positions(epoch, partition, num_members, num_positions)
-            self._latest_positions[partition] = (epoch, positions)
-        return positions
+            drawn_positions = randomness.positions(epoch, partition, num_members, num_positions)
+            self._latest_positions[partition] = (epoch, drawn_positions)
+        return drawn_positions

@@ -35,12 +35,12 @@ def check_no_negative_entry(mechanism: Mechanism, scheme_name: str) -> None:
     """Raises ValueError if the encoder has a negative entry. For such encoders there is no proof
     that the pair of distributions whose privacy losses are simulated is the worst case.
     """
-    entries = mechanism.toeplitz_coefficients()
-    if entries is None:
-        entries = mechanism.banded_rows()
-    if entries is None:
-        entries = mechanism.encoder()
-    smallest_entry = float(entries.min())
+    encoder_entries = mechanism.toeplitz_coefficients()
+    if encoder_entries is None:
+        encoder_entries = mechanism.banded_rows()
+    if encoder_entries is None:
+        encoder_entries = mechanism.encoder()
+    smallest_entry = float(encoder_entries.min())
     if smallest_entry < 0:
         raise ValueError(
             f"the {mechanism.family} encoder has a negative entry, {smallest_entry:.3g}, and for "

@@ -95,14 +95,14 @@ class MinSepLosses(Losses):
         up for that.
         """
         n = self.rounds
-        normals = rng.standard_normal((n, size))
+        normal_draws = rng.standard_normal((n, size))
         # Entries are the inner products <c_t, y> / sigma^2, where c_t is column t of the encoder
         # and y the noisy output.
         inner_products = np.zeros((n, size))
         for block in self._blocks:
-            normal_rows = normals[block.first_column : block.end_row]
+            normal_rows = normal_draws[block.first_column : block.end_row]
             inner_products[block.first_column : block.end_column] = block.entries.T @ normal_rows
-        del normals
+        del normal_draws
         log_factor = np.zeros(size)
         if order:
             log_factor += self._draw_patterns(order, inner_products, rng)
@@ -116,7 +116,7 @@ class MinSepLosses(Losses):
         n, size = inner.shape
         b = self.b
         advance = self._bound(K).advance
-        exponent = np.zeros((n, size))
+        mean_products = np.zeros((n, size))
         num_participations = np.zeros(size)
         # Row t + b has the number of participation patterns that take part in round t. The first b
         # rows are for rounds before the run; a pattern that takes part in one of them is ineligible
@@ -130,7 +130,7 @@ class MinSepLosses(Losses):
         for t in range(n):
             num_eligible += taking_part[t]
             pattern_weights = self._weights(K, t, advance)[:, num_eligible]
-            growth = np.exp(exponent[t])
+            growth = np.exp(mean_products[t])
             growth_power = growth.copy()
             for m in range(1, K + 1):
                 pattern_weights[m] *= growth_power
@@ -149,8 +149,8 @@ class MinSepLosses(Losses):
                 num_eligible[active_samples] -= m.astype(np.int8)
                 num_participations[active_samples] += m
                 low, high, products = self._products_around(t)
-                exponent[low:high, active_samples] += products[:, None] * m
-        inner += exponent
+                mean_products[low:high, active_samples] += products[:, None] * m
+        inner += mean_products
         return log_factor - advance * num_participations
 
     def _draw_earlier_participations(
@@ -249,12 +249,12 @@ def _column_products(columns: np.ndarray) -> np.ndarray:
     """
     rounds, bands = columns.shape
     padded_columns = np.hstack([columns, np.zeros_like(columns)])
-    products = np.zeros((bands, rounds))
+    inner_products = np.zeros((bands, rounds))
     for d in range(bands):
         later_columns = columns[d:]
         earlier_columns = padded_columns[: len(later_columns), d : d + bands]
-        products[d, d:] = (later_columns * earlier_columns).sum(axis=1)
-    return products
+        inner_products[d, d:] = (later_columns * earlier_columns).sum(axis=1)
+    return inner_products
 
 
 def _blocks(columns: np.ndarray) -> list[_Block]:

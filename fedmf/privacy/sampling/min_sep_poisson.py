@@ -146,17 +146,17 @@ class MinSepPoisson(Simulated):
 
     def description(self, mechanism: Mechanism, noise: float) -> Description:
         """Returns clauses for the privacy statement about b-min-sep sampling."""
-        selection = (
+        selection_clause = (
             f"each of {self.population} clients is ineligible for {self.separation - 1} rounds "
             "after a round in which it was sampled, is then sampled with probability "
             f"{self.probability:.12g} in each round, independently of all others, and began in the "
             "stationary state of that rule"
         )
-        pair = (
+        dominating_pair = (
             "the recursion over rounds of b-min-sep sampling (Dong et al. 2026, "
             "arXiv:2602.09338, Eq. 2)"
         )
-        return self._simulated_description(selection, pair, mechanism, noise)
+        return self._simulated_description(selection_clause, dominating_pair, mechanism, noise)
 
 
 @functools.lru_cache(maxsize=8)

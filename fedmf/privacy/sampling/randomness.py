@@ -57,25 +57,27 @@ class SamplingRandomness:
         """Draws a uniform bin for each client, once for the whole run. The array has the smallest
         unsigned integer type that holds all bins.
         """
-        dtype = np.min_scalar_type(bins - 1)
-        return self.of_run().integers(bins, size=population, dtype=dtype)
+        bin_dtype = np.min_scalar_type(bins - 1)
+        return self.of_run().integers(bins, size=population, dtype=bin_dtype)
 
     def positions(self, epoch: int, partition: int, members: int, positions: int) -> np.ndarray:
         """Draws a uniform position, below `positions`, for each member of a partition, anew in each
         epoch.
         """
-        dtype = np.min_scalar_type(positions - 1)
-        return self.of_epoch(epoch, partition).integers(positions, size=members, dtype=dtype)
+        position_dtype = np.min_scalar_type(positions - 1)
+        return self.of_epoch(epoch, partition).integers(
+            positions, size=members, dtype=position_dtype
+        )
 
     def order(self, population: int, length: int) -> np.ndarray:
         """Draws a uniform sequence of `length` different clients, once for the whole run. The array
         has the smallest unsigned integer type that holds all client indices.
         """
         generator = self.of_run()
-        dtype = np.min_scalar_type(population - 1)
+        client_dtype = np.min_scalar_type(population - 1)
         if length <= population // 50:
-            return generator.choice(population, length, replace=False).astype(dtype)
-        client_order = np.arange(population, dtype=dtype)
+            return generator.choice(population, length, replace=False).astype(client_dtype)
+        client_order = np.arange(population, dtype=client_dtype)
         generator.shuffle(client_order)
         return client_order[:length].copy() if length < population else client_order
 
