@@ -156,7 +156,7 @@ def _log_mean(log_gamma: float, eta: float) -> float:
     """
     odds = math.expm1(-log_gamma)  # (1 - gamma) / gamma
     # As eta tends to 0, eta / (1 - gamma^eta) tends to 1 / log(1 / gamma).
-    inverse_weight = -log_gamma
+    inverse_factor = -log_gamma
     if eta > 0:
-        inverse_weight = -math.expm1(eta * log_gamma) / eta
-    return math.log(odds) - math.log(inverse_weight)
+        inverse_factor = -math.expm1(eta * log_gamma) / eta
+    return math.log(odds) - math.log(inverse_factor)
