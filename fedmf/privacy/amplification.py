@@ -87,9 +87,9 @@ def sampled_gaussian_epsilon(
         # too.
         return fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
     if noise_multiplier > _MAX_NOISE_MULTIPLIER:
-        # `fixed_size_epsilon` bounds a sum of terms with factors T_j. The Renyi moment of a Poisson
-        # sample is the same sum with E (R - 1)^j <= T_j in place of T_j, where R is the ratio of
-        # two Gaussian densities. So the bound holds for Poisson samples too.
+        # The bound of `fixed_size_epsilon` holds for Poisson samples too, because each term of
+        # their Renyi moments is at most the corresponding term in the bound for samples of fixed
+        # size.
         renyi_epsilon = fixed_size_epsilon(noise_multiplier, delta, probability=q, compositions=k)
         epsilon_with_less_noise = sampled_gaussian_epsilon(
             _MAX_NOISE_MULTIPLIER, delta, probability=q, compositions=k

@@ -116,8 +116,8 @@ def loss_scale(noise_multiplier: float) -> float:
     five standard deviations above the mean loss.
     """
     inverse_multiplier = 1 / noise_multiplier
-    # The inverse is multiplied by itself, because inverse**2 would raise OverflowError for a tiny
-    # noise multiplier, where the product is infinite.
+    # The inverse is multiplied by itself, because the operator ** would raise OverflowError for a
+    # tiny noise multiplier, for which the product is infinite.
     return inverse_multiplier * inverse_multiplier / 2 + 5 * inverse_multiplier
 
 

@@ -61,7 +61,7 @@ _Arrays = tuple[np.ndarray, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RemoveSample:
-    """A sample of the variable W, whose mean is delta for removing a client.
+    """A sample of the weighted losses W (see above), whose mean is delta for removing a client.
 
     Attributes:
       order: K, the number of patterns that are drawn together.
@@ -77,7 +77,9 @@ class RemoveSample:
     loss: np.ndarray
 
     def moments(self, epsilon: float) -> tuple[float, float]:
-        """Computes the mean of W and the mean of its square over the sample."""
+        """Computes the mean and the mean square, over the sample, of the variable W that is defined
+        above.
+        """
         is_above = self.loss > epsilon
         L = self.loss[is_above]
         W = np.exp(self.log_factor[is_above] - (self.order - 1) * L) * -np.expm1(epsilon - L)
@@ -100,7 +102,8 @@ class RemoveSample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class AddSample:
-    """A sample of the privacy loss L under Q, for the delta of adding a client.
+    """A sample of the privacy loss L of outputs without the client, for the delta of adding a
+    client.
 
     Attributes:
       loss: the losses in ascending order, float64.
@@ -181,7 +184,8 @@ class AddSample:
 
 
 def log_weight_bound(order: int, log_factor_bound: float, epsilon: float) -> float:
-    """Computes the log of the largest possible value of W at an epsilon e.
+    """Computes the log of the largest possible value, at an epsilon e, of the variable W that is
+    defined above.
 
     The factor exp(-(K - 1) L) (1 - exp(e - L)) of W is largest where exp(e - L) = 1 - 1/K.
     """
@@ -223,7 +227,9 @@ def remove_sample(losses: Losses, order: int, size: int, purpose: int) -> Remove
 
 
 def add_sample(losses: Losses, size: int, purpose: int) -> AddSample:
-    """Draws at least `size` samples of the loss L under Q, for the delta of adding a client."""
+    """Draws at least `size` samples of the privacy loss of outputs without the client, for the
+    delta of adding a client.
+    """
     shards = _shards(losses, 0, size, purpose, lambda _, loss: (loss,))
     return AddSample(loss=np.sort(np.concatenate([loss for (loss,) in shards])))
 

@@ -70,7 +70,7 @@ class BinLosses(Losses):
         return np.log(np.exp(inner, out=inner).mean(axis=1)) + largest_products
 
     def log_factor_bound(self, order: int) -> float:
-        """Computes the log of an upper bound on the weight T of K = `order` bins.
+        """Computes the log of an upper bound on the importance weight T of K = `order` bins.
 
         T is the product over i < K of mean_k exp(sum of i rows of gram). By Hölder's inequality a
         factor is largest where the i rows are the same. The result is infinite if it would

@@ -37,7 +37,9 @@ _CREDIT_STEPS = 8
 
 
 class FactorBound(NamedTuple):
-    """The log of an upper bound on the weight T, and the advance a for which it holds."""
+    """The log of an upper bound on the importance weight T, and the constant in T (the advance a)
+    for which it holds.
+    """
 
     log_factor: float
     advance: float
@@ -66,7 +68,8 @@ def is_affordable(rounds: int, min_sep: int, order: int) -> bool:
 
 
 def bound_by_ages(products: np.ndarray, min_sep: int, p: float, order: int) -> FactorBound:
-    """Computes the bound by ages with the advance that makes it least.
+    """Computes a bound on the importance weight T from the ages of patterns (the rounds since each
+    last took part), with the advance that makes it least.
 
     log T is a convex function of the advance. The advance is chosen on a subset of the rounds.
 
@@ -106,8 +109,9 @@ def largest_log_factor(
     advance: float,
     blocks: int = _BLOCKS,
 ) -> float:
-    """Computes the bound by ages on log T for a given advance. If there are at most `blocks`
-    rounds, it is the largest log T of any patterns.
+    """Computes the bound on the importance weight T from the ages of patterns, for a given advance
+    (a constant in T). If there are at most `blocks` rounds, it is the largest log T of any
+    patterns.
 
     Args:
       products: entry [d, t] is the inner product <c_t, c_(t-d)> / sigma^2 of two columns of the
@@ -146,8 +150,8 @@ def largest_log_factor(
 
 
 def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np.ndarray:
-    """Computes log z for all combinations of the ages of K patterns, float64 of shape (b,
-    .., b).
+    """Computes log z, where z is the factor of one round in the importance weight T, for all
+    combinations of the ages of K patterns, float64 of shape (b, .., b).
     """
     # A participation pattern that is ineligible multiplies exp(h) by this factor, which depends on
     # the pattern's age, the number of rounds since it last took part.
@@ -174,7 +178,8 @@ def _log_z(products: np.ndarray, b: int, p: float, K: int, advance: float) -> np
 def bound_by_credits(
     largest_products: np.ndarray, K: int, *, rounds: int, min_sep: int, p: float
 ) -> FactorBound:
-    """Computes the bound by credits, with an advance near the sum of the credits.
+    """Computes a bound on the importance weight T from credits (bounds on how much one
+    participation raises it), with an advance near the sum of the credits.
 
     Args:
       largest_products: entry d is the largest inner product <c_t, c_(t-d)> / sigma^2 over all
@@ -205,8 +210,8 @@ def bound_by_credits(
 def _credit_bound(
     largest_products: np.ndarray, K: int, advance: float, *, rounds: int, min_sep: int, p: float
 ) -> tuple[float, float]:
-    """Computes the bound by credits for an advance a. Returns the log of the bound, and the sum of
-    the credits d_1, d_2, .. of one participation.
+    """Computes the bound on the importance weight T from credits, for an advance a. Returns the log
+    of the bound, and the sum of the credits d_1, d_2, .. of one participation.
 
     If s of the patterns took part in the last b - 1 rounds, then e <= K - s, and z grows with e and
     h. Given s, log z is convex in h. So log z less a linear credit is largest where all s took part

@@ -109,9 +109,9 @@ class MinSepLosses(Losses):
         return log_factor, self.loss(inner_products)
 
     def _draw_patterns(self, K: int, inner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Draws K patterns for each sample, and returns the logs of their importance weights T. It
-        adds the patterns' contribution to `inner`: the inner products of the columns c_t of the
-        encoder C with C x / sigma^2.
+        """Draws K participation patterns for each sample, and returns the logs of their importance
+        weights T. It adds the patterns' contribution to `inner`: the inner products of the columns
+        c_t of the encoder C with C x / sigma^2.
         """
         n, size = inner.shape
         b = self.b
@@ -184,8 +184,8 @@ class MinSepLosses(Losses):
         return first_round, end_round, np.concatenate([earlier_products, later_products])
 
     def _weights(self, K: int, t: int, advance: float) -> np.ndarray:
-        """Returns the weights in round t of m out of e patterns taking part, as a matrix with
-        entries [m, e]. They lack the factor exp(m h).
+        """Returns, as entry [m, e] of a matrix, the weight of the case that m out of e eligible
+        patterns take part in round t. They lack the factor exp(m h).
         """
         m = np.arange(K + 1)
         return (
