@@ -198,9 +198,9 @@ def _log_terms(s: float) -> np.ndarray:
     (63,).
     """
     j = np.arange(2.0, _TERMS + 1)
-    even_terms = j[::2]
+    even_powers = j[::2]
     log_moments = _log_expectation(
-        even_terms[:, None] * _log_distance(s), 0.0, _log_power_beyond(s, even_terms)
+        even_powers[:, None] * _log_distance(s), 0.0, _log_power_beyond(s, even_powers)
     )
     log_moments[0] = math.log(math.expm1(s * s))
     log_odd_moments = (log_moments[:-1] + log_moments[1:]) / 2

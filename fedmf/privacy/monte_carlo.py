@@ -225,8 +225,8 @@ def _search(losses: Losses, delta: float, largest: float) -> _Search:
     factor_bounds = _log_factor_bounds(losses, largest)
 
     def affordable_size(work: float, order: int) -> int:
-        proof_size = max(work / (losses.work * (order + 2)), 2**10)
-        return int(min(proof_size, _MAX_SIZE))
+        unlimited_size = max(work / (losses.work * (order + 2)), 2**10)
+        return int(min(unlimited_size, _MAX_SIZE))
 
     # A first epsilon follows from the bound on the importance weights W alone, without a sample. At
     # this epsilon, the bound is some ten times delta.

@@ -36,12 +36,12 @@ def plan_differences(plan: Plan, recorded: Plan) -> str:
     close_names = [
         name for name, value in recorded_values.items() if _is_close(plan_fields.get(name), value)
     ]
-    changed_fields = differences(plan_fields, recorded_values, leave_out=tuple(close_names))
-    if not changed_fields and not _is_same_mechanism(plan.mechanism, recorded.mechanism):
+    changes_text = differences(plan_fields, recorded_values, leave_out=tuple(close_names))
+    if not changes_text and not _is_same_mechanism(plan.mechanism, recorded.mechanism):
         return "its mechanism has different matrices"
-    if not changed_fields and not _is_close(plan.stddev, recorded.stddev):
+    if not changes_text and not _is_close(plan.stddev, recorded.stddev):
         return f"noise of standard deviation {plan.stddev!r} (was {recorded.stddev!r})"
-    return changed_fields
+    return changes_text
 
 
 def _is_close(value: Any, recorded: Any) -> bool:

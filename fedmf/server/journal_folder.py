@@ -81,8 +81,12 @@ def _obstacles(path: pathlib.Path, kind: FolderKind) -> list[str]:
         refused_names.add(kind.metrics_name or "")
     obstacle_names = [name for name in all_names if name in refused_names]
     if not kind.allows_other_files:
-        own_names = {"private", *kind.first_files, *(file.name for file in kind.readable_files)}
-        obstacle_names += [name for name in all_names if name not in own_names]
+        expected_names = {
+            "private",
+            *kind.first_files,
+            *(file.name for file in kind.readable_files),
+        }
+        obstacle_names += [name for name in all_names if name not in expected_names]
     if committed_rounds(path):
         obstacle_names.append(JOURNAL)
     if kind.metrics_name in all_names and (path / kind.metrics_name).stat().st_size:

@@ -198,11 +198,11 @@ class NoisyMeans:
         if scaling_state:
             assert self.scaling is not None
             mean_memory /= scaling_state.scales
-            past_scaling = ScalingState(
+            scaling_before_round = ScalingState(
                 [scaling_state.moment], [scaling_state.scales], scaling_state.drifts
             )
             scaling_state = _without_lists(
-                scaling_after(self.scaling, past_scaling, [mean_memory], t)
+                scaling_after(self.scaling, scaling_before_round, [mean_memory], t)
             )
         return mean_memory, MeansState(np.array(t + 1), clip_state, scaling_state)
 

@@ -155,12 +155,12 @@ class BlockRows:
             # Block number and matrix are set in one assignment, so that they belong together even
             # if an interrupt comes.
             self._newest_matrix = _BlockMatrix(block_number, self._work.matrix(block_number))
-        matrix = self._newest_matrix.matrix
+        block_matrix = self._newest_matrix.matrix
         end_round = self._work.bounds[block_number + 1]
 
         def make(tile: NoiseTile) -> None:
             free_worker = self._take_worker()
-            self._work.make(noise_store, tile, block_number, matrix, free_worker, first)
+            self._work.make(noise_store, tile, block_number, block_matrix, free_worker, first)
             tile.end = end_round
             self._drop_rows(tile, first)
             self._free_workers.append(free_worker)

@@ -184,10 +184,10 @@ def checked_step(
     """
     copies_before = _state_arrays(optimizer, state)
     kinds_before = {entry: _kind_of(array) for entry, array in copies_before.items()}
-    own_state = nest.unflatten(state, list(copies_before.values()))
-    own_weights = [np.array(weight) for weight in weights]
-    own_update = [np.array(part) for part in update]
-    step_result = optimizer.step(own_state, own_weights, own_update, learning_rate)
+    state_copy = nest.unflatten(state, list(copies_before.values()))
+    weight_copies = [np.array(weight) for weight in weights]
+    update_copies = [np.array(part) for part in update]
+    step_result = optimizer.step(state_copy, weight_copies, update_copies, learning_rate)
     if not isinstance(step_result, tuple) or len(step_result) != 2:
         raise TypeError(
             f"step of server_optimizer={optimizer.name} returned {reprlib.repr(step_result)}: "

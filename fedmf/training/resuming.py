@@ -92,10 +92,10 @@ def _check_config(run: Run, config: TrainConfig) -> None:
     """Raises a ValueError if the config differs from that of the run."""
     # The path of the data may differ from the recorded one, because the contents of the data are
     # compared elsewhere.
-    changed_fields = differences(
+    changes_text = differences(
         config.flat(), run.config.flat(), leave_out=("data",), was="the run has"
     )
-    if not changed_fields:
+    if not changes_text:
         return
     advice = ""
     if config.rounds > run.config.rounds:
@@ -110,7 +110,7 @@ def _check_config(run: Run, config: TrainConfig) -> None:
             "federated.train(task, config, folder=..., resume=True)"
         )
     raise ValueError(
-        f"cannot resume {run.path} with another config: {changed_fields}{advice}; start a new "
+        f"cannot resume {run.path} with another config: {changes_text}{advice}; start a new "
         "folder for that"
     )
 
@@ -121,14 +121,14 @@ def _check_summary(run: Run, checked: CheckedTask) -> None:
     if recorded_summary == checked.summary:
         return
     old_values = recorded_summary if isinstance(recorded_summary, dict) else {}
-    changed_values = ", ".join(
+    changes_text = ", ".join(
         f"{name}={value!r} (the run has {old_values.get(name)!r})"
         for name, value in checked.summary.items()
         if value != old_values.get(name)
     )
     raise ValueError(
         f"cannot resume {run.path} on other data: "
-        f"{changed_values or 'its plan.json describes more'}; "
+        f"{changes_text or 'its plan.json describes more'}; "
         "start a new folder for that"
     )
 
@@ -137,10 +137,10 @@ def _check_plan(run: Run, plan: Plan | None, stored_plan: Plan) -> None:
     """Raises a ValueError if the caller passed a plan that differs from the recorded plan."""
     if plan is None:
         return
-    changed_fields = plan_differences(plan, stored_plan)
-    if changed_fields:
+    changes_text = plan_differences(plan, stored_plan)
+    if changes_text:
         raise ValueError(
-            f"cannot resume {run.path} with another plan: {changed_fields}{_version_note(run)}; "
+            f"cannot resume {run.path} with another plan: {changes_text}{_version_note(run)}; "
             "leave the plan out, for the run keeps its own, or start a new folder for that"
         )
 
@@ -195,8 +195,8 @@ def _version_note(run: Run) -> str:
     """Returns a note in brackets on package versions that changed since the run was begun; empty if
     none changed.
     """
-    changed_versions = version_changes(run.plan.get("versions", {}))
-    return f" (it was begun with {changed_versions}, which may differ)" if changed_versions else ""
+    changes_text = version_changes(run.plan.get("versions", {}))
+    return f" (it was begun with {changes_text}, which may differ)" if changes_text else ""
 
 
 def _read_noise_seed(path: pathlib.Path) -> int:

@@ -279,14 +279,14 @@ def check_plan_of_config(plan: Plan, config: TrainConfig) -> None:
     # Reading `stddev` raises an error if float32 cannot represent the scale of the noise.
     _ = plan.stddev
     expected_plan = config.plan_with(plan.mechanism, plan.noise_multiplier)
-    changed_fields = differences(
+    changes_text = differences(
         PlanConfig.of(plan).flat(),
         PlanConfig.of(expected_plan).flat(),
         leave_out=("delta",),
         was="the config has",
     )
-    if changed_fields:
-        raise ValueError(f"plan has {changed_fields}: calibrate it for the run, or make them agree")
+    if changes_text:
+        raise ValueError(f"plan has {changes_text}: calibrate it for the run, or make them agree")
     if dataclasses.replace(expected_plan, delta=plan.delta) != plan:
         raise ValueError(
             f"plan={reprlib.repr(plan)} is not the plan of a whole run: pass one of "

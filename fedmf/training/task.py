@@ -237,8 +237,8 @@ class Task:
           ValueError: the shapes differ from those of the task's model.
         """
         hint = "give the arrays of a model as a list"
-        own_weights = [np.array(array) for array in checks.entries("weights", weights, hint=hint)]
-        task = dataclasses.replace(self, learner=self.learner.starting_from(own_weights))
+        weight_copies = [np.array(array) for array in checks.entries("weights", weights, hint=hint)]
+        task = dataclasses.replace(self, learner=self.learner.starting_from(weight_copies))
         return task._with_given_weights()
 
     @property

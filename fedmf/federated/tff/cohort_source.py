@@ -138,9 +138,9 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
                 f"k={k} clients a round, but the controller samples cohort_size={cohort_size}: ask "
                 f"for {cohort_size}"
             )
-        cohort_datasets = self.source.training_selection_fn(self._num_selected + 1)
+        datasets_of_cohort = self.source.training_selection_fn(self._num_selected + 1)
         self._num_selected += 1
-        return cohort_datasets
+        return datasets_of_cohort
 
     def to_bytes(self) -> bytes:
         """Saves the iterator as JSON, with the controller's arguments and the ledger so far.

@@ -230,16 +230,16 @@ class MinSepLosses(Losses):
         bound by credits or, if it can be computed in time and is smaller, the bound by ages.
         """
         if K not in self._bound_by_order:
-            bound = bound_by_credits(
+            factor_bound = bound_by_credits(
                 self.products.max(axis=1), K, rounds=self.rounds, min_sep=self.b, p=self.p
             )
             fits_float64 = K * K * self.products.max() <= MAX_EXPONENT
             if min(K, self.b) > 1 and fits_float64 and is_affordable(self.rounds, self.b, K):
-                bound = min(bound, bound_by_ages(self.products, self.b, self.p, K))
+                factor_bound = min(log_bound, bound_by_ages(self.products, self.b, self.p, K))
             # The bound is stored only when it is final. Otherwise another thread could read a bound
             # that is not final, and draw its samples with another advance (a constant in the
             # importance weight).
-            self._bound_by_order[K] = bound
+            self._bound_by_order[K] = factor_bound
         return self._bound_by_order[K]
 
 
