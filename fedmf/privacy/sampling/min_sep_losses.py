@@ -235,7 +235,7 @@ class MinSepLosses(Losses):
             )
             fits_float64 = K * K * self.products.max() <= MAX_EXPONENT
             if min(K, self.b) > 1 and fits_float64 and is_affordable(self.rounds, self.b, K):
-                factor_bound = min(log_bound, bound_by_ages(self.products, self.b, self.p, K))
+                factor_bound = min(factor_bound, bound_by_ages(self.products, self.b, self.p, K))
             # The bound is stored only when it is final. Otherwise another thread could read a bound
             # that is not final, and draw its samples with another advance (a constant in the
             # importance weight).
