@@ -336,7 +336,8 @@ class Participation(fields.Checked, abc.ABC):
     def allows_each(
         self, clients: ClientRounds, spent_squared: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns for each client of a record whether its rounds are allowed, bool (clients,).
+        """Returns for each client of a record whether its rounds are allowed, as a bool array of
+        shape (clients,).
 
         Args:
           clients: rounds of each client of a record.
@@ -367,7 +368,8 @@ class Participation(fields.Checked, abc.ABC):
         *,
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
-        """Returns for each of the clients whether it is eligible for round t, bool (clients,).
+        """Returns for each of the clients whether it is eligible for round t, as a bool array of
+        shape (clients,).
 
         Args:
           t: a round after all recorded ones.

@@ -93,7 +93,7 @@ class Budgeted(Participation):
 
     def affords(self, spent_squared: Any) -> Any:
         """Returns whether the budget pays for a client's rounds, given the sum of |X_st| over all
-        pairs (s, t) of these rounds.
+        pairs (s, t) of these rounds, where X = C^T C for the encoder C.
         """
         assert self.budget is not None
         is_number = isinstance(spent_squared, int | float | np.number | np.ndarray)
@@ -119,7 +119,9 @@ class Budgeted(Participation):
     def allows_each(
         self, clients: ClientRounds, spent_squared: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns for each client whether the budget pays for its rounds, bool (clients,)."""
+        """Returns for each client whether the budget pays for its rounds, as a bool array of shape
+        (clients,).
+        """
         if spent_squared is not None:
             return np.asarray(self.affords(spent_squared))
         raise ValueError(

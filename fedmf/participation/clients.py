@@ -67,13 +67,15 @@ class ClientRounds:
 
     @functools.cached_property
     def spans(self) -> np.ndarray:
-        """The difference between each client's last and first round, ints (clients,)."""
+        """The difference between each client's last and first round, an integer array of shape
+        (clients,).
+        """
         return self.rounds[self.starts + self.counts - 1] - self.rounds[self.starts]
 
     @functools.cached_property
     def gaps(self) -> np.ndarray:
-        """The difference between each round and the same client's previous round, ints (rows,). It
-        is 0 for the first round of a client.
+        """The difference between each round and the same client's previous round, an integer array
+        of shape (rows,). It is 0 for the first round of a client.
         """
         gaps = np.diff(self.rounds, prepend=self.rounds[:1])
         gaps[self.starts] = 0
@@ -81,14 +83,14 @@ class ClientRounds:
 
     @functools.cached_property
     def is_repeat(self) -> np.ndarray:
-        """A mask of all rows except the first one of each client, bool (rows,)."""
+        """A mask of all rows except the first one of each client, a bool array of shape (rows,)."""
         is_repeat = np.ones(len(self.rounds), bool)
         is_repeat[self.starts] = False
         return is_repeat
 
     def smallest_gaps(self, single: int) -> np.ndarray:
-        """Returns for each client the smallest difference between two of its rounds, ints
-        (clients,).
+        """Returns for each client the smallest difference between two of its rounds, as an integer
+        array of shape (clients,).
 
         Args:
           single: the value for clients with one round.

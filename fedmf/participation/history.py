@@ -12,7 +12,7 @@ class History(abc.ABC):
 
     @abc.abstractmethod
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Records that these distinct clients, int64 (clients,), took part in round t."""
+        """Records that these distinct clients, given by an int64 array, took part in round t."""
 
     @abc.abstractmethod
     def grow(self, num_clients: int) -> None:
@@ -48,7 +48,7 @@ class TimerHistory(History):
         self._max_participations = max_participations
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Records that these distinct clients, int64 (clients,), took part in round t."""
+        """Records that these distinct clients, given by an int64 array, took part in round t."""
         new_counts = self.counts[clients]
         self.counts[clients] = np.where(
             new_counts < self._max_participations, new_counts + 1, new_counts
@@ -92,9 +92,7 @@ class EpochHistory(TimerHistory):
         self._epoch = epoch
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Records that these distinct clients, int64 (clients,), took part in round t, and counts
-        the epochs up to it.
-        """
+        """Records that these distinct clients took part in round t, and counts the epochs up to it."""
         round_after = self.round_after[clients].astype(np.int64)
         num_epochs = np.where(round_after == 0, 1, (t + 1 - round_after) // self._epoch)
         new_counts = self.counts[clients] + num_epochs
@@ -119,7 +117,7 @@ class RoundLists(History):
         self._rounds_by_client: dict[int, list[int]] = {}
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Records that these distinct clients, int64 (clients,), took part in round t."""
+        """Records that these distinct clients, given by an int64 array, took part in round t."""
         for client in clients.tolist():
             self._rounds_by_client.setdefault(client, []).append(t)
 

@@ -36,7 +36,7 @@ class RoundSets(NamedTuple):
 
 
 def of_matrix(C: np.ndarray, sets: RoundSets) -> Sensitivity:
-    """Returns the sensitivity of any encoder C, float64 (m, rounds), to one client."""
+    """Returns the sensitivity of any encoder C, which has the shape (m, rounds), to one client."""
     b = sets.min_sep
     k = sets.max_participations
     if k > 1 and sets.are_windows:
@@ -108,7 +108,7 @@ def _are_separated_columns_disjoint(C: np.ndarray, b: int) -> bool:
 
 def _largest_separated_sums(weights: np.ndarray, b: int, k: int) -> np.ndarray:
     """Returns for each row of `weights` the largest sum of at most k of its entries, whose indices
-    are at least b apart, float64 (r,).
+    are at least b apart, as a float64 array of shape (r,).
 
     Banded paper, Alg. 3 (VecSens): F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m]), and F = 0 out
     of range. Its inner loop is a running maximum from the right, here of all rows at once.

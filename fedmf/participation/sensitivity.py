@@ -81,8 +81,8 @@ def sensitivity_to_sets(encoder_or_mechanism: Any, sets: RoundSets) -> Sensitivi
 
 
 def _squared_column_norms(rows: np.ndarray) -> np.ndarray:
-    """Returns the squared column norms of a banded C, float64 (n,). C is given by its rows, (n,
-    bands), with rows[t, j] = C[t, t - j].
+    """Returns the squared column norms of a banded C, as a float64 array of shape (n,). C is given
+    by its rows, (n, bands), with rows[t, j] = C[t, t - j].
     """
     n, bands = rows.shape
     squared_entries = np.zeros((n, bands))

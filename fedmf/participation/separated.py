@@ -60,7 +60,7 @@ class _Separated(Participation):
         rounds_early: np.ndarray | int = 0,
     ) -> np.ndarray:
         """Returns for each of the clients whether min_sep and max_participations let it take part
-        in round t, bool (clients,).
+        in round t, as a bool array of shape (clients,).
         """
         assert isinstance(history, TimerHistory)
         round_after = history.round_after[clients]

@@ -117,6 +117,6 @@ def largest_sharpened(
 
 
 def largest_eigenvalue(X: np.ndarray) -> float:
-    """Returns the largest eigenvalue of a symmetric matrix X, float64 (k, k)."""
+    """Returns the largest eigenvalue of a symmetric float64 matrix X of shape (k, k)."""
     n = X.shape[0]
     return float(scipy.linalg.eigvalsh(X, subset_by_index=(n - 1, n - 1))[0])

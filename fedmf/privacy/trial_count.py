@@ -92,8 +92,8 @@ class TrialCount:
     @functools.cached_property
     @with_numpy_defaults
     def probabilities(self) -> np.ndarray:
-        """The probabilities that K is 0, 1, 2, ..., float64 (numbers of trials,), until the sum of
-        all later ones is below the resolution of float64.
+        """The probabilities that K is 0, 1, 2, ..., a float64 array of shape (numbers of trials,),
+        until the sum of all later ones is below the resolution of float64.
         """
         from scipy import special
 

@@ -51,7 +51,7 @@ def worst_clients(
     plan: Plan, case: WorstCase, trials: int, seed: int
 ) -> tuple[Clients, np.ndarray]:
     """Returns the attack's clients as a function of the round, and for each trial whether its
-    client is present, bool (trials,).
+    client is present, as a bool array of shape (trials,).
 
     Client i sends updates along coordinate i, in the rounds of `case`.
     """
@@ -92,8 +92,8 @@ def released_rows(
     resume_at: int = 0,
     subject: MakeAudited | None = None,
 ) -> Iterator[np.ndarray]:
-    """Runs the audited code through all rounds of the plan, and yields each release as a flat
-    array, float64 (coordinates,).
+    """Runs the audited code through all rounds of the plan, and yields each release as a float64
+    array of shape (coordinates,).
 
     Where the clip norm adapts, it is in units of plan.clip_norm, and one more entry has the noise
     of the bits on the same scale. Without `clients`, two clients send zeros. Before round

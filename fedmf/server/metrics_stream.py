@@ -66,7 +66,8 @@ class MetricsStream:
         return np.zeros(SIZE)
 
     def contribution(self, values: Mapping[str, Any]) -> np.ndarray:
-        """Returns the vector that a client adds to the sum, float64 (3,), of norm at most 1.
+        """Returns the vector that a client adds to the sum, as a float64 array of shape (3,), of
+        norm at most 1.
 
         Its entries are rounded towards 0 to multiples of 2^-30: sums of up to eight million clients
         are exact, in any order.

@@ -89,8 +89,8 @@ class BlockRows:
         self._is_torn = False
 
     def row(self, t: int) -> np.ndarray:
-        """Returns the noise vector of round t, row t of N Z, as a new array, float32 (size,). It
-        also computes a share of the next block.
+        """Returns the noise vector of round t, row t of N Z, as a new float32 array of shape
+        (size,). It also computes a share of the next block.
 
         To go back to an earlier round, sequential work computes all blocks from round 0 on again.
         """

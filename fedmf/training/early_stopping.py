@@ -37,7 +37,9 @@ class EarlyStopping(Callback):
         self._stop_if_not_improved(training)
 
     def on_round(self, training: Training, row: Row) -> None:
-        """Adds a round, and after an evaluation stops the run if the loss has not improved."""
+        """Records a round's loss, and after an evaluation stops the run if the loss has not
+        improved.
+        """
         self._rows.append(row)
         if training.done % training.config.evaluate_every == 0:
             self._stop_if_not_improved(training)

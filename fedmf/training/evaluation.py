@@ -33,7 +33,7 @@ class Evaluator:
         return self.on(weights, self._task.split(split))
 
     def on(self, weights: Sequence[np.ndarray], examples: Examples) -> dict[str, float]:
-        """Returns the metrics of weights on these examples, which must be at least one."""
+        """Returns the metrics of weights on these examples, of which there must be at least one."""
         return dict(self._evaluation(weights, examples).values)
 
     def on_marked(self, weights: Sequence[np.ndarray], examples: Examples) -> dict[str, float]:

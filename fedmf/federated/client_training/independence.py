@@ -128,7 +128,9 @@ def random_batch(rng: np.random.Generator, batch_specs: tuple[Any, Any], size: i
     """Returns a batch of random examples with the shapes and dtypes of the specs."""
 
     def random_leaf(integer: int, spec: tf.TensorSpec) -> tf.Tensor:
-        """Returns random normal floats, or else this whole number."""
+        """Returns an array of random normal numbers, or of copies of `integer` if the spec's dtype
+        is not a float.
+        """
         random_values = rng.normal(size=(size, *spec.shape[1:]))
         if not spec.dtype.is_floating:
             random_values = np.full_like(random_values, integer)

@@ -23,7 +23,7 @@ ARGUMENT_ROLES = {"argument", "sum", "state"}
 
 
 class GraphTag(NamedTuple):
-    """The name of a tensor in a graph, which says what part of a query's call it is.
+    """The name of a tensor in a graph, which says what role the tensor has in a call of the query.
 
     Attributes:
       call: name scope of the call that made the tag.

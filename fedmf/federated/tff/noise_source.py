@@ -39,7 +39,8 @@ _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def source_of_key(key: Any, size: int) -> Draw:
-    """Returns a function that draws row i of the independent noise Z, float32 (size,).
+    """Returns a function that draws row i of the independent noise Z, as a float32 array of shape
+    (size,).
 
     Its entries are standard normal.
 

@@ -90,8 +90,8 @@ class Canaries:
             )
 
     def released(self, mean: np.ndarray, sent: ClientParams) -> np.ndarray:
-        """Returns the inner products of a round's released mean with each canary's direction,
-        float64 (count,).
+        """Returns the inner products of a round's released mean with each canary's direction, as a
+        float64 array of shape (count,).
 
         Args:
           mean: released mean, float32 (d,), without scales.
@@ -104,8 +104,8 @@ class Canaries:
         return norm_ratio * self.projections([mean])
 
     def projections(self, arrays: Sequence[Any]) -> np.ndarray:
-        """Returns the inner products of a model's arrays with each canary's direction, float64
-        (count,).
+        """Returns the inner products of a model's arrays with each canary's direction, as a float64
+        array of shape (count,).
         """
         flat_array = np.concatenate([np.ravel(array) for array in arrays])
         inner_products = [
