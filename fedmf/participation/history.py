@@ -92,7 +92,7 @@ class EpochHistory(TimerHistory):
         self._epoch = epoch
 
     def record(self, t: int, clients: np.ndarray) -> None:
-        """Records that these distinct clients took part in round t, and counts the epochs up to it."""
+        """Records that these distinct clients took part in round t, and counts epochs up to it."""
         round_after = self.round_after[clients].astype(np.int64)
         num_epochs = np.where(round_after == 0, 1, (t + 1 - round_after) // self._epoch)
         new_counts = self.counts[clients] + num_epochs

@@ -102,8 +102,8 @@ class MetricsStream:
         return exact
 
     def release(self, t: int, total: np.ndarray) -> np.ndarray:
-        """Adds the noise of round t to a sum of contributions, and returns the noisy sum as float32
-        (3,).
+        """Adds the noise of round t to a sum of contributions, and returns the noisy sum as a
+        float32 array of shape (3,).
         """
         noisy: np.ndarray = total + np.float64(self._stddev) * self._noise.row(t)
         return noisy.astype(np.float32)

@@ -138,7 +138,9 @@ class Roster:
         return self._number_by_id.get(self.normalised_id(client))
 
     def is_eligible(self, clients: Sequence[Client], t: int) -> np.ndarray:
-        """Returns for each client whether it is eligible in round t, as a bool array (clients,)."""
+        """Returns for each client whether it is eligible in round t, as a bool array of shape
+        (clients,).
+        """
         client_numbers = [self.existing_number(client) for client in clients]
         history_entries = [self._entry_by_number.get(number, 0) for number in client_numbers]
         return self._rule.is_eligible(t, self._history, np.array(history_entries, np.int64))

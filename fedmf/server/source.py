@@ -88,7 +88,7 @@ def check_noise_seed(noise_seed: Any) -> int:
 
 
 def noise_key(noise_seed: int) -> np.ndarray:
-    """Returns the key that determines all noise of a run, 256 bits as uint64 (4,).
+    """Returns the key that determines all noise of a run, 256 bits as a uint64 array of shape (4,).
 
     Args:
       noise_seed: any non-negative int; all of it is used (SHA-256).

@@ -47,7 +47,7 @@ def plan_fields(plan: Plan) -> dict[str, str]:
 
 
 def _text_of(value: Any) -> str:
-    """Returns a text that contains all of a field's value."""
+    """Converts a field's value to a text that contains the whole value."""
     if isinstance(value, Mechanism):
         return mechanism_digest(value)
     if isinstance(value, float):

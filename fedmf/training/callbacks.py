@@ -78,7 +78,7 @@ class Bar(Callback):
     """
 
     def on_start(self, training: Training) -> None:
-        """Creates the bar at the number of rounds that are done."""
+        """Creates the progress bar, at the number of rounds that are done."""
         self._validation: dict[str, str] = {}
         self._bar: tqdm.tqdm[Any] = progress_bar.bar(
             total=training.config.rounds,
@@ -88,7 +88,7 @@ class Bar(Callback):
         )
 
     def on_round(self, training: Training, row: Row) -> None:
-        """Moves the bar by one round, and shows the newest metrics."""
+        """Moves the progress bar by one round, and shows the newest metrics."""
         if "validation" in row:
             self._validation = _validation_texts(row["validation"], training.task.headline)
         bar_texts = self._validation | {
@@ -99,7 +99,7 @@ class Bar(Callback):
         self._bar.update()
 
     def on_end(self, training: Training) -> None:
-        """Closes the bar."""
+        """Closes the progress bar."""
         self._bar.close()
 
 

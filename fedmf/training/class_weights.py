@@ -10,7 +10,7 @@ from fedmf.training.examples import Examples, NotFinite, Weighted, split_weights
 
 
 def class_weight_table(class_weight: Mapping[int, float]) -> np.ndarray:
-    """Checks the weights of the classes, and returns them as a float32 array (classes,).
+    """Checks the weights of the classes, and returns them as a float32 array of shape (classes,).
 
     Raises:
       TypeError, ValueError: the keys are not these classes, as Keras requires; or a weight is not

@@ -113,7 +113,7 @@ def _check_finite(
 
 
 def check_weights(weights: Any, origin: str, describe_example: Callable[[int], str]) -> np.ndarray:
-    """Checks sample weights, and returns them as a float32 array (examples,).
+    """Checks sample weights, and returns them as a float32 array of shape (examples,).
 
     Raises:
       TypeError: they are not an array of one real number for each example.

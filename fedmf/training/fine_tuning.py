@@ -258,8 +258,8 @@ class _FineTuning:
         return client_splits
 
     def _loss(self, weights: list[np.ndarray], examples: Examples) -> float:
-        """Returns the mean loss of weights on examples. It is NaN if the examples do not define it,
-        and infinity if the model's value is not finite.
+        """Returns the mean loss, on some examples, of the model with these weights. It is NaN if
+        the examples do not define it, and infinity if the model's value is not finite.
         """
         return self._evaluator.on_marked(weights, examples)["loss"]
 

@@ -119,8 +119,8 @@ def _is_plain_convolution(layer: tf.keras.layers.Layer) -> bool:
 
 
 def _convolution(layer: tf.keras.layers.Conv2D, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """Computes a convolution layer. Its gradient uses the operation that tf.vectorized_map
-    vectorises well.
+    """Computes the output of a convolution layer. Its gradient uses the operation that
+    tf.vectorized_map vectorises well.
 
     The gradient is a product of matrices for each position of the kernel. Many clients share such a
     product. TensorFlow's own gradient would run for one client after the other.

@@ -29,7 +29,7 @@ def largest_entry(clip_norm: float, size: int) -> float:
 
 
 class Canaries:
-    """The update direction of each of a run's canaries, and the random choice of which are
+    """The update direction of each canary of a run, and the random choice of the canaries that are
     included, derived from the secret noise seed. Directions are stored sparsely, never as arrays of
     the model's size.
 
