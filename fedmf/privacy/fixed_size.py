@@ -233,7 +233,7 @@ def _log_rest(s: float, q: float, a: float) -> float:
     log_x = math.log(q) + _log_distance(s)
     # The sum of the terms is at most a geometric series, since each term is at most `term_ratio`
     # times the previous one, and at most (1 + x)^a. The series is used only if the ratio is below
-    # 1.
+    # 1. The limit of 30 only avoids overflow.
     term_ratio = (a - J) / (J + 1) * np.exp(np.minimum(log_x, 30.0))
     with np.errstate(divide="ignore"):
         log_series = _log_binomial(a, J)[-1] + J * log_x - np.log(np.maximum(1 - term_ratio, 0))

@@ -24,6 +24,7 @@ _MAX_FLOAT32 = 2.0**127
 # up to 1000 times the least possible norm.
 _SMALL_DRAW = 2.0**-24
 _LARGE_DRAW = 40_000.0
+# A number above that of all people, of whose updates float32 must be able to hold the sum.
 _MAX_CLIENTS = 2.0**34
 # Largest noise multiplier that is passed to dp_accounting, which squares it. Squares overflow
 # beyond 1e154. Accounting for less noise than there is can only overstate epsilon.
