@@ -229,8 +229,8 @@ def _phi(x: float) -> float:
 
 
 def _gaussian_trade_off(mu: float, rate: float) -> float:
-    """Computes the bound without sampling on the true-positive rate at a false-positive rate,
-    Phi(Phi^-1(rate) + mu), rounded up.
+    """Computes the bound, for plans without client sampling, on the true-positive rate at a
+    false-positive rate, Phi(Phi^-1(rate) + mu), rounded up.
     """
     from scipy import special
 

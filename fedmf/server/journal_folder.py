@@ -405,8 +405,8 @@ class JournalFolder:
                 self._is_begun[i] = True
 
     def _earlier_lines(self, kind_of_file: ReadableFile, unwritten: _UnwrittenLines) -> bytes:
-        """Returns the lines of the rounds before a readable file was needed, from the file that it
-        starts as.
+        """Returns a readable file's lines for the rounds before it was needed, from the file of
+        which it begins as a copy.
         """
         names = [file.name for file in self._kind.readable_files]
         source_index = names.index(str(kind_of_file.starts_as))

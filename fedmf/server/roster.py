@@ -109,8 +109,8 @@ class Roster:
         return client_by_id
 
     def normalised_id(self, client: Client) -> str:
-        """Returns the id that all spellings of a client's id that look alike share. The audit of a
-        log counts clients by the same id.
+        """Returns an id that is the same for all spellings of a client's id that look alike. The
+        audit of a log counts clients by the same id.
         """
         return identifiers.skeleton(str(client))
 

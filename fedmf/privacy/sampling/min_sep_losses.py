@@ -219,8 +219,8 @@ class MinSepLosses(Losses):
         return np.log(stationary_sum / (1 + (self.b - 1) * self.p))
 
     def log_factor_bound(self, order: int) -> float:
-        """Computes the log of an upper bound on the weight T of `order` patterns, for the advance
-        with which `sample` draws them.
+        """Computes the log of an upper bound on the importance weight T of `order` participation
+        patterns, for the advance with which `sample` draws them.
         """
         rounding = _BOUND_ROUNDING if order > 1 else 0.0
         return self._bound(order).log_factor + rounding
