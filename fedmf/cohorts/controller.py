@@ -360,7 +360,7 @@ class ParticipationController:
 
     def _sample(self, t: int) -> np.ndarray:
         """Samples round t from the scheme or the fixed order, and returns the sampled clients that
-        are eligible, available or not.
+        are eligible, whether they are available or not.
         """
         assert self._draws is not None
         sampled_clients = self._draws.clients(t)

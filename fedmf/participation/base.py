@@ -213,8 +213,8 @@ class Participation(fields.Checked, abc.ABC):
         return limits_by_schema
 
     def _check_budget(self) -> None:
-        """Raises ValueError if a budget was passed. Schemas that have a budget override this
-        method.
+        """Raises ValueError if a budget was passed, which only the schema "budget" takes. Schemas
+        that have a budget override this method.
         """
         if self.budget is not None:
             raise ValueError(

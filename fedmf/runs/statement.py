@@ -93,7 +93,7 @@ def values_of_folder(run: Run) -> dict[str, Any]:
 
 
 def _first_rounds(run: Run) -> list[int]:
-    """Returns round 0, and the rounds from which a changed program computed the run.
+    """Returns round 0, and all rounds from which on a changed program computed the run.
 
     They are read from the journal of an unfinished run, in which edits would be detected.
     """

@@ -86,8 +86,9 @@ def list_batches(clients: Sequence[Epochs], batch_size: int) -> Batches:
 
 
 def order_steps(batches: Batches, num_clients: int) -> Steps:
-    """Arranges the batches of all clients in few steps. In each epoch, step i takes each client's
-    full batch number i. After these steps, each further step takes the smaller batches of one size.
+    """Arranges the batches of all clients in few training steps, each with at most one batch of a
+    client. In each epoch, step i takes each client's full batch number i. After these steps, each
+    further step takes the smaller batches of one size.
 
     >>> three_examples, one_example = ((np.zeros(n), np.zeros(n)) for n in (3, 1))
     >>> steps = order_steps(list_batches([[three_examples, three_examples], [one_example]], 2), 2)

@@ -109,7 +109,8 @@ def group_sum(
     zeroed: int,
     loss_sum: float,
 ) -> ClippedSum:
-    """Returns the result of a group. Clients whose examples are not finite count as zeroed.
+    """Returns the result of a group of clients, which has the sum of their clipped updates and
+    counts. Clients whose examples are not finite count as zeroed.
 
     Args:
       group: clients of the group.

@@ -29,17 +29,19 @@ class Evaluator:
         self._evaluate = task.learner.evaluator(task.client_settings(config), Machine())
 
     def __call__(self, weights: Sequence[np.ndarray], split: str) -> dict[str, float]:
-        """Returns the metrics of weights on the split "validation" or "test"."""
+        """Returns the metrics of a model with these weights on the split "validation" or "test"."""
         return self.on(weights, self._task.split(split))
 
     def on(self, weights: Sequence[np.ndarray], examples: Examples) -> dict[str, float]:
-        """Returns the metrics of weights on these examples, of which there must be at least one."""
+        """Returns the metrics of the model with these weights on these examples, of which there
+        must be at least one.
+        """
         return dict(self._evaluation(weights, examples).values)
 
     def on_marked(self, weights: Sequence[np.ndarray], examples: Examples) -> dict[str, float]:
-        """Returns the metrics of weights on these examples, where metrics without a finite
-        value are NaN or infinity. NaN marks a metric that the examples do not define, and infinity
-        one that is defined but not finite because of the weights.
+        """Returns the metrics of the model with these weights on these examples, where metrics
+        without a finite value are NaN or infinity. NaN marks a metric that the examples do not
+        define, and infinity one that is defined but not finite because of the weights.
 
         Examples define a metric if it is finite with the weights of the untrained model.
         """
