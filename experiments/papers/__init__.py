@@ -3,6 +3,7 @@
 """
 
 from fedmf.experiments.papers import (  # noqa: F401 (each declares its items)
+    band_ratios,
     banded,
     cifar,
     denisov,

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from fedmf.reports.canvas import (
@@ -175,3 +177,61 @@ def heat_maps(
     if shared:
         draw_color_bar(figure, axes, norm, location="bottom")
     return figure
+
+
+# Blue is below 1, white is 1, and red is above 1.
+_RATIO_COLORS = "RdBu_r"
+YELLOW = "#ffe600"
+
+
+def ratio_norm(ratios: Sequence[np.ndarray]) -> LogNorm:
+    """Returns a logarithmic colour scale for ratios, whose middle is 1."""
+    largest = max(float(np.abs(np.log(matrix[np.isfinite(matrix)])).max()) for matrix in ratios)
+    end = math.exp(max(largest, 0.01))
+    return LogNorm(vmin=1 / end, vmax=end)
+
+
+def draw_ratios(
+    ax: Axes,
+    ratios: np.ndarray,
+    norm: LogNorm,
+    *,
+    title: str,
+    x: tuple[str, Sequence[float]],
+    y: tuple[str, Sequence[float]],
+) -> None:
+    """Draws ratios as a heat map of equal cells, with row 0 at the bottom.
+
+    Args:
+      ax: axes to draw on.
+      ratios: positive numbers, float64 (rows, columns). Cells that are not finite stay white.
+      norm: colour scale of `ratio_norm`.
+      title: text above the map.
+      x, y: label of the axis, and the value of each column or row.
+    """
+    ax.imshow(ratios, norm=norm, cmap=_RATIO_COLORS, aspect="auto", origin="lower")
+    ax.grid(visible=False)
+    ax.set_title(title, fontsize=9)
+    ax.tick_params(labelsize=7)
+    for axis, (label, values) in ((ax.xaxis, x), (ax.yaxis, y)):
+        step = -(-len(values) // 8)
+        ticks = range(0, len(values), step)
+        axis.set_ticks(ticks, labels=[plain(float(values[i])) for i in ticks])
+        axis.set_label_text(label)
+    ax.minorticks_off()
+
+
+def draw_ratio_bar(figure: Figure, axes: Sequence[Axes], norm: LogNorm) -> None:
+    """Draws the colour bar of `draw_ratios` below its axes, with ticks at powers of two."""
+    bar = figure.colorbar(
+        ScalarMappable(norm, _RATIO_COLORS),
+        ax=list(axes),
+        location="bottom",
+        label="ratio of rmse",
+        aspect=40,
+    )
+    power = math.floor(math.log2(norm.vmax or 2.0))
+    if power >= 1:
+        ticks = [2.0**i for i in range(-power, power + 1)]
+        bar.set_ticks(ticks, labels=[plain(tick) for tick in ticks])
+        bar.minorticks_off()

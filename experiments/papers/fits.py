@@ -3,6 +3,8 @@
 import sys
 from typing import Any
 
+import numpy as np
+
 import fedmf
 from fedmf.mechanisms.fitting.progress import interruptible_fits, progress_line
 
@@ -34,3 +36,8 @@ def say(phrase: str) -> None:
     """Shows a phrase about the progress on a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{phrase}", end="", file=sys.stderr, flush=True)
+
+
+def span(values: np.ndarray) -> str:
+    """Returns text with the smallest and the largest of some values."""
+    return f"{values.min():.2f} to {values.max():.2f}"

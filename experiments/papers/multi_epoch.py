@@ -2,13 +2,15 @@
 training.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import fedmf
 from fedmf.experiments.papers import printed
+from fedmf.experiments.papers.clause import Clause, from_numbers, not_judged
 from fedmf.experiments.papers.drawing import Line, Lines, heat_maps
 from fedmf.experiments.papers.error_tables import stamped_loss, stamped_row
 from fedmf.experiments.papers.fits import epochs, fit, sums_once
@@ -44,19 +46,12 @@ def figure_2(request: Request) -> Outcome:
     X = C.T @ C
     n = six.rounds
     b = six.min_sep
-    round_distances = np.subtract.outer(np.arange(n), np.arange(n))
-    same_client = (round_distances % b == 0) & (round_distances != 0)
-    sizes = np.abs(X) / np.diagonal(X).mean()
-    largest_size = sizes[same_client].max()
-    typical_size = np.median(sizes[~same_client])
+    largest_size, typical_size = _sizes(X, b)
     panels = [("A", A), ("B", A @ mechanism.noising()), ("C", C), ("X = CᵀC", X)]
     size_phrase = "over the diagonal's mean"
     return Outcome(
         heat_maps(panels, 2, height=2.6, shared=False),
-        f"Columns of C for two rounds of one client (every {b}th diagonal of X) have "
-        f"products of at most {largest_size:.1e} of the diagonal's mean, where the median of the "
-        f"others is {typical_size:.1e}.",
-        largest_size < 0.1 * typical_size,
+        clauses=judge_figure_2(X=X, min_sep=b),
         columns=("quantity", "value"),
         rows=[
             ("rounds", n),
@@ -67,6 +62,37 @@ def figure_2(request: Request) -> Outcome:
         ],
         reduced=_rounds(request),
     )
+
+
+def _sizes(X: np.ndarray, min_sep: int) -> tuple[float, float]:
+    """Returns the largest absolute entry of X for two rounds of one client, and the median of all
+    others, over the mean of the diagonal.
+    """
+    round_distances = np.subtract.outer(np.arange(len(X)), np.arange(len(X)))
+    same_client = (round_distances % min_sep == 0) & (round_distances != 0)
+    sizes = np.abs(X) / np.diagonal(X).mean()
+    return float(sizes[same_client].max()), float(np.median(sizes[~same_client]))
+
+
+# Columns are called orthogonal if their product is below this share of the mean squared norm.
+_ORTHOGONAL = 1e-6
+
+
+def judge_figure_2(*, X: np.ndarray, min_sep: int) -> list[Clause]:
+    """Judges Figures 2 and 13 by X = C^T C."""
+    largest_size, typical_size = _sizes(X, min_sep)
+    return [
+        from_numbers(
+            "The columns of C for two rounds of one client are orthogonal.",
+            largest_size < _ORTHOGONAL,
+            f"every {min_sep}th diagonal of X is at most {largest_size:.1e} of the main one's mean",
+        ),
+        from_numbers(
+            "These diagonals of X stand out, because other columns are not orthogonal.",
+            typical_size > 1000 * _ORTHOGONAL,
+            f"the median of all other entries is {typical_size:.1e} of the main diagonal's mean",
+        ),
+    ]
 
 
 def _variances(
@@ -109,13 +135,54 @@ def figure_4(request: Request) -> Outcome:
     sigma = gaussian_noise_multiplier(4.38, 1e-5)
     mechanisms = {name: stamped_row(rows[name]) for name in chosen_lines}
     panel, losses = _variances(mechanisms, fedmf.prefix_sum(2000), CIFAR, sigma)
-    words = (f"{loss:.2e} for {k} (Table 1: {rows[k].printed})" for k, loss in losses.items())
     return Outcome(
         [panel],
-        f"At one sigma of {sigma:.4f} the totals over sigma squared are {', '.join(words)}.",
-        all(printed.agrees(loss, rows[k].printed) for k, loss in losses.items()),
+        clauses=judge_figure_4(
+            loss_by_name=losses,
+            printed_losses={name: rows[name].printed for name in losses},
+        ),
         reduced="two of the mechanisms" if request.scale == "tiny" else "",
     )
+
+
+OPTIMUM = "MF(k=20, n=2000)"
+
+
+def judge_figure_4(
+    *,
+    loss_by_name: Mapping[str, float],
+    printed_losses: Mapping[str, str],
+) -> list[Clause]:
+    """Judges Figure 4 by the total variances over sigma squared, which are the losses of Table 1.
+
+    The loss of a mechanism is its total variance at sensitivity 1, so that one sigma gives all of
+    them the same privacy.
+    """
+    listed = ", ".join(
+        f"{loss:.2e} {name} (printed: {printed_losses[name]})"
+        for name, loss in loss_by_name.items()
+    )
+    values = sorted(loss_by_name.values())
+    gap = min(high / low - 1 for low, high in itertools.pairwise(values))
+    clauses = [
+        from_numbers(
+            "The total variances at equal privacy are the losses of Table 1.",
+            all(printed.agrees(loss, printed_losses[k]) for k, loss in loss_by_name.items()),
+            listed,
+        ),
+        from_numbers(
+            "At equal privacy the mechanisms have different total variances.",
+            gap > 0.01,
+            f"any two differ by {100 * gap:.0f}% or more",
+        ),
+    ]
+    text = "The optimum for 20 epochs has the least total variance."
+    if OPTIMUM not in loss_by_name:
+        return [*clauses, not_judged(text, "this scale has no optimum")]
+    others = min(loss for name, loss in loss_by_name.items() if name != OPTIMUM)
+    ratio = others / loss_by_name[OPTIMUM]
+    evidence = f"the least of the others is {ratio:.2f} times as large"
+    return [*clauses, from_numbers(text, ratio > 1, evidence)]
 
 
 @figure("multi-epoch-figure-5")
@@ -133,14 +200,20 @@ def figure_5(request: Request) -> Outcome:
         "MF for six epochs": fit(workload, six, "dense", tolerance=2e-3),
     }
     panel, totals = _variances(mechanisms, workload, six, 1.0)
-    least = totals["MF for six epochs"]
-    words = ", ".join(f"{total / least:.2f} {name}" for name, total in totals.items())
-    return Outcome(
-        [panel],
-        f"Total variances, in units of the optimum for six epochs: {words}.",
-        least == min(totals.values()) and totals["MF for one epoch"] < totals["Honaker online"],
-        reduced=_rounds(request),
-    )
+    return Outcome([panel], clauses=judge_figure_5(total_by_name=totals), reduced=_rounds(request))
+
+
+def judge_figure_5(*, total_by_name: Mapping[str, float]) -> list[Clause]:
+    """Judges Figure 5 by the total variances."""
+    name = "MF for six epochs"
+    others = {k: total / total_by_name[name] for k, total in total_by_name.items() if k != name}
+    return [
+        from_numbers(
+            "For momentum and cool-down the optimum for six epochs has the least total variance.",
+            min(others.values()) > 1,
+            "in units of its total: " + ", ".join(f"{x:.2f} {k}" for k, x in others.items()),
+        )
+    ]
 
 
 @figure("multi-epoch-figure-6")
@@ -156,7 +229,6 @@ def figure_6(request: Request) -> Outcome:
         if "Honaker" in row.name and (not is_tiny or row.times >= 10)
     ]
     losses = [stamped_loss(row) for row in rows]
-    num_agreeing = sum(map(printed.agrees, losses, (row.printed for row in rows)))
     times = sorted({row.times for row in rows})
     # In the table, the rows of the online decoder come first.
     online, full = np.array(losses).reshape(2, -1)
@@ -164,24 +236,76 @@ def figure_6(request: Request) -> Outcome:
     series = {"online decoder": online, "optimal decoder": full}
     series |= {f"{name}, printed": y for name, y in zip(list(series), printed_losses, strict=True)}
     beside = {}
+    optimum = None
     if not is_tiny:
         optimum = fedmf.loss(fit(workload, CIFAR, "dense", tolerance=2e-3), workload, CIFAR)
         beside["MF for 20 epochs, no stamps"] = Line([np.inf], [optimum])
-    ratio = full / online
     return Outcome(
         [
             Lines(
                 series, "stamps", "loss", x=times, beside=beside, log="xy", ticks=times, points=True
             )
         ],
-        f"{num_agreeing} of {len(rows)} losses are as printed. The least is at "
-        f"{times[int(np.argmin(online))]} stamps with the online decoder and at "
-        f"{times[int(np.argmin(full))]} with the optimal one, whose loss is {ratio.min():.2f} to "
-        f"{ratio.max():.2f} times the other's.",
-        num_agreeing == len(rows) and (ratio < 1).all(),
+        clauses=judge_figure_6(
+            times=times,
+            online=online,
+            full=full,
+            optimum=optimum,
+            printed_losses=[row.printed for row in rows],
+        ),
         reduced="losses in place of accuracies: training needs CIFAR-10"
         + ("; two numbers of stamps" if is_tiny else ""),
     )
+
+
+def judge_figure_6(
+    *,
+    times: Sequence[int],
+    online: np.ndarray,
+    full: np.ndarray,
+    optimum: float | None,
+    printed_losses: Sequence[str],
+) -> list[Clause]:
+    """Judges Figure 6 by the losses of both decoders for each number of stamps.
+
+    `printed_losses` has those of Table 1, first the online decoder's. `optimum` is the loss of the
+    optimum for 20 epochs; None if it was not computed.
+    """
+    losses = [*online, *full]
+    num_agreeing = sum(map(printed.agrees, losses, printed_losses))
+    ratio = full / online
+    listed = ", ".join(f"{r:.2f} at {s}" for s, r in zip(times, ratio, strict=True))
+    clauses = [
+        from_numbers(
+            "The optimal decoder has less loss than the online one at every number of stamps.",
+            bool((ratio < 1).all()),
+            f"ratios of the losses: {listed}",
+        ),
+        from_numbers(
+            "The losses of both decoders are those of Table 1.",
+            num_agreeing == len(losses),
+            f"{num_agreeing} of {len(losses)} losses are as printed",
+        ),
+    ]
+    least_places = [int(np.argmin(online)), int(np.argmin(full))]
+    text = "The best number of stamps of both decoders is inside of the sweep (App. D.5)."
+    if optimum is None:
+        clauses.append(not_judged(text, "this scale has two numbers of stamps"))
+    else:
+        clauses += [
+            from_numbers(
+                text,
+                all(0 < place < len(times) - 1 for place in least_places),
+                f"{times[least_places[0]]} stamps (online), {times[least_places[1]]} (optimal)",
+            ),
+            from_numbers(
+                "The optimum for 20 epochs has less loss than both decoders at any number.",
+                optimum < min(losses),
+                f"{optimum:.2e}, and the least of both {min(losses):.2e}",
+            ),
+        ]
+    reason = "accuracies need training, which the item multi-epoch-figure-6-trained does"
+    return [*clauses, not_judged("The accuracies are ordered as the losses.", reason)]
 
 
 def lower_bound(n: np.ndarray) -> np.ndarray:
@@ -216,13 +340,42 @@ def figure_14(request: Request) -> Outcome:
         "FFT, optimal decoder": np.array([error("optimal", int(i)) for i in n]),
         "lower bound (Henzinger et al.)": bound,
     }
-    analytic, plain, optimal = (y[-1] / bound[-1] for y in list(series.values())[:3])
     return Outcome(
         [Lines(series, "rounds n", "mean squared error", x=n, column="n", log="xy")],
-        f"At n = {n[-1]} the FFT's rmse is {plain**0.5:.2f} times the bound's (printed: "
-        f"within 1.2; its square is {plain:.2f}), with the optimal decoder {optimal**0.5:.2f} "
-        f"times. Corollary J.1 is {analytic:.1f} times the bound's square (printed: about 6).",
-        printed.agrees(plain**0.5, "≤1.2")
-        and 5 <= analytic <= 7
-        and all((y >= bound).all() for y in series.values()),
+        clauses=judge_figure_14(rounds=n, error_by_name=series),
     )
+
+
+def judge_figure_14(*, rounds: np.ndarray, error_by_name: Mapping[str, np.ndarray]) -> list[Clause]:
+    """Judges Figure 14 by the mean squared errors of the FFT mechanism, the last of which is the
+    lower bound.
+    """
+    analytic, plain, optimal, bound = error_by_name.values()
+    rmse_ratio = np.sqrt(plain / bound)
+    is_within = rmse_ratio <= 1.2
+    analytic_ratio = analytic / bound
+    smallest_ratio = min(float((y / bound).min()) for y in (analytic, plain, optimal))
+    return [
+        from_numbers(
+            "The noise of the FFT mechanism, as root mean squared error, is within a factor of 1.2 "
+            "of the lower bound at the largest n.",
+            bool(is_within[-1]),
+            f"{rmse_ratio[-1]:.3f} at n = {rounds[-1]}; the mean squared error, which the figure "
+            f"shows, is {plain[-1] / bound[-1]:.2f} times the bound",
+        ),
+        from_numbers(
+            "It is within this factor at every n that is drawn.",
+            bool(is_within.all()),
+            ", ".join(f"{r:.3f} at {n}" for n, r in zip(rounds, rmse_ratio, strict=True)),
+        ),
+        from_numbers(
+            "Corollary J.1 is about 6 times the lower bound (judged: 5 to 7) at every n.",
+            bool(((analytic_ratio >= 5) & (analytic_ratio <= 7)).all()),
+            ", ".join(f"{r:.2f} at {n}" for n, r in zip(rounds, analytic_ratio, strict=True)),
+        ),
+        from_numbers(
+            "The bound holds: no mechanism has less error at any n.",
+            smallest_ratio >= 1,
+            f"the least error, with the optimal decoder, is {smallest_ratio:.2f} times the bound",
+        ),
+    ]

@@ -14,9 +14,8 @@ import numpy as np
 
 import fedmf
 from fedmf.experiments.papers.band_sweep import inverse
-from fedmf.experiments.papers.banded import span
 from fedmf.experiments.papers.drawing import Lines
-from fedmf.experiments.papers.fits import epochs, fit, say, sums_once
+from fedmf.experiments.papers.fits import epochs, fit, say, span, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
 from fedmf.mechanisms.leading import column_norm
 from fedmf.privacy.gaussian import gaussian_noise_multiplier

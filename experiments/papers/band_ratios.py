@@ -1,0 +1,258 @@
+"""Figures 4 and 9 of Choquette-Choo et al. 2023 (banded matrix factorization), which compare the
+errors of three mechanisms over epsilon.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import fedmf
+from fedmf.experiments.papers import printed
+from fedmf.experiments.papers.band_sweep import noise_curve, sweep
+from fedmf.experiments.papers.clause import Clause, from_numbers
+from fedmf.experiments.papers.drawing import (
+    COLORS,
+    MARKS,
+    YELLOW,
+    draw_ratio_bar,
+    draw_ratios,
+    ratio_norm,
+)
+from fedmf.experiments.papers.fits import epochs, fit, say, span, sums_once
+from fedmf.experiments.papers.item import Outcome, Request, figure
+from fedmf.privacy.gaussian import gaussian_noise_multiplier
+from fedmf.reports.canvas import INK, blank
+
+DELTA = 1e-6
+DP_SGD, MULTI_EPOCH, BAND_MF = "DP-SGD", "multi-epoch MF", "BandMF"
+
+
+@figure("banded-figure-4")
+def figure_4(request: Request) -> Outcome:
+    """Draws the ratios of the errors (rmse) of three mechanisms over epsilon and epochs, and the
+    errors at epsilon 1.
+
+    The error is that of mean updates, in units of the clip norm over one epoch's cohort. A run of k
+    epochs has cohorts of k times that size.
+    """
+    all_epsilons = tuple(2.0**i for i in range(-5, 5))
+    rounds, epsilons = request.pick(
+        (16, (0.25, 1.0, 8.0)), (256, (2.0**-5, 0.25, 1.0, 4.0, 16.0)), (1024, all_epsilons)
+    )
+    numbers = tuple(2**i for i in range(rounds.bit_length()))
+    sweep_results = sweep(rounds=rounds, delta=DELTA, epsilons=epsilons, epochs=numbers)
+    workload = fedmf.prefix_sum(rounds)
+    dense_noise = []
+    for k in numbers:
+        say(f"fitting the dense optimum of {k} epochs")
+        order = epochs(rounds, k)
+        mechanism = fit(workload, order, "dense", tolerance=1e-3)
+        dense_noise.append(fedmf.rmse(mechanism, workload, order))
+    noise = [gaussian_noise_multiplier(epsilon, DELTA) for epsilon in epsilons]
+    rmse = {
+        DP_SGD: sweep_results.rmse[:, :, 0] / numbers,
+        MULTI_EPOCH: np.outer(noise, dense_noise) / numbers,
+        BAND_MF: sweep_results.rmse.min(axis=-1) / numbers,
+    }
+    return Outcome(
+        _ratios_and_errors(epsilons, numbers, rmse),
+        clauses=judge_figure_4(
+            epsilons=np.array(epsilons), bands=sweep_results.best, rmse_by_name=rmse
+        ),
+        columns=("epsilon", "epochs", *rmse, "bands"),
+        rows=[
+            (epsilon, k, *(y[i, j] for y in rmse.values()), int(sweep_results.best[i, j]))
+            for i, epsilon in enumerate(epsilons)
+            for j, k in enumerate(numbers)
+        ],
+        reduced=f"n = {rounds} in place of 1024 and {len(epsilons)} epsilons"
+        if rounds < 1024
+        else "",
+    )
+
+
+def _ratios_and_errors(
+    epsilons: Sequence[float], numbers: Sequence[int], rmse: Mapping[str, np.ndarray]
+) -> Figure:
+    """Draws two heat maps of ratios over epochs and epsilon, and lines at epsilon 1."""
+    drawing = blank(3.3)
+    axes = drawing.subplots(1, 3)
+    ratios = {
+        f"(a) {MULTI_EPOCH} / {DP_SGD}": rmse[MULTI_EPOCH] / rmse[DP_SGD],
+        f"(b) {BAND_MF} / {DP_SGD}": rmse[BAND_MF] / rmse[DP_SGD],
+    }
+    norm = ratio_norm(list(ratios.values()))
+    for ax, (title, matrix) in zip(axes, ratios.items(), strict=False):
+        draw_ratios(ax, matrix, norm, title=title, x=("epochs", numbers), y=("epsilon", epsilons))
+    draw_ratio_bar(drawing, axes[:2], norm)
+    row = epsilons.index(1.0)
+    for i, (name, errors) in enumerate(rmse.items()):
+        style = {"color": COLORS[i], "marker": MARKS[i], "markersize": 3.5}
+        axes[2].plot(numbers, errors[row], label=name, linewidth=1.2, **style)
+    axes[2].set(xlabel="epochs", xscale="log", yscale="log")
+    axes[2].set_title("(c) rmse at epsilon 1", fontsize=9)
+    axes[2].tick_params(labelsize=7)
+    axes[2].legend(fontsize=7)
+    return drawing
+
+
+def judge_figure_4(
+    *, epsilons: np.ndarray, bands: np.ndarray, rmse_by_name: Mapping[str, np.ndarray]
+) -> list[Clause]:
+    """Judges Figure 4 by the rmse of three mechanisms, each float64 (epsilons, epochs).
+
+    `bands` has the best number of bands of each setting. The epochs of the last column are as many
+    as the rounds.
+    """
+    dp_sgd, multi_epoch, banded = (rmse_by_name[name] for name in (DP_SGD, MULTI_EPOCH, BAND_MF))
+    noise_ratio = multi_epoch / dp_sgd
+    over_sgd = banded / dp_sgd
+    over_mf = banded / multi_epoch
+    is_best = (over_sgd < 1 - 1e-9) & (over_mf < 1 - 1e-9)
+    wins_by_epsilon = is_best.sum(axis=1)
+    smallest_winning = epsilons[wins_by_epsilon > 0].min(initial=np.inf)
+    best_place = np.unravel_index(np.argmin(over_sgd), over_sgd.shape)
+    index = int(np.argmin(np.abs(epsilons - 1.0)))
+    falls = [bool((np.diff(y[index]) < 0).all()) for y in rmse_by_name.values()]
+    return [
+        from_numbers(
+            "In some settings DP-SGD has less error than multi-epoch MF, and in others more.",
+            bool(noise_ratio.min() < 1 < noise_ratio.max()),
+            f"multi-epoch MF has {span(noise_ratio)} times the error of DP-SGD",
+        ),
+        from_numbers(
+            "BandMF, which is never worse than DP-SGD because one band is DP-SGD, is strictly "
+            "better than both others at some number of epochs for every epsilon from 1/2 up.",
+            bool((wins_by_epsilon[epsilons >= 0.5] > 0).all()),
+            f"it is better than both in {is_best.sum()} of {is_best.size} settings, at epsilon "
+            f"{smallest_winning:g} and above, with {span(over_sgd)} times the error of DP-SGD and "
+            f"{span(over_mf)} times that of multi-epoch MF",
+        ),
+        from_numbers(
+            "The improvement over DP-SGD is largest with few epochs and a large epsilon.",
+            best_place[0] == np.argmax(epsilons) and best_place[1] == 0,
+            f"the least ratio, {over_sgd.min():.2f}, is at epsilon {epsilons[best_place[0]]:g} and "
+            f"k = {2 ** best_place[1]}",
+        ),
+        from_numbers(
+            "With as many epochs as rounds multi-epoch MF is almost identical to DP-SGD, with a "
+            "very small advantage.",
+            bool((noise_ratio[:, -1] < 1).all() and (noise_ratio[:, -1] > 0.9).all()),
+            f"its error is {span(noise_ratio[:, -1])} times that of DP-SGD",
+        ),
+        from_numbers(
+            "With as many epochs as rounds BandMF is DP-SGD: one band is best.",
+            bool((bands[:, -1] == 1).all()),
+            f"best numbers of bands: {', '.join(map(str, bands[:, -1]))}",
+        ),
+        from_numbers(
+            "At epsilon 1 the error of all three mechanisms falls with every doubling of epochs.",
+            all(falls),
+            "; ".join(
+                f"{name}: {y[index, 0]:.3g} to {y[index, -1]:.3g}"
+                for name, y in rmse_by_name.items()
+            ),
+        ),
+    ]
+
+
+@figure("banded-figure-9")
+def figure_9(request: Request) -> Outcome:
+    """Draws the total error of BandMF for each number of bands, divided by the error of DP-SGD and
+    by the error of multi-epoch MF.
+
+    The setting is CIFAR-10 with n = 2000 rounds, k = 20 epochs and m = 50,000 images. A yellow
+    marker is at the best number of bands for an epsilon, if it has less error than the other
+    mechanism.
+    """
+    epsilons = request.pick(
+        (0.25, 1.0, 8.0),
+        tuple(2.0 ** (i / 2) for i in range(-4, 11)),
+        tuple(2.0 ** (i / 2) for i in range(-4, 11)),
+    )
+    is_tiny = request.scale == "tiny"
+    cohort = 500
+    delta = 1e-5
+    n, b, size = (80, 4, 2000) if is_tiny else (2000, 100, 50_000)
+    candidates = [c for c in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 100) if c <= b]
+    workload, single = sums_once(n)
+    order = epochs(n, n // b)
+    errors = np.empty((len(candidates), len(epsilons)))
+    for i, bands in enumerate(candidates):
+        say(f"{bands} bands")
+        probability = min(1.0, bands * cohort / size)
+        compositions = -(-n // bands)
+        noise = noise_curve(epsilons, delta, probability=probability, compositions=compositions)
+        mechanism = fit(workload, single, "banded", bands=bands)
+        errors[i] = noise * fedmf.rmse(mechanism, workload, single)
+    dense_rmse = fedmf.rmse(fit(workload, order, "dense", tolerance=2e-3), workload, order)
+    dense_errors = dense_rmse * np.array([gaussian_noise_multiplier(e, delta) for e in epsilons])
+    ratios = {
+        f"{BAND_MF} / {DP_SGD}": errors / errors[0],
+        f"{BAND_MF} / {MULTI_EPOCH}": errors / dense_errors,
+    }
+    over_sgd, over_mf = (matrix.min(axis=0) for matrix in ratios.values())
+    bands_of = [candidates[i] for i in errors.argmin(axis=0)]
+    return Outcome(
+        _ratios_by_bands(ratios, epsilons, candidates),
+        clauses=judge_figure_9(epsilons=np.array(epsilons), over_sgd=over_sgd, over_mf=over_mf),
+        columns=("epsilon", "bands", *ratios),
+        rows=list(zip(epsilons, bands_of, over_sgd, over_mf, strict=True)),
+        reduced="n = 80" if is_tiny else "",
+    )
+
+
+def _ratios_by_bands(
+    ratios: Mapping[str, np.ndarray], epsilons: Sequence[float], candidates: Sequence[int]
+) -> Figure:
+    """Draws a heat map over epsilon and bands for each ratio, with yellow markers at ratios below 1
+    that are the least for an epsilon.
+    """
+    drawing = blank(3.4)
+    axes = drawing.subplots(1, 2)
+    norm = ratio_norm(list(ratios.values()))
+    for ax, (title, matrix) in zip(axes, ratios.items(), strict=True):
+        draw_ratios(ax, matrix, norm, title=title, x=("epsilon", epsilons), y=("bands", candidates))
+        columns = np.flatnonzero(matrix.min(axis=0) < 1 - 1e-9)
+        rows = matrix.argmin(axis=0)[columns]
+        ax.plot(columns, rows, "*", color=YELLOW, markeredgecolor=INK, markersize=8, linestyle="")
+    draw_ratio_bar(drawing, axes, norm)
+    return drawing
+
+
+# "Up to epsilon about 5" is judged as a number that rounds to 5.
+CROSSING = "5"
+
+
+def judge_figure_9(
+    *, epsilons: np.ndarray, over_sgd: np.ndarray, over_mf: np.ndarray
+) -> list[Clause]:
+    """Judges Figure 9 by the errors of BandMF with the best number of bands for each epsilon, over
+    those of DP-SGD and of multi-epoch MF.
+    """
+    is_better = over_sgd < 1 - 1e-9
+    # The ratio of the error to that of multi-epoch MF rises with epsilon. The crossing is the
+    # epsilon at which the ratio is 1, interpolated between the epsilons that were tried.
+    crossing = float(np.exp(np.interp(0.0, np.log(over_mf), np.log(epsilons))))
+    is_small = epsilons <= float(CROSSING)
+    listed = ", ".join(f"{r:.3g} at {e:.3g}" for e, r in zip(epsilons, over_mf, strict=True))
+    return [
+        from_numbers(
+            "BandMF, which is never worse than DP-SGD because one band is DP-SGD, is strictly "
+            "better at more than half of the epsilons, and has less than 0.9 of its error at some.",
+            bool(is_better.mean() > 0.5 and over_sgd.min() < 0.9),
+            f"better at {is_better.sum()} of {len(epsilons)} epsilons; {span(over_sgd)} times the "
+            f"error of DP-SGD",
+        ),
+        from_numbers(
+            f"BandMF has less error than multi-epoch MF at every epsilon up to {CROSSING}.",
+            bool((over_mf[is_small] < 1).all()),
+            f"ratios by epsilon: {listed}",
+        ),
+        from_numbers(
+            f"Above epsilon {CROSSING} (rounded) multi-epoch MF has less error.",
+            printed.agrees(crossing, CROSSING),
+            f"the errors are equal at epsilon {crossing:.1f}",
+        ),
+    ]
