@@ -12,7 +12,8 @@ from fedmf.experiments.papers import (  # noqa: F401 (each declares its items)
     noise_tables,
     schemes,
     slides,
-    slides_theory,
+    slides_learning,
+    slides_training,
     stackoverflow_figures,
 )
 from fedmf.experiments.papers.item import ITEMS, SOURCES, Item, Outcome, Request

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedmf.experiments.papers import printed
+from fedmf.experiments.papers.clause import Clause, from_numbers, not_judged
 from fedmf.experiments.papers.drawing import Line, Lines
 from fedmf.experiments.papers.item import Outcome, Request, Scale, figure
 from fedmf.experiments.papers.known_differences import KNOWN_DIFFERENCES
@@ -75,7 +76,29 @@ Rows = Callable[[Scale], Iterable[Cell]]
 Trained = Callable[[Request], Sequence[tuple[str, str, str, float, str]]]
 
 
-def table(name: str, trained: Trained | None = None) -> Callable[[Rows], Rows]:
+# A function from a table's cells to clauses about their order, beside those about each number.
+Claims = Callable[[Sequence[Cell]], Sequence[Clause]]
+
+
+class Table(NamedTuple):
+    """How a table of the catalogue is compared.
+
+    Attributes:
+      name: name of the item.
+      rule: rule by which a number that is not as printed is as good; "" if there is none.
+      trained_by: name of the item whose runs give the table's accuracies; "" if it has none.
+      is_whole: whether every scale has all rows.
+    """
+
+    name: str
+    rule: str = ""
+    trained_by: str = ""
+    is_whole: bool = False
+
+
+def table(
+    settings: Table, trained: Trained | None = None, claims: Claims | None = None
+) -> Callable[[Rows], Rows]:
     """Returns a decorator for the function that yields the cells of an item of the catalogue.
 
     The function yields only the rows that take seconds, unless the scale is full.
@@ -84,19 +107,26 @@ def table(name: str, trained: Trained | None = None) -> Callable[[Rows], Rows]:
     """
 
     def declare(rows: Rows) -> Rows:
-        figure(name)(functools.partial(compared, name, rows, trained=trained))
+        make = functools.partial(compared, settings, rows, trained=trained, claims=claims)
+        figure(settings.name)(make)
         return rows
 
     return declare
 
 
-def compared(name: str, rows: Rows, request: Request, trained: Trained | None = None) -> Outcome:
+def compared(
+    settings: Table,
+    rows: Rows,
+    request: Request,
+    trained: Trained | None = None,
+    claims: Claims | None = None,
+) -> Outcome:
     """Compares the cells of a table, and draws the ratio of ours to the printed number for each
     cell.
     """
     cells = list(rows(request.scale))
     trained_cells = trained(request) if trained else ()
-    cell_kinds = np.array([cell.kind(name) for cell in cells])
+    cell_kinds = np.array([cell.kind(settings.name) for cell in cells])
     printed_values = np.array([cell.theirs for cell in cells])
     computed_values = np.array([cell.ours for cell in cells], dtype=np.float64)
     ratio = np.divide(
@@ -106,22 +136,73 @@ def compared(name: str, rows: Rows, request: Request, trained: Trained | None = 
         where=printed_values != 0,
     )
     places = {kind: np.flatnonzero(cell_kinds == kind) for kind in KINDS if kind in cell_kinds}
-    count = "; ".join(f"{len(at)} {kind}" for kind, at in places.items())
     panel = Lines(
         {f"{kind} ({len(at)})": Line(at, ratio[at]) for kind, at in places.items()},
         "number, in the order of the table",
         "ours / printed",
         points=True,
     )
+    is_whole = settings.is_whole or request.scale == "full"
     return Outcome(
         [panel],
-        f"Of {len(cells)} numbers: {count}."
-        + (f" {len(trained_cells)} trained accuracies." if trained_cells else ""),
-        KINDS[-1] not in places,
+        clauses=judge_compared(settings=settings, cells=cells, claims=claims, is_whole=is_whole),
         columns=("row", "column", "printed", "ours", "comparison"),
         rows=[
-            *((c.row, c.column, c.printed, c.ours, c.verdict(name)) for c in cells),
+            *((c.row, c.column, c.printed, c.ours, c.verdict(settings.name)) for c in cells),
             *trained_cells,
         ],
-        reduced="" if request.scale == "full" else "only the rows that take seconds",
+        reduced="" if is_whole else "only the rows that take seconds",
     )
+
+
+def judge_compared(
+    *, settings: Table, cells: Sequence[Cell], claims: Claims | None, is_whole: bool
+) -> list[Clause]:
+    """Judges the numbers of each column of a table, its orders, and the printed numbers that differ
+    for a known reason, one by one.
+    """
+    clauses = []
+    for column in dict.fromkeys(cell.column for cell in cells):
+        column_cells = [cell for cell in cells if cell.column == column]
+        clauses += _judge_column(settings, column, column_cells)
+    if claims is not None:
+        clauses += claims(cells)
+    if not is_whole:
+        reason = "they take longer than seconds, and scale full computes them"
+        clauses.append(not_judged("The table's other numbers are as printed.", reason))
+    if settings.trained_by:
+        reason = f"accuracies need training: the runs of {settings.trained_by} give their order"
+        clauses.append(not_judged("The table's accuracies are as printed.", reason))
+    return clauses
+
+
+def _judge_column(settings: Table, column: str, cells: Sequence[Cell]) -> list[Clause]:
+    """Judges the numbers of a column."""
+    kinds = [cell.kind(settings.name) for cell in cells]
+    known = [cell for cell, kind in zip(cells, kinds, strict=True) if kind == KINDS[2]]
+    judged = [(c, kind) for c, kind in zip(cells, kinds, strict=True) if kind != KINDS[2]]
+    clauses = []
+    if judged:
+        good = [cell for cell, kind in judged if kind == KINDS[1]]
+        unexplained = [cell for cell, kind in judged if kind == KINDS[3]]
+        text = f"Every number of the column {column} is as printed"
+        if settings.rule:
+            text += f", or as good: {settings.rule}"
+        if known:
+            text += " (except for those below)"
+        evidence = f"{len(judged) - len(good) - len(unexplained)} of {len(judged)} as printed"
+        if good:
+            evidence += f", {len(good)} as good: {_listed(good)}"
+        if unexplained:
+            evidence += f", {len(unexplained)} otherwise: {_listed(unexplained)}"
+        clauses.append(from_numbers(f"{text}.", not unexplained, evidence))
+    for cell in known:
+        reason = KNOWN_DIFFERENCES[settings.name, cell.row, cell.column]
+        text = f"{cell.row}, {column}: the number is {cell.printed}."
+        clauses.append(from_numbers(text, False, f"{cell.ours:.7g}: {reason}"))
+    return clauses
+
+
+def _listed(cells: Sequence[Cell]) -> str:
+    """Returns our numbers with their rows, and beside them the printed ones."""
+    return ", ".join(f"{c.row} {c.ours:.4g} (printed: {c.printed})" for c in cells)

@@ -7,8 +7,6 @@ from fedmf.experiments.papers.printed import table_rows
 KNOWN_DIFFERENCES: dict[tuple[str, ...], str] = {
     tuple(key): reason
     for reason, keys in {
-        "our sensitivity is below that of Theorem 2.1, with which the figure is as printed (next "
-        "line)": "multi-epoch-table-1 | FFT Optimal Decoder(n=1000)x2 | loss",
         "Alg. 4 bounds the sensitivity by 1.0042 times that of (6, 342); counting nodes shows "
         "that they are equal": "banded-table-2 | Optimal TreeAgg | (B)",
         "a slip of the last digit: the table's other rows of this epsilon have 0.65294": """
@@ -16,9 +14,6 @@ KNOWN_DIFFERENCES: dict[tuple[str, ...], str] = {
         """,
         "without amplification the best encoder of all has 2.2% less rmse than theirs; theirs is "
         "the best power of two": "banded-sec-6 | epsilon 8 | bands",
-        "the printed rho is rounded: 4.35 is that of rho = 0.2355": """
-            banded-app-k-1 | rho 0.24 | epsilon
-        """,
         "the printed sigma is 0.02% more than is needed; banded Table 4 has 2.23048": """
             multi-epoch-table-3 | MF, epsilon 2.000 | sigma
             multi-epoch-table-3 | MF, epsilon 2.000 | epsilon
@@ -27,9 +22,6 @@ KNOWN_DIFFERENCES: dict[tuple[str, ...], str] = {
         "asked for more noise": """
             multi-epoch-table-3 | DP-SGD, epsilon 8.824 | sigma
             multi-epoch-table-3 | DP-SGD, epsilon 2.000 | sigma
-            multi-epoch-table-3 | GD, epsilon 17.648    | sigma
-            multi-epoch-table-3 | GD, epsilon 8.824     | sigma
-            multi-epoch-table-3 | GD, epsilon 2.000     | sigma
         """,
         "ours is smaller, and within 0.01% of its dual bound: theirs stopped 0.3% of loss above "
         "the optimum": "denisov-table-2 | 4096 rounds | optimum",

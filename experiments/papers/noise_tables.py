@@ -4,14 +4,15 @@ rates.
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import fedmf
 from fedmf.experiments.papers import printed, stackoverflow
 from fedmf.experiments.papers.accuracy import SETTING, by_setting
 from fedmf.experiments.papers.band_sweep import sweep
-from fedmf.experiments.papers.cells import Cell, Trained, table
+from fedmf.experiments.papers.cells import Cell, Table, Trained, table
+from fedmf.experiments.papers.clause import Clause, from_numbers, not_judged
 from fedmf.experiments.papers.fits import epochs, fit, say, sums_once
 from fedmf.experiments.papers.item import Request, Scale
 from fedmf.experiments.papers.study_grid import Grid
@@ -100,7 +101,37 @@ def _bands(row: str, column: str, theirs: int, ours: int, ratio: float) -> Cell:
     return Cell(row, column, str(theirs), ours, near_note)
 
 
-@table("banded-table-3")
+_SAME_RMSE_RULE = "the printed number of bands has at most 1% more error than the best"
+
+
+def _claims_of_banded_table_3(cells: Sequence[Cell]) -> list[Clause]:
+    """Judges how the best number of bands changes with epochs and with epsilon."""
+    bands = {(cell.row, cell.column): cell.ours for cell in cells}
+    rows = list(dict.fromkeys(cell.row for cell in cells))
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    by_epochs = {row: [bands[row, column] for column in columns] for row in rows}
+    by_epsilon = {column: [bands[row, column] for row in rows] for column in columns}
+    fewer = from_numbers(
+        "The best number of bands decreases as epochs increase: it never rises, and falls for the "
+        "largest epsilon.",
+        all(line == sorted(line, reverse=True) for line in by_epochs.values())
+        and by_epochs[rows[-1]][0] > by_epochs[rows[-1]][-1],
+        _ends(by_epochs),
+    )
+    text = "It decreases as epsilon decreases: it never rises, and falls for the fewest epochs."
+    if len(rows) < 2:
+        return [fewer, not_judged(text, "this scale has one epsilon")]
+    is_monotone = all(line == sorted(line) for line in by_epsilon.values())
+    first = by_epsilon[columns[0]]
+    return [fewer, from_numbers(text, is_monotone and first[0] < first[-1], _ends(by_epsilon))]
+
+
+def _ends(line_by_name: Mapping[str, Sequence[float]]) -> str:
+    """Returns the first and the last number of each line as text."""
+    return "; ".join(f"{name}: {line[0]:g} to {line[-1]:g}" for name, line in line_by_name.items())
+
+
+@table(Table("banded-table-3", rule=_SAME_RMSE_RULE), claims=_claims_of_banded_table_3)
 def banded_table_3(scale: Scale) -> Iterator[Cell]:
     """Yields the cells of Choquette-Choo et al. 2023, App. G, Table 3: the best number of bands.
 
@@ -125,7 +156,10 @@ def banded_table_3(scale: Scale) -> Iterator[Cell]:
             )
 
 
-@table("banded-table-4", _accuracies(stackoverflow.phones, printed.BANDED_TABLE_4))
+@table(
+    Table("banded-table-4", trained_by="banded-figure-5", is_whole=True),
+    _accuracies(stackoverflow.phones, printed.BANDED_TABLE_4),
+)
 def banded_table_4(scale: Scale) -> Iterator[Cell]:
     """Yields the cells of Choquette-Choo et al. 2023, App. I, Table 4: noise multipliers at delta =
     1e-6 without amplification.
@@ -164,7 +198,14 @@ def amplified_noise(bands: int, epsilon: float) -> float:
     return per_event / math.sqrt(PARTICIPATIONS)
 
 
-@table("banded-table-5", _accuracies(stackoverflow.centre, printed.BANDED_TABLE_5))
+@table(
+    Table(
+        "banded-table-5",
+        rule="the printed sigma has the table's epsilon to 0.06%",
+        trained_by="banded-figure-1",
+    ),
+    _accuracies(stackoverflow.centre, printed.BANDED_TABLE_5),
+)
 def banded_table_5(scale: Scale) -> Iterator[Cell]:
     """Yields the cells of Choquette-Choo et al. 2023, App. I, Table 5: noise multipliers sigma.
 
@@ -185,7 +226,7 @@ def banded_table_5(scale: Scale) -> Iterator[Cell]:
         yield Cell(name, "sigma", row.noise_multiplier, computed_noise, near_note)
 
 
-@table("banded-sec-6")
+@table(Table("banded-sec-6", rule=_SAME_RMSE_RULE))
 def banded_bands(scale: Scale) -> Iterator[Cell]:
     """Yields the cells of Choquette-Choo et al. 2023, Sec. 6: the best numbers of bands on
     StackOverflow.
@@ -213,17 +254,36 @@ def banded_bands(scale: Scale) -> Iterator[Cell]:
         yield _bands(f"epsilon {row.epsilon:g}", "bands", row.bands, best_candidate.bands, ratio)
 
 
-@table("banded-app-k-1")
+@table(
+    Table(
+        "banded-app-k-1",
+        rule="a rho that rounds to the printed one has the printed epsilon",
+        is_whole=True,
+    )
+)
 def banded_k_1(scale: Scale) -> Iterator[Cell]:
     """Yields the cells of Choquette-Choo et al. 2023, App. K.1: epsilon at delta = 1e-10 for a rho
     of zCDP.
     """
+
+    def epsilon_of(rho: float) -> float:
+        return gaussian_epsilon(1.0 / math.sqrt(2.0 * rho), 1e-10)
+
     for rho, theirs in printed.BANDED_K_1.items():
-        computed_epsilon = gaussian_epsilon(1.0 / math.sqrt(2.0 * float(rho)), 1e-10)
-        yield Cell(f"rho {rho}", "epsilon", theirs, computed_epsilon)
+        near_note = ""
+        least, most = (epsilon_of(float(rho) + shift) for shift in (-0.005, 0.005))
+        if least <= float(theirs) <= most:
+            near_note = f"rho of {rho} +- 0.005 has {least:.2f} to {most:.2f}"
+        yield Cell(f"rho {rho}", "epsilon", theirs, epsilon_of(float(rho)), near_note)
 
 
-@table("multi-epoch-table-3")
+@table(
+    Table(
+        "multi-epoch-table-3",
+        rule="by the accountant of the time, which rounds the losses of a round up to multiples of "
+        "1e-4, the printed sigma has the printed epsilon",
+    )
+)
 def multi_epoch_table_3(scale: Scale) -> Iterator[Cell]:
     """Yields the cells of Choquette-Choo et al. 2022, App. D, Table 3: noise multipliers at delta =
     1e-6.
@@ -243,9 +303,11 @@ def multi_epoch_table_3(scale: Scale) -> Iterator[Cell]:
             yield Cell(f"DP-SGD, epsilon {epsilon}", "sigma", sigma, computed_value)
     for sigma, epsilon in printed.MULTI_EPOCH_TABLE_3_GD.items():
         computed_value = gaussian_noise_multiplier(float(epsilon), _DELTA) * math.sqrt(ROUNDS)
-        yield Cell(f"GD, epsilon {epsilon}", "sigma", sigma, computed_value)
-        computed_value = epsilon_on_a_grid(float(sigma))
-        yield Cell(f"GD, epsilon {epsilon}", "epsilon on a grid", epsilon, computed_value)
+        grid_epsilon = epsilon_on_a_grid(float(sigma))
+        near_note = ""
+        if printed.agrees(grid_epsilon, epsilon):
+            near_note = f"the printed has epsilon {grid_epsilon:.3f} on that grid"
+        yield Cell(f"GD, epsilon {epsilon}", "sigma", sigma, computed_value, near_note)
 
 
 def epsilon_on_a_grid(sigma: float) -> float:
@@ -309,6 +371,9 @@ def effective_rmse(
     return unit_rmse(row.mechanism, row.bands, workload) * sigma / cohort
 
 
+_RATE_RULE = "the best rate of the grid is next to the rule's"
+
+
 def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> Iterator[Cell]:
     """Yields cells that compare the printed best server learning rate with the one by the rule of
     App. I of the banded paper.
@@ -336,13 +401,19 @@ def rates(rows: tuple[printed.TunedRow, ...], amplified: bool, scale: Scale) -> 
         yield Cell(name, "server rate", row.optimum, rate, near_note)
 
 
-@table("banded-table-6", _accuracies(stackoverflow.phones, printed.BANDED_TABLE_6))
+@table(
+    Table("banded-table-6", rule=_RATE_RULE, trained_by="banded-figure-5"),
+    _accuracies(stackoverflow.phones, printed.BANDED_TABLE_6),
+)
 def banded_table_6(scale: Scale) -> Iterator[Cell]:
     """Returns the cells of Choquette-Choo et al. 2023, App. I, Table 6."""
     return rates(printed.BANDED_TABLE_6, False, scale)
 
 
-@table("banded-table-7", _accuracies(stackoverflow.centre, printed.BANDED_TABLE_7))
+@table(
+    Table("banded-table-7", rule=_RATE_RULE, trained_by="banded-figure-1"),
+    _accuracies(stackoverflow.centre, printed.BANDED_TABLE_7),
+)
 def banded_table_7(scale: Scale) -> Iterator[Cell]:
     """Returns the cells of Choquette-Choo et al. 2023, App. I, Table 7, with amplification."""
     return rates(printed.BANDED_TABLE_7, True, scale)

@@ -3,13 +3,14 @@ errors, times and approximations.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 import fedmf
 from fedmf.experiments.papers import printed
+from fedmf.experiments.papers.clause import Clause, from_numbers
 from fedmf.experiments.papers.drawing import Line, Lines
 from fedmf.experiments.papers.fits import fit, sums_once
 from fedmf.experiments.papers.item import Outcome, Request, figure
@@ -39,17 +40,63 @@ def max_error(request: Request) -> Outcome:
         for i in n
     ]
     series = {name: np.array([row[name] for row in errors]) for name in errors[0]}
-    series[formula := "log(n) / π + 1.0663"] = np.log(n) / np.pi + printed.SLIDES_CONSTANT
-    deviation = np.abs(series["optimal"] - series[formula])
-    root = np.abs(series["independent"] / np.sqrt(n) - 1).max()
-    excess = (series["BLT, 4 buffers"] / series["optimal"]).max() - 1
+    series["log(n) / π + 1.0663"] = np.log(n) / np.pi + printed.SLIDES_CONSTANT
     return Outcome(
         [Lines(series, "rounds n", "largest error", x=n, column="n", log="xy")],
-        f"The optimum is log(n) / pi + 1.0663 to within {deviation[-1]:.1e} at n = {n[-1]} and "
-        f"{deviation[0]:.1e} at n = {n[0]}; independent noise is the root of n to {root:.0e}; four "
-        f"buffers have at most {100 * excess:.2f}% more than the optimum.",
-        (np.abs(4 * np.pi * n * deviation - 1) < 0.1).all() and root < 1e-12 and excess < 0.01,
+        clauses=judge_max_error(rounds=n, error_by_name=series, constant=printed.SLIDES_CONSTANT),
     )
+
+
+# Number of bands of the banded mechanism.
+_BANDS = 32
+
+
+def judge_max_error(
+    *, rounds: np.ndarray, error_by_name: Mapping[str, np.ndarray], constant: float
+) -> list[Clause]:
+    """Judges the slides on the largest error, by the errors of each mechanism over n.
+
+    The optimum is 1 / (4 pi n) above the formula to first order, so that the constant is judged to
+    a tenth of that.
+    """
+    independent, banded, _, blt, optimal = (
+        error_by_name[name]
+        for name in ("independent", "32 bands", "BLT, 2 buffers", "BLT, 4 buffers", "optimal")
+    )
+    deviation = np.abs(optimal - np.log(rounds) / np.pi - constant)
+    root_difference = np.abs(independent / np.sqrt(rounds) - 1).max()
+    least_ratio = min(float((y / optimal).min()) for y in (independent, banded, blt))
+    excess = (blt / optimal).max() - 1
+    power = np.log(banded[-1] / banded[-2]) / np.log(rounds[-1] / rounds[-2])
+    return [
+        from_numbers(
+            f"At every n the largest error of the optimum is log(n) / pi + constant, which is "
+            f"{constant:.4f}.",
+            bool((np.abs(4 * np.pi * rounds * deviation - 1) < 0.1).all()),
+            f"to within {deviation[0]:.1e} at n = {rounds[0]} and {deviation[-1]:.1e} at "
+            f"n = {rounds[-1]}, which is 1 / (4 pi n)",
+        ),
+        from_numbers(
+            "No other mechanism has a smaller largest error at any n.",
+            least_ratio > 1 - 1e-9,
+            f"the least ratio to the optimum is {least_ratio:.6f}",
+        ),
+        from_numbers(
+            "That of independent noise is the square root of n.",
+            bool(root_difference < 1e-12),
+            f"to a share of {root_difference:.0e} at every n",
+        ),
+        from_numbers(
+            "Buffers are nearly optimal: four have at most 1% more at every n.",
+            bool(excess < 0.01),
+            f"at most {100 * excess:.2f}% more",
+        ),
+        from_numbers(
+            f"That of {_BANDS} bands grows as the square root of n (power within 0.15 of 0.5).",
+            bool(abs(power - 0.5) < 0.15),
+            f"power {power:.2f} from n = {rounds[-2]} to {rounds[-1]}",
+        ),
+    ]
 
 
 def _seconds(action: Callable[[], object], repeats: int) -> float:
@@ -87,22 +134,41 @@ def noise_time(request: Request) -> Outcome:
         series[name] = 1e3 * np.array(
             [_seconds(_row_maker(stream, Z, int(i) - 1), repeats) for i in t]
         )
-    middle_index = len(t) // 2
-    factor = t[-1] / t[middle_index]
-    growth = {name: y[-1] / y[middle_index] for name, y in series.items()}
-    other_growth = max(growth[name] for name in growth if name not in ("optimal", "independent"))
     return Outcome(
         [
             Lines(
                 series, "iteration t", f"milliseconds, d = {d:,}", x=t, column="iteration", log="xy"
             )
         ],
-        f"From iteration {t[middle_index]} to {t[-1]}, {factor:.0f} times as far, the optimum's "
-        f"noise takes {growth['optimal']:.1f} times as long, that of bands and buffers at most "
-        f"{other_growth:.1f} times.",
-        growth["optimal"] > 0.4 * factor and other_growth < 2,
+        clauses=judge_noise_time(iterations=t, time_by_name=series),
         seeds=(0,),
     )
+
+
+def judge_noise_time(
+    *, iterations: np.ndarray, time_by_name: Mapping[str, np.ndarray]
+) -> list[Clause]:
+    """Judges the slides on time by how it grows from the middle iteration to the last."""
+    middle_index = len(iterations) // 2
+    factor = iterations[-1] / iterations[middle_index]
+    growth = {name: float(y[-1] / y[middle_index]) for name, y in time_by_name.items()}
+    of_optimum = growth.pop("optimal")
+    span_text = f"from iteration {iterations[middle_index]} to {iterations[-1]}"
+    listed = ", ".join(f"{value:.1f} times ({name})" for name, value in growth.items())
+    return [
+        from_numbers(
+            "The noise of the optimum in iteration t takes a time that grows as t (judged: at "
+            "least 0.4 times as fast).",
+            of_optimum > 0.4 * factor,
+            f"{of_optimum:.1f} times as long {span_text}, which is {factor:.0f} times as far",
+        ),
+        from_numbers(
+            "That of independent noise, bands and buffers takes a constant time (judged: less than "
+            "twice as long).",
+            max(growth.values()) < 2,
+            f"as long {span_text} as before: {listed}",
+        ),
+    ]
 
 
 def circle(n: int) -> np.ndarray:
@@ -112,6 +178,21 @@ def circle(n: int) -> np.ndarray:
     By symmetry the upper half suffices.
     """
     return (1 - 1 / n) * np.exp(1j * np.concatenate([[0.0], np.geomspace(1e-9, np.pi, 20_000)]))
+
+
+def newman_error(degree: int) -> float:
+    """Computes the largest error of Newman's rational function of a degree on sqrt(x), for x from 0
+    to 1.
+
+    With y = sqrt(x) it is y (p(y) - p(-y)) / (p(y) + p(-y)), where p is the product of y + xi^k for
+    k < 2 degree, and xi = exp(-1 / sqrt(2 degree)).
+    """
+    y = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 20_000)])
+    num_factors = 2 * degree
+    powers = np.exp(-np.arange(num_factors) / np.sqrt(num_factors))
+    product, reflected = (np.prod(sign * y[:, None] + powers, axis=1) for sign in (1.0, -1.0))
+    rational = y * (product - reflected) / (product + reflected)
+    return float(np.abs(rational - y).max())
 
 
 @figure("slides-approximation")
@@ -154,15 +235,68 @@ def approximation(request: Request) -> Outcome:
         "error on 1/√(1 - x)",
         log="xy",
     )
-    sufficient_bands = bands[polynomial <= inverse[-1]]
-    fewest_bands = sufficient_bands[0] if len(sufficient_bands) else f"more than {n}"
     return Outcome(
         [error_panel, bound_panel],
-        f"On abs(x) = 1 - 1/{n} the error falls from {rational[0]:.2g} with one buffer to "
-        f"{rational[-1]:.1g} with {most}; 3 exp(-sqrt d) at that degree is {bound[-1]:.2g}. On "
-        f"1 / sqrt(1 - x) it takes a polynomial {fewest_bands} "
-        f"bands to come to what {most} buffers have.",
-        (rational <= bound).all() and (not len(sufficient_bands) or sufficient_bands[0] > 4 * most),
+        clauses=judge_approximation(
+            rational=rational,
+            interval=np.array([newman_error(int(d)) for d in degrees]),
+            bound=bound,
+            excess=excesses,
+            inverse=inverse,
+            polynomial=polynomial,
+        ),
         columns=("degree", *series, "on 1 / sqrt(1 - x)"),
         rows=[(*row, on) for row, on in zip(error_panel.rows, inverse, strict=True)],
     )
+
+
+def judge_approximation(
+    *,
+    rational: np.ndarray,
+    interval: np.ndarray,
+    bound: np.ndarray,
+    excess: np.ndarray,
+    inverse: np.ndarray,
+    polynomial: np.ndarray,
+) -> list[Clause]:
+    """Judges the slides on approximation.
+
+    Args:
+      rational: error of degrees 1, 2, ... on sqrt(1 - x), on the circle.
+      interval: error of Newman's rational functions of these degrees on sqrt(x), from 0 to 1.
+      bound: 3 exp(-sqrt(degree)).
+      excess: largest error of the same mechanisms above the optimum's.
+      inverse, polynomial: errors on 1 / sqrt(1 - x), of these degrees, and of 1, 2, 4, ... bands.
+    """
+    most = len(rational)
+    bands = 2 ** np.arange(len(polynomial))
+    sufficient_bands = bands[polynomial <= inverse[-1]]
+    fewest_bands = f"more than {bands[-1]}"
+    if len(sufficient_bands):
+        fewest_bands = str(sufficient_bands[0])
+    return [
+        from_numbers(
+            "On the circle a rational function of degree d comes within 3 exp(-sqrt d) of "
+            "sqrt(1 - x), at every d.",
+            bool((rational <= bound).all()),
+            f"{rational[0]:.2g} (bound {bound[0]:.2g}) at d = 1, {rational[-1]:.2g} "
+            f"({bound[-1]:.2g}) at d = {most}",
+        ),
+        from_numbers(
+            "A polynomial needs far more bands for the same error on 1 / sqrt(1 - x) (judged: more "
+            "than 4 times the buffers).",
+            not len(sufficient_bands) or bool(sufficient_bands[0] > 4 * most),
+            f"{most} buffers have {inverse[-1]:.2g}, which takes {fewest_bands} bands",
+        ),
+        from_numbers(
+            "With a better approximation the largest error approaches the optimum's.",
+            bool((np.diff(excess) <= 0).all()),
+            f"{excess[0]:.2g} above it at d = 1, {excess[-1]:.2g} at d = {most}",
+        ),
+        from_numbers(
+            "On the interval from 0 to 1 a rational function of degree d comes within "
+            "3 exp(-sqrt d) of sqrt(x), at every d: Newman's.",
+            bool((interval <= bound).all()),
+            f"{interval[0]:.2g} at d = 1, {interval[-1]:.2g} at d = {most}",
+        ),
+    ]

@@ -1,0 +1,196 @@
+"""Figure of the slides on the error after T steps, with clipping and at the best learning rate."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import fedmf
+from fedmf.experiments.papers.clause import Clause, from_interval, not_judged
+from fedmf.experiments.papers.drawing import Line, Lines
+from fedmf.experiments.papers.fits import one_participation
+from fedmf.experiments.papers.item import Outcome, Request, figure
+from fedmf.experiments.papers.slides_theory import damped, high, independent, stationary_error
+from fedmf.tasks.regression.data import RegressionOptions, client_examples, true_weights
+
+RHO, CLIP_NORM = 0.1, 1.0
+
+
+def _trained(
+    x: np.ndarray, y: np.ndarray, weights: np.ndarray, eta: float, mechanism: Any, seed: int
+) -> np.ndarray:
+    """Trains DP-SGD or DP-FTRL, and returns the excess error of the last iterates, float64
+    (chains,).
+
+    Examples have the shape (rounds, chains, d), and their covariance H is the identity.
+
+    Each chain sees every example once, with a clipped gradient. Its noise is that of a `Plan` with
+    rho-zCDP.
+    """
+    rounds, chains, d = x.shape
+    plan = fedmf.Plan(
+        mechanism=mechanism,
+        participation=one_participation(rounds),
+        noise_multiplier=1 / np.sqrt(2 * RHO),
+        clip_norm=CLIP_NORM,
+        delta=1e-6,
+    )
+    rng = np.random.default_rng(seed)
+    theta = np.zeros((chains, d))
+    noise = plan.mechanism.stream().rows(lambda i: rng.standard_normal((chains, d)))
+    for t, row in enumerate(noise):
+        gradient = x[t] * ((x[t] * theta).sum(axis=1) - y[t])[:, None]
+        norms = np.linalg.norm(gradient, axis=1, keepdims=True)
+        gradient *= np.minimum(1.0, CLIP_NORM / np.maximum(norms, 1e-30))
+        theta = theta - eta * (gradient + plan.stddev * row)
+    return ((theta - weights) ** 2).sum(axis=1)
+
+
+KINDS = {"DP-SGD": lambda eta: independent(), "nu-DP-FTRL": damped}
+
+
+def predicted(name: str, T: int, d: int) -> float:
+    """Predicts the error after T steps without clipping, at the best learning rate.
+
+    The covariance H is the identity, and the start has distance 1 from the optimum.
+
+    A step on one example multiplies the expected squared distance by 1 - 2 eta + (d + 2) eta^2. The
+    error of the noise is taken as stationary.
+    """
+    return min(
+        (1 - 2 * eta + (d + 2) * eta**2) ** T
+        + stationary_error(KINDS[name](eta), eta, high(d), sampled=True) / RHO
+        for eta in 2.0 ** np.arange(-11, -2, 0.25)
+    )
+
+
+@figure("slides-finite-time")
+def finite_time(request: Request) -> Outcome:
+    """Draws the error on the task `regression` after T steps with clipping, at the best learning
+    rate.
+    """
+    chains = request.pick(16, 64, 256)
+    d = 4
+    lengths = request.pick(
+        (128, 512), (256, 512, 1024, 2048, 4096), (256, 512, 1024, 2048, 4096, 8192)
+    )
+    data = RegressionOptions(
+        features=d, decay=0.0, examples=1, noise=0.01, shift=0.0, clients=chains * lengths[-1]
+    )
+    examples = [client_examples(data, i) for i in range(data.clients)]
+    x = np.stack([a[0] for a, _ in examples]).astype(np.float64).reshape(lengths[-1], chains, d)
+    y = np.array([b[0, 0] for _, b in examples], dtype=np.float64).reshape(lengths[-1], chains)
+    weights = true_weights(data)
+    half_chains = chains // 2
+    rows: list[tuple[Any, ...]] = []
+    series = {}
+    errors_by_name = {}
+    formula_by_name = {}
+    for name, noise in KINDS.items():
+        reported = []
+        for T in lengths:
+            tried_rows = []
+            for eta in 2.0 ** np.arange(-9, 0, 0.5):
+                mechanism = noise(eta).mechanism(T)
+                tried_rows.append((eta, _trained(x[:T], y[:T], weights, eta, mechanism, len(rows))))
+            # Half of the chains choose the learning rate, and the other half gives the reported
+            # error.
+            eta, tried_errors = min(tried_rows, key=lambda pair: pair[1][:half_chains].mean())
+            reported.append(tried_errors[half_chains:])
+            error = reported[-1].std(ddof=1) / np.sqrt(half_chains)
+            rows.append((name, T, eta, reported[-1].mean(), error))
+        mean, error = np.array([row[3:] for row in rows if row[0] == name]).T
+        errors_by_name[name] = np.stack(reported)
+        formula_by_name[name] = np.array([predicted(name, T, d) for T in lengths])
+        series[f"{name}, clipped"] = Line(lengths, mean, mean - 2 * error, mean + 2 * error)
+        label = f"{name}, formula without clipping"
+        series[label] = Line(lengths, formula_by_name[name])
+    return Outcome(
+        [Lines(series, "iterations T", "error at the best learning rate", log="xy", ticks=lengths)],
+        clauses=judge_finite_time(
+            lengths=np.array(lengths),
+            errors_by_name=errors_by_name,
+            formula_by_name=formula_by_name,
+        ),
+        columns=("mechanism", "T", "learning rate", "error", "standard error"),
+        rows=rows,
+        seeds=(data.seed, *range(len(rows))),
+        reduced="labels with little noise, which leaves the error of privacy",
+    )
+
+
+# Powers of T are judged to this absolute tolerance.
+_POWER_TOLERANCE = 0.15
+_RESAMPLES = 4000
+
+
+def judge_finite_time(
+    *,
+    lengths: np.ndarray,
+    errors_by_name: Mapping[str, np.ndarray],
+    formula_by_name: Mapping[str, np.ndarray],
+) -> list[Clause]:
+    """Judges the slides on rates after T steps by the errors of each chain, float64 (T, chains).
+
+    Intervals are of 95%, by a bootstrap of the chains. A chain has the same examples at every T and
+    with either noise, so that all of its errors are drawn together. The learning rates are those of
+    other chains.
+    """
+    num_chains = next(iter(errors_by_name.values())).shape[1]
+    drawn = np.random.default_rng(0).integers(num_chains, size=(_RESAMPLES, num_chains))
+    # The mean errors of each resample, float64 (T, resamples).
+    means = {name: y[:, drawn].mean(axis=2) for name, y in errors_by_name.items()}
+    powers = {name: np.polyfit(np.log(lengths), np.log(y), 1)[0] for name, y in means.items()}
+    formula_powers = {
+        name: np.polyfit(np.log(lengths), np.log(y), 1)[0] for name, y in formula_by_name.items()
+    }
+    sgd, ftrl = errors_by_name
+    clauses = []
+    for name, noise, expected in ((sgd, "independent", -1.0), (ftrl, "correlated", -2.0)):
+        low, high = _interval(powers[name])
+        # Positive numbers are inside of the tolerance.
+        inside = [_POWER_TOLERANCE - abs(end - expected) for end in (low, high)]
+        largest = _POWER_TOLERANCE if low <= expected <= high else max(inside)
+        clauses.append(
+            from_interval(
+                f"With {noise} noise the privacy error falls as T to the {expected:g} (judged: a "
+                f"power within {_POWER_TOLERANCE}).",
+                low=min(inside),
+                high=largest,
+                evidence=f"power {powers[name].mean():.2f} ({low:.2f} to {high:.2f}) for T from "
+                f"{lengths[0]} to {lengths[-1]}; the formula without clipping has "
+                f"{formula_powers[name]:.2f}, because of logarithms that the slides leave out",
+            )
+        )
+    low, high = _interval(powers[sgd] - powers[ftrl])
+    clauses.append(
+        from_interval(
+            "With correlated noise it falls with a larger power of T than with independent noise.",
+            low=low,
+            high=high,
+            evidence=f"difference of the powers {low:.2f} to {high:.2f}",
+        )
+    )
+    logs = np.log(means[sgd] / means[ftrl])
+    ends = np.array([_interval(row) for row in logs])
+    listed = ", ".join(
+        f"{np.exp(a):.3g} to {np.exp(b):.3g} at {T}"
+        for T, (a, b) in zip(lengths, ends, strict=True)
+    )
+    clauses.append(
+        from_interval(
+            "It is smaller with correlated noise at every T.",
+            low=ends[:, 0].min(),
+            high=ends[:, 1].min(),
+            evidence=f"the error with independent noise is {listed} times as large",
+        )
+    )
+    reason = "the labels have little noise, so that the error of privacy can be seen"
+    text = "The error of sampling, which is added, falls as 1 / T with either noise."
+    return [*clauses, not_judged(text, reason)]
+
+
+def _interval(values: np.ndarray) -> tuple[float, float]:
+    """Returns the 2.5% and the 97.5% quantile of resampled values."""
+    low, high = np.quantile(values, (0.025, 0.975))
+    return float(low), float(high)
