@@ -1,6 +1,7 @@
 """Verdicts of exact items: each clause changes its verdict if the numbers that it reads change."""
 
-import collections
+import collections.abc
+import contextlib
 import functools
 import itertools
 import sys
@@ -12,7 +13,15 @@ import pytest
 from fedmf.experiments.papers import (
     ITEMS,
     Request,
+    band_ratios,
+    cells,
+    denisov,
+    error_tables,
+    multi_epoch,
+    printed,
+    slides_training,
 )
+from fedmf.experiments.papers.cells import Cell, Table
 from tests.experiments.test_items import MADE, each
 
 FACTORS = (-1.0, 0.0, 0.3, 0.9, 1.1, 3.0, 1e3)
@@ -48,6 +57,9 @@ def variants(value):
             yield from ({**value, key: entry} for entry in variants(value[key]))
         for a, b in itertools.combinations(value, 2):
             yield {**value, a: value[b], b: value[a]}
+    elif isinstance(value, Cell):
+        for ours in (value.ours * 3.0 + 1.0, value.theirs):
+            yield value._replace(ours=ours, nearly="")
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         for field in value._fields:
             yield from (value._replace(**{field: x}) for x in variants(getattr(value, field)))
@@ -65,30 +77,30 @@ def variants(value):
         yield value + 1
 
 
-def verdicts_of_variants(judge, inputs):
-    """Yields the verdict of each clause for each change of one input."""
+def clauses_of_variants(judge, inputs):
+    """Yields the clauses for each change of one input that the judge can read."""
     for key in inputs:
         for value in variants(inputs[key]):
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
-                try:
-                    yield [clause.verdict for clause in judge(**{**inputs, key: value})]
-                except (ValueError, ArithmeticError, LookupError, TypeError):
-                    continue
+                with contextlib.suppress(ValueError, ArithmeticError, LookupError, TypeError):
+                    yield judge(**{**inputs, key: value})
 
 
 def never_changed(judge, inputs):
     """Returns the judged clauses whose verdict is the same for all changes of the inputs."""
     clauses = judge(**inputs)
-    seen = [{clause.verdict} for clause in clauses]
-    for verdicts in verdicts_of_variants(judge, inputs):
-        for verdict, of_clause in zip(verdicts, seen, strict=False):
-            of_clause.add(verdict)
-    return [
-        clause.text
-        for clause, of_clause in zip(clauses, seen, strict=True)
-        if clause.verdict != "not judged" and len(of_clause) == 1
-    ]
+    changed_texts = set()
+    for new_clauses in clauses_of_variants(judge, inputs):
+        verdict_by_text = {clause.text: clause.verdict for clause in new_clauses}
+        for i, clause in enumerate(clauses):
+            new_verdict = verdict_by_text.get(clause.text, "gone")
+            if new_verdict == "gone" and len(new_clauses) == len(clauses):
+                new_verdict = new_clauses[i].verdict
+            if new_verdict != clause.verdict:
+                changed_texts.add(clause.text)
+    judged = [clause.text for clause in clauses if clause.verdict != "not judged"]
+    return [text for text in judged if text not in changed_texts]
 
 
 @pytest.mark.parametrize("name", each(MADE))
@@ -105,3 +117,150 @@ def test_every_clause_can_turn(name, tmp_path, monkeypatch, quick):
     outcome = ITEMS[name].make(Request(folder=tmp_path, scale="tiny"))
     assert outcome.clauses
     assert never_changed(judge, inputs) == []
+
+
+def printed_cells(column, printed_by_row):
+    """Returns cells whose numbers are the printed ones."""
+    return [
+        Cell(row, column, text, float(text.lstrip("≤"))) for row, text in printed_by_row.items()
+    ]
+
+
+LOSSES = {row.label: row.printed for row in printed.MULTI_EPOCH_TABLE_1}
+HONAKER = {
+    name: [row.printed for row in printed.MULTI_EPOCH_TABLE_1 if row.name == name]
+    for name in ("(Online) Honaker", "Optimal Decoder Honaker")
+}
+# The table has the optimum's loss with two digits, which its caption tells to 0.2%.
+OPTIMUM_LOSS = Cell(error_tables.OPTIMUM, "loss", "6.5e5", 6.537e5)
+WHOLE_TABLES = {
+    "multi-epoch-table-1": [
+        *(c for c in printed_cells("loss", LOSSES) if c.row != error_tables.OPTIMUM),
+        OPTIMUM_LOSS,
+        Cell(error_tables.OPTIMUM, "lower bound", "6.53e5", 6.53e5),
+    ],
+    "banded-table-2": [
+        *printed_cells("(A)", {r.label: r.error_fixed_epoch for r in printed.BANDED_TABLE_2}),
+        *printed_cells("(B)", {r.label: r.error_min_sep for r in printed.BANDED_TABLE_2}),
+    ],
+    "banded-table-3": [
+        Cell(f"epsilon {epsilon:g}", f"k = {k}", str(bands), bands)
+        for epsilon, row in printed.BANDED_TABLE_3.items()
+        for k, bands in zip(printed.BANDED_TABLE_3_EPOCHS, row, strict=True)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_TABLES)
+def test_claims_of_a_whole_table_follow_from_its_printed_numbers_and_can_turn(name, monkeypatch):
+    monkeypatch.setattr(cells, "KNOWN_DIFFERENCES", {})
+    inputs = {
+        "settings": Table(name),
+        "cells": WHOLE_TABLES[name],
+        "claims": ITEMS[name].make.keywords["claims"],
+        "is_whole": True,
+    }
+    clauses = cells.judge_compared(**inputs)
+    assert {clause.verdict for clause in clauses} == {"reproduced"}
+    assert len(clauses) > len({cell.column for cell in inputs["cells"]})
+    assert never_changed(cells.judge_compared, inputs) == []
+
+
+# Numbers like those of the larger scales, for clauses that scale tiny does not bear out or compute.
+LARGER = {
+    "multi-epoch-figure-4": (
+        multi_epoch.judge_figure_4,
+        {
+            "loss_by_name": {name: float(LOSSES[name]) for name in multi_epoch.ALL_LINES},
+            "printed_losses": {name: LOSSES[name] for name in multi_epoch.ALL_LINES},
+        },
+    ),
+    "multi-epoch-figure-6": (
+        multi_epoch.judge_figure_6,
+        {
+            "times": [1, 2, 5, 10, 20],
+            "online": np.array([float(x) for x in HONAKER["(Online) Honaker"]]),
+            "full": np.array([float(x) for x in HONAKER["Optimal Decoder Honaker"]]),
+            "optimum": 6.5e5,
+            "printed_losses": [x for losses in HONAKER.values() for x in losses],
+        },
+    ),
+    "multi-epoch-figure-14": (
+        multi_epoch.judge_figure_14,
+        {
+            "rounds": np.array([512, 1024]),
+            "error_by_name": {
+                "analytic": np.array([6.0, 5.5]),
+                "plain": np.array([1.41, 1.38]),
+                "optimal": np.array([1.33, 1.31]),
+                "bound": np.ones(2),
+            },
+        },
+    ),
+    "banded-figure-4": (
+        band_ratios.judge_figure_4,
+        {
+            "epsilons": np.array([0.25, 1.0, 4.0]),
+            "bands": np.array([[1, 1], [4, 1], [8, 1]]),
+            "rmse_by_name": {
+                band_ratios.DP_SGD: np.array([[20.0, 10.0], [9.0, 5.0], [5.0, 2.0]]),
+                band_ratios.MULTI_EPOCH: np.array([[40.0, 9.9], [10.0, 4.9], [3.0, 1.9]]),
+                band_ratios.BAND_MF: np.array([[20.0, 10.0], [8.0, 5.0], [2.0, 2.0]]),
+            },
+        },
+    ),
+    "banded-figure-9": (
+        band_ratios.judge_figure_9,
+        {
+            "epsilons": np.array([1.0, 4.0, 6.0, 16.0]),
+            "over_sgd": np.array([1.0, 0.9, 0.8, 0.7]),
+            "over_mf": np.array([0.6, 0.9, 1.1, 1.3]),
+        },
+    ),
+    "slides-finite-time": (
+        slides_training.judge_finite_time,
+        {
+            "lengths": np.array([100, 1000]),
+            "errors_by_name": {
+                "sgd": np.outer([1.0, 0.1], np.linspace(0.9, 1.1, 20)),
+                "ftrl": np.outer([0.1, 0.001], np.linspace(0.9, 1.1, 20)),
+            },
+            "formula_by_name": {"sgd": np.array([1.0, 0.1]), "ftrl": np.array([0.1, 0.001])},
+        },
+    ),
+    "denisov-figure-4": (
+        denisov.judge_figure_4,
+        {
+            "rounds": 8,
+            "all_times": [
+                denisov.Times(denisov.FIXED_POINT, 8, (0.1, 0.2, 0.3), 0.3),
+                denisov.Times(denisov.NEWTON, 8, (0.2, 0.4, 0.9), 0.9),
+                denisov.Times(denisov.GRADIENT, 8, (1.0, 25.0, np.inf), 40.0),
+            ],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_judges_of_larger_scales_reproduce_and_can_turn(name):
+    judge, inputs = LARGER[name]
+    verdicts = {clause.text: clause.verdict for clause in judge(**inputs)}
+    assert {*verdicts.values()} - {"not judged"} == {"reproduced"}
+    assert never_changed(judge, inputs) == []
+
+
+def test_a_rate_of_any_other_power_is_contradicted():
+    """Any power below -1.27 once passed for 1 / T^2."""
+    judge, inputs = LARGER["slides-finite-time"]
+    flat = np.outer([0.1, 0.1 * 10**-1.5], np.linspace(0.9, 1.1, 20))
+    errors = {**inputs["errors_by_name"], "ftrl": flat}
+    verdicts = [clause.verdict for clause in judge(**{**inputs, "errors_by_name": errors})]
+    assert verdicts[:3] == ["reproduced", "contradicted", "reproduced"]
+
+
+def test_a_baseline_that_was_stopped_early_does_not_decide_on_two_orders_of_magnitude():
+    judge, inputs = LARGER["denisov-figure-4"]
+    gradient = denisov.Times(denisov.GRADIENT, 8, (1.0, np.inf, np.inf), 2.0)
+    clauses = judge(**{**inputs, "all_times": [*inputs["all_times"][:2], gradient]})
+    assert [clause.verdict for clause in clauses] == ["reproduced", "reproduced", "not judged"]
