@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 import fedmf
 from fedmf.experiments.papers import printed
@@ -91,7 +92,8 @@ def _ratios_and_errors(
         style = {"color": COLORS[i], "marker": MARKS[i], "markersize": 3.5}
         axes[2].plot(numbers, errors[row], label=name, linewidth=1.2, **style)
     axes[2].set(xlabel="epochs", xscale="log", yscale="log")
-    axes[2].set_title("(c) rmse at epsilon 1", fontsize=9)
+    axes[2].set_title("(c) rmse, epsilon 1", fontsize=7.5)
+    axes[2].yaxis.set_minor_formatter(NullFormatter())
     axes[2].tick_params(labelsize=7)
     axes[2].legend(fontsize=7)
     return drawing

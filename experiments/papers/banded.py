@@ -43,9 +43,8 @@ def figure_2(request: Request) -> Outcome:
         sampling=scheme,
     )
     cohorts = [list(map(int, controller.cohort(t))) for t in range(ROUNDS)]
-    client_parts = [
-        sorted({i for t in range(j, ROUNDS, PARTS) for i in cohorts[t]}) for j in range(PARTS)
-    ]
+    # Part j has the clients with the indices j, j + b, j + 2 b, ...
+    client_parts = [range(j, POPULATION, PARTS) for j in range(PARTS)]
     return Outcome(
         _schedule(cohorts, client_parts),
         clauses=judge_figure_2(cohorts=cohorts),

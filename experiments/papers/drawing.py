@@ -211,7 +211,7 @@ def draw_ratios(
     """
     ax.imshow(ratios, norm=norm, cmap=_RATIO_COLORS, aspect="auto", origin="lower")
     ax.grid(visible=False)
-    ax.set_title(title, fontsize=9)
+    ax.set_title(title, fontsize=7.5)
     ax.tick_params(labelsize=7)
     for axis, (label, values) in ((ax.xaxis, x), (ax.yaxis, y)):
         step = -(-len(values) // 8)
