@@ -4,7 +4,7 @@ training.
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def _schedule(cohorts: Sequence[Sequence[int]], client_parts: Sequence[Sequence[
     for t, cohort in enumerate(cohorts):
         for client in client_parts[t % PARTS]:
             is_sampled = client in cohort
-            style = {"color": COLORS[t % PARTS], "linewidth": 0.8, "fill": is_sampled}
+            style: dict[str, Any] = {"color": COLORS[t % PARTS], "fill": is_sampled}
             ax.add_patch(Rectangle((t + 0.55, rows_by_client[client] - 0.45), 0.9, 0.9, **style))
             text_color = "white" if is_sampled else INK
             place = (t + 1, rows_by_client[client])
