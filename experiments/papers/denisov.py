@@ -364,8 +364,11 @@ def judge_figure_4(*, all_times: Sequence[Times], rounds: int) -> list[Clause]:
         evidence = f"to within {_ACCURACY:g} of the lower bound at n = {rounds}: " + ", ".join(
             f"{times.solver} {_in_seconds(times, index)}" for times in (fixed, by_name[name])
         )
-        is_faster = fixed.reached[index] < by_name[name].reached[index]
-        clauses.append(from_numbers(text, is_faster, evidence))
+        seconds = by_name[name].reached[index]
+        if np.isinf(fixed.reached[index]) and np.isinf(seconds):
+            clauses.append(Clause(text=text, verdict="inconclusive", evidence=evidence))
+        else:
+            clauses.append(from_numbers(text, fixed.reached[index] < seconds, evidence))
     clauses.append(_judge_two_orders(all_times))
     return clauses
 

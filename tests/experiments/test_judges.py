@@ -1,5 +1,5 @@
-"""Verdicts of exact items at scales that take longer than a test: they follow from numbers like those
-of the papers, and each clause changes its verdict if the numbers that it reads change.
+"""Verdicts of exact items at scales that take longer than a test: they follow from numbers like
+those of the papers, and each clause changes its verdict if the numbers that it reads change.
 
 `test_items.py` does the same with the numbers of scale tiny.
 """
