@@ -1,5 +1,5 @@
-"""Matrix-factorization mechanisms, which add noise that is correlated across rounds: their classes,
-and functions to load, register and combine them.
+"""Matrix-factorization mechanisms, which add noise that is correlated across training rounds. The
+package has their classes, and functions that load, register and combine them.
 """
 
 from fedmf.mechanisms.banded.fit import BandedMechanism

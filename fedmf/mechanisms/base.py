@@ -25,8 +25,8 @@ _NUMERIC_FIELDS = ("loss", "lower_bound", "iterations", "seconds")
 
 @dataclasses.dataclass(frozen=True)
 class Certificate(fields.ShortRepr):
-    """The certified optimality gap of a fitted mechanism: its loss, and a lower bound on the loss
-    of every mechanism of its family, proved by weak duality.
+    """The certified optimality gap of a fitted mechanism, which compares its loss with a proven
+    lower bound on the loss of every mechanism of its family. Weak duality proves the bound.
 
     Attributes:
       loss: `fedmf.loss` of the mechanism, for the workload it was fitted to, under `participation`.
@@ -113,8 +113,8 @@ def certify(
 
 
 def check_certificate(certificate: Certificate | None, certificate_reason: str) -> None:
-    """Raises ValueError unless exactly one of the two is given: a certificate, or a reason for
-    having none.
+    """Raises ValueError unless a mechanism has either a certificate or a reason for having none,
+    but not both.
     """
     if (certificate is None) != bool(certificate_reason):
         raise ValueError(
@@ -139,8 +139,8 @@ FILE_VERSION = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
-    """A matrix-factorization mechanism: an encoder C, float64 (m, n), and a noise matrix N, float64
-    (n, m), with N C = I. They determine the noise of n rounds.
+    """A matrix-factorization mechanism, which consists of an encoder C, float64 (m, n), and a noise
+    matrix N, float64 (n, m), with N C = I. The two determine the noise of n rounds.
 
     Round t releases x[t] + (N Z)[t] with Z ~ Normal(0, stddev^2), (m, d). N (C x + Z) = x + N Z is
     post-processing of the Gaussian mechanism C x + Z, so privacy depends on C alone, also for
@@ -183,7 +183,7 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
     @property
     def bands(self) -> int:
         """The number of diagonals of the encoder C from the main diagonal down to the last non-zero
-        one: 1 for a diagonal C, and `rounds` for a C without band structure.
+        one. It is 1 for a diagonal C, and `rounds` for a C without band structure.
         """
         return self.rounds
 

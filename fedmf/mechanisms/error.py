@@ -29,7 +29,8 @@ _MAX_ROUNDS_SOLVED_AT_ONCE = 256
 @with_numpy_defaults
 def loss(mechanism: Any, workload: Workload, participation: Participation) -> float:
     """Returns the total expected squared error, sensitivity^2 * ||A N||_F^2, where A is the
-    workload and N the noise matrix (Denisov et al. 2022, Eq. 2; multi-epoch paper, Eq. 4).
+    workload and N the noise matrix. The formula is that of Denisov et al. 2022, Eq. 2, and of the
+    multi-epoch paper, Eq. 4.
 
     Args:
       mechanism: any mechanism of this package.

@@ -1,5 +1,5 @@
-"""The registry of mechanism families: the name of each family, the function that fits it, the class
-that its files are loaded as, and its label and color in reports.
+"""The registry of mechanism families. For each family it has the name, the function that fits it,
+the class that its files are loaded as, and its label and color in reports.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ class Option(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of mechanisms: its class, the function that fits it, and how reports show it.
+    """The registry's entry for one family of mechanisms, with its class, the function that fits it,
+    and its label and color in reports.
 
     Attributes:
       mechanism: the class of the mechanisms. Its `family` is the name of the family, and its

@@ -1,5 +1,5 @@
-"""The FFT mechanism: a near-optimal encoder for prefix sums that follows from the Fourier
-transform, without optimisation.
+"""The FFT mechanism, whose near-optimal encoder for prefix sums follows from the Fourier transform,
+without optimisation.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ PRECISION = 1e-7
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class FFTMechanism(Mechanism):
-    """The real-valued FFT mechanism for prefix sums
-    (multi-epoch paper, Choquette-Choo et al. 2022, Sec. 4 and App. K).
+    """The mechanism for prefix sums whose encoder is a real-valued Fourier transform. Its source is
+    the multi-epoch paper, Choquette-Choo et al. 2022, Sec. 4 and App. K.
 
     Prefix sums are the top left block of a circulant of twice their size, S = P F* Sigma F E, with
     F the unitary DFT of 2n points, E padding by n zeros, P the first n entries, and Sigma the DFT
@@ -100,8 +100,8 @@ class FFTMechanism(Mechanism):
         return triangular_inverse(self.encoder())
 
     def stream(self) -> NoiseStream:
-        """Returns the recipe of the noise vectors: running sums for decoder "optimal" and many
-        rounds, otherwise a product with the rows of the noise matrix N.
+        """Returns the recipe of the noise vectors, which is running sums for decoder "optimal" and
+        many rounds, and otherwise a product with the rows of the noise matrix N.
         """
         n = self.rounds
         if self.decoder == "plain" or 2 * len(_rational(n)[0]) + 1 >= n:
@@ -153,13 +153,15 @@ def _root_of_circulant(n: int) -> np.ndarray:
 
 
 def _squared_sines(n: int) -> np.ndarray:
-    """Returns 1 / |Sigma|^2 at the odd frequencies up to n (multi-epoch paper, Eq. 45)."""
+    """Returns 1 / |Sigma|^2 for the spectrum Sigma at the odd frequencies up to n. The spectrum is
+    that of the multi-epoch paper, Eq. 45.
+    """
     return np.square(np.sin(np.pi * np.arange(1, n + 1, 2) / (2 * n)))
 
 
 @functools.lru_cache(maxsize=16)
 def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a rational approximation of 1 / sqrt(s): squares T and positive weights w, float64
+    """Returns a rational approximation of 1 / sqrt(s) as squares T and positive weights w, float64
     (q,) each. The sum of w / (T + s) is within a relative PRECISION of 1 / sqrt(s) at every value s
     of `_squared_sines`.
 

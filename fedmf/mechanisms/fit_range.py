@@ -1,5 +1,5 @@
-"""Fits for runs whose length and participation are not known in advance: the Toeplitz or BLT
-mechanism with the smallest worst-case regret over several possible runs.
+"""Fits for runs whose length and participation are not known in advance. They choose the Toeplitz
+or BLT mechanism with the smallest worst-case regret over several possible runs.
 """
 
 import dataclasses

@@ -16,8 +16,8 @@ from fedmf.workloads import Workload
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class IdentityMechanism(Mechanism):
-    """The mechanism with encoder and noise matrix C = N = I, which is the banded mechanism with one
-    band (banded paper, Sec. 1 and 4).
+    """The mechanism with encoder and noise matrix C = N = I, whose noise is independent in every
+    round. It is the banded mechanism with one band (banded paper, Sec. 1 and 4).
 
     Attributes:
       rounds: n, a positive int.

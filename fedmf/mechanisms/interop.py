@@ -293,7 +293,7 @@ def tensor_message() -> Any:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ExplicitMechanism(Mechanism):
-    """A mechanism that is given by two explicit matrices: an encoder C (m, n) with m >= n, and any
+    """A mechanism that is given by two explicit matrices, an encoder C (m, n) with m >= n, and any
     noise matrix N (n, m) with N C = I.
 
     Attributes:

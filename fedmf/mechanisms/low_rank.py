@@ -1,5 +1,5 @@
 """The mechanism whose decoder approximates the optimal decoder by a few diagonals and a low-rank
-matrix (Denisov et al. 2022, App. H).
+matrix. Its source is Denisov et al. 2022, App. H.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from fedmf.workloads import Workload
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LowRankMechanism(Mechanism):
     """A mechanism with the decoder B = D + (L R^T below D), where D has few diagonals and L R^T low
-    rank, for a workload A (Denisov et al. 2022, App. H).
+    rank, for a workload A. Its source is Denisov et al. 2022, App. H.
 
     The noising matrix is N = A^-1 B, and the encoder C = B^-1 A.
 
@@ -286,8 +286,9 @@ class _Approximation:
         self.right = self._fit_rows(self.left[::-1], self.lower_part.T[::-1, ::-1])[::-1]
 
     def _fit_rows(self, factor: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Fits row t of the result so that its products with factor[: t - h + 1] approximate
-        targets[t, : t - h + 1], for every t.
+        """Fits each row t of one low-rank factor by least squares, given the second factor. Its
+        products with the rows up to t - h of `factor` approximate the entries up to t - h in row t
+        of `targets`.
         """
         n, r = factor.shape
         grams = np.zeros((n, r, r))

@@ -20,8 +20,8 @@ _COMPUTED: weakref.WeakKeyDictionary[Mechanism, dict[Any, Any]] = weakref.WeakKe
 
 @with_numpy_defaults
 def sensitivity(encoder_or_mechanism: Any, participation: Participation) -> Sensitivity:
-    """Returns the L2 sensitivity of an encoder under a participation: exact, or the smallest upper
-    bound that is known.
+    """Returns the L2 sensitivity of an encoder under a participation, or the smallest upper bound
+    that is known if the exact value is not.
 
     Args:
       encoder_or_mechanism: C, float64 (m, rounds), or a mechanism, of which only C is used: its

@@ -128,8 +128,8 @@ class StampedMechanism(Mechanism):
         return np.tile(part_rows, (self.times, 1))
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns the arrays that a mechanism file stores: the decoder, the number of parts, and
-        the entries of the part's own file.
+        """Returns the arrays that a mechanism file stores, which are the decoder, the number of
+        repetitions, and the entries of the repeated mechanism's own file.
         """
         entries = {f"part_{name}": array for name, array in self.part.entries().items()}
         return {"times": np.array(self.times), "decoder": np.array(self.decoder), **entries}

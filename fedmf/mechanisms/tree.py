@@ -26,7 +26,7 @@ _MAX_ROUNDS_COMPARED = 4096
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TreeMechanism(Mechanism):
     """The mechanism of a binary tree over the rounds, in which each node is a noisy sum of the
-    leaves below it (Denisov et al. 2022, App. C, Eq. 12).
+    leaves below it. Its source is Denisov et al. 2022, App. C, Eq. 12.
 
     The rounds are the first leaves of the smallest tree of 2^h leaves that holds them; leaves after
     them are virtual rounds, whose input is known to be 0. The m nodes of the encoder (see
@@ -170,8 +170,8 @@ class _Node(NamedTuple):
 
 
 def _nodes(rounds: int, completion: str) -> list[_Node]:
-    """Returns the nodes of the encoder in the order of its rows: children before parents, and left
-    before right.
+    """Returns the nodes of the tree in the order of the encoder's rows, with children before
+    parents, and left before right.
     """
     nodes: list[_Node] = []
 
@@ -209,8 +209,8 @@ def _num_nodes(rounds: int, completion: str) -> int:
 
 
 def _check_memory(rounds: int, completion: str, decoder: str | None = None) -> None:
-    """Raises TooLargeForMemory if a matrix of the tree does not fit into memory: the noise matrix N
-    with this decoder, or the encoder if `decoder` is None. It lists no nodes.
+    """Raises TooLargeForMemory if a matrix of the tree does not fit into memory. It checks the
+    noise matrix N with this decoder, or the encoder if `decoder` is None. It lists no nodes.
     """
     shape = (_num_nodes(rounds, completion), rounds)
     if decoder == "full":

@@ -1,3 +1,3 @@
-"""Mechanisms whose encoder has few non-zero diagonals (banded paper): their class, its fit, and the
-loss and lower bound that the fit computes.
+"""Mechanisms whose encoder matrix has few non-zero diagonals (banded paper). The package has their
+class, its fit, and the loss and lower bound that the fit computes.
 """

@@ -1,5 +1,5 @@
-"""The fit of the best banded encoder, by L-BFGS with a certificate from the dual problem
-(banded paper, Prob. 2, App. B).
+"""The fit of the best banded encoder by L-BFGS, with a bound from the dual problem that certifies
+how close it is to the optimum. The problem is that of the banded paper, Prob. 2, App. B.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from fedmf.workloads import Workload
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BandedMechanism(Mechanism):
     """A mechanism with a lower-triangular encoder C of `bands` non-zero diagonals, and the noise
-    matrix N = C^-1 (banded paper, Sec. 3 and 4).
+    matrix N = C^-1. Its source is the banded paper, Sec. 3 and 4.
 
         diagonals[t, j] = C[t, t-j]       C = | c00             |
                                               | c10  c11        |      two bands, three rounds
@@ -127,8 +127,8 @@ def fit_banded(
     bands: int | None = None,
     equal_norms: bool = True,
 ) -> BandedMechanism:
-    """Fits the banded encoder of the smallest loss: minimises ||A C^-1||_F^2, where A is the
-    workload, over lower-triangular C with `bands` bands.
+    """Fits the banded encoder of the smallest loss, which is ||A C^-1||_F^2 for a workload A, over
+    all lower-triangular encoders C with `bands` non-zero diagonals.
 
     equal_norms=True: over columns of norm 1 (banded paper, Sec. 4, Problem 2), for any
     participation; with bands <= min_sep the sensitivity is then sqrt(max_participations).
@@ -299,8 +299,8 @@ class _BandedFit:
 
 
 def _worth_certifying(values: list[float], certified_at: int, tolerance: float) -> bool:
-    """Returns whether a certificate is due, given the loss after each step: the descent has become
-    slow, or the last certificate is long ago.
+    """Returns whether an optimality bound should be computed now, because the descent has become
+    slow or the last bound was computed many steps ago. `values` are the losses after each step.
     """
     num_steps = len(values) - 1
     if num_steps < max(_FIRST_CHECK, int(np.ceil(1.15 * certified_at))):

@@ -78,8 +78,8 @@ class StructuredLoss:
         return loss, max(bound, float(diagonal_sums @ diagonal_sums))
 
     def _product(self, columns: np.ndarray) -> np.ndarray:
-        """Returns the product R = C P by columns, where P = A^-1 is the inverse of the workload:
-        R[l + o, l] = sum_j C[l + o, l + j] P[l + j, l].
+        """Returns the product R = C P by columns, where P = A^-1 is the inverse of the workload.
+        Its entries are R[l + o, l] = sum_j C[l + o, l + j] P[l + j, l].
         """
         R = np.zeros((self.n, self.width))
         for j in range(self.p):

@@ -27,8 +27,8 @@ _MAX_RELATIVE_ERROR = 1e-6
 
 
 def columns_of_rows(rows: np.ndarray) -> np.ndarray:
-    """Converts the rows of a banded matrix M to its columns, both float64 (n, bands): rows[t, j] =
-    M[t, t - j], and columns[j, o] = M[j + o, j].
+    """Converts a banded matrix M from storage by rows, rows[t, j] = M[t, t - j], to storage by
+    columns, columns[j, o] = M[j + o, j]. Both arrays are float64 (n, bands).
 
     >>> columns_of_rows(np.array([[1.0, 0.0], [2.0, 3.0]]))
     array([[1., 3.],
@@ -51,8 +51,9 @@ def rows_of_columns(columns: np.ndarray) -> np.ndarray:
 
 
 def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the non-zero blocks of a banded matrix: D (count, length, length) on the diagonal,
-    and E (count - 1, length, length), where E[t] is left of D[t + 1]. Both are transposed views.
+    """Returns the non-zero blocks of a banded matrix, in two arrays. D (count, length, length)
+    holds the blocks on the diagonal. E (count - 1, length, length) holds those below, where E[t] is
+    left of D[t + 1]. Both are transposed views.
 
     The last block is padded by the identity.
     """

@@ -1,5 +1,5 @@
-"""Free variables of banded encoders: every value of them is a feasible encoder, so that fits need
-no constraints.
+"""Unconstrained variables for banded encoders. Every value of the variables is a feasible encoder,
+so that fits need no constraints.
 """
 
 import numpy as np

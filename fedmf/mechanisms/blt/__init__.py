@@ -1,5 +1,5 @@
-"""Buffered linear Toeplitz (BLT) mechanisms, whose noise a few running sums compute: their class
-and its fit.
+"""Buffered linear Toeplitz (BLT) mechanisms, whose correlated noise is computed from a few running
+sums. The package has their class and its fit.
 """
 
 from fedmf.mechanisms.blt.fit import fit_blt

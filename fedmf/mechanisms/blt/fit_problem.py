@@ -112,9 +112,9 @@ class BLTProblem:
         return float(value[0].real), value.imag / _STEP
 
     def _squared_sensitivity(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-        """Returns the squared sensitivity: the squared norm of the sum of the encoder's columns 0,
-        b, 2 b, ..., for the rounds of one client. Entry v of the result, (size,), is for the
-        encoder perturbed in variable v.
+        """Returns the squared sensitivity, which is the squared norm of the sum of the encoder's
+        columns 0, b, 2 b and so on, the rounds of one client. Entry v of the result, (size,), is
+        for the encoder perturbed in variable v.
 
         In round s b + r, 0 < r < b, the columns sum up to sum over i of P_i(s) decays[i]^(r - 1),
         with P_i(s) = scales[i] (1 - decays[i]^(b (s + 1))) / (1 - decays[i]^b); in round s b to 1 +

@@ -147,8 +147,8 @@ def residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
 
 
 def exponentials(scales: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
-    """Returns the sequence 1, sum(scales), sum(scales * decays), sum(scales * decays^2), ... of n
-    terms.
+    """Returns the first n terms of the sequence whose term 0 is 1 and whose term t > 0 is
+    sum(scales * decays^(t - 1)).
     """
     sequence = np.eye(1, n)[0]
     lags = np.arange(n - 1)

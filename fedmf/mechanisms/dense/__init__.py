@@ -1,3 +1,3 @@
-"""Mechanisms whose encoder is any lower-triangular matrix (Denisov et al. 2022; multi-epoch paper):
-their class, its fit, and the dual bound that the fit computes.
+"""Mechanisms whose encoder may be any lower-triangular matrix. The package has their class, its
+fit, and the dual bound that the fit computes (Denisov et al. 2022; multi-epoch paper).
 """

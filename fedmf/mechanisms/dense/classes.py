@@ -1,5 +1,5 @@
-"""Operations on matrices over rounds that are sorted into classes i, i + b, i + 2b, ... Some of
-these matrices are zero across classes, and stored as blocks.
+"""Operations on matrices over rounds that are sorted into classes, where class i has the rounds i,
+i + b, i + 2b and so on. Some of these matrices are zero across classes, and stored as blocks.
 
 Rounds of one class are those of one client. For workloads with banded inverse this module
 evaluates the bound of the dense dual and its gradient without any n x n matrix.
@@ -304,8 +304,8 @@ class Resolvents:
 
 
 def inverse_root(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a rational approximation of x^(-1/2) on [low, high]: positive shifts s and weights w
-    for which the sum of w_j / (x + s_j) is close to x^(-1/2).
+    """Returns a rational approximation of x^(-1/2) on [low, high], as positive shifts s and weights
+    w for which the sum of w_j / (x + s_j) is close to x^(-1/2).
 
     >>> shifts, weights = inverse_root(1e-4, 10.0)
     >>> float(abs((weights / (0.25 + shifts)).sum() - 2.0)) < 1e-10

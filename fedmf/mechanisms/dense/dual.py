@@ -1,5 +1,6 @@
-"""The dual of the dense fit under (k, b)-participation: lower bounds on the loss of all encoders,
-the gradients of these bounds, and feasible gram matrices X = C^T C.
+"""The dual problem of the fit of dense encoders, in which a client takes part in at most k rounds
+that are b rounds apart. It gives lower bounds on the loss of all encoders C, the gradients of these
+bounds, and feasible gram matrices X = C^T C.
 
 Multi-epoch paper, Sec. 3. Rounds i, i + b, i + 2b, ... are one class: a client takes part in rounds
 of one class only. U below is zero across classes, positive definite, and factored as U = H H^T with
@@ -127,8 +128,9 @@ class PairsDual:
         return T_gradient, budget_gradient
 
     def alternate(self, variables: Blocks, G: Blocks) -> Blocks:
-        """Returns the variables after one alternation: it takes the orthogonal Q that is best for
-        `variables`, and then the variables that are best for this Q. The bound never decreases.
+        """Returns the variables after one step of alternating optimisation. The step takes the
+        orthogonal Q that is best for `variables`, and then the variables that are best for this Q.
+        The bound never decreases.
         """
         row_norms = [np.linalg.norm(g, axis=2) for g in G]
         unit_blocks = [g / norms[:, :, None] for g, norms in zip(G, row_norms, strict=True)]

@@ -39,8 +39,8 @@ def _check_encoder(name: str, value: Any) -> np.ndarray:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DenseMechanism(Mechanism):
-    """A mechanism with any square lower-triangular encoder C, and the noise matrix N = C^-1
-    (Denisov et al. 2022, Sec. 3).
+    """A mechanism with any square lower-triangular encoder C, and the noise matrix N = C^-1. Its
+    source is Denisov et al. 2022, Sec. 3.
 
     Attributes:
       matrix: C, float64 (rounds, rounds), lower-triangular with a positive diagonal. Stored as a
@@ -84,8 +84,9 @@ def fit_dense(
     *,
     equal_norms: bool = False,
 ) -> DenseMechanism:
-    """Fits the best encoder of all: minimises ||A C^-1||_F^2, where A is the workload, over all C
-    of sensitivity 1 (multi-epoch paper, Eq. 6 and 36; Denisov et al. 2022, Eq. 4).
+    """Fits the encoder C that minimises ||A C^-1||_F^2, where A is the workload, over all encoders
+    of sensitivity 1. The problem is that of the multi-epoch paper, Eq. 6 and 36, and Denisov et al.
+    2022, Eq. 4.
 
     The sensitivity is that of the (k, b)-participation: "fixed_epoch" with every round of a class,
     k = ceil(rounds / b). Under "min_sep" the fit returns the same matrix, as in the banded paper,

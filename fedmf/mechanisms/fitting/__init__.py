@@ -1,3 +1,3 @@
-"""Functions that the fits of all families share: a cache of results, progress reports, and descent
-methods.
+"""Functions that the fits of all mechanism families share, such as the cache of results, the
+progress reports and the descent methods.
 """

@@ -1,5 +1,5 @@
-"""The two L-BFGS methods of fits: a descent that lowers the logarithm of a loss until it converges,
-and an iterator that yields the steps of a minimisation.
+"""The two L-BFGS methods that fits use. One lowers the logarithm of a loss until it converges, and
+the second is an iterator over the steps of a minimisation.
 
 `descend` lowers a loss of few variables by scipy's L-BFGS until its steps gain too little.
 `minimise` yields the steps of a limited-memory BFGS, so that the caller decides when to stop.
@@ -25,8 +25,8 @@ Function = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Descent:
-    """The result of a descent: the best point and its loss, the number of steps and seconds, and
-    whether it converged or was interrupted.
+    """The result of a descent, with the best point and its loss, the number of steps and seconds,
+    and whether it converged or was interrupted.
     """
 
     point: np.ndarray
@@ -170,8 +170,8 @@ _MAX_VARIABLES = 1_500_000
 
 
 class _Correction(NamedTuple):
-    """A step s, the change y of the gradient along it, and their inner product (Nocedal and Wright,
-    Sec. 7.2).
+    """A step s of L-BFGS, the change y of the gradient along it, and their inner product. The
+    notation is that of Nocedal and Wright, Sec. 7.2.
     """
 
     s: np.ndarray
@@ -240,8 +240,8 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
 
 
 def _two_loops(gradient: np.ndarray, corrections: collections.deque[_Correction]) -> np.ndarray:
-    """Returns the approximate inverse Hessian times the gradient (Nocedal and Wright, Alg. 7.4).
-    Without corrections, it returns the gradient scaled to unit length.
+    """Returns the approximate inverse Hessian of L-BFGS times the gradient. Without corrections, it
+    returns the gradient scaled to unit length (Nocedal and Wright, Alg. 7.4).
     """
     axpy = scipy.linalg.blas.daxpy  # daxpy works in place, without temporary arrays.
     q = gradient.copy()

@@ -1,5 +1,5 @@
-"""Toeplitz mechanisms, whose encoder has the same coefficients in every round: their class and its
-fits.
+"""Toeplitz mechanisms, whose encoder has the same coefficients in every round. The package has
+their class and its fits.
 """
 
 from fedmf.mechanisms.toeplitz.fit import fit_toeplitz

@@ -27,9 +27,9 @@ _FIRST_TOLERANCE = 1e-4
 
 
 class _ClosedForm(NamedTuple):
-    """A closed form of a Toeplitz encoder: the field of ToeplitzMechanism that it sets, the power
-    to which it raises the polynomial of the inverse workload, and the reason why it has no
-    certificate.
+    """A closed form of a Toeplitz encoder, whose coefficients are those of a polynomial's power. It
+    has the field of ToeplitzMechanism that it sets, the exponent of the power, and the reason why
+    it has no certificate.
     """
 
     field: str
@@ -59,7 +59,7 @@ def fit_toeplitz(
     coefficients: str = "optimized",
     nu: float | None = None,
 ) -> ToeplitzMechanism:
-    """Fits a lower-triangular Toeplitz encoder: C[t, j] = c[t - j].
+    """Fits a lower-triangular Toeplitz encoder C, whose entries are C[t, j] = c[t - j].
 
     With generating functions a(x) of A, c(x) of C and n(x) of N, `coefficients` chooses
 
@@ -109,8 +109,8 @@ def fit_toeplitz(
 
 
 def _polynomial(workload: Workload, coefficients: str, nu: float | None) -> np.ndarray:
-    """Returns the coefficients of the polynomial that a closed form raises to a power: 1 - (1 - nu)
-    x for coefficients "nu", otherwise 1 / a(x), where a(x) is the generating function of the
+    """Returns the coefficients of the polynomial that a closed form raises to a power. It is 1 - (1
+    - nu) x for coefficients "nu", otherwise 1 / a(x), where a(x) is the generating function of the
     workload.
     """
     hint = "choose a damping in [0, 1)"

@@ -48,8 +48,8 @@ def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndar
 
 
 class ToeplitzProblem:
-    """The loss of a Toeplitz encoder C as a function of its free coefficients: squared sensitivity
-    times squared error.
+    """The loss of a Toeplitz encoder C, its squared sensitivity times its squared error, as a
+    function of its free coefficients.
 
     The loss does not depend on the scale of c. If `decreasing`, the variables are the decreases c_t
     - c_(t+1) >= 0; otherwise they are c_1, c_2, ... with c_0 = 1.
@@ -214,8 +214,8 @@ def optimized_inverse(
 
 
 class InverseProblem:
-    """The loss of a Toeplitz mechanism as a function of r_1, r_2, ..., the coefficients of a banded
-    noise matrix N with r_0 = 1: squared sensitivity times squared error.
+    """The loss of a Toeplitz mechanism, its squared sensitivity times its squared error, as a
+    function of the coefficients r of a banded noise matrix N with r_0 = 1.
 
     c(x) = 1 / r(x) need not be non-negative and non-increasing. Under several participations the
     objective therefore takes the sensitivity of the smallest non-increasing sequence above |c|, an

@@ -21,7 +21,7 @@ _MAX_DIRECT_MULTIPLICATIONS = 10**9
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ToeplitzMechanism(Mechanism):
     """A mechanism with a Toeplitz encoder C[t, j] = c[t - j], whose noise matrix N = C^-1 is
-    Toeplitz as well (BLT slides: "Toeplitz mechanism").
+    Toeplitz as well. The BLT slides call it "Toeplitz mechanism".
 
     The generating functions c(x) = sum of c_t x^t and n(x) are inverse to each other: n(x) = 1 /
     c(x). One of the two is a field, and its length decides what a noise vector costs:
@@ -79,8 +79,8 @@ class ToeplitzMechanism(Mechanism):
 
     @property
     def bands(self) -> int:
-        """The number of diagonals of the encoder: the length of `coefficients`, or `rounds` without
-        them.
+        """The number of diagonals of the encoder, which is the length of `coefficients`, or
+        `rounds` without them.
         """
         if self.coefficients is None:
             return self.rounds
@@ -101,9 +101,9 @@ class ToeplitzMechanism(Mechanism):
         return check_left_inverse(N, self.encoder())
 
     def stream(self) -> NoiseStream:
-        """Returns the recipe of the noise vectors: a recurrence with the rows of C if C is banded,
-        a window over the last draws if the noise matrix N is banded, and otherwise a product with
-        the rows of N.
+        """Returns the recipe that computes the noise vectors. It is a recurrence with the rows of C
+        if C is banded, a window over the last draws if the noise matrix N is banded, and otherwise
+        a product with the rows of N.
         """
         if self.noising_window is None:
             return super().stream()
