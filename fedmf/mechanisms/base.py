@@ -58,18 +58,18 @@ class Certificate(fields.ShortRepr):
         if self.participation is not None:
             fields.instance(Participation)("participation", self.participation)
         for field_name in _NUMERIC_FIELDS:
-            value = getattr(self, field_name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            field_value = getattr(self, field_name)
+            if isinstance(field_value, bool) or not isinstance(field_value, numbers.Real):
                 raise TypeError(
-                    f"{field_name}={reprlib.repr(value)} is a {type(value).__name__}, not a "
-                    "number: fit the mechanism again"
+                    f"{field_name}={reprlib.repr(field_value)} is a {type(field_value).__name__}, "
+                    "not a number: fit the mechanism again"
                 )
         numeric_values = [getattr(self, field_name) for field_name in _NUMERIC_FIELDS]
-        is_finite = all(abs(value) <= sys.float_info.max for value in numeric_values)
+        is_finite = all(abs(field_value) <= sys.float_info.max for field_value in numeric_values)
         if not is_finite or not 0.0 < self.lower_bound <= self.loss:
             field_values = ", ".join(
-                f"{field_name}={value}"
-                for field_name, value in zip(_NUMERIC_FIELDS, numeric_values, strict=True)
+                f"{field_name}={field_value}"
+                for field_name, field_value in zip(_NUMERIC_FIELDS, numeric_values, strict=True)
             )
             raise ValueError(
                 f"{field_values} are no certificate: all are finite, and the bound is positive and "
@@ -92,8 +92,8 @@ def certify(
     *,
     participation: Participation | None = None,
 ) -> Certificate:
-    """Returns a Certificate. If rounding has raised the lower bound above the loss, the bound is
-    set to the loss.
+    """Returns the certificate of a fit that took `iterations` steps, from its loss and its lower
+    bound. If rounding has raised the lower bound above the loss, the bound is set to the loss.
 
     Raises:
       ArithmeticError: the bound exceeds the loss by more than rounding can explain.
@@ -259,20 +259,20 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
         Raises:
           TypeError, ValueError: the class refuses these fields.
         """
-        scalars = {name: array.item() for name, array in state.items() if not array.ndim}
-        return cls(**(state | scalars), **certificate)
+        scalar_fields = {name: array.item() for name, array in state.items() if not array.ndim}
+        return cls(**(state | scalar_fields), **certificate)
 
     def entries(self) -> dict[str, np.ndarray]:
         """Returns the arrays of a mechanism file by their names, as
         `fedmf.mechanisms.storage.mechanism_of` reads them.
         """
-        entries = {
+        file_entries = {
             "family": np.array(self.family),
             "certificate_reason": np.array(self.certificate_reason),
         }
         if self.certificate is not None:
-            entries["certificate"] = np.array(msgspec.json.encode(self.certificate).decode())
-        return entries | {f"state_{name}": array for name, array in self.state().items()}
+            file_entries["certificate"] = np.array(msgspec.json.encode(self.certificate).decode())
+        return file_entries | {f"state_{name}": array for name, array in self.state().items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the mechanism to the file `path`, without adding a suffix. The write is atomic,
@@ -291,9 +291,9 @@ class Mechanism(fields.Checked, fields.ShortRepr, abc.ABC):
                 f"path={str(target_path)!r} is in a folder that does not exist: create it, "
                 "or choose another path"
             )
-        entries = {
+        file_entries = {
             "format": np.array(FILE_FORMAT),
             "version": np.array(FILE_VERSION),
             **self.entries(),
         }
-        write_atomically(target_path, lambda file: np.savez(file, **entries))
+        write_atomically(target_path, lambda file: np.savez(file, **file_entries))

@@ -1,5 +1,5 @@
-"""Participation budgets, which limit the joint cost of a client's rounds, and the reserve that a
-device keeps for later rounds.
+"""Participation budgets, which limit the joint privacy cost of a client's rounds, and the part of a
+budget that a device reserves for later rounds.
 
 Rounds s, t, ... of one client together cost the sum of |X_st|, X = C^T C. A budget S allows sets of
 rounds that cost at most S^2. Contributions u_t of norm at most 1 then move C x by at most S, since
@@ -24,12 +24,13 @@ _NUM_BINS = 10
 
 
 def pair_costs(mechanism: Mechanism) -> np.ndarray:
-    """Returns |X| for X = C^T C, where C is the encoder, float64 (rounds, rounds). Entry [s, t] is
-    the cost of the pair of rounds s and t, and entry [t, t] the cost of round t alone.
+    """Returns the absolute values of the entries of X = C^T C, where C is the encoder, float64
+    (rounds, rounds). Entry [s, t] is the joint cost of rounds s and t. Entry [s, t] is the cost of
+    the pair of rounds s and t, and entry [t, t] the cost of round t alone.
     """
     checks.fits_in_memory("the costs of pairs of rounds", (mechanism.rounds, mechanism.rounds))
-    C = mechanism.encoder()
-    return np.abs(C.T @ C)
+    encoder = mechanism.encoder()
+    return np.abs(encoder.T @ encoder)
 
 
 def spending_histogram(budget: float, spent_squared: np.ndarray) -> dict[str, int]:
@@ -39,10 +40,10 @@ def spending_histogram(budget: float, spent_squared: np.ndarray) -> dict[str, in
     >>> spending_histogram(2.0, np.array([0.0, 4.0]))["90-100%"]
     1
     """
-    tenths = np.floor(spent_squared / budget**2 * _NUM_BINS)
-    bins = np.minimum(tenths, _NUM_BINS - 1).astype(np.int64)
-    counts = np.bincount(bins, minlength=_NUM_BINS).tolist()
-    return {f"{10 * i}-{10 * (i + 1)}%": count for i, count in enumerate(counts)}
+    bin_positions = np.floor(spent_squared / budget**2 * _NUM_BINS)
+    client_bins = np.minimum(bin_positions, _NUM_BINS - 1).astype(np.int64)
+    clients_by_bin = np.bincount(client_bins, minlength=_NUM_BINS).tolist()
+    return {f"{10 * i}-{10 * (i + 1)}%": count for i, count in enumerate(clients_by_bin)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,15 +84,15 @@ class Budget:
                 f"participation={self.participation!r} must be a fedmf.Participation of "
                 'schema="budget"'
             )
-        # This call raises an error if mechanism and participation differ in their number of rounds,
-        # or if squares of the encoder's entries would underflow or overflow.
+        # `sensitivity` raises an error if mechanism and participation differ in their number of
+        # rounds, or if squares of the encoder's entries would underflow or overflow.
         sensitivity(self.mechanism, self.participation)
-        hint = (
+        pace_hint = (
             "pass the rounds between two participations that a device keeps its budget for; the "
             "number of rounds to keep nothing"
         )
         n = self.participation.rounds
-        pace = checks.integer("pace", self.pace, low=1, high=n, hint=hint)
+        pace = checks.integer("pace", self.pace, low=1, high=n, hint=pace_hint)
         fields.set_fields(self, {"pace": pace})
         max_norm = float(np.sqrt(np.diagonal(self.costs).max()))
         check_affords_each_round(self.participation, max_norm)
@@ -132,8 +133,8 @@ class Budget:
         4
         """
         check_mechanism(mechanism)
-        bound = sensitivity(mechanism, participation).value
-        budget = Budgeted(rounds=participation.rounds, budget=bound)
+        sensitivity_bound = sensitivity(mechanism, participation).value
+        budget = Budgeted(rounds=participation.rounds, budget=sensitivity_bound)
         return Budget(mechanism=mechanism, participation=budget, pace=participation.min_sep)
 
     @functools.cached_property
@@ -143,8 +144,8 @@ class Budget:
 
     @functools.cached_property
     def num_reserved_rounds(self) -> int:
-        """The largest number of rounds in the reserve, the later rounds that a device keeps budget
-        for. A client that starts in round 0 and keeps to the pace can afford this many.
+        """The largest number of later rounds that a device reserves budget for. A client that
+        starts in round 0 and keeps to the pace can afford this many.
         """
         paced_rounds = np.arange(0, self.participation.rounds, self.pace)
         cumulative_costs = block_sums(self.costs, paced_rounds)
@@ -159,12 +160,12 @@ class Budget:
         Raises:
           TypeError: an entry is not an int.
         """
-        name = "rounds_of_one_client"
-        client_rounds = checks.entries(name, rounds_of_one_client, hint=ROUNDS_HINT)
+        argument_name = "rounds_of_one_client"
+        client_rounds = checks.entries(argument_name, rounds_of_one_client, hint=ROUNDS_HINT)
         if not EveryRound(rounds=self.participation.rounds).allows(client_rounds):
             return False
-        cost = self.costs[np.ix_(client_rounds, client_rounds)].sum()
-        return bool(self.participation.affords(cost))
+        joint_cost = self.costs[np.ix_(client_rounds, client_rounds)].sum()
+        return bool(self.participation.affords(joint_cost))
 
     def new_history(self, num_clients: int) -> "Spending":
         """Returns the history before round 0, in which no client has spent anything."""
@@ -191,9 +192,10 @@ class Budget:
 
 
 class _ReserveCosts(NamedTuple):
-    """The costs of sets of rounds. Set i has round t and the next i rounds of the reserve. joint[i]
-    is the cost of set i alone. with_earlier[s, i] is what it costs in addition if the client took
-    part in an earlier round s, that is, twice the costs of the pairs of s and a round of set i.
+    """The joint costs of a round and of the later rounds that are reserved after it. Set i has
+    round t and the next i rounds of the reserve. joint[i] is the cost of set i alone.
+    with_earlier[s, i] is what it costs in addition if the client took part in an earlier round s,
+    that is, twice the costs of the pairs of s and a round of set i.
     """
 
     t: int
@@ -202,8 +204,8 @@ class _ReserveCosts(NamedTuple):
 
 
 class Spending(History):
-    """A history that holds the rounds of every client and their costs, from which `Budget` decides
-    who is eligible.
+    """The rounds of every client so far and their joint cost, from which `Budget` decides which
+    clients are eligible.
 
     A device needs its own rounds and a row of |X| for each. Here they are in one array, whose rows
     are as long as those of the client with most rounds: 12 bytes a client, and two for each round
@@ -231,12 +233,12 @@ class Spending(History):
         They are computed once for each t.
         """
         if self._cached_reserve is None or self._cached_reserve.t != t:
-            budget = self._budget
-            paced_rounds = np.arange(t, self._empty_entry, budget.pace)
-            reserved_rounds = paced_rounds[: budget.num_reserved_rounds]
+            participation_budget = self._budget
+            paced_rounds = np.arange(t, self._empty_entry, participation_budget.pace)
+            reserved_rounds = paced_rounds[: participation_budget.num_reserved_rounds]
             self._cached_reserve = _ReserveCosts(
                 t=t,
-                joint=block_sums(budget.costs, reserved_rounds),
+                joint=block_sums(participation_budget.costs, reserved_rounds),
                 with_earlier=2.0 * np.cumsum(self._costs[:, reserved_rounds], axis=1),
             )
         return self._cached_reserve
@@ -245,12 +247,12 @@ class Spending(History):
         """Returns for each of the clients whether the budget affords round t and the client's
         reserve, bool (clients,).
         """
-        reserve = self._reserve_costs(t)
+        reserve_costs = self._reserve_costs(t)
         num_unused = self._budget.num_reserved_rounds - 1 - self._count[clients]
-        num_reserved = np.clip(num_unused, 0, len(reserve.joint) - 1)
-        total_costs = self._spent[clients] + reserve.joint[num_reserved]
+        num_reserved = np.clip(num_unused, 0, len(reserve_costs.joint) - 1)
+        total_costs = self._spent[clients] + reserve_costs.joint[num_reserved]
         for earlier_rounds in self._rounds[clients].T:
-            total_costs += reserve.with_earlier[earlier_rounds, num_reserved]
+            total_costs += reserve_costs.with_earlier[earlier_rounds, num_reserved]
         return self._budget.participation.affords(total_costs)
 
     def record(self, t: int, clients: np.ndarray) -> None:
@@ -258,8 +260,8 @@ class Spending(History):
         costs_with_earlier = self._costs[self._rounds[clients], t].sum(axis=1)
         self._spent[clients] += self._costs[t, t] + 2.0 * costs_with_earlier
         if self._count[clients].max(initial=0) == self._rounds.shape[1]:
-            padding = ((0, 0), (0, 1))
-            self._rounds = np.pad(self._rounds, padding, constant_values=self._empty_entry)
+            column_padding = ((0, 0), (0, 1))
+            self._rounds = np.pad(self._rounds, column_padding, constant_values=self._empty_entry)
         self._rounds[clients, self._count[clients]] = t
         self._count[clients] += 1
 
@@ -267,14 +269,14 @@ class Spending(History):
         """Adds clients that have spent nothing, until there are at least `num_clients` clients."""
         num_new = num_clients - len(self._count)
         if num_new > 0:
-            # Each time, the array at least doubles in length. If it grew by one client at a time,
-            # each client would copy it.
-            padding = (0, max(num_new, len(self._count)))
+            # The array at least doubles in length each time it grows. If it grew by one client at a
+            # time, it would be copied for each client.
+            client_padding = (0, max(num_new, len(self._count)))
             self._rounds = np.pad(
-                self._rounds, (padding, (0, 0)), constant_values=self._empty_entry
+                self._rounds, (client_padding, (0, 0)), constant_values=self._empty_entry
             )
-            self._count = np.pad(self._count, padding)
-            self._spent = np.pad(self._spent, padding)
+            self._count = np.pad(self._count, client_padding)
+            self._spent = np.pad(self._spent, client_padding)
 
 
 def check_affords_each_round(budget: Budgeted, max_norm: float) -> None:
@@ -301,8 +303,9 @@ def max_rounds_per_client(mechanism: Mechanism, participation: Participation) ->
 def participation_rule(
     mechanism: Mechanism, participation: Participation
 ) -> Participation | Budget:
-    """Returns the rule that decides which clients are eligible. It is the participation itself, or
-    for schema "budget" a `Budget` without reserve whose prices come from the mechanism.
+    """Returns the participation rule that decides which clients are eligible in a round. It is the
+    participation itself, or for schema "budget" a `Budget` without reserve whose prices come from
+    the mechanism.
     """
     if not isinstance(participation, Budgeted):
         return participation
@@ -310,8 +313,8 @@ def participation_rule(
 
 
 def block_sums(costs: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-    """Returns for each i the joint cost of the first i + 1 of these rounds, float64 (len(rounds),).
-    The costs never decrease.
+    """Returns the joint cost of each prefix of `rounds`, float64 (len(rounds),), where entry i is
+    for the first i + 1 rounds. The costs never decrease.
     """
-    block = costs[np.ix_(rounds, rounds)]
-    return np.cumsum(np.diagonal(block) + 2.0 * np.tril(block, -1).sum(axis=1))
+    block_costs = costs[np.ix_(rounds, rounds)]
+    return np.cumsum(np.diagonal(block_costs) + 2.0 * np.tril(block_costs, -1).sum(axis=1))

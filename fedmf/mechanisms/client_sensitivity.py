@@ -25,12 +25,12 @@ from fedmf.participation.sharpening import (
 )
 
 # Largest number of entries of X = C^T C that are stored for a Toeplitz encoder C, which take 1 GB.
-# Encoders of other types take more memory themselves than X does.
+# Encoders of other types need more memory than X, so they have no such limit.
 _MAX_TOEPLITZ_ENTRIES = 2**27
 # For runs of at most this many rounds, banded encoders are multiplied as dense matrices.
 _MAX_DENSE_ROUNDS = 4096
-# The costs of a group of clients are added up by products of matrices if each client has more than
-# this fraction of all pairs of rounds. The products are for blocks of _BLOCK_CLIENTS clients.
+# If each client of a group has more than this fraction of all pairs of rounds, the costs are added
+# up by matrix products, for _BLOCK_CLIENTS clients at a time.
 _DENSE_PAIRS_FRACTION = 1 / 36
 _BLOCK_CLIENTS = 256
 # Largest number of sets of rounds for which a smaller upper bound on the sensitivity is searched.
@@ -60,7 +60,7 @@ def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
     n = mechanism.rounds
     c = mechanism.toeplitz_coefficients()
     banded_rows = mechanism.banded_rows()
-    gram = mechanism.toeplitz_gram()
+    toeplitz_gram = mechanism.toeplitz_gram()
     bands = mechanism.bands
     if c is None and banded_rows is None:
         bands = n
@@ -72,14 +72,14 @@ def gram_diagonals(mechanism: Mechanism) -> np.ndarray:
             cumulative_sums = np.cumsum(c[: bands - d] * c[d:])
             num_terms = np.minimum(np.arange(n - d, 0, -1), bands - d)
             diagonals[d, : n - d] = cumulative_sums[num_terms - 1]
-    elif gram is not None:
+    elif toeplitz_gram is not None:
         for d in range(n):
-            diagonals[d, : n - d] = gram[d]
+            diagonals[d, : n - d] = toeplitz_gram[d]
     elif banded_rows is not None and n > _MAX_DENSE_ROUNDS:
-        columns = columns_of_rows(banded_rows)
+        encoder_columns = columns_of_rows(banded_rows)
         for d in range(bands):
             diagonals[d, : n - d] = np.einsum(
-                "ts,ts->t", columns[: n - d, d:], columns[d:, : bands - d]
+                "ts,ts->t", encoder_columns[: n - d, d:], encoder_columns[d:, : bands - d]
             )
     else:
         C = mechanism.encoder()
@@ -108,11 +108,12 @@ def spent_squared(diagonals: np.ndarray, clients: ClientRounds) -> np.ndarray:
     spent_by_client = np.zeros(len(clients))
     if not len(clients):
         return spent_by_client
-    by_count = np.argsort(clients.counts, kind="stable")
-    distinct_counts, first_clients = np.unique(clients.counts[by_count], return_index=True)
-    equal_counts = np.split(by_count, first_clients[1:])
-    for k, client_indices in zip(distinct_counts.tolist(), equal_counts, strict=True):
-        # Column i of t has the rounds of client i of this group. The shape of t is (k, clients).
+    count_order = np.argsort(clients.counts, kind="stable")
+    distinct_counts, first_clients = np.unique(clients.counts[count_order], return_index=True)
+    clients_by_count = np.split(count_order, first_clients[1:])
+    for k, client_indices in zip(distinct_counts.tolist(), clients_by_count, strict=True):
+        # The array t has shape (k, clients). Its column i has the k rounds of client i of this
+        # group.
         entry_indices = clients.starts[client_indices] + np.arange(k)[:, None]
         t = clients.rounds[entry_indices].astype(np.intp)
         if n <= _MAX_DENSE_ROUNDS and k * min(k, bands) > _DENSE_PAIRS_FRACTION * n * n:
@@ -128,15 +129,15 @@ def _sum_by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
     """
     bands, n = diagonals.shape
     spent_by_client = diagonals[0][t].sum(axis=0)
-    entries = diagonals.ravel()
+    flat_diagonals = diagonals.ravel()
     for offset in range(1, len(t)):
         earlier_rounds = t[:-offset]
         lags = t[offset:] - earlier_rounds
         is_in_band = lags < bands
         if is_in_band.all():
-            spent_by_client += 2.0 * entries.take(lags * n + earlier_rounds).sum(axis=0)
+            spent_by_client += 2.0 * flat_diagonals.take(lags * n + earlier_rounds).sum(axis=0)
         elif is_in_band.any():
-            lag_entries = entries.take(np.minimum(lags, bands - 1) * n + earlier_rounds)
+            lag_entries = flat_diagonals.take(np.minimum(lags, bands - 1) * n + earlier_rounds)
             spent_by_client += 2.0 * np.where(is_in_band, lag_entries, 0.0).sum(axis=0)
         else:
             break
@@ -144,8 +145,8 @@ def _sum_by_pairs(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def _sum_by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Returns the same sums as `_sum_by_pairs` by products of matrices, which is faster for clients
-    with many rounds.
+    """Returns the sum of |X_st| over each client's pairs of rounds, as `_sum_by_pairs` does, by
+    matrix products, which are faster for clients with many rounds.
     """
     bands, n = diagonals.shape
     num_clients = t.shape[1]
@@ -159,8 +160,8 @@ def _sum_by_products(diagonals: np.ndarray, t: np.ndarray) -> np.ndarray:
         client_rounds = t[:, first_client : first_client + _BLOCK_CLIENTS]
         participates = np.zeros((client_rounds.shape[1], n))
         participates[np.arange(client_rounds.shape[1]), client_rounds] = 1.0
-        sums = np.einsum("ct,ct->c", participates @ X, participates)
-        spent_by_client[first_client : first_client + _BLOCK_CLIENTS] = sums
+        group_costs = np.einsum("ct,ct->c", participates @ X, participates)
+        spent_by_client[first_client : first_client + _BLOCK_CLIENTS] = group_costs
     return spent_by_client
 
 
@@ -241,8 +242,8 @@ class ClientSensitivity:
         """
         if not len(self._extra_rounds):
             return 0.0
-        client = ClientRounds(rounds=self._extra_rounds, starts=np.zeros(1, np.int64))
-        return float(self.squared(client)[0])
+        extra_client = ClientRounds(rounds=self._extra_rounds, starts=np.zeros(1, np.int64))
+        return float(self.squared(extra_client)[0])
 
     def _bounds_by_counts(self, counts: np.ndarray, gaps: np.ndarray) -> np.ndarray:
         """Returns upper bounds on the squared sensitivity to clients, from each client's number of
@@ -250,8 +251,8 @@ class ClientSensitivity:
         """
         count_gap_rows = np.stack([counts, gaps], axis=1)
         pairs, pair_of_client = np.unique(count_gap_rows, axis=0, return_inverse=True)
-        bounds = np.array([self._bound_by_count(count, gap) for count, gap in pairs.tolist()])
-        return bounds[pair_of_client.ravel()]
+        pair_bounds = np.array([self._bound_by_count(count, gap) for count, gap in pairs.tolist()])
+        return pair_bounds[pair_of_client.ravel()]
 
     def _bound_by_count(self, count: int, min_sep: int) -> float:
         """Returns an upper bound on the squared sensitivity to a client with `count` rounds that
@@ -270,9 +271,9 @@ class ClientSensitivity:
         extra rounds.
         """
         largest_sensitivity = LargestSensitivity(self)
-        client = ClientRounds(rounds=rounds, starts=np.zeros(1, np.int64))
-        squared = self.squared_with_extra_rounds(client, self.squared(client))
-        largest_sensitivity.add(client, squared, np.ones(1, bool))
+        client_rounds = ClientRounds(rounds=rounds, starts=np.zeros(1, np.int64))
+        squared = self.squared_with_extra_rounds(client_rounds, self.squared(client_rounds))
+        largest_sensitivity.add(client_rounds, squared, np.ones(1, bool))
         return largest_sensitivity.sensitivity(_CLIENT_SHARPENING_BUDGET)
 
     def gram(self, rounds: np.ndarray) -> np.ndarray:
@@ -297,11 +298,11 @@ class LargestSensitivity:
 
     def __init__(self, client_sensitivity: ClientSensitivity) -> None:
         self._client_sensitivity = client_sensitivity
-        # This mapping has the sets of a client's rounds with the largest sensitivity bounds. The
-        # key of a set is the bytes of its rounds.
+        # The sets of rounds of single clients with the largest sensitivity bounds. The key of each
+        # set is the bytes of its array of rounds.
         self._round_sets: dict[bytes, _RoundSet] = {}
-        # At most _MAX_SETS sets are kept in `_round_sets`. The next attribute is the largest
-        # squared bound of any set that was dropped from that mapping.
+        # The largest squared bound of any set of rounds that was dropped from `_round_sets`, which
+        # has at most _MAX_SETS sets.
         self._dropped_squared = -np.inf
         # The square of the largest sensitivity bound among all clients.
         self.squared = -np.inf
@@ -313,14 +314,14 @@ class LargestSensitivity:
         self.squared = max(self.squared, float(squared[chosen].max(initial=-np.inf)))
         if not self._client_sensitivity.can_be_sharpened:
             return
-        candidates = np.flatnonzero(chosen & (squared > self._dropped_squared))
-        descending_order = np.argsort(-squared[candidates], kind="stable")
-        for client in candidates[descending_order].tolist():
+        candidate_clients = np.flatnonzero(chosen & (squared > self._dropped_squared))
+        descending_order = np.argsort(-squared[candidate_clients], kind="stable")
+        for client in candidate_clients[descending_order].tolist():
             if squared[client] <= self._dropped_squared:
                 break
-            rounds = clients.of(client)
-            round_set = _RoundSet(float(squared[client]), rounds.copy())
-            self._round_sets.setdefault(rounds.tobytes(), round_set)
+            client_rounds = clients.of(client)
+            round_set = _RoundSet(float(squared[client]), client_rounds.copy())
+            self._round_sets.setdefault(client_rounds.tobytes(), round_set)
             if len(self._round_sets) > _MAX_SETS:
                 smallest_key = min(self._round_sets, key=lambda key: self._round_sets[key].squared)
                 dropped_set = self._round_sets.pop(smallest_key)
@@ -333,20 +334,20 @@ class LargestSensitivity:
         Args:
           multiplications: how many multiplications it may take to sharpen the bounds.
         """
-        value = float(np.sqrt(self.squared))
+        bound_value = float(np.sqrt(self.squared))
         is_exact = self._client_sensitivity.exact
         if not self._round_sets:
             method = _COUNTS_METHOD
             if is_exact:
                 method = _PAIRS_METHOD.format("X", "exact")
-            return Sensitivity(value=value, exact=is_exact, method=method)
-        bounds = []
+            return Sensitivity(value=bound_value, exact=is_exact, method=method)
+        set_bounds = []
         for key, (squared, rounds) in self._round_sets.items():
             X = self._client_sensitivity.gram(rounds)
             is_tight = len(X) <= 2 or squared - float(X.sum()) <= ROUNDING * squared
-            bounds.append((squared, is_tight, key))
+            set_bounds.append((squared, is_tight, key))
         sharpened_sensitivity = largest_sharpened(
-            bounds,
+            set_bounds,
             lambda key: self._client_sensitivity.gram(self._round_sets[key].rounds),
             multiplications,
         )

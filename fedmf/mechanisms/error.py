@@ -150,8 +150,8 @@ def squared_rows(mechanism: Mechanism, workload: Workload) -> np.ndarray:
         if squared_norms is None:
             squared_norms = _streamed_rows(stream, workload.inverse_diagonals)
         return squared_norms
-    # The stream may have formed N already. Computing N again would take as long as forming the
-    # stream.
+    # The stream may have computed the noise matrix N already. Computing N again would take as long
+    # as creating the stream.
     N = stream.contraction
     if N is None:
         N = mechanism.noising()
@@ -167,14 +167,14 @@ def _solved_rows(inverse: np.ndarray, N: np.ndarray) -> np.ndarray:
     """
     n, bands = inverse.shape
     squared_norms = np.empty(n)
-    # The last rows of A N, the newest first, where A is the workload and N the noise matrix.
+    # The most recent rows of A N, the newest first, where A is the workload and N the noise matrix.
     previous_rows = np.zeros((bands - 1, N.shape[1]))
     for t in range(n):
-        row = (N[t] - inverse[t, 1:] @ previous_rows) / inverse[t, 0]
-        squared_norms[t] = row @ row
+        error_row = (N[t] - inverse[t, 1:] @ previous_rows) / inverse[t, 0]
+        squared_norms[t] = error_row @ error_row
         if bands > 1:
             previous_rows[1:] = previous_rows[:-1]
-            previous_rows[0] = row
+            previous_rows[0] = error_row
     return squared_norms
 
 
@@ -226,13 +226,15 @@ def _toeplitz_gram_rows(
     import scipy.signal
 
     assert workload.inverse_diagonals is not None
-    inverse = workload.inverse_diagonals[-1]
+    inverse_column = workload.inverse_diagonals[-1]
     first_column = buffers.first_column()
-    column = first_column * first_column[0]
-    reversed_column = np.append(0.0, column[:0:-1])
-    gains = np.cumsum(np.square(scipy.signal.lfilter([1.0], inverse, column)))
-    losses = np.cumsum(np.square(scipy.signal.lfilter([1.0], inverse, reversed_column)))
-    return (gains - losses) / column[0]
+    scaled_column = first_column * first_column[0]
+    reversed_column = np.append(0.0, scaled_column[:0:-1])
+    positive_sums = np.cumsum(np.square(scipy.signal.lfilter([1.0], inverse_column, scaled_column)))
+    negative_sums = np.cumsum(
+        np.square(scipy.signal.lfilter([1.0], inverse_column, reversed_column))
+    )
+    return (positive_sums - negative_sums) / scaled_column[0]
 
 
 def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
@@ -244,19 +246,19 @@ def _banded_rows(mechanism: Any, workload: Workload) -> np.ndarray | None:
     encoder_rows = mechanism.banded_rows()
     if encoder_rows is None or workload.inverse_diagonals is None:
         return None
-    inverse = workload.inverse_diagonals
+    inverse_rows = workload.inverse_diagonals
     # For a square encoder C, the noise matrix is N = C^-1, and therefore A N = (C A^-1)^-1 for the
     # workload A.
     with np.errstate(all="ignore"):
-        columns = columns_of_rows(checks.banded_product(encoder_rows, inverse))
-        squared_norms = NoiseRecursion(columns).squared_errors()
-        if is_precise(squared_norms, encoder_rows, inverse):
+        product_columns = columns_of_rows(checks.banded_product(encoder_rows, inverse_rows))
+        squared_norms = NoiseRecursion(product_columns).squared_errors()
+        if is_precise(squared_norms, encoder_rows, inverse_rows):
             return squared_norms
         num_blocks = -(-len(encoder_rows) // _BLOCK_ROUNDS)
         round_blocks = np.array_split(np.arange(len(encoder_rows)), num_blocks)
         return np.concatenate(
             [
-                squared_rows_by_solving(encoder_rows, inverse, round_block)
+                squared_rows_by_solving(encoder_rows, inverse_rows, round_block)
                 for round_block in round_blocks
             ]
         )
@@ -270,19 +272,25 @@ def _streamed_rows(stream: NoiseStream, inverse: np.ndarray) -> np.ndarray:
     workload is 0 before round 0, and is updated from round to round.
     """
     n, p = inverse.shape
-    r = stream.width
-    # Row t is linear in these random quantities: the draw of the round, the running sums, and the
-    # workload's last p - 1 errors, where p is the number of bands of A^-1. A unit vector represents
-    # each of them.
-    unknowns = np.eye(r + p)
+    num_sums = stream.width
+    # The error of round t is linear in the round's draw, the running sums, and the last p - 1
+    # errors, where p is the number of bands of A^-1. A unit vector represents each of these random
+    # quantities.
+    unknown_rows = np.eye(num_sums + p)
     squared_norms = np.empty(n)
-    covariance = np.zeros((r + p - 1, r + p - 1))
+    covariance = np.zeros((num_sums + p - 1, num_sums + p - 1))
     for t in range(n):
-        noise_row, sums = stream.step(t, unknowns[0], unknowns[1 : r + 1])
-        error = (noise_row - inverse[t, 1:] @ unknowns[r + 1 :]) / inverse[t, 0]
-        squared_norms[t] = error[0] ** 2 + error[1:] @ covariance @ error[1:]
-        transition = np.vstack([sums, error, unknowns[r + 1 :]])[: r + p - 1]
+        noise_row, sums = stream.step(t, unknown_rows[0], unknown_rows[1 : num_sums + 1])
+        error_weights = (noise_row - inverse[t, 1:] @ unknown_rows[num_sums + 1 :]) / inverse[t, 0]
+        squared_norms[t] = (
+            error_weights[0] ** 2 + error_weights[1:] @ covariance @ error_weights[1:]
+        )
+        transition = np.vstack([sums, error_weights, unknown_rows[num_sums + 1 :]])[
+            : num_sums + p - 1
+        ]
         draw_vector = transition[:, 0]
-        carried = transition[:, 1:]
-        covariance = carried @ covariance @ carried.T + np.outer(draw_vector, draw_vector)
+        carried_weights = transition[:, 1:]
+        covariance = carried_weights @ covariance @ carried_weights.T + np.outer(
+            draw_vector, draw_vector
+        )
     return squared_norms

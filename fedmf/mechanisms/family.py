@@ -67,7 +67,7 @@ class Family:
         """
         if self.fit is None:
             return {}
-        parameters = inspect.signature(self.fit, eval_str=True).parameters.values()
+        fit_parameters = inspect.signature(self.fit, eval_str=True).parameters.values()
         return {
             parameter.name: Option(
                 name=parameter.name,
@@ -76,7 +76,7 @@ class Family:
                 help=self.help[parameter.name],
                 choices=self.choices.get(parameter.name, ()),
             )
-            for parameter in parameters
+            for parameter in fit_parameters
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         }
 

@@ -73,18 +73,20 @@ class FFTMechanism(Mechanism):
     decoder: str = fields.choice("optimal", "", lambda: DECODERS)
 
     def encoder(self) -> np.ndarray:
-        """Returns the encoder. With decoder "plain" it is C_F, float64 (2 * rounds, rounds). With
-        "optimal" it is C, float64 (rounds, rounds), lower-triangular.
+        """Returns the encoder C, which is real and float64. With decoder "plain" it is C_F, float64
+        (2 * rounds, rounds). With "optimal" it is C, float64 (rounds, rounds), lower-triangular.
         """
         n = self.rounds
         if self.decoder == "plain":
             _check_plain(n)
             return scipy.linalg.circulant(_root_of_circulant(n))[:, :n]
         checks.fits_in_memory("the encoder of this FFT mechanism", (n, n))
-        # X = C^T C is the same with its rows and columns reversed. So its Cholesky factor, reversed
-        # and transposed, is the lower-triangular C with C^T C = X.
-        factor = scipy.linalg.cholesky(scipy.linalg.toeplitz(self.toeplitz_gram()), lower=True)
-        return np.ascontiguousarray(factor[::-1, ::-1].T)
+        # X = C^T C does not change if its rows and columns are reversed. So the Cholesky factor of
+        # X, reversed and transposed, is the lower-triangular C with C^T C = X.
+        cholesky_factor = scipy.linalg.cholesky(
+            scipy.linalg.toeplitz(self.toeplitz_gram()), lower=True
+        )
+        return np.ascontiguousarray(cholesky_factor[::-1, ::-1].T)
 
     def noising(self) -> np.ndarray:
         """Returns the noise matrix N, float64. Its shape is (rounds, 2 * rounds) with decoder
@@ -94,8 +96,8 @@ class FFTMechanism(Mechanism):
         if self.decoder == "plain":
             _check_plain(n)
             B = scipy.linalg.circulant(_root_of_circulant(n))[:n]
-            # N is S^-1 B, where S computes prefix sums. Multiplying by S^-1 takes the differences
-            # of successive rows.
+            # The noise matrix is N = S^-1 B, where S computes prefix sums and B is the decoder.
+            # Multiplying by S^-1 takes the differences of successive rows.
             return np.diff(B, axis=0, prepend=0.0)
         return triangular_inverse(self.encoder())
 
@@ -147,8 +149,8 @@ def _root_of_circulant(n: int) -> np.ndarray:
     """Returns the first column of the circulant's square root F* sqrt(Sigma) F, float64 (2n,),
     where F is the unitary Fourier transform and Sigma the spectrum.
     """
-    # At odd frequencies the real part of Sigma is 1. So Sigma is far from the negative real axis,
-    # where the principal square root jumps.
+    # At odd frequencies the real part of the spectrum Sigma is 1. So Sigma is far from the negative
+    # real axis, where the principal square root is discontinuous.
     return np.fft.irfft(np.sqrt(_spectrum(n)), 2 * n)
 
 
@@ -172,26 +174,26 @@ def _rational(n: int) -> tuple[np.ndarray, np.ndarray]:
     each term; it is measured here, at all frequencies that there are.
     """
     squared_sines = _squared_sines(n)
-    # The parameter is that of the elliptic function sc = sn / cn, and k is its complementary
-    # modulus. k is computed from the rounded parameter, so that both belong to the same function.
-    parameter = 1.0 - squared_sines[0]
-    k = np.sqrt(1.0 - parameter)
-    period = scipy.special.ellipkm1(1.0 - parameter)
+    # k is the complementary modulus of the elliptic function sc = sn / cn. It is computed from the
+    # rounded parameter, so that both belong to the same function.
+    elliptic_parameter = 1.0 - squared_sines[0]
+    k = np.sqrt(1.0 - elliptic_parameter)
+    elliptic_period = scipy.special.ellipkm1(1.0 - elliptic_parameter)
     for q in range(1, 100):
-        u = (np.arange(-(-q // 2)) + 0.5) / q * period
-        sn, cn, _, _ = scipy.special.ellipj(u, parameter)
+        u = (np.arange(-(-q // 2)) + 0.5) / q * elliptic_period
+        sn, cn, _, _ = scipy.special.ellipj(u, elliptic_parameter)
         low_t = k * sn / cn
         # The elliptic function sc = sn / cn satisfies sc(period - u) = 1 / (k sc(u)), where k is
         # its complementary modulus.
         high_t = (k / low_t[: q // 2])[::-1]
         t = np.concatenate([low_t, high_t])
-        derivative = np.sqrt((k**2 + t**2) * (1.0 + t**2))  # This is the derivative dt / du.
-        node_weights = 2.0 / np.pi * period / q * derivative
-        sums = sum(
+        t_derivative = np.sqrt((k**2 + t**2) * (1.0 + t**2))  # This is the derivative dt / du.
+        node_weights = 2.0 / np.pi * elliptic_period / q * t_derivative
+        approximate_values = sum(
             weight / (square + squared_sines)
             for square, weight in zip(t**2, node_weights, strict=True)
         )
-        if np.abs(sums * np.sqrt(squared_sines) - 1.0).max() <= PRECISION:
+        if np.abs(approximate_values * np.sqrt(squared_sines) - 1.0).max() <= PRECISION:
             return t**2, node_weights
     raise ArithmeticError(f"rounds={n} are too many for the rational approximation")
 
@@ -224,31 +226,35 @@ def _running_sums(n: int) -> Buffers:
     q = len(squares)
     checks.fits_in_memory("the sums of this FFT mechanism", (n, 2 * q + 1), copies=6)
     rates = 2.0 * np.arcsinh(np.sqrt(squares))
-    # Entry [t, j] is exp(-rates[j] (t + 1)).
+    # Entry [t, j] of the falling powers is exp(-rates[j] (t + 1)).
     falling_powers = np.exp(-rates * np.arange(1, n + 1)[:, None])
-    scales = weights / np.sinh(rates) / (1.0 + falling_powers[-1])
-    diagonal = 0.5 + scales @ (1.0 - falling_powers[-1])
-    decay = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
+    sum_scales = weights / np.sinh(rates) / (1.0 + falling_powers[-1])
+    toeplitz_diagonal = 0.5 + sum_scales @ (1.0 - falling_powers[-1])
+    buffer_decays = np.concatenate([[1.0], np.exp(-rates), np.ones(q)])
     # In row s of the noise matrix N, the vector h of the docstring is that of t = n - 1 - s, whose
     # rising factors are exp(-rates (n - t)).
     read_weights = np.concatenate([np.ones((n, q + 1)), falling_powers], axis=1)
     write_weights = np.empty((n, 2 * q + 1))
-    window = np.empty((n, 1))
+    window_weights = np.empty((n, 1))
     P = np.zeros((2 * q + 1, 2 * q + 1))
-    constants = np.concatenate([[0.5], scales])
-    decay_products = np.outer(decay, decay)
+    constant_weights = np.concatenate([[0.5], sum_scales])
+    decay_products = np.outer(buffer_decays, buffer_decays)
     for s in range(n):
         h = read_weights[n - 1 - s]
         Ph = P @ h
-        pivot = np.sqrt(diagonal - h @ Ph)
+        pivot = np.sqrt(toeplitz_diagonal - h @ Ph)
         rising_powers = falling_powers[s - 1] if s else 1.0
-        g = (np.concatenate([constants, -scales * rising_powers]) - Ph) / pivot
-        window[n - 1 - s] = 1.0 / pivot
+        g = (np.concatenate([constant_weights, -sum_scales * rising_powers]) - Ph) / pivot
+        window_weights[n - 1 - s] = 1.0 / pivot
         write_weights[n - 1 - s] = -g / pivot
         P += g[:, None] * g
         P *= decay_products
     return Buffers(
-        window=window, read=write_weights, write=decay * read_weights, decay=decay, feedback=True
+        window=window_weights,
+        read=write_weights,
+        write=buffer_decays * read_weights,
+        decay=buffer_decays,
+        feedback=True,
     )
 
 

@@ -85,8 +85,8 @@ def fit(
     (4, True)
     """
     _check_inputs(workload, participation)
-    families = fitted_families()
-    family_record = families[checks.one_of("family", family, tuple(families))]
+    family_by_name = fitted_families()
+    family_record = family_by_name[checks.one_of("family", family, tuple(family_by_name))]
     _check_options(family_record, options)
     if tolerance is None:
         tolerance = family_record.tolerance
@@ -97,9 +97,8 @@ def fit(
     assert fit_family is not None
     with numpy_defaults():
         cache_folder = fit_cache.resolve_folder(cache)
-        # The name of a cached fit is a hash that covers the code of fedmf. The code of a family
-        # from another package could change under the same hash, so fits of such a family are not
-        # cached.
+        # The name of a cached fit is a hash that covers the code of fedmf only. A family from
+        # another package could change its code under the same hash, so its fits are not cached.
         if cache_folder is None or not fit_family.__module__.startswith("fedmf."):
             return fit_family(workload, participation, stopping, **options)
         hashed_options = {
@@ -153,9 +152,9 @@ def _check_options(family: Family, options: dict[str, Any]) -> None:
     for option_name, value in options.items():
         if option_name not in family.options:
             known_options = [*family.options, "tolerance", "max_iterations", "progress"]
-            hint = checks.did_you_mean(option_name, known_options, "its options are")
+            option_hint = checks.did_you_mean(option_name, known_options, "its options are")
             raise TypeError(
-                f"{option_name}={value!r} is not an option of family={family.name!r}: {hint}"
+                f"{option_name}={value!r} is not an option of family={family.name!r}: {option_hint}"
             )
         if family.options[option_name].kind is bool and not isinstance(value, bool):
             raise TypeError(

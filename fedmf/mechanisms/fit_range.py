@@ -35,7 +35,7 @@ class RangeFit:
 
     @property
     def worst_regret(self) -> float:
-        """The largest of the `regrets`."""
+        """The largest regret of the mechanism over all possible runs."""
         return max(self.regrets)
 
 
@@ -70,21 +70,23 @@ def fit_range(
         raise ValueError("participations is empty: name at least one possible run")
     checks.one_of("objective", objective, ("max", "mean"))
     measure_error = {"max": max_error, "mean": rmse}[objective]
-    candidates = [
+    candidate_mechanisms = [
         fit(workload(p.rounds), p, family=family, objective=objective, **(options or {}))
         for p in participations
     ]
-    errors = np.empty((len(candidates), len(participations)))
-    for i, candidate in enumerate(candidates):
+    error_by_candidate = np.empty((len(candidate_mechanisms), len(participations)))
+    for i, candidate in enumerate(candidate_mechanisms):
         for j, p in enumerate(participations):
-            errors[i, j] = measure_error(for_rounds(candidate, p.rounds), workload(p.rounds), p)
-    regrets = errors / errors.min(axis=0) - 1.0
-    best_index = int(regrets.max(axis=1).argmin())
+            error_by_candidate[i, j] = measure_error(
+                for_rounds(candidate, p.rounds), workload(p.rounds), p
+            )
+    regret_by_candidate = error_by_candidate / error_by_candidate.min(axis=0) - 1.0
+    best_index = int(regret_by_candidate.max(axis=1).argmin())
     max_rounds = max(p.rounds for p in participations)
     return RangeFit(
-        mechanism=for_rounds(candidates[best_index], max_rounds),
+        mechanism=for_rounds(candidate_mechanisms[best_index], max_rounds),
         fitted_for=participations[best_index],
-        regrets=tuple(regrets[best_index].tolist()),
+        regrets=tuple(regret_by_candidate[best_index].tolist()),
     )
 
 
@@ -95,12 +97,16 @@ def for_rounds(mechanism: Mechanism, rounds: int) -> Mechanism:
     """
     if mechanism.rounds == rounds:
         return mechanism
-    reason = f"fitted for {mechanism.rounds} rounds and used for {rounds}"
+    certificate_reason = f"fitted for {mechanism.rounds} rounds and used for {rounds}"
     if isinstance(mechanism, BLTMechanism):
         return dataclasses.replace(
-            mechanism, rounds=rounds, certificate=None, certificate_reason=reason
+            mechanism, rounds=rounds, certificate=None, certificate_reason=certificate_reason
         )
     assert isinstance(mechanism, ToeplitzMechanism)
-    columns = {name: getattr(mechanism, name) for name in ("coefficients", "noising_window")}
-    cut_columns = {name: column[:rounds] for name, column in columns.items() if column is not None}
-    return ToeplitzMechanism(rounds=rounds, certificate_reason=reason, **cut_columns)
+    coefficient_columns = {
+        name: getattr(mechanism, name) for name in ("coefficients", "noising_window")
+    }
+    cut_columns = {
+        name: column[:rounds] for name, column in coefficient_columns.items() if column is not None
+    }
+    return ToeplitzMechanism(rounds=rounds, certificate_reason=certificate_reason, **cut_columns)

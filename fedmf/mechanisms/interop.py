@@ -1,5 +1,5 @@
-"""Factorizations that other programs wrote, which are checked when they are read, and mechanisms
-that are given by their two matrices.
+"""Reading of matrix factorizations that other programs wrote, and mechanisms that are given by
+their encoder and noise matrix.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _DECODER_FILE = "w_matrix_tensor_pb"
 _ROUNDING = 1e-8
 # The supported number types, by their numbers in TensorFlow's types.proto.
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f4"), 2: np.dtype("<f8")}
-# The parts of tensorflow/core/framework/{tensor,tensor_shape}.proto that are read.
+# The definitions that are needed from TensorFlow's files tensor.proto and tensor_shape.proto.
 _TENSOR_PROTO = """
 name: "tensor.proto" package: "fedmf" syntax: "proto3"
 message_type { name: "Dim" field { name: "size" number: 1 label: LABEL_OPTIONAL type: TYPE_INT64 } }
@@ -84,12 +84,12 @@ def load_factorization(
     ...     load_factorization(file.name).family
     'dense'
     """
-    hint = "name an .npz or .npy file, or a folder of tensors"
-    source_path = checked_path("path", path, hint=hint)
+    path_hint = "name an .npz or .npy file, or a folder of tensors"
+    source_path = checked_path("path", path, hint=path_hint)
     if workload is not None and not isinstance(workload, Workload):
         raise TypeError(f"workload={reprlib.repr(workload)} must be a fedmf.Workload, or None")
     if not source_path.exists():
-        raise FileNotFoundError(f"path={str(source_path)!r} is not there: {hint}")
+        raise FileNotFoundError(f"path={str(source_path)!r} is not there: {path_hint}")
     try:
         C, B = _read_matrices(source_path)
         return _build_mechanism(C, B, workload)
@@ -115,13 +115,13 @@ def _read_matrices(source: pathlib.Path) -> tuple[np.ndarray, np.ndarray | None]
         B = parse_tensor((source / _DECODER_FILE).read_bytes())
         return C, B
     with source.open("rb") as file:
-        prefix = file.read(6)
-    if not prefix.startswith((b"PK", b"\x93NUMPY")):
+        file_prefix = file.read(6)
+    if not file_prefix.startswith((b"PK", b"\x93NUMPY")):
         return parse_tensor(source.read_bytes()), None
-    contents = np.load(source, allow_pickle=False)
-    if isinstance(contents, np.ndarray):
-        return contents, None
-    with contents as archive:
+    array_or_archive = np.load(source, allow_pickle=False)
+    if isinstance(array_or_archive, np.ndarray):
+        return array_or_archive, None
+    with array_or_archive as archive:
         encoder = _archived_matrix(archive, _ENCODER_NAMES)
         decoder = _archived_matrix(archive, _DECODER_NAMES)
         if encoder is None:
@@ -232,16 +232,18 @@ def _square_mechanism(C: np.ndarray, N: np.ndarray) -> Mechanism | None:
         return None
     # Entries below _ROUNDING may be set to 0 only if L still leads to the same noise as N, that is,
     # if N N^T = (C^T C)^-1.
-    inverse = scipy.linalg.solve_triangular(L, np.eye(n), lower=True)
-    covariance = N @ N.T
-    tolerance = 1e-6 * np.abs(covariance).max()
-    if not np.allclose(covariance, inverse @ inverse.T, rtol=1e-6, atol=tolerance):
+    L_inverse = scipy.linalg.solve_triangular(L, np.eye(n), lower=True)
+    noise_covariance = N @ N.T
+    tolerance = 1e-6 * np.abs(noise_covariance).max()
+    if not np.allclose(noise_covariance, L_inverse @ L_inverse.T, rtol=1e-6, atol=tolerance):
         return None
     bands = int(np.max(np.subtract(*np.nonzero(L)))) + 1
-    reason = "loaded from given matrices"
+    certificate_reason = "loaded from given matrices"
     if bands < n:
-        return BandedMechanism(diagonals=diagonals_of(L, bands), certificate_reason=reason)
-    return DenseMechanism(matrix=L, certificate_reason=reason)
+        return BandedMechanism(
+            diagonals=diagonals_of(L, bands), certificate_reason=certificate_reason
+        )
+    return DenseMechanism(matrix=L, certificate_reason=certificate_reason)
 
 
 def parse_tensor(serialized: bytes) -> np.ndarray:
@@ -267,12 +269,13 @@ def parse_tensor(serialized: bytes) -> np.ndarray:
             f"a tensor of data type {tensor.dtype}; only float (1) and double (2) are read"
         )
     dtype = _DTYPES[tensor.dtype]
-    shape = [dim.size for dim in tensor.shape.dim]
-    if len(tensor.content) != dtype.itemsize * math.prod(shape):
+    tensor_shape = [dim.size for dim in tensor.shape.dim]
+    if len(tensor.content) != dtype.itemsize * math.prod(tensor_shape):
         raise ValueError(
-            f"a tensor of shape {shape} whose numbers are missing, cut off or not in tensor_content"
+            f"a tensor of shape {tensor_shape} whose numbers are missing, cut off or not in "
+            "tensor_content"
         )
-    return np.frombuffer(tensor.content, dtype).astype(np.float64).reshape(shape)
+    return np.frombuffer(tensor.content, dtype).astype(np.float64).reshape(tensor_shape)
 
 
 @functools.cache
@@ -280,8 +283,8 @@ def tensor_message() -> Any:
     """Returns a class that parses the data type, shape and content of TensorFlow's TensorProto. It
     needs protobuf only, not TensorFlow.
     """
-    # Only few users need these modules, and `fedmf --help` must not wait for them, so that they are
-    # imported here.
+    # Protocol buffers are imported here, since only few users need them and `fedmf --help` must not
+    # wait for them.
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
     # TensorFlow registers messages in the default pool, so these messages get a separate pool.
@@ -321,15 +324,15 @@ class ExplicitMechanism(Mechanism):
                 f"encoder_matrix of shape {C.shape} and noising_matrix of shape {N.shape} do not "
                 "fit: pass (m, rounds) and (rounds, m) with m at least rounds"
             )
-        # Let E = N C - I. The noise then has the privacy of the encoder C (I + E)^-1, as
-        # `check_left_inverse` in fedmf/noise/stream.py explains, so C E must be small. The norm of
-        # its column j is at most the sum over i of |c_i| |E_ij|, where c_i is column i of C. The
-        # whole sum is checked, because many small entries may add up in a file that was made to
-        # mislead.
-        scales = np.abs(C).max(axis=0)
+        # Let E = N C - I. The noise has the privacy of the encoder C (I + E)^-1, so C E must be
+        # small (see `check_left_inverse`). Each column of C E is bounded by a sum, because many
+        # small entries may add up in a file that was made to mislead.
+        column_scales = np.abs(C).max(axis=0)
         with np.errstate(all="ignore"):
-            errors = np.abs(N @ C - np.eye(C.shape[1])) * scales[:, None] / scales
-            largest_column_sum = float(errors.sum(axis=0).max())
+            scaled_errors = (
+                np.abs(N @ C - np.eye(C.shape[1])) * column_scales[:, None] / column_scales
+            )
+            largest_column_sum = float(scaled_errors.sum(axis=0).max())
         if not largest_column_sum <= 1e-6:
             raise ValueError(
                 f"noising_matrix @ encoder_matrix differs from the identity by "

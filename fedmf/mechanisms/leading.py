@@ -11,8 +11,8 @@ from fedmf.mechanisms.sensitivity import sensitivity
 from fedmf.mechanisms.toeplitz import ToeplitzMechanism
 from fedmf.participation.schema import Participation
 
-# Largest number of rounds for which a dense encoder is formed to state the guarantee of its first
-# rounds. A larger one would take minutes.
+# Largest number of rounds for which a dense encoder is computed to take its first rounds. For more
+# rounds it would take minutes.
 _MAX_DENSE_ROUNDS = 8192
 
 
@@ -30,15 +30,19 @@ def leading_block(mechanism: Mechanism, rounds: int) -> Mechanism:
       ValueError: C is not square, as in a tree, or too large and neither Toeplitz nor banded. Then
         only the guarantee of all rounds is known.
     """
-    reason = f"the first {rounds} of {mechanism.rounds} rounds of a {mechanism.family} mechanism"
+    certificate_reason = (
+        f"the first {rounds} of {mechanism.rounds} rounds of a {mechanism.family} mechanism"
+    )
     first_column = mechanism.toeplitz_coefficients()
     banded_rows = mechanism.banded_rows()
     if first_column is not None:
         return ToeplitzMechanism(
-            rounds=rounds, coefficients=first_column[:rounds], certificate_reason=reason
+            rounds=rounds, coefficients=first_column[:rounds], certificate_reason=certificate_reason
         )
     if banded_rows is not None:
-        return BandedMechanism(diagonals=banded_rows[:rounds, :rounds], certificate_reason=reason)
+        return BandedMechanism(
+            diagonals=banded_rows[:rounds, :rounds], certificate_reason=certificate_reason
+        )
     if mechanism.rounds > _MAX_DENSE_ROUNDS:
         raise ValueError(
             f"family={mechanism.family} has a guarantee for the first of its {mechanism.rounds} "
@@ -53,4 +57,4 @@ def leading_block(mechanism: Mechanism, rounds: int) -> Mechanism:
             "lower-triangular, so that nothing less than the guarantee of all its rounds is known "
             "for the first ones: state that, or choose another family"
         )
-    return DenseMechanism(matrix=C[:rounds, :rounds], certificate_reason=reason)
+    return DenseMechanism(matrix=C[:rounds, :rounds], certificate_reason=certificate_reason)

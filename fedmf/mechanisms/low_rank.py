@@ -136,9 +136,8 @@ class LowRankMechanism(Mechanism):
         if w + self.rank >= n:
             return NoiseStream(rounds=n, sources=n, contraction=self.noising())
         # Let P = A^-1, so that N = P B. The first w diagonals of N depend on the first w diagonals
-        # of B only. Below them, row t of N is a sum of rows of L R^T, weighted by row t of P. Its
-        # product with the draws z needs only the sum of R[s] z_s over s <= t - w, which is a
-        # running sum.
+        # of B only. Below them, the product of N with the draws z needs only the running sum of
+        # R[s] z_s.
         B_rows = np.zeros((n, w))
         B_rows[:, :h] = self.diagonals
         for i in range(h, w):
@@ -152,19 +151,17 @@ class LowRankMechanism(Mechanism):
         return NoiseStream(rounds=n, sources=n, buffers=buffers)
 
 
-# Stopping rule of the dense fit, whose optimum the low-rank mechanism approximates. The tolerated
-# gap is far below the loss that the approximation adds.
+# Stopping rule of the dense fit whose optimum the low-rank mechanism approximates. Its tolerance is
+# far below the loss that the approximation adds.
 _OPTIMUM = Stopping(tolerance=1e-4, max_iterations=1000)
 # Penalty on the sums of squares of L and R, where the product L R^T approximates the decoder B
 # below its first diagonals (Denisov et al. 2022, App. H, where the diagonal of B is near 1).
 _PENALTY = 1e-6
-# The decoder B is approximated by the factors L and R of low rank, which are improved in sweeps.
-# Computing the loss of the current factors takes as long as several sweeps. So the loss is computed
-# after sweep 1, and then whenever the number of sweeps has grown by this factor.
+# Each sweep improves the factors L and R of the low-rank approximation. Computing their loss takes
+# as long as several sweeps, so it is done only when the number of sweeps has grown by this factor.
 _CHECK_GROWTH = 1.3
-# The factors L and R start from the largest singular vectors of the part of the decoder B below its
-# diagonals. For more rounds than this, an iterative method computes only the vectors that are
-# needed.
+# The factors L and R start from the largest singular vectors of the decoder B below its diagonals.
+# For more rounds than this, an iterative method computes only these vectors.
 _MAX_ROUNDS_DECOMPOSED = 512
 
 
@@ -202,9 +199,9 @@ def fit_low_rank(
         bands = min(-(-num_levels // 2), n)
     if rank is None:
         rank = min(num_levels // 2, n)
-    hint = "the stream costs a row of model size for each, a handful is enough"
-    h = checks.integer("bands", bands, low=1, high=n, hint=hint)
-    r = checks.integer("rank", rank, low=1, high=n, hint=hint)
+    stream_cost_hint = "the stream costs a row of model size for each, a handful is enough"
+    h = checks.integer("bands", bands, low=1, high=n, hint=stream_cost_hint)
+    r = checks.integer("rank", rank, low=1, high=n, hint=stream_cost_hint)
     start_time = time.perf_counter()
     # The dense fit, from which the low-rank approximation starts, needs this much memory.
     checks.fits_in_memory("the fit of family='low_rank'", (n, n), copies=11)
@@ -248,8 +245,8 @@ class _Iterate:
 
 
 class _Approximation:
-    """The alternating least squares that fit a low-rank matrix L R^T to the entries of the decoder
-    B below its first h diagonals.
+    """The fit of a low-rank matrix L R^T to the entries of the decoder B below its first h
+    diagonals, by alternating least squares.
     """
 
     def __init__(self, A: np.ndarray, B: np.ndarray, h: int, r: int) -> None:
@@ -258,15 +255,15 @@ class _Approximation:
         self.lower_part = np.tril(B, -h)
         self.diagonal_part = B - self.lower_part
         self.diagonals = diagonals_of(B, h)
-        # The penalty is proportional to the scale of B, because the squared error of the fit grows
-        # with the square of this scale, and |L|^2 + |R|^2 only linearly: L R^T is about as large as
-        # B. So the fit does not depend on the unit of A.
+        # The penalty is proportional to the scale of B, so that the fit does not depend on the unit
+        # of A. The squared error grows with the square of this scale, but |L|^2 + |R|^2 grows
+        # linearly.
         self.penalty = _PENALTY * np.abs(self.diagonals[:, 0]).mean() * np.eye(r)
         self.left, self.right = self._truncated_svd(r)
 
     def _truncated_svd(self, r: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns L and R of the best rank-r approximation of all entries of `lower_part`,
-        including the zeros on and above the diagonals, which `sweep` leaves out.
+        """Returns the factors L and R of the best rank-r approximation of all entries of
+        `lower_part`. Unlike `sweep`, it approximates the zeros on and above the diagonals too.
         """
         n = len(self.lower_part)
         if n <= _MAX_ROUNDS_DECOMPOSED or 2 * r >= n:
@@ -291,9 +288,11 @@ class _Approximation:
         of `targets`.
         """
         n, r = factor.shape
-        grams = np.zeros((n, r, r))
-        grams[self.h :] = np.cumsum(factor[:, :, None] * factor[:, None, :], axis=0)[: n - self.h]
-        return np.linalg.solve(grams + self.penalty, (targets @ factor)[:, :, None])[:, :, 0]
+        row_grams = np.zeros((n, r, r))
+        row_grams[self.h :] = np.cumsum(factor[:, :, None] * factor[:, None, :], axis=0)[
+            : n - self.h
+        ]
+        return np.linalg.solve(row_grams + self.penalty, (targets @ factor)[:, :, None])[:, :, 0]
 
     def iterate(self) -> _Iterate:
         """Returns the current factors L and R with their loss."""
@@ -306,8 +305,8 @@ class _Approximation:
 
 
 class _SweepResult(NamedTuple):
-    """The iterate with the smallest loss, the number of sweeps, and whether Ctrl-C ended the
-    sweeps.
+    """The result of alternating least squares, with the factors of the smallest loss, the number of
+    sweeps, and whether Ctrl-C ended them.
     """
 
     best: _Iterate

@@ -1,5 +1,5 @@
-"""Rows of the noise matrix N, with their sums and norms, which are computed without forming N where
-possible.
+"""Rows of the noise matrix N, with their sums and norms. Where possible they are computed without
+storing all of N.
 
 N of a long run is too large to be formed: 20,000 rounds take 3 GB, and N N^T as much again. Reports
 and servers need a thousand of its rows, or the norm of every row:
@@ -23,7 +23,7 @@ from fedmf.noise.blocks import block_form, equal_blocks
 from fedmf.noise.stream import NoiseStream
 from fedmf.workloads import Workload, prefix_sum
 
-# Columns of the noise matrix N are computed in blocks of this many. A column of N is called a
+# Number of columns of the noise matrix N that are computed at a time. A column of N is called a
 # source here, because it belongs to one independent draw.
 _BLOCK_SOURCES = 256
 
@@ -76,10 +76,10 @@ class NoisingRows:
         """Returns the norms of sums of rows of the noise matrix N, float64 (windows,). Window i
         sums the rows starts[i] to ends[i] - 1.
         """
-        squares = np.zeros(len(starts))
+        squared_deviations = np.zeros(len(starts))
         for _, block in self.blocks(np.array(starts), np.array(ends)):
-            squares += np.einsum("ij,ij->i", block, block)
-        return np.sqrt(squares)
+            squared_deviations += np.einsum("ij,ij->i", block, block)
+        return np.sqrt(squared_deviations)
 
     def blocks(self, starts: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Yields sums of rows of the noise matrix N in blocks of columns, which come in any order.
@@ -97,15 +97,19 @@ class NoisingRows:
         if self._stream.contraction is not None:
             yield from _contracted_blocks(self._stream.contraction, starts, ends)
             return
-        form = block_form(self._stream, bounds=equal_blocks(self._stream.rounds, _BLOCK_SOURCES))
-        assert form is not None
-        sum_weights = np.zeros((len(starts), form.width))
-        for number in reversed(range(form.num_blocks)):
-            rounds = np.arange(form.bounds[number], form.bounds[number + 1])
-            row_weights = (rounds >= starts[:, None]) & (rounds < ends[:, None])
-            product = np.hstack([row_weights, sum_weights]) @ form.matrix(number)
-            yield int(rounds[0]), product[:, : len(rounds)]
-            sum_weights = product[:, len(rounds) :]
+        noise_block_form = block_form(
+            self._stream, bounds=equal_blocks(self._stream.rounds, _BLOCK_SOURCES)
+        )
+        assert noise_block_form is not None
+        sum_weights = np.zeros((len(starts), noise_block_form.width))
+        for number in reversed(range(noise_block_form.num_blocks)):
+            block_rounds = np.arange(
+                noise_block_form.bounds[number], noise_block_form.bounds[number + 1]
+            )
+            row_weights = (block_rounds >= starts[:, None]) & (block_rounds < ends[:, None])
+            block_product = np.hstack([row_weights, sum_weights]) @ noise_block_form.matrix(number)
+            yield int(block_rounds[0]), block_product[:, : len(block_rounds)]
+            sum_weights = block_product[:, len(block_rounds) :]
 
 
 def _toeplitz_blocks(
@@ -117,17 +121,17 @@ def _toeplitz_blocks(
     is_single = bool((ends == starts + 1).all())
     cumulative_sums = np.concatenate([[0.0], np.cumsum(column)])
     for first_source in range(0, len(column), _BLOCK_SOURCES):
-        sources = np.arange(first_source, min(first_source + _BLOCK_SOURCES, len(column)))
-        lags = starts[:, None] - sources
+        source_indices = np.arange(first_source, min(first_source + _BLOCK_SOURCES, len(column)))
+        lags = starts[:, None] - source_indices
         if is_single:
             yield first_source, np.where(lags >= 0, column[np.maximum(lags, 0)], 0.0)
         else:
-            # If a source comes after the first round of a window, its lag is negative. It then
-            # reads entry 0 of the cumulative sums, which is 0.
+            # If a draw is later than the first round of a window, its lag is negative. Entry 0 of
+            # the cumulative sums, which is 0, is then read instead.
             sums_to_start = cumulative_sums[np.maximum(lags, 0)]
             yield (
                 first_source,
-                cumulative_sums[np.maximum(ends[:, None] - sources, 0)] - sums_to_start,
+                cumulative_sums[np.maximum(ends[:, None] - source_indices, 0)] - sums_to_start,
             )
 
 
@@ -168,8 +172,8 @@ def encoder_blocks(mechanism: Mechanism, rounds: np.ndarray) -> Iterator[tuple[i
     for first_round in range(0, n, _BLOCK_SOURCES):
         lags = rounds[:, None] - np.arange(first_round, min(first_round + _BLOCK_SOURCES, n))
         is_inside = (lags >= 0) & (lags < banded_rows.shape[1])
-        entries = banded_rows[rounds[:, None], np.where(is_inside, lags, 0)]
-        yield first_round, np.where(is_inside, entries, 0.0)
+        row_entries = banded_rows[rounds[:, None], np.where(is_inside, lags, 0)]
+        yield first_round, np.where(is_inside, row_entries, 0.0)
 
 
 def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
@@ -205,14 +209,14 @@ def gram_entries(mechanism: Mechanism, rounds: np.ndarray) -> np.ndarray:
     if gram is not None:
         return gram[lags]
     if banded_rows is None:
-        columns = mechanism.encoder()[:, rounds]
-        return columns.T @ columns
+        encoder_columns = mechanism.encoder()[:, rounds]
+        return encoder_columns.T @ encoder_columns
     X = np.zeros((num_rounds, num_rounds))
     bands = banded_rows.shape[1]
-    offsets = np.arange(bands)
+    band_offsets = np.arange(bands)
     for i, j in zip(*np.nonzero(lags < bands), strict=True):
         first_row = max(rounds[i], rounds[j])
-        shared_rows = first_row + offsets[: bands - lags[i, j]]
+        shared_rows = first_row + band_offsets[: bands - lags[i, j]]
         shared_rows = shared_rows[shared_rows < n]
         column_i = banded_rows[shared_rows, shared_rows - rounds[i]]
         X[i, j] = column_i @ banded_rows[shared_rows, shared_rows - rounds[j]]

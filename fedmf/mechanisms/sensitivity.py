@@ -13,8 +13,8 @@ from fedmf.participation.sharpening import Sensitivity
 
 __all__ = ["Sensitivity", "sensitivity"]
 
-# The sensitivities that were computed for each mechanism. Mechanisms never change, plans ask for
-# the same sensitivity again, and a dense encoder takes seconds.
+# Cache of the sensitivities that were computed for each mechanism, because a dense encoder takes
+# seconds. Mechanisms never change, so cached values stay valid.
 _COMPUTED: weakref.WeakKeyDictionary[Mechanism, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 

@@ -1,4 +1,4 @@
-"""Stamped mechanisms, which repeat one mechanism for each part of a run."""
+"""Stamped mechanisms, which divide a run into equal parts and repeat one mechanism in each part."""
 
 import dataclasses
 import functools
@@ -55,9 +55,9 @@ def _check_part(name: str, value: Any) -> Mechanism:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StampedMechanism(Mechanism):
-    """A mechanism that repeats a shorter mechanism, its part, until the run ends. Its encoder is
-    block-diagonal: the Kronecker product I (x) C, with a copy of the part's encoder C in each block
-    (multi-epoch paper, Choquette-Choo et al. 2022, App. D.4).
+    """A mechanism that repeats a shorter mechanism, which its attribute `part` holds, until the run
+    ends. Its encoder is block-diagonal: the Kronecker product I (x) C, with a copy of the part's
+    encoder C in each block (multi-epoch paper, Choquette-Choo et al. 2022, App. D.4).
 
         | C        |                 | N        |
         |    C     |   and noising   |    N     |      three parts
@@ -100,7 +100,7 @@ class StampedMechanism(Mechanism):
 
     @property
     def rounds(self) -> int:
-        """The number of rounds, times * part.rounds."""
+        """The number of rounds of the run, which is times * part.rounds."""
         return self.times * self.part.rounds
 
     @property
@@ -131,15 +131,15 @@ class StampedMechanism(Mechanism):
         """Returns the arrays that a mechanism file stores, which are the decoder, the number of
         repetitions, and the entries of the repeated mechanism's own file.
         """
-        entries = {f"part_{name}": array for name, array in self.part.entries().items()}
-        return {"times": np.array(self.times), "decoder": np.array(self.decoder), **entries}
+        part_entries = {f"part_{name}": array for name, array in self.part.entries().items()}
+        return {"times": np.array(self.times), "decoder": np.array(self.decoder), **part_entries}
 
     @classmethod
     def from_state(cls, state: dict[str, Any], certificate: dict[str, Any]) -> Self:
         """Builds the mechanism from the arrays that `state` returned."""
-        scalars = {name: state.pop(name).item() for name in ("times", "decoder")}
-        entries = {name.removeprefix("part_"): array for name, array in state.items()}
-        return cls(part=mechanism_of(entries), **scalars, **certificate)
+        scalar_fields = {name: state.pop(name).item() for name in ("times", "decoder")}
+        part_entries = {name.removeprefix("part_"): array for name, array in state.items()}
+        return cls(part=mechanism_of(part_entries), **scalar_fields, **certificate)
 
     def _noising_of_part(self) -> np.ndarray:
         """Returns the noise matrix of one part, which is one block of the whole noise matrix."""

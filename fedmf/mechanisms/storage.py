@@ -82,12 +82,12 @@ def load_mechanism(path: str | os.PathLike[str]) -> Mechanism:
             f"path={str(file_path)!r} cannot be used: {error}"
         ) from error
     except READ_ERRORS as error:
-        cause = f"{type(error).__name__}: {error}"
+        error_text = f"{type(error).__name__}: {error}"
         if isinstance(error, ValueError):
-            cause = str(error)
+            error_text = str(error)
         raise ValueError(
-            f"path={str(file_path)!r} does not hold a valid fedmf mechanism ({cause}): fit the "
-            "mechanism and save it again"
+            f"path={str(file_path)!r} does not hold a valid fedmf mechanism ({error_text}): fit "
+            "the mechanism and save it again"
         ) from error
     return mechanism
 
@@ -127,7 +127,7 @@ def _check_size(path: pathlib.Path) -> None:
 
 
 def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
-    """Builds the mechanism whose `Mechanism.entries` are `entries`.
+    """Builds a mechanism from the arrays of a mechanism file, which `Mechanism.entries` returned.
 
     Raises:
       KeyError, TypeError, ValueError: entries are missing, or describe no valid mechanism.
@@ -136,19 +136,19 @@ def mechanism_of(entries: dict[str, np.ndarray]) -> Mechanism:
     if family_name not in FAMILIES:
         raise ValueError(f"family {family_name!r}, this fedmf knows {', '.join(sorted(FAMILIES))}")
     certificate = None
-    reason = entries["certificate_reason"].item()
+    certificate_reason = entries["certificate_reason"].item()
     if "certificate" in entries:
         certificate = msgspec.json.decode(entries["certificate"].item(), type=Certificate)
     # The certificate is checked before the mechanism's constructor is called, because the
     # constructor would fill in a default for a missing reason.
-    check_certificate(certificate, reason)
-    state = {
+    check_certificate(certificate, certificate_reason)
+    state_arrays = {
         name.removeprefix("state_"): array
         for name, array in entries.items()
         if name.startswith("state_")
     }
     return FAMILIES[family_name].mechanism.from_state(
-        state, {"certificate": certificate, "certificate_reason": reason}
+        state_arrays, {"certificate": certificate, "certificate_reason": certificate_reason}
     )
 
 
@@ -159,25 +159,31 @@ def _check_inverse(mechanism: Mechanism) -> None:
     A long Toeplitz mechanism is like its first rounds in every round, so that n(x) c(x) = 1 is
     checked there, without matrices.
     """
-    c = mechanism.toeplitz_coefficients()
+    encoder_column = mechanism.toeplitz_coefficients()
     noising_column = mechanism.noising_coefficients()
-    if c is not None and noising_column is not None and mechanism.rounds > _MAX_PROBED_ROUNDS:
+    if (
+        encoder_column is not None
+        and noising_column is not None
+        and mechanism.rounds > _MAX_PROBED_ROUNDS
+    ):
         num_rounds = _MAX_PROBED_ROUNDS
-        product_column = np.convolve(noising_column[:num_rounds], c[:num_rounds])[:num_rounds]
+        product_column = np.convolve(noising_column[:num_rounds], encoder_column[:num_rounds])[
+            :num_rounds
+        ]
         if not np.allclose(product_column, np.eye(1, num_rounds), rtol=0.0, atol=1e-6):
             raise ValueError(
                 "its noising coefficients are not an inverse of its encoder's to 6 digits"
             )
         return
     probes = np.random.default_rng(0).choice([-1.0, 1.0], size=(mechanism.rounds, 4))
-    gram = mechanism.toeplitz_gram()
+    gram_column = mechanism.toeplitz_gram()
     stream = mechanism.stream()
-    if gram is not None and stream.contraction is None:
-        # This check needs no matrices. Let x be the noise vectors N z for a random vector z, where
-        # N = C^-1 and X = C^T C. Then x^T X x = z^T z.
-        x = np.stack(list(stream.rows(lambda i: probes[i])))
-        products = x.T @ scipy.linalg.matmul_toeplitz(gram, x)
-        if not np.allclose(products, probes.T @ probes, rtol=0.0, atol=1e-6 * len(probes)):
+    if gram_column is not None and stream.contraction is None:
+        # The noise can be checked without storing matrices. If x = N z for a random vector z, where
+        # N = C^-1 and X = C^T C, then x^T X x = z^T z.
+        noise_vectors = np.stack(list(stream.rows(lambda i: probes[i])))
+        probe_products = noise_vectors.T @ scipy.linalg.matmul_toeplitz(gram_column, noise_vectors)
+        if not np.allclose(probe_products, probes.T @ probes, rtol=0.0, atol=1e-6 * len(probes)):
             raise ValueError("its noise is not that of its Gram matrix to 6 digits")
         return
     banded_rows = mechanism.banded_rows()
@@ -185,7 +191,9 @@ def _check_inverse(mechanism: Mechanism) -> None:
         encoded_probes = mechanism.encoder() @ probes
     else:
         encoded_probes = checks.banded_times(banded_rows, probes)
-    with np.errstate(all="ignore"):  # Numbers that overflow fail the check below.
+    with np.errstate(
+        all="ignore"
+    ):  # Entries that overflow are not an error here, because they fail the check below.
         decoded_probes = np.stack(list(mechanism.stream().rows(lambda i: encoded_probes[i])))
     if not np.allclose(decoded_probes, probes, rtol=0.0, atol=1e-6):
         raise ValueError("its noising matrix is not an inverse of its encoder to 6 digits")

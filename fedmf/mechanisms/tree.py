@@ -1,4 +1,6 @@
-"""Binary-tree aggregation, with the two estimators of Honaker as decoders."""
+"""Binary-tree aggregation, whose decoder is one of the two estimators of prefix sums that Honaker
+(2015) introduced.
+"""
 
 import dataclasses
 from typing import ClassVar, NamedTuple, final
@@ -17,8 +19,9 @@ from fedmf.workloads import Workload
 
 DECODERS = ("full", "online")
 COMPLETIONS = ("none", "virtual", "optimal")
-# For at most this many rounds, a fit compares the completions of a tree. The comparison takes a few
-# products of dense matrices, which is seconds.
+# For at most this many rounds, a fit compares the completions of a tree, which treat nodes beyond
+# the last round differently. The comparison takes a few products of dense matrices, which is
+# seconds.
 _MAX_ROUNDS_COMPARED = 4096
 
 
@@ -136,15 +139,15 @@ def fit_tree(
         completions = _compared_completions(n, rounds_per_tree, decoder)
     for name in completions:
         _check_memory(rounds_per_tree, name, decoder)
-    trees: list[Mechanism] = [
+    candidate_trees: list[Mechanism] = [
         TreeMechanism(rounds=rounds_per_tree, decoder=decoder, completion=name)
         for name in completions
     ]
     if restarts > 1:
-        trees = [stamp(tree, restarts, decoder="restarted") for tree in trees]
-    if len(trees) == 1:
-        return trees[0]
-    return min(trees, key=lambda tree: loss(tree, workload, participation))
+        candidate_trees = [stamp(tree, restarts, decoder="restarted") for tree in candidate_trees]
+    if len(candidate_trees) == 1:
+        return candidate_trees[0]
+    return min(candidate_trees, key=lambda tree: loss(tree, workload, participation))
 
 
 def _compared_completions(rounds: int, rounds_per_tree: int, decoder: str) -> list[str]:
@@ -154,7 +157,8 @@ def _compared_completions(rounds: int, rounds_per_tree: int, decoder: str) -> li
         return ["none"]
     if decoder == "online":
         return list(COMPLETIONS)
-    # With decoder "full", the completions "optimal" and "virtual" are the same.
+    # With decoder "full", the tree completions "optimal" and "virtual" give the same noise, so only
+    # one of them is compared.
     return ["none", "virtual"]
 
 
@@ -181,15 +185,15 @@ def _nodes(rounds: int, completion: str) -> list[_Node]:
         """
         if first >= rounds:
             return ()
-        children: tuple[int, ...] = ()
+        child_indices: tuple[int, ...] = ()
         if leaves > 1:
-            half_leaves = leaves // 2
-            children = add_subtree(first, half_leaves) + add_subtree(
-                first + half_leaves, half_leaves
+            child_leaves = leaves // 2
+            child_indices = add_subtree(first, child_leaves) + add_subtree(
+                first + child_leaves, child_leaves
             )
         if completion == "none" and first + leaves > rounds:
             return ()
-        nodes.append(_Node(first, min(first + leaves, rounds) - 1, leaves, children))
+        nodes.append(_Node(first, min(first + leaves, rounds) - 1, leaves, child_indices))
         return (len(nodes) - 1,)
 
     add_subtree(0, 1 << (rounds - 1).bit_length())
@@ -202,25 +206,25 @@ def _num_nodes(rounds: int, completion: str) -> int:
     >>> [_num_nodes(5, completion) for completion in ("none", "virtual")]
     [8, 11]
     """
-    levels = range((rounds - 1).bit_length() + 1)
+    level_range = range((rounds - 1).bit_length() + 1)
     if completion == "none":
-        return sum(rounds >> level for level in levels)
-    return sum(-(-rounds >> level) for level in levels)
+        return sum(rounds >> level for level in level_range)
+    return sum(-(-rounds >> level) for level in level_range)
 
 
 def _check_memory(rounds: int, completion: str, decoder: str | None = None) -> None:
     """Raises TooLargeForMemory if a matrix of the tree does not fit into memory. It checks the
     noise matrix N with this decoder, or the encoder if `decoder` is None. It lists no nodes.
     """
-    shape = (_num_nodes(rounds, completion), rounds)
+    encoder_shape = (_num_nodes(rounds, completion), rounds)
     if decoder == "full":
-        hint = "take decoder='online', which needs half of it and makes more noise"
+        decoder_hint = "take decoder='online', which needs half of it and makes more noise"
         matrix_text = "the full decoder of this tree"
-        checks.fits_in_memory(matrix_text, shape[::-1], copies=2, otherwise=hint)
+        checks.fits_in_memory(matrix_text, encoder_shape[::-1], copies=2, otherwise=decoder_hint)
     elif decoder == "online":
-        checks.fits_in_memory("the online decoder of this tree", shape[::-1])
+        checks.fits_in_memory("the online decoder of this tree", encoder_shape[::-1])
     else:
-        checks.fits_in_memory("the encoder of this tree", shape)
+        checks.fits_in_memory("the encoder of this tree", encoder_shape)
 
 
 def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
@@ -235,19 +239,20 @@ def _pseudo_inverse(rounds: int, completion: str) -> np.ndarray:
     # The encoder C has a row for each leaf, so X - I is positive semidefinite, where X = C^T C. The
     # Cholesky factorization of X therefore cannot fail, and it is cheaper than an SVD of C.
     lower_triangle, _ = scipy.linalg.lapack.dpotri(scipy.linalg.cholesky(X, lower=True), lower=True)
-    inverse = np.tril(lower_triangle) + np.tril(lower_triangle, -1).T
-    columns = np.empty((len(nodes), rounds))
+    gram_inverse = np.tril(lower_triangle) + np.tril(lower_triangle, -1).T
+    pseudo_inverse_columns = np.empty((len(nodes), rounds))
     for index, node in enumerate(nodes):
         if node.children:
-            columns[index] = columns[list(node.children)].sum(axis=0)
+            pseudo_inverse_columns[index] = pseudo_inverse_columns[list(node.children)].sum(axis=0)
         else:
-            columns[index] = inverse[node.first]
-    return np.ascontiguousarray(columns.T)
+            pseudo_inverse_columns[index] = gram_inverse[node.first]
+    return np.ascontiguousarray(pseudo_inverse_columns.T)
 
 
 def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
-    """Returns B_online, float64 (rounds, m). Row t is the best estimate of the sum of rounds 0..t
-    from the nodes that are finished by round t.
+    """Returns the online decoder B, which estimates each prefix sum from finished nodes only,
+    float64 (rounds, m). Row t is the best estimate of the sum of rounds 0..t from the nodes that
+    are finished by round t.
 
     Within one finished subtree the estimates combine upwards (Honaker 2015, Sec. 3.2): a node's own
     noisy sum has variance 1, its children's estimates have a joint variance, and weights are
@@ -259,8 +264,7 @@ def _estimates_from_below(rounds: int, completion: str) -> np.ndarray:
     nodes = _nodes(rounds, completion)
     subtree_estimates = _subtree_estimates(nodes, completion)
     B = np.zeros((rounds, len(nodes)))
-    # This mapping leads from the first round of each finished subtree to the index of the largest
-    # such subtree.
+    # The index of the largest finished subtree that begins in each round.
     largest_subtrees: dict[int, int] = {}
     num_finished = 0
     for t in range(rounds):
@@ -287,20 +291,19 @@ def _subtree_estimates(nodes: list[_Node], completion: str) -> list[np.ndarray]:
     variances = np.ones(len(nodes))
     estimates: list[np.ndarray] = []
     for index, node in enumerate(nodes):
-        children = list(node.children)
-        if children:
+        child_indices = list(node.children)
+        if child_indices:
             # The best estimate of a node's sum combines the node's own noisy sum with the estimates
-            # of its children. With completion "virtual" a node of 2 m leaves has two children of m
-            # leaves, virtual or not, and the variance v of its estimate follows from 1 / v(2 m) = 1
-            # + 1 / (2 v(m)), v(1) = 1. Otherwise virtual rounds are known to be 0, and a virtual
-            # child adds no variance.
+            # of its children. With completion "virtual", the variance v of a node of 2 m leaves
+            # follows from 1 / v(2 m) = 1 + 1 / (2 v(m)), v(1) = 1. Otherwise a virtual child adds
+            # no variance.
             if completion == "virtual":
                 children_variance = node.leaves / (node.leaves - 1.0)
             else:
-                children_variance = variances[children].sum()
+                children_variance = variances[child_indices].sum()
             # The variance of the best estimate is also the weight of the node's own noisy sum.
             variances[index] = children_variance / (1.0 + children_variance)
-        child_weights = [(1.0 - variances[index]) * estimates[child] for child in children]
+        child_weights = [(1.0 - variances[index]) * estimates[child] for child in child_indices]
         estimates.append(np.concatenate([*child_weights, variances[index : index + 1]]))
     return estimates
 

@@ -32,9 +32,9 @@ def dual_bound(A: np.ndarray, U: np.ndarray) -> float | None:
     factor, info = scipy.linalg.lapack.dpotrf(U, lower=True, clean=True)
     if info != 0:
         return None
-    # This is the sum of the singular values of A U^(1/2), where A is the workload and U the dual
-    # matrix. Computing it from the eigenvalues of A U A^T would lose half the digits of the small
-    # ones.
+    # T is the sum of the singular values of A U^(1/2), where A is the workload and U the dual
+    # matrix. Eigenvalues of A U A^T would be faster, but the small ones have lost half their
+    # digits.
     T = scipy.linalg.svdvals(A @ factor, overwrite_a=True, check_finite=False).sum()
     return T * T / np.trace(U)
 
@@ -47,8 +47,8 @@ _MAX_STEPS = 60
 # the first correction, _LATER_RESIDUAL for the others.
 _FIRST_RESIDUAL = 0.3
 _LATER_RESIDUAL = 0.1
-# No further correction is computed if the gap is more than this many times the tolerated one,
-# because it would not be worth its cost.
+# If the gap between loss and bound exceeds the tolerated gap by more than this factor, no further
+# correction of the dual matrix is computed. It would not be worth its cost.
 _MAX_GAP_RATIO = 30.0
 
 
@@ -70,20 +70,20 @@ class SymmetricBand:
         self.n = n
         self.length = length
         self.count = -(-n // length)
-        lag = np.subtract.outer(np.arange(length), np.arange(length))
-        self.is_in_diagonal_band = np.abs(lag) < bands
-        self.is_in_below_band = lag + length < bands
+        block_lags = np.subtract.outer(np.arange(length), np.arange(length))
+        self.is_in_diagonal_band = np.abs(block_lags) < bands
+        self.is_in_below_band = block_lags + length < bands
 
     def clear_outside_band(self, matrix: BandBlocks) -> BandBlocks:
         """Sets the entries outside the band to 0 in place, and returns the matrix."""
         diagonal_blocks, below_blocks = matrix
         np.multiply(diagonal_blocks, self.is_in_diagonal_band, out=diagonal_blocks)
         np.multiply(below_blocks, self.is_in_below_band, out=below_blocks)
-        last_length = self.n - (self.count - 1) * self.length
-        diagonal_blocks[-1, last_length:] = 0.0
-        diagonal_blocks[-1, :, last_length:] = 0.0
+        last_block_length = self.n - (self.count - 1) * self.length
+        diagonal_blocks[-1, last_block_length:] = 0.0
+        diagonal_blocks[-1, :, last_block_length:] = 0.0
         if len(below_blocks):
-            below_blocks[-1, last_length:] = 0.0
+            below_blocks[-1, last_block_length:] = 0.0
         return matrix
 
     def inner_product(self, left: BandBlocks, right: BandBlocks) -> float:
@@ -94,10 +94,10 @@ class SymmetricBand:
     def row_sums(self, matrix: BandBlocks) -> np.ndarray:
         """Returns the sum of the absolute values in each row, float64 (n,)."""
         below_magnitudes = np.abs(matrix.below)
-        sums = np.abs(matrix.diagonal).sum(axis=2)
-        sums[1:] += below_magnitudes.sum(axis=2)
-        sums[:-1] += below_magnitudes.sum(axis=1)
-        return sums.reshape(-1)[: self.n]
+        row_magnitudes = np.abs(matrix.diagonal).sum(axis=2)
+        row_magnitudes[1:] += below_magnitudes.sum(axis=2)
+        row_magnitudes[:-1] += below_magnitudes.sum(axis=1)
+        return row_magnitudes.reshape(-1)[: self.n]
 
     def main_diagonal(self, matrix: BandBlocks) -> np.ndarray:
         """Returns a copy of the main diagonal, float64 (n,)."""
@@ -150,39 +150,51 @@ def banded_bound(
     """
     n, bands = columns.shape
     block_length = recursion.covariances.shape[1]
-    band = SymmetricBand(n, bands, block_length)
+    band_operations = SymmetricBand(n, bands, block_length)
     C = BandBlocks(*blocks_of(columns, block_length))
     P = BandBlocks(*blocks_of(inverse, block_length))
     M = _negative_gradient(C, P, recursion.gradient(max_offset=4))
-    scale = band.main_diagonal(BandBlocks(M[0], M[1]))
-    if not (np.isfinite(scale).all() and scale.min() > 0.0):
+    gradient_diagonal = band_operations.main_diagonal(BandBlocks(M[0], M[1]))
+    if not (np.isfinite(gradient_diagonal).all() and gradient_diagonal.min() > 0.0):
         return -np.inf
-    gram = _gram(C)
+    gram_blocks = _gram(C)
     best_bound = -np.inf
-    target = band.clear_outside_band(BandBlocks(M[0].copy(), M[1].copy()))
-    D = BandBlocks(np.zeros_like(target.diagonal), np.zeros_like(target.below))
+    target_blocks = band_operations.clear_outside_band(BandBlocks(M[0].copy(), M[1].copy()))
+    D = BandBlocks(np.zeros_like(target_blocks.diagonal), np.zeros_like(target_blocks.below))
     residual_fraction = _FIRST_RESIDUAL
     for _ in range(_MAX_CORRECTIONS):
         max_residual = residual_fraction * tolerance * loss
-        D = _solve(band, M, D, _unwanted(band, target, classes), classes, max_residual)
+        D = _solve(
+            band_operations,
+            M,
+            D,
+            _without_class_means(band_operations, target_blocks, classes),
+            classes,
+            max_residual,
+        )
         residual_fraction = _LATER_RESIDUAL
         MD = {i: block_product(M, D, i) for i in (-1, 0, 1, 2)}
         DMD = _sandwich(D, MD)
-        target = band.clear_outside_band(BandBlocks(M[0] + DMD.diagonal, M[1] + DMD.below))
-        symmetric_part = band.clear_outside_band(_symmetric_part(MD))
-        U = BandBlocks(
-            target.diagonal - symmetric_part.diagonal, target.below - symmetric_part.below
+        target_blocks = band_operations.clear_outside_band(
+            BandBlocks(M[0] + DMD.diagonal, M[1] + DMD.below)
         )
-        main_diagonal = band.main_diagonal(U)
-        a = loss - (np.vdot(gram.diagonal, MD[0]) + np.vdot(gram.below, MD[1][:-1]))
-        a -= np.vdot(gram.below.transpose(0, 2, 1), MD[-1][1:])
-        row_costs = band.row_sums(U) - np.abs(main_diagonal) + main_diagonal
+        symmetric_part = band_operations.clear_outside_band(_symmetric_part(MD))
+        U = BandBlocks(
+            target_blocks.diagonal - symmetric_part.diagonal,
+            target_blocks.below - symmetric_part.below,
+        )
+        U_diagonal = band_operations.main_diagonal(U)
+        a = loss - (np.vdot(gram_blocks.diagonal, MD[0]) + np.vdot(gram_blocks.below, MD[1][:-1]))
+        a -= np.vdot(gram_blocks.below.transpose(0, 2, 1), MD[-1][1:])
+        row_costs = band_operations.row_sums(U) - np.abs(U_diagonal) + U_diagonal
         S = _class_maxima(row_costs, classes).sum()
-        bound = -np.inf
+        corrected_bound = -np.inf
         if a > 0.0 and np.isfinite(S):
-            bound = a * a / S
-        has_improved = bound > best_bound and loss - bound < 0.9 * (loss - best_bound)
-        best_bound = max(best_bound, bound)
+            corrected_bound = a * a / S
+        has_improved = corrected_bound > best_bound and loss - corrected_bound < 0.9 * (
+            loss - best_bound
+        )
+        best_bound = max(best_bound, corrected_bound)
         max_gap = tolerance * best_bound
         if not has_improved or not max_gap < loss - best_bound < _MAX_GAP_RATIO * max_gap:
             break
@@ -204,25 +216,25 @@ def _negative_gradient(
     P^T, where P is the inverse of the workload and G the gradient along R = C P.
     """
     block_inverses = np.stack([invert_block(block) for block in C.diagonal])
-    T = []
+    T_blocks = []
     for gradient, next_gradient in itertools.pairwise(R_gradient):
         block = -0.5 * (gradient @ P.diagonal[: len(gradient)].transpose(0, 2, 1))
         block[1:] -= 0.5 * (next_gradient @ P.below[: len(next_gradient)].transpose(0, 2, 1))
-        T.append(block)
-    M = np.empty_like(T[0])
-    M_below = np.empty_like(T[1])
+        T_blocks.append(block)
+    M = np.empty_like(T_blocks[0])
+    M_below = np.empty_like(T_blocks[1])
     for t in range(len(M)):
-        right_side = T[0][t]
+        T_remainder = T_blocks[0][t]
         if t:
-            right_side = T[0][t] - C.below[t - 1] @ M_below[t - 1].T
-        block = block_inverses[t] @ right_side
+            T_remainder = T_blocks[0][t] - C.below[t - 1] @ M_below[t - 1].T
+        block = block_inverses[t] @ T_remainder
         M[t] = 0.5 * (block + block.T)
         if t + 1 < len(M):
-            M_below[t] = block_inverses[t + 1] @ (T[1][t] - C.below[t] @ M[t])
-    blocks = [M, M_below]
+            M_below[t] = block_inverses[t + 1] @ (T_blocks[1][t] - C.below[t] @ M[t])
+    M_blocks = [M, M_below]
     for q in (2, 3):
-        blocks.append(block_inverses[q:] @ (T[q] - C.below[q - 1 :] @ blocks[-1][:-1]))
-    return blocks
+        M_blocks.append(block_inverses[q:] @ (T_blocks[q] - C.below[q - 1 :] @ M_blocks[-1][:-1]))
+    return M_blocks
 
 
 def _solve(
@@ -234,54 +246,59 @@ def _solve(
     max_residual: float,
 ) -> BandBlocks:
     """Solves D M + M D = right_side for a correction D by preconditioned conjugate gradients. D is
-    banded, and its main diagonal has mean 0 over each class, as in the results of `_unwanted`.
+    banded, and its main diagonal has mean 0 over each class, as in the results of the function
+    `_without_class_means`.
 
     The operator is self-adjoint and positive definite there: tr(D (D M + M D)) = 2 tr(D M D).
     Conjugate gradients stop when the magnitudes of the residual sum to `max_residual`.
     """
-    scales = np.zeros(band.count * band.length)
-    scales[: band.n] = band.main_diagonal(BandBlocks(M[0], M[1]))
-    scales[band.n :] = 1.0
-    d = scales.reshape(band.count, band.length)
+    diagonal_scales = np.zeros(band.count * band.length)
+    diagonal_scales[: band.n] = band.main_diagonal(BandBlocks(M[0], M[1]))
+    diagonal_scales[band.n :] = 1.0
+    d = diagonal_scales.reshape(band.count, band.length)
     scale_sums = BandBlocks(d[:, :, None] + d[:, None, :], d[1:, :, None] + d[:-1, None, :])
 
     def apply_operator(D: BandBlocks) -> BandBlocks:
-        products = {i: block_product(M, D, i) for i in (-1, 0, 1)}
-        return _unwanted(band, band.clear_outside_band(_symmetric_part(products)), classes)
+        MD_products = {i: block_product(M, D, i) for i in (-1, 0, 1)}
+        return _without_class_means(
+            band, band.clear_outside_band(_symmetric_part(MD_products)), classes
+        )
 
     D = BandBlocks(start.diagonal.copy(), start.below.copy())
     residual = BandBlocks(right_side.diagonal.copy(), right_side.below.copy())
     if D.diagonal.any() or D.below.any():
-        image = apply_operator(D)
-        residual = BandBlocks(right_side.diagonal - image.diagonal, right_side.below - image.below)
+        operator_image = apply_operator(D)
+        residual = BandBlocks(
+            right_side.diagonal - operator_image.diagonal, right_side.below - operator_image.below
+        )
     direction: BandBlocks | None = None
-    previous_product = 1.0
+    previous_residual_product = 1.0
     for _ in range(_MAX_STEPS):
         if band.row_sums(residual).sum() <= max_residual:
             break
         scaled_residual = BandBlocks(
             residual.diagonal / scale_sums.diagonal, residual.below / scale_sums.below
         )
-        z = _unwanted(band, scaled_residual, classes)
-        product = band.inner_product(residual, z)
+        preconditioned_residual = _without_class_means(band, scaled_residual, classes)
+        residual_product = band.inner_product(residual, preconditioned_residual)
         if direction is None:
-            direction = z
+            direction = preconditioned_residual
         else:
-            product_ratio = product / previous_product
+            product_ratio = residual_product / previous_residual_product
             direction = BandBlocks(
-                z.diagonal + product_ratio * direction.diagonal,
-                z.below + product_ratio * direction.below,
+                preconditioned_residual.diagonal + product_ratio * direction.diagonal,
+                preconditioned_residual.below + product_ratio * direction.below,
             )
-        image = apply_operator(direction)
-        curvature = band.inner_product(direction, image)
+        operator_image = apply_operator(direction)
+        curvature = band.inner_product(direction, operator_image)
         if not curvature > 0.0:
             break
-        step_length = product / curvature
+        step_length = residual_product / curvature
         for D_blocks, direction_blocks in zip(D, direction, strict=True):
             D_blocks += step_length * direction_blocks
-        for residual_blocks, image_blocks in zip(residual, image, strict=True):
+        for residual_blocks, image_blocks in zip(residual, operator_image, strict=True):
             residual_blocks -= step_length * image_blocks
-        previous_product = product
+        previous_residual_product = residual_product
     return D
 
 
@@ -306,9 +323,11 @@ def _sandwich(D: BandBlocks, MD: dict[int, np.ndarray]) -> BandBlocks:
     return BandBlocks(diagonal_blocks, below_blocks)
 
 
-def _unwanted(band: SymmetricBand, target: BandBlocks, classes: np.ndarray) -> BandBlocks:
-    """Returns `target`, a matrix inside the band, after subtracting from its main diagonal the mean
-    over each class. The correction D is to remove this part of the gradient.
+def _without_class_means(
+    band: SymmetricBand, target: BandBlocks, classes: np.ndarray
+) -> BandBlocks:
+    """Returns the banded matrix `target` after subtracting from its main diagonal the mean over
+    each class of rounds. The correction D is to remove this part of the gradient.
     """
     class_means = np.bincount(classes, band.main_diagonal(target)) / np.bincount(classes)
     diagonal_blocks = target.diagonal.copy()
@@ -317,12 +336,12 @@ def _unwanted(band: SymmetricBand, target: BandBlocks, classes: np.ndarray) -> B
 
 
 def _class_maxima(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns the largest of the values of each class, or 0 if they are all negative, since a class
-    need not use its budget.
+    """Returns the largest of the values of each class of rounds, or 0 if they are all negative. A
+    class need not use its budget.
     """
-    maxima = np.zeros(int(classes.max()) + 1)
-    np.maximum.at(maxima, classes, values)
-    return maxima
+    class_maxima = np.zeros(int(classes.max()) + 1)
+    np.maximum.at(class_maxima, classes, values)
+    return class_maxima
 
 
 def block_product(S: list[np.ndarray], D: BandBlocks, i: int) -> np.ndarray:
@@ -335,20 +354,21 @@ def block_product(S: list[np.ndarray], D: BandBlocks, i: int) -> np.ndarray:
       i: offset of the blocks.
     """
     num_blocks = len(S[0])
-    product = np.zeros(S[0].shape)
-    for j in (-1, 0, 1):  # Each pass adds the products with the blocks of D in block row t + j.
+    product_blocks = np.zeros(S[0].shape)
+    # Each iteration adds the products of blocks of S with the blocks of D in block row t + j.
+    for j in (-1, 0, 1):
         first_block = max(0, -i, -j)
         end_block = min(num_blocks, num_blocks - i, num_blocks - j)
         if first_block >= end_block:
             continue
-        q = i - j
-        if q >= 0:
-            left_blocks = S[q][first_block + j : end_block + j]
+        block_offset = i - j
+        if block_offset >= 0:
+            left_blocks = S[block_offset][first_block + j : end_block + j]
         else:
-            left_blocks = S[-q][first_block + i : end_block + i].transpose(0, 2, 1)
+            left_blocks = S[-block_offset][first_block + i : end_block + i].transpose(0, 2, 1)
         if j >= 0:
             right_blocks = D[j][first_block:end_block]
         else:
             right_blocks = D.below[first_block - 1 : end_block - 1].transpose(0, 2, 1)
-        product[first_block:end_block] += left_blocks @ right_blocks
-    return product
+        product_blocks[first_block:end_block] += left_blocks @ right_blocks
+    return product_blocks

@@ -92,16 +92,16 @@ def diagonals_of(C: np.ndarray, bands: int) -> np.ndarray:
     return diagonals
 
 
-# A certificate costs as much as tens of steps. It is computed when the last quarter of the steps
-# has lowered the loss by less than _SLOW_DECREASE of the tolerance, or when the number of steps has
-# grown by _CHECK_GROWTH since the last certificate. The first certificate is computed between steps
-# _FIRST_CHECK and _LATEST_FIRST_CHECK.
+# A certificate costs as much as tens of steps. One is due if the last quarter of the steps lowered
+# the loss by less than _SLOW_DECREASE of the tolerance, or if the number of steps has grown by the
+# factor _CHECK_GROWTH since the last one.
 _SLOW_DECREASE = 0.03
 _CHECK_GROWTH = 2.0
 _FIRST_CHECK = 8
 _LATEST_FIRST_CHECK = 64
-# The fit starts from a Toeplitz encoder, which a short fit of its own finds. That fit ends after
-# _MAX_START_STEPS steps, or with a step that lowers the loss by less than this fraction.
+# The fit of a banded encoder starts from the result of a short fit of a Toeplitz encoder. The short
+# fit ends after _MAX_START_STEPS steps, or with a step that lowers the loss by less than this
+# fraction.
 _MAX_START_STEPS = 60
 _START_DECREASE = 1e-4
 
@@ -110,13 +110,13 @@ def check_memory_of_fit(rounds: int, bands: int, *, hint: str | None = None) -> 
     """Raises TooLargeForMemory if a banded fit with this number of rounds and bands takes more than
     the available memory. `hint` says what to do instead; None advises to choose another family.
     """
-    # Most of the memory is for the vectors that L-BFGS stores. The largest use that was measured is
-    # 59 arrays of shape (rounds, bands). It is 39 for arrays so large that memory matters.
+    # Most memory is for the vectors that L-BFGS stores. If arrays of shape (rounds, bands) are so
+    # large that memory matters, the measured maximum is 39 such arrays.
     fit_text = f"the fit of family='banded' with bands={bands}"
-    options = {}
+    hint_argument = {}
     if hint is not None:
-        options["hint"] = hint
-    checks.fits_in_memory(fit_text, (rounds, bands), copies=40, **options)
+        hint_argument["hint"] = hint
+    checks.fits_in_memory(fit_text, (rounds, bands), copies=40, **hint_argument)
 
 
 def fit_banded(
@@ -174,8 +174,8 @@ def fit_banded(
         # rates fall far and rise again. It then raises ArithmeticError, and the fit is done with
         # the dense loss instead.
         with contextlib.suppress(ArithmeticError):
-            loss = StructuredLoss(workload.inverse_diagonals, bands)
-            return _BandedFit(loss, workload, bands, epochs, stopping, start_time).run()
+            structured_loss = StructuredLoss(workload.inverse_diagonals, bands)
+            return _BandedFit(structured_loss, workload, bands, epochs, stopping, start_time).run()
     dense_loss = DenseLoss(workload.matrix, bands)
     return _BandedFit(dense_loss, workload, bands, epochs, stopping, start_time).run()
 
@@ -204,7 +204,7 @@ class _BandedFit:
         self.variables = EncoderVariables(toeplitz_start(workload, bands), workload.rounds, min_sep)
         self.certificate: Certificate | None = None
         self.certified_at = 0
-        # The losses after each step, in a unit such that the loss at the start is n. In this unit,
+        # The losses after each step, scaled so that the loss at the start is n. With this scale,
         # the first step of L-BFGS, which has length 1, has a sensible size.
         self.values = [workload.rounds * 1.0]
         with np.errstate(all="ignore"):
@@ -235,8 +235,8 @@ class _BandedFit:
             x = self.variables.better_norms(self.start_gradient)
         was_interrupted = False
         try:
-            steps = minimise(self.objective, x) if x.size else iter(())
-            for x, value in steps:
+            descent_steps = minimise(self.objective, x) if x.size else iter(())
+            for x, value in descent_steps:
                 self.values.append(value)
                 if self._end_step(x):
                     break
@@ -312,8 +312,8 @@ def _worth_certifying(values: list[float], certified_at: int, tolerance: float) 
 
 
 def _epochs(participation: Participation, bands: int) -> Participation | None:
-    """Returns the (k, b)-participation that a fit without equal column norms optimises for, or None
-    if equal norms are optimal.
+    """Returns the (k, b)-participation for which column norms are optimised, or None if equal
+    column norms are optimal.
     """
     n = participation.rounds
     b = participation.min_sep
@@ -355,10 +355,12 @@ def toeplitz_start(workload: Workload, bands: int) -> np.ndarray:
     n, p = inverse_rows.shape
     typical_row = np.median(inverse_rows[p - 1 :] / inverse_rows[p - 1 :, :1], axis=0)
     single_participation = Participation(rounds=n, schema="single")
-    problem = ToeplitzProblem(typical_row, single_participation, bands, "mean", decreasing=False)
-    if np.isfinite(problem.log_loss(c[1:])[0]):
+    toeplitz_problem = ToeplitzProblem(
+        typical_row, single_participation, bands, "mean", decreasing=False
+    )
+    if np.isfinite(toeplitz_problem.log_loss(c[1:])[0]):
         previous_value = np.inf
-        for step, (coefficients, value) in enumerate(minimise(problem.log_loss, c[1:])):
+        for step, (coefficients, value) in enumerate(minimise(toeplitz_problem.log_loss, c[1:])):
             c = np.append(1.0, coefficients)
             if step >= _MAX_START_STEPS or previous_value - value < _START_DECREASE:
                 break

@@ -46,9 +46,9 @@ class StructuredLoss:
         gradient = np.zeros((self.n, self.bands))
         # This loop applies the adjoint (transpose) of the linear function that `_product` computes.
         for j in range(self.p):
-            num_bands = min(self.bands, self.width - j)
-            gradient[j:, :num_bands] += (
-                R_gradient[: self.n - j, j : j + num_bands] * self.inverse[j:, j, None]
+            num_fitting_bands = min(self.bands, self.width - j)
+            gradient[j:, :num_fitting_bands] += (
+                R_gradient[: self.n - j, j : j + num_fitting_bands] * self.inverse[j:, j, None]
             )
         return recursion.squared_errors().sum(), clear_outside(gradient)
 
@@ -65,17 +65,19 @@ class StructuredLoss:
         """
         with np.errstate(all="ignore"):
             recursion = NoiseRecursion(self._product(columns))
-        squares = recursion.squared_errors()
-        if not is_precise(squares, rows_of_columns(columns), self.inverse):
+        squared_errors = recursion.squared_errors()
+        if not is_precise(squared_errors, rows_of_columns(columns), self.inverse):
             raise ImpreciseRecursion
-        loss = squares.sum()
-        bound = banded_bound(columns, self.inverse_columns, recursion, loss, classes, tolerance)
-        # Far from the optimum `bound` can be useless, so a second bound is computed, from the main
-        # diagonal of A C^-1 alone. Its entries are A_ii / C_ii, where C_ii is at most the norm of
-        # column i, and the squared norms of a class sum to at most 1. So the loss is at least the
-        # sum, over classes, of the square of the class's sum of |A_ii|.
+        loss = squared_errors.sum()
+        lower_bound = banded_bound(
+            columns, self.inverse_columns, recursion, loss, classes, tolerance
+        )
+        # Far from the optimum the first bound can be useless, so a second bound is computed from
+        # the diagonal entries A_ii / C_ii of A C^-1 alone. Since the squared column norms of a
+        # class sum to at most 1, the loss is at least the sum over classes of (the class's sum of
+        # |A_ii|)^2.
         diagonal_sums = np.bincount(classes, 1.0 / np.abs(self.inverse[:, 0]))
-        return loss, max(bound, float(diagonal_sums @ diagonal_sums))
+        return loss, max(lower_bound, float(diagonal_sums @ diagonal_sums))
 
     def _product(self, columns: np.ndarray) -> np.ndarray:
         """Returns the product R = C P by columns, where P = A^-1 is the inverse of the workload.
@@ -83,9 +85,9 @@ class StructuredLoss:
         """
         R = np.zeros((self.n, self.width))
         for j in range(self.p):
-            num_bands = min(self.bands, self.width - j)
-            R[: self.n - j, j : j + num_bands] += (
-                columns[j:, :num_bands] * self.inverse[j:, j, None]
+            num_fitting_bands = min(self.bands, self.width - j)
+            R[: self.n - j, j : j + num_fitting_bands] += (
+                columns[j:, :num_fitting_bands] * self.inverse[j:, j, None]
             )
         return R
 
@@ -100,28 +102,31 @@ class DenseLoss:
         self.A = A
         self.n = A.shape[0]
         self.bands = bands
-        size = max(bands - 1, _MIN_BLOCK_ROUNDS)
-        self.blocks = [slice(first, min(first + size, self.n)) for first in range(0, self.n, size)]
+        block_rounds = max(bands - 1, _MIN_BLOCK_ROUNDS)
+        self.blocks = [
+            slice(first, min(first + block_rounds, self.n))
+            for first in range(0, self.n, block_rounds)
+        ]
 
     def evaluate(self, columns: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the loss and its gradient, as `StructuredLoss.evaluate` does."""
         C, band = self._with_band_view()
         band[:] = columns
         B = self._decoder(C)
-        # Let B = A C^-1. Then d ||B||^2 = -2 <B, B dC C^-1>, so the gradient with respect to C is
-        # -2 B^T W^T, where W = C^-1 B^T. Its entries inside the band need only the blocks of W on
-        # the diagonal and to the right of it. These are computed from the first block of rows on.
+        # Let B = A C^-1 and W = C^-1 B^T. The gradient of ||B||^2 with respect to C is -2 B^T W^T.
+        # Its entries inside the band need only the blocks of W on the diagonal and to the right of
+        # it.
         G, G_band = self._with_band_view()
         previous_block = self.blocks[0]
         previous_W = np.empty((0, 0))
         for block in self.blocks:
             Bt = B[block.start :, block].T
-            right_side = Bt.copy(order="F")
+            Bt_columns = Bt.copy(order="F")
             if block is not previous_block:
                 previous_W = previous_W[:, block.start - previous_block.start :]
-                right_side -= C[block, previous_block] @ previous_W
+                Bt_columns -= C[block, previous_block] @ previous_W
                 G[block, previous_block] = Bt @ previous_W.T
-            W = scipy.linalg.blas.dtrsm(1.0, C[block, block], right_side, lower=1, overwrite_b=1)
+            W = scipy.linalg.blas.dtrsm(1.0, C[block, block], Bt_columns, lower=1, overwrite_b=1)
             G[block, block] = Bt @ W.T
             previous_W = W
             previous_block = block
@@ -145,18 +150,18 @@ class DenseLoss:
         W = scipy.linalg.blas.dtrsm(1.0, C, B.T, lower=1)
         M = W @ W.T
         squared_norms = np.einsum("ij,ij->i", columns, columns)
-        means = np.bincount(classes, squared_norms * np.diagonal(M)) / np.bincount(
+        class_means = np.bincount(classes, squared_norms * np.diagonal(M)) / np.bincount(
             classes, squared_norms
         )
-        diagonal = np.diag(means[classes])
+        class_diagonal = np.diag(class_means[classes])
         is_in_band = np.tri(self.n, k=self.bands - 1, dtype=bool)
         M[is_in_band & is_in_band.T] = 0.0
         # Far from the optimum U = diagonal + M can be indefinite, where M has the entries of U
         # outside the band. M is then scaled down until U is positive definite.
         for fraction in (1.0, 0.9, 0.5, 0.0):
-            bound = dual_bound(self.A, diagonal + fraction * M)
-            if bound is not None:
-                return loss, bound * np.trace(diagonal) / means.sum()
+            lower_bound = dual_bound(self.A, class_diagonal + fraction * M)
+            if lower_bound is not None:
+                return loss, lower_bound * np.trace(class_diagonal) / class_means.sum()
         raise ValueError(
             "workload is too ill-conditioned to certify a fit in float64: rescale its rows"
         )
@@ -168,13 +173,15 @@ class DenseLoss:
         B = np.zeros((self.n, self.n))
         for index in reversed(range(len(self.blocks))):
             block = self.blocks[index]
-            right_side = self.A[block.start :, block].copy(order="F")
+            remaining_columns = self.A[block.start :, block].copy(order="F")
             if index + 1 < len(self.blocks):
                 following_block = self.blocks[index + 1]
-                product = B[following_block.start :, following_block] @ C[following_block, block]
-                right_side[following_block.start - block.start :] -= product
+                later_product = (
+                    B[following_block.start :, following_block] @ C[following_block, block]
+                )
+                remaining_columns[following_block.start - block.start :] -= later_product
             B[block.start :, block] = scipy.linalg.blas.dtrsm(
-                1.0, C[block, block], right_side, side=1, lower=1, overwrite_b=1
+                1.0, C[block, block], remaining_columns, side=1, lower=1, overwrite_b=1
             )
         return B
 
@@ -182,14 +189,14 @@ class DenseLoss:
         """Returns a zero (n, n) matrix in Fortran order, and a view of its band. Entry [j, o] of
         the view is entry [j + o, j] of the matrix, or padding below its last row.
         """
-        # Row j of `padded_matrix` has column j of the matrix, so that the rows of the view are
-        # contiguous.
+        # Row j of `padded_matrix` stores column j of the matrix, so that each row of the band's
+        # view is contiguous in memory.
         padded_matrix = np.zeros((self.n, self.n + self.bands))
         row_stride, entry_stride = padded_matrix.strides
-        view = np.lib.stride_tricks.as_strided(
+        band_view = np.lib.stride_tricks.as_strided(
             padded_matrix, (self.n, self.bands), (row_stride + entry_stride, entry_stride)
         )
-        return padded_matrix.T[: self.n], view
+        return padded_matrix.T[: self.n], band_view
 
 
 def clear_outside(columns: np.ndarray) -> np.ndarray:

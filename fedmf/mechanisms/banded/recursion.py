@@ -20,7 +20,7 @@ from fedmf import checks
 
 # Least number of rounds in a block. Smaller blocks cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 32
-# The recursion is checked in this number of rounds, by solving triangular systems.
+# Triangular systems are solved for this many rounds to check the results of the recursion.
 # _MAX_RELATIVE_ERROR is the largest relative error that is accepted.
 _NUM_SAMPLED_ROUNDS = 33
 _MAX_RELATIVE_ERROR = 1e-6
@@ -59,14 +59,16 @@ def blocks_of(columns: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]
     """
     n, bands = columns.shape
     num_blocks = -(-n // length)
-    # Row i of slab t holds column t * length + i of the matrix, from the first row of its block on:
-    # the column's entries in D[t] and then those in E[t].
-    slabs = np.zeros((num_blocks, length, 2 * length))
+    # Row i of slab t holds column t * length + i of the matrix, from the first row of its block on.
+    # The column's entries in D[t] come first, then those in E[t].
+    column_slabs = np.zeros((num_blocks, length, 2 * length))
     padded_rows = np.zeros((num_blocks * length, bands))
     padded_rows[:n] = columns
     padded_rows[n:, 0] = 1.0
-    _band_view(slabs, bands)[...] = padded_rows.reshape(num_blocks, length, bands)
-    return slabs[:, :, :length].transpose(0, 2, 1), slabs[:-1, :, length:].transpose(0, 2, 1)
+    _band_view(column_slabs, bands)[...] = padded_rows.reshape(num_blocks, length, bands)
+    return column_slabs[:, :, :length].transpose(0, 2, 1), column_slabs[:-1, :, length:].transpose(
+        0, 2, 1
+    )
 
 
 def _band_view(slabs: np.ndarray, bands: int) -> np.ndarray:
@@ -86,10 +88,10 @@ def columns_of_blocks(blocks: list[np.ndarray], n: int, bands: int) -> np.ndarra
     """
     D, E = blocks
     num_blocks, block_length, _ = D.shape
-    slabs = np.zeros((num_blocks, block_length, 2 * block_length))
-    slabs[:, :, :block_length] = D.transpose(0, 2, 1)
-    slabs[:-1, :, block_length:] = E.transpose(0, 2, 1)
-    columns = _band_view(slabs, bands).reshape(num_blocks * block_length, bands)[:n]
+    column_slabs = np.zeros((num_blocks, block_length, 2 * block_length))
+    column_slabs[:, :, :block_length] = D.transpose(0, 2, 1)
+    column_slabs[:-1, :, block_length:] = E.transpose(0, 2, 1)
+    columns = _band_view(column_slabs, bands).reshape(num_blocks * block_length, bands)[:n]
     for o in range(1, bands):
         columns[n - o :, o] = 0.0
     return columns
@@ -110,7 +112,7 @@ def squared_rows_by_solving(
     >>> squared_rows_by_solving(np.ones((3, 1)), prefix, np.array([0, 2]))
     array([1., 3.])
     """
-    n = int(rounds[-1]) + 1  # Rounds after the last requested one do not contribute.
+    n = int(rounds[-1]) + 1  # Later rounds have no effect on row rounds[-1].
     solution = np.zeros((n, len(rounds)))
     solution[rounds, np.arange(len(rounds))] = 1.0
     for matrix_rows in (inverse[:n], rows[:n]):
@@ -128,9 +130,9 @@ def is_precise(squares: np.ndarray, rows: np.ndarray, inverse: np.ndarray) -> bo
     sampled_rounds = np.linspace(0, len(squares) - 1, _NUM_SAMPLED_ROUNDS).round().astype(np.int64)
     sampled_rounds = np.unique(sampled_rounds)
     solved_squares = squared_rows_by_solving(rows, inverse, sampled_rounds)
-    errors = np.abs(squares[sampled_rounds] - solved_squares)
+    absolute_errors = np.abs(squares[sampled_rounds] - solved_squares)
     # The comparison is written so that a NaN counts as imprecise.
-    return bool((errors <= _MAX_RELATIVE_ERROR * solved_squares).all())
+    return bool((absolute_errors <= _MAX_RELATIVE_ERROR * solved_squares).all())
 
 
 class NoiseRecursion:
@@ -151,11 +153,11 @@ class NoiseRecursion:
 
     def __init__(self, columns: np.ndarray) -> None:
         self.rounds, bands = columns.shape
-        length = min(self.rounds, max(bands - 1, _MIN_BLOCK_ROUNDS))
+        block_length = min(self.rounds, max(bands - 1, _MIN_BLOCK_ROUNDS))
         checks.fits_in_memory(
-            "the recursion over a banded encoder", (self.rounds, length), copies=6
+            "the recursion over a banded encoder", (self.rounds, block_length), copies=6
         )
-        D, E = blocks_of(columns, length)
+        D, E = blocks_of(columns, block_length)
         self.inverses = np.stack([invert_block(block) for block in D])
         self.transfers = self.inverses[1:] @ E
         self.covariances = self.inverses @ self.inverses.transpose(0, 2, 1)
@@ -177,20 +179,20 @@ class NoiseRecursion:
         """
         padded_weights = np.zeros(self.inverses.shape[0] * self.inverses.shape[1])
         padded_weights[: self.rounds] = 1.0  # The rounds that pad the last block have no weight.
-        lam = np.zeros(self.inverses.shape)
-        np.einsum("tii->ti", lam)[...] = padded_weights.reshape(self.inverses.shape[:2])
+        adjoint = np.zeros(self.inverses.shape)
+        np.einsum("tii->ti", adjoint)[...] = padded_weights.reshape(self.inverses.shape[:2])
         for t in range(len(self.transfers) - 1, -1, -1):
-            F = self.transfers[t]
-            lam[t] += F.T @ lam[t + 1] @ F
-        Y = self.inverses.transpose(0, 2, 1) @ lam
+            transfer = self.transfers[t]
+            adjoint[t] += transfer.T @ adjoint[t + 1] @ transfer
+        Y = self.inverses.transpose(0, 2, 1) @ adjoint
         Y *= -2.0
         gradient_blocks = [Y @ self.covariances]
-        covariance = self.covariances
+        offset_covariances = self.covariances
         for q in range(1, max_offset + 1):
             # The covariances of blocks of the noise y follow from Cov(y_(t+q), y_t) = -F_(t+q)
             # Cov(y_(t+q-1), y_t), where F_t is transfers[t - 1].
-            covariance = -self.transfers[q - 1 :] @ covariance[:-1]
-            gradient_blocks.append(Y[q:] @ covariance)
+            offset_covariances = -self.transfers[q - 1 :] @ offset_covariances[:-1]
+            gradient_blocks.append(Y[q:] @ offset_covariances)
         return gradient_blocks
 
 

@@ -7,8 +7,8 @@ import scipy.linalg
 
 from fedmf.mechanisms.banded.loss import clear_outside
 
-# The logarithms of column norms are optimised in this unit. With units 0.1, 0.3 and 1, L-BFGS took
-# 122, 70 and 177 steps (for 516 rounds).
+# One unit of a variable changes the logarithm of a column norm by this much. With values 0.1, 0.3
+# and 1, L-BFGS took 122, 70 and 177 steps for 516 rounds.
 _NORM_UNIT = 0.3
 
 
@@ -41,13 +41,18 @@ class EncoderVariables:
         self.size = self.num_ratios
         if not self.has_equal_norms:
             self.size = self.num_ratios + n
-        modulus = np.abs(np.fft.rfft(coefficients, 8 * self.bands))
-        kernel = np.fft.irfft(np.maximum(modulus, 1e-3 * modulus.max()))[: self.bands - 1]
-        self.preconditioner = np.linalg.cholesky(scipy.linalg.toeplitz(kernel / kernel[:1]))
+        transform_modulus = np.abs(np.fft.rfft(coefficients, 8 * self.bands))
+        filter_kernel = np.fft.irfft(np.maximum(transform_modulus, 1e-3 * transform_modulus.max()))[
+            : self.bands - 1
+        ]
+        self.preconditioner = np.linalg.cholesky(
+            scipy.linalg.toeplitz(filter_kernel / filter_kernel[:1])
+        )
 
     def better_norms(self, gradient: np.ndarray) -> np.ndarray:
-        """Returns a start with better column norms. They would be optimal if the share of column j
-        in the loss were proportional to norm[j]^-2, as it is for one band.
+        """Returns a starting point whose column norms are better than equal norms. The norms would
+        be optimal if the share of column j in the loss were proportional to norm[j]^-2, as it is
+        for one band.
 
         `gradient` is that of the loss along the columns of the start, x = 0.
         """
@@ -70,54 +75,56 @@ class EncoderVariables:
         """Returns the gradient of the loss with respect to x, given its gradient with respect to
         the columns.
         """
-        unit_columns, lengths = self._unit_columns(x)
+        unit_columns, column_lengths = self._unit_columns(x)
         norms = self._norms(x)
         # Each column of the encoder is divided by its length, so the loss depends on the column's
         # direction only. The part of the gradient along the column is therefore removed.
         parallel_parts = np.einsum("ij,ij->i", gradient, unit_columns)
         ratio_gradient = gradient[:, 1:] - unit_columns[:, 1:] * parallel_parts[:, None]
         if norms is not None:
-            lengths = lengths / norms
-        ratio_gradient /= lengths[:, None]
+            column_lengths = column_lengths / norms
+        ratio_gradient /= column_lengths[:, None]
         by_rows, by_columns = self._ratio_views()
         by_columns[...] = ratio_gradient
         x_gradient = (by_rows[: self.n] @ self.preconditioner).ravel()
         if norms is None:
             return x_gradient
         parallel_parts *= norms
-        # The squared norms of a class are a softmax of its variables. This is the derivative of the
-        # softmax.
+        # The squared column norms of a class of rounds are a softmax of the class's variables. The
+        # gradient follows from the derivative of the softmax.
         class_sums = np.bincount(self.classes, parallel_parts)[self.classes]
         norm_gradient = parallel_parts - norms**2 * class_sums
         return np.append(x_gradient, _NORM_UNIT * norm_gradient)
 
     def _unit_columns(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the columns scaled to norm 1, and the lengths by which they were divided."""
+        """Returns the encoder's columns scaled to norm 1, and the lengths by which they were
+        divided.
+        """
         by_rows, by_columns = self._ratio_views()
-        variables = x[: self.num_ratios].reshape(self.n, self.bands - 1)
-        np.matmul(variables, self.preconditioner.T, out=by_rows[: self.n])
-        columns = self.start_columns.copy()
-        columns[:, 1:] += by_columns
-        lengths = np.sqrt(np.einsum("ij,ij->i", columns, columns))
-        columns /= lengths[:, None]
-        return columns, lengths
+        ratio_variables = x[: self.num_ratios].reshape(self.n, self.bands - 1)
+        np.matmul(ratio_variables, self.preconditioner.T, out=by_rows[: self.n])
+        unscaled_columns = self.start_columns.copy()
+        unscaled_columns[:, 1:] += by_columns
+        column_lengths = np.sqrt(np.einsum("ij,ij->i", unscaled_columns, unscaled_columns))
+        unscaled_columns /= column_lengths[:, None]
+        return unscaled_columns, column_lengths
 
     def _norms(self, x: np.ndarray) -> np.ndarray | None:
-        """Returns the norms of the columns, or None if all of them are 1."""
+        """Returns the norms of the encoder's columns, or None if all of them are 1."""
         if self.has_equal_norms:
             return None
-        logarithms = _NORM_UNIT * x[self.num_ratios :]
-        squares = np.exp(2.0 * (logarithms - logarithms.max()))
-        return np.sqrt(squares / np.bincount(self.classes, squares)[self.classes])
+        norm_logarithms = _NORM_UNIT * x[self.num_ratios :]
+        relative_squares = np.exp(2.0 * (norm_logarithms - norm_logarithms.max()))
+        return np.sqrt(relative_squares / np.bincount(self.classes, relative_squares)[self.classes])
 
     def _ratio_views(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns an array of zeros for the entries below the main diagonal, by rows, with
         [t, m - 1] for C[t, t - m]; and a view of this array by columns, with [j, o - 1] for
         C[j + o, j].
         """
-        width = self.bands - 1
-        by_rows = np.zeros((self.n + self.bands, width))
+        num_ratio_columns = self.bands - 1
+        by_rows = np.zeros((self.n + self.bands, num_ratio_columns))
         entry_stride = by_rows.itemsize
-        shape = (self.n, width)
-        strides = (width * entry_stride, (width + 1) * entry_stride)
-        return by_rows, np.lib.stride_tricks.as_strided(by_rows[1:], shape, strides)
+        view_shape = (self.n, num_ratio_columns)
+        view_strides = (num_ratio_columns * entry_stride, (num_ratio_columns + 1) * entry_stride)
+        return by_rows, np.lib.stride_tricks.as_strided(by_rows[1:], view_shape, view_strides)

@@ -45,14 +45,17 @@ def fit_blt(
     # An encoder has n - 1 free coefficients, which determine at most n / 2 poles and as many zeros.
     # So more buffers cannot lower the loss.
     num_buffers = min(buffers, max(1, n // 2))
-    problem = BLTProblem(toeplitz_inverse(workload), participation, num_buffers, objective)
-    first_start, *other_starts = problem.starts()
-    best_descent = descend(problem.log_loss, first_start, stopping, problem.bounds())
+    blt_problem = BLTProblem(toeplitz_inverse(workload), participation, num_buffers, objective)
+    first_start, *other_starts = blt_problem.starts()
+    best_descent = descend(blt_problem.log_loss, first_start, stopping, blt_problem.bounds())
     for start in other_starts:
         if best_descent.interrupted or best_descent.iterations >= stopping.max_iterations:
             break
         descent = descend(
-            problem.log_loss, start, stopping.after(best_descent.iterations), problem.bounds()
+            blt_problem.log_loss,
+            start,
+            stopping.after(best_descent.iterations),
+            blt_problem.bounds(),
         )
         better_descent = min(best_descent, descent, key=lambda descent: descent.loss)
         best_descent = dataclasses.replace(

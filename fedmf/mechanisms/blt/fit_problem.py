@@ -9,11 +9,11 @@ import numpy as np
 
 from fedmf.participation.schema import Participation
 
-# Step h of the complex-step derivative f(x + i h) = f(x) + i h f'(x). It is exact to all digits,
-# since h^2 is lost in rounding.
+# Step h of the complex-step derivative f(x + i h) = f(x) + i h f'(x). The derivative is exact to
+# all digits, since terms in h^2 are lost in rounding.
 _STEP = 1e-30
-# Poles and zeros are 1 / (1 + exp(u)) for increasing numbers u. The step from each u to the next
-# one has a logarithm between these two bounds.
+# Poles and zeros are 1 / (1 + exp(u)) for increasing numbers u. The logarithm of the difference
+# between two successive numbers u lies between these bounds.
 _MIN_LOG_GAP = -7.0
 _MAX_LOG_GAP = 4.0
 # If two poles of a workload are closer to each other than this, its generating function is not
@@ -34,11 +34,12 @@ class _WorkloadPole(NamedTuple):
 
 
 def positions(variables: np.ndarray) -> np.ndarray:
-    """Returns the positions u of decays[0], inverse_decays[0], decays[1], ..., float64 (..., 2 d).
-    The variables are the first u, and then the logarithms of the steps from each u to the next.
+    """Returns the positions u of the poles and zeros 1 / (1 + exp(u)), in the order decays[0],
+    inverse_decays[0], decays[1] and so on. The result is float64 (..., 2 d). The variables are the
+    first u, and then the logarithms of the steps from each u to the next.
     """
-    steps = np.concatenate([variables[..., :1], np.exp(variables[..., 1:])], axis=-1)
-    return np.cumsum(steps, axis=-1)
+    position_steps = np.concatenate([variables[..., :1], np.exp(variables[..., 1:])], axis=-1)
+    return np.cumsum(position_steps, axis=-1)
 
 
 class BLTProblem:
@@ -73,8 +74,9 @@ class BLTProblem:
         self.windows, self.window_weights = time_grid(self.k - 1)
 
     def starts(self) -> list[np.ndarray]:
-        """Returns the variables at which descents start. Poles and zeros are spread evenly in u,
-        from near 1 - 1 / horizon down, as in the approximation of a square root (Newman 1964).
+        """Returns the values of the variables at which the descents of the fit start. Poles and
+        zeros are spread evenly in u, from near 1 - 1 / horizon down, as in the approximation of a
+        square root (Newman 1964).
 
         Under several participations there are two kinds of optima, with a memory of about min_sep
         rounds or of a tenth of them. Neither is always better, so that both are tried.
@@ -89,8 +91,8 @@ class BLTProblem:
         `last_u`.
         """
         first_u = -np.log(2.0 * horizon)
-        step = (last_u - first_u) / max(2 * self.d - 1, 1)
-        return np.concatenate([[first_u], np.full(2 * self.d - 1, np.log(step))])
+        position_step = (last_u - first_u) / max(2 * self.d - 1, 1)
+        return np.concatenate([[first_u], np.full(2 * self.d - 1, np.log(position_step))])
 
     def bounds(self) -> list[tuple[float | None, float | None]]:
         """Returns the range of each variable in which float64 can tell poles and zeros apart."""
@@ -101,15 +103,15 @@ class BLTProblem:
 
     def log_loss(self, variables: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the logarithm of the loss and its gradient."""
-        size = len(variables)
-        u = positions(variables + 1j * _STEP * np.eye(size))
+        num_variables = len(variables)
+        u = positions(variables + 1j * _STEP * np.eye(num_variables))
         with np.errstate(all="ignore"):
             poles = u[:, 0::2]
             zeros = u[:, 1::2]
             log_sensitivity = np.log(self._squared_sensitivity(poles, zeros))
             log_error = np.log(self._squared_error(poles, zeros))
-            value = log_sensitivity + log_error
-        return float(value[0].real), value.imag / _STEP
+            log_value = log_sensitivity + log_error
+        return float(log_value[0].real), log_value.imag / _STEP
 
     def _squared_sensitivity(self, poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
         """Returns the squared sensitivity, which is the squared norm of the sum of the encoder's
@@ -121,22 +123,28 @@ class BLTProblem:
         sum of decays[i]^(b - 1) P_i(s-1).
         """
         log_decay = _log_decay(poles)
-        scale = _residues(poles, zeros)
+        buffer_scales = _residues(poles, zeros)
         log_pair = log_decay[:, :, None] + log_decay[:, None, :]
 
         def sum_window(s: np.ndarray, length: int) -> np.ndarray:
-            """Returns the sum of squared entries of the summed columns in the rounds s b .. s b +
-            length - 1, (size, len(s)).
+            """Returns the sum of squares of the summed columns' entries in the windows of rounds s
+            b to s b + length - 1, (size, len(s)).
             """
-            log = log_decay[:, None, :]
-            period = _expm1(self.b * log_decay)[:, None, :]
-            P = scale[:, None, :] * _expm1(self.b * (s[:, None] + 1.0) * log) / period
-            previous_P = scale[:, None, :] * _expm1(self.b * s[:, None] * log) / period
+            pole_logs = log_decay[:, None, :]
+            period_decay = _expm1(self.b * log_decay)[:, None, :]
+            P = (
+                buffer_scales[:, None, :]
+                * _expm1(self.b * (s[:, None] + 1.0) * pole_logs)
+                / period_decay
+            )
+            previous_P = (
+                buffer_scales[:, None, :] * _expm1(self.b * s[:, None] * pole_logs) / period_decay
+            )
             last_decay = np.exp((self.b - 1) * log_decay)[:, None, :]
-            first_entry = 1.0 + (previous_P * last_decay).sum(axis=2)
+            first_entries = 1.0 + (previous_P * last_decay).sum(axis=2)
             pair_sums = _expm1((length - 1) * log_pair) / _expm1(log_pair)
-            squares = np.einsum("vsi,vij,vsj->vs", P, pair_sums, P, optimize=True)
-            return first_entry * first_entry + squares
+            squared_tails = np.einsum("vsi,vij,vsj->vs", P, pair_sums, P, optimize=True)
+            return first_entries * first_entries + squared_tails
 
         last_window = np.array([self.k - 1.0])
         squared_norms = sum_window(last_window, self.n - (self.k - 1) * self.b)[:, 0]
@@ -150,7 +158,7 @@ class BLTProblem:
         variable v.
         """
         log_decay = _log_decay(zeros)
-        scale = -_residues(zeros, poles)
+        buffer_scales = -_residues(zeros, poles)
         t = self.rounds
         if self.poles is None:
             import scipy.signal
@@ -159,18 +167,20 @@ class BLTProblem:
             noise_columns = np.stack(
                 [
                     -(weights @ np.exp(lags * log[:, None]))
-                    for weights, log in zip(scale, log_decay, strict=True)
+                    for weights, log in zip(buffer_scales, log_decay, strict=True)
                 ]
             )
             noise_columns[:, 0] = 1.0
-            column = scipy.signal.lfilter([1.0], self.inverse, noise_columns, axis=1)
-            return (column * column) @ self.weights
-        column = np.zeros((len(log_decay), len(t)), dtype=complex)
+            error_columns = scipy.signal.lfilter([1.0], self.inverse, noise_columns, axis=1)
+            return (error_columns * error_columns) @ self.weights
+        error_columns = np.zeros((len(log_decay), len(t)), dtype=complex)
         for pole, weight in self.poles:
             log_pole = np.log(pole)
-            buffer_sums = np.einsum("vi,vti->vt", scale, _divided_powers(log_pole, log_decay, t))
-            column += weight * (np.exp(t * log_pole) - buffer_sums)
-        return (column * column) @ self.weights
+            buffer_sums = np.einsum(
+                "vi,vti->vt", buffer_scales, _divided_powers(log_pole, log_decay, t)
+            )
+            error_columns += weight * (np.exp(t * log_pole) - buffer_sums)
+        return (error_columns * error_columns) @ self.weights
 
 
 def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -192,28 +202,30 @@ def time_grid(count: int) -> tuple[np.ndarray, np.ndarray]:
     panel_edges = [0]
     while panel_edges[-1] < count:
         panel_edges.append(min(max(_NUM_EXACT_ROUNDS, 2 * panel_edges[-1]), count))
-    times = []
+    node_times = []
     node_weights = []
     for begin, end in itertools.pairwise(panel_edges):
-        length = end - begin
-        if length <= max(_NUM_NODES, _NUM_EXACT_ROUNDS):
-            times.append(np.arange(begin, end, dtype=float))
-            node_weights.append(np.ones(length))
+        panel_length = end - begin
+        if panel_length <= max(_NUM_NODES, _NUM_EXACT_ROUNDS):
+            node_times.append(np.arange(begin, end, dtype=float))
+            node_weights.append(np.ones(panel_length))
             continue
         node_angles = (np.arange(_NUM_NODES) + 0.5) * np.pi / _NUM_NODES
-        panel_center = begin + (length - 1) / 2
-        half_length = (length - 1) / 2
-        times.append(panel_center + half_length * np.cos(node_angles))
+        panel_center = begin + (panel_length - 1) / 2
+        half_length = (panel_length - 1) / 2
+        node_times.append(panel_center + half_length * np.cos(node_angles))
         # A sum over a panel (an interval of rounds) is a weighted sum over a few nodes. The weights
         # of the nodes follow from the sums of the Chebyshev polynomials over the panel's rounds,
         # because the polynomials are orthogonal over the nodes.
-        round_angles = np.arccos((np.arange(length) - half_length) / half_length)
-        sums = np.array([np.cos(degree * round_angles).sum() for degree in range(_NUM_NODES)])
-        sums[1:] *= 2.0
-        node_weights.append(
-            np.cos(np.outer(node_angles, np.arange(_NUM_NODES))) @ sums / _NUM_NODES
+        round_angles = np.arccos((np.arange(panel_length) - half_length) / half_length)
+        polynomial_sums = np.array(
+            [np.cos(degree * round_angles).sum() for degree in range(_NUM_NODES)]
         )
-    return np.concatenate(times), np.concatenate(node_weights)
+        polynomial_sums[1:] *= 2.0
+        node_weights.append(
+            np.cos(np.outer(node_angles, np.arange(_NUM_NODES))) @ polynomial_sums / _NUM_NODES
+        )
+    return np.concatenate(node_times), np.concatenate(node_weights)
 
 
 def _workload_poles(inverse: np.ndarray) -> list[_WorkloadPole] | None:
@@ -245,8 +257,8 @@ def _workload_poles(inverse: np.ndarray) -> list[_WorkloadPole] | None:
 
 def _log_decay(u: np.ndarray) -> np.ndarray:
     """Returns log(1 / (1 + exp(u))), the logarithm of the pole or zero at position u."""
-    x = np.exp(u)
-    return -(np.log1p(x.real) + 1j * x.imag / (1.0 + x.real))
+    exp_u = np.exp(u)
+    return -(np.log1p(exp_u.real) + 1j * exp_u.imag / (1.0 + exp_u.real))
 
 
 def _expm1(x: np.ndarray) -> np.ndarray:
@@ -265,14 +277,14 @@ def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
     """
     to_zeros = _difference(poles[:, :, None], zeros[:, None, :])
     to_poles = _difference(poles[:, :, None], poles[:, None, :])
-    diagonal = np.arange(poles.shape[1])
-    to_poles[:, diagonal, diagonal] = 1.0
+    diagonal_indices = np.arange(poles.shape[1])
+    to_poles[:, diagonal_indices, diagonal_indices] = 1.0
     return (to_zeros / to_poles).prod(axis=2)
 
 
 def _divided_powers(log_pole: float, log_decay: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Returns (pole^t - z^t) / (pole - z) for all times t and every z = exp(log_decay), (size,
-    len(t), d).
+    """Returns (pole^t - z^t) / (pole - z) for all times t and every zero z = exp(log_decay), in an
+    array (size, len(t), d).
 
     It is computed as M^t (1 - (m / M)^t) / (M - m), M being the larger and m the smaller of pole
     and z, which loses no digits when they are close.
@@ -280,5 +292,7 @@ def _divided_powers(log_pole: float, log_decay: np.ndarray, t: np.ndarray) -> np
     is_larger = log_decay.real > log_pole
     larger_log = np.where(is_larger, log_decay, log_pole)[:, None, :]
     smaller_log = np.where(is_larger, log_pole, log_decay)[:, None, :]
-    powers = np.exp(t[:, None] * larger_log) * -_expm1(t[:, None] * (smaller_log - larger_log))
-    return powers / (np.exp(larger_log) * -_expm1(smaller_log - larger_log))
+    power_differences = np.exp(t[:, None] * larger_log) * -_expm1(
+        t[:, None] * (smaller_log - larger_log)
+    )
+    return power_differences / (np.exp(larger_log) * -_expm1(smaller_log - larger_log))

@@ -65,15 +65,15 @@ class BLTMechanism(Mechanism):
                 f"{len(self.inverse_decays)}: pass one of each for every buffer"
             )
         for field_name in ("decays", "inverse_decays"):
-            values = getattr(self, field_name)
-            if np.abs(values).max() > 1.0 or len(np.unique(values)) < len(values):
+            field_values = getattr(self, field_name)
+            if np.abs(field_values).max() > 1.0 or len(np.unique(field_values)) < len(field_values):
                 raise ValueError(
-                    f"{field_name}={values} must be distinct numbers from -1 to 1: larger ones "
-                    "grow without bound, and equal ones have no partial fractions"
+                    f"{field_name}={field_values} must be distinct numbers from -1 to 1: larger "
+                    "ones grow without bound, and equal ones have no partial fractions"
                 )
         with np.errstate(all="ignore"):  # A quotient of values close to 0 may overflow.
-            sums = [np.abs(self.scales).sum(), np.abs(self.inverse_scales).sum()]
-            largest_sum = float(np.max(sums))
+            scale_sums = [np.abs(self.scales).sum(), np.abs(self.inverse_scales).sum()]
+            largest_sum = float(np.max(scale_sums))
         # The comparison is written so that a NaN is refused as well.
         if not largest_sum <= MAX_SUM_OF_SCALES:
             raise ValueError(
@@ -152,7 +152,7 @@ def exponentials(scales: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
     """
     sequence = np.eye(1, n)[0]
     lags = np.arange(n - 1)
-    with np.errstate(under="ignore"):  # A power that underflows is 0.
+    with np.errstate(under="ignore"):  # A power that underflows is 0, which is accurate enough.
         for scale, decay in zip(scales, decays, strict=True):
             sequence[1:] += scale * decay**lags
     return sequence

@@ -1,5 +1,5 @@
-"""The maximisation of a dual bound of `fedmf.mechanisms.dense.dual`. On its way it keeps the best
-feasible encoder.
+"""The maximisation of a lower bound on the loss, which is a dual problem of
+`fedmf.mechanisms.dense.dual`. On its way it keeps the best feasible encoder.
 """
 
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from fedmf.mechanisms.dense.dual import PairsDual, decoder, lower_factor
 from fedmf.mechanisms.fitting.descent import minimise
 from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 
-# Computing a feasible encoder takes as long as 1 to 30 steps. It is done when the bound rises
-# slowly, and at the latest when the number of steps has reached _FIRST_CHECK and has grown by the
-# factor _CHECK_GROWTH since the last time.
+# Computing a feasible encoder takes as long as 1 to 30 steps. A new one is computed when the bound
+# rises slowly, or when the number of steps has grown by _CHECK_GROWTH since the last one and is at
+# least _FIRST_CHECK.
 _FIRST_CHECK = 10
 _CHECK_GROWTH = 1.5
 # Number of steps of alternating optimisation before L-BFGS, which works best near the optimum.
@@ -46,15 +46,15 @@ class Ascent:
         self._current = self.variables
         # The best diagonal gram matrix X gives a feasible encoder from the start. If all rounds are
         # of one class, this encoder is the optimum.
-        diagonal = dual.scale_to_feasible(np.diag(np.sqrt(np.diagonal(dual.gram))))
-        self._keep_if_better(lower_factor(dual.classes.in_time_order(diagonal)))
+        diagonal_gram = dual.scale_to_feasible(np.diag(np.sqrt(np.diagonal(dual.gram))))
+        self._keep_if_better(lower_factor(dual.classes.in_time_order(diagonal_gram)))
         self._latest_bound = 0.0
         self._last_check = 0
         self._small_rise = stopping.tolerance
 
     def run(self) -> None:
-        """Runs the ascent until the gap is within the tolerance. At the first Ctrl-C it ends with a
-        feasible encoder.
+        """Maximises the bound until the gap between the best loss and the bound is within the
+        tolerance. At the first Ctrl-C it ends with a feasible encoder.
         """
         try:
             if any(self._end_step() for _ in self._steps()):
@@ -70,16 +70,16 @@ class Ascent:
         self._update_encoder()
 
     def _steps(self) -> Iterator[None]:
-        """Takes a few alternations and then L-BFGS steps, and yields after each. The last
-        evaluation of the dual is then at `_current`.
+        """Takes a few steps of alternating optimisation and then L-BFGS steps, and yields after
+        each step. The last evaluation of the dual is then at `_current`.
         """
         for _ in range(_NUM_ALTERNATIONS):
             G = self.dual.evaluate(self._current)[2]
             yield
             self._current = self.dual.alternate(self._current, G)
         yield from self._quasi_newton_steps()
-        # The line search has found no better point. The reason may be rounding in the resolvents,
-        # so the ascent continues with eigendecompositions.
+        # The line search has found no better point. The reason may be rounding in the fast
+        # evaluation by resolvents, so the ascent continues with eigendecompositions.
         if self.dual.resolvents is not None:
             self.dual.resolvents = None
             yield from self._quasi_newton_steps()
@@ -116,17 +116,17 @@ class Ascent:
         self._latest_bound = self.dual.bound
         is_last = self.iterations >= self.stopping.max_iterations
         next_check = max(_FIRST_CHECK, _CHECK_GROWTH * self._last_check)
-        gap = None
+        current_gap = None
         if bound_rise <= self._small_rise or self.iterations >= next_check or is_last:
-            gap = self._update_encoder()
-            # The gap and the rise of the bound in one step are assumed to shrink by the same
-            # factor. So the next encoder is computed when the rise has shrunk as much as the gap
-            # must shrink to reach the tolerance.
-            gap_ratio = min(1.0, self.stopping.tolerance / max(gap, 1e-300))
+            current_gap = self._update_encoder()
+            # The bound's rise per step is assumed to shrink by the same factor as the gap. The next
+            # encoder is computed when the rise has shrunk as much as the gap must shrink to reach
+            # the tolerance.
+            gap_ratio = min(1.0, self.stopping.tolerance / max(current_gap, 1e-300))
             self._small_rise = min(self._small_rise, bound_rise) * gap_ratio
         if self.stopping.progress is not None:
-            self.stopping.progress(self.iterations, self.loss, gap)
-        return is_last or (gap is not None and gap <= self.stopping.tolerance)
+            self.stopping.progress(self.iterations, self.loss, current_gap)
+        return is_last or (current_gap is not None and current_gap <= self.stopping.tolerance)
 
     def _update_encoder(self) -> float:
         """Computes feasible encoders from the last evaluation, and returns the gap between the best

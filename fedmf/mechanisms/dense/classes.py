@@ -34,7 +34,7 @@ Blocks = list[np.ndarray]
 
 
 class ClassGroup(NamedTuple):
-    """A group of classes of the same size, which follow each other in class order."""
+    """A group of classes of rounds that have the same size and follow each other."""
 
     rows: slice
     classes: int
@@ -47,8 +47,8 @@ class ClassGroup(NamedTuple):
 
 
 class Classes:
-    """The b classes of n rounds. Their size is ceil(n / b), and one less for some of them if b does
-    not divide n.
+    """The division of n rounds into b classes, where class i has the rounds i, i + b, i + 2b and so
+    on. Their size is ceil(n / b), and one less for some of them if b does not divide n.
 
     Attributes:
       order: (n,) the rounds in class order: all of class 0, then all of class 1, ...
@@ -68,25 +68,25 @@ class Classes:
         self.count = b
         self.largest = -(-n // b)
         num_larger = n - (self.largest - 1) * b
-        split = num_larger * self.largest
-        groups = [
-            ClassGroup(slice(0, split), num_larger, self.largest),
-            ClassGroup(slice(split, n), b - num_larger, self.largest - 1),
+        num_larger_rounds = num_larger * self.largest
+        class_groups = [
+            ClassGroup(slice(0, num_larger_rounds), num_larger, self.largest),
+            ClassGroup(slice(num_larger_rounds, n), b - num_larger, self.largest - 1),
         ]
-        self.groups = [group for group in groups if group.classes]
+        self.groups = [group for group in class_groups if group.classes]
 
     def apply(self, blocks: Blocks, M: np.ndarray) -> np.ndarray:
         """Returns K M, float64 (n, m), for the block-diagonal matrix K with these blocks and any M,
         (n, m).
         """
-        product = np.empty(M.shape)
+        products = np.empty(M.shape)
         for (rows, classes, size), block in zip(self.groups, blocks, strict=True):
             if size == 1:
-                np.multiply(block[:, :, 0], M[rows], out=product[rows])
+                np.multiply(block[:, :, 0], M[rows], out=products[rows])
             else:
                 class_products = block @ M[rows].reshape(classes, size, -1)
-                product[rows] = class_products.reshape(classes * size, -1)
-        return product
+                products[rows] = class_products.reshape(classes * size, -1)
+        return products
 
     def congruence(self, blocks: Blocks, M: np.ndarray) -> np.ndarray:
         """Returns K M K^T for the block-diagonal matrix K with these blocks and a symmetric M, (n,
@@ -100,8 +100,8 @@ class Classes:
         for rows, classes, size in self.groups:
             class_rows = V[rows].reshape(classes, size, -1)
             if size == 1:
-                squares = np.einsum("cim,cim,m->ci", class_rows, class_rows, weights)
-                diagonal_blocks.append(squares[:, :, None])
+                squared_rows = np.einsum("cim,cim,m->ci", class_rows, class_rows, weights)
+                diagonal_blocks.append(squared_rows[:, :, None])
             else:
                 diagonal_blocks.append((class_rows * weights) @ class_rows.transpose(0, 2, 1))
         return diagonal_blocks
@@ -110,21 +110,21 @@ class Classes:
         """Returns copies of the diagonal blocks of M, (n, n)."""
         diagonal_blocks = []
         for group in self.groups:
-            block = np.empty((group.classes, group.size, group.size))
+            group_blocks = np.empty((group.classes, group.size, group.size))
             for c, class_slice in enumerate(group.class_slices()):
-                block[c] = M[class_slice, class_slice]
-            diagonal_blocks.append(block)
+                group_blocks[c] = M[class_slice, class_slice]
+            diagonal_blocks.append(group_blocks)
         return diagonal_blocks
 
     def clear_pairs(self, M: np.ndarray) -> None:
         """Sets M[i, j] = 0 in place for all pairs of distinct rounds i, j in the same class, where
         M is a matrix (n, n).
         """
-        diagonal = np.diagonal(M).copy()
+        main_diagonal = np.diagonal(M).copy()
         for group in self.groups:
             for class_slice in group.class_slices():
                 M[class_slice, class_slice] = 0.0
-        np.fill_diagonal(M, diagonal)
+        np.fill_diagonal(M, main_diagonal)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Returns the sum of `values` over each class, float64 (b,). The values, (n,), are in class
@@ -139,8 +139,8 @@ class Classes:
         """Repeats the value of each class for each of its rounds. The result, (n,), is in class
         order.
         """
-        sizes = np.concatenate([np.full(group.classes, group.size) for group in self.groups])
-        return np.repeat(values, sizes)
+        class_sizes = np.concatenate([np.full(group.classes, group.size) for group in self.groups])
+        return np.repeat(values, class_sizes)
 
     def split_by_group(self, values: np.ndarray) -> list[np.ndarray]:
         """Splits an array with one value for each class, (b,), into one array for each group of
@@ -149,9 +149,7 @@ class Classes:
         return np.split(values, np.cumsum([group.classes for group in self.groups])[:-1])
 
     def in_time_order(self, M: np.ndarray) -> np.ndarray:
-        """Returns the matrix M with its rows and columns sorted by time. In M they are in class
-        order.
-        """
+        """Returns the matrix M with its rows and columns sorted by time instead of by class."""
         class_position = np.empty_like(self.order)
         class_position[self.order] = np.arange(len(self.order))
         return M[np.ix_(class_position, class_position)]
@@ -180,7 +178,7 @@ _ACCURACY = 1e-11
 # Least number of rounds in a block. Smaller blocks cost more in calls than they save in arithmetic.
 _MIN_BLOCK_ROUNDS = 8
 # If a block has more than this fraction of all rounds, an eigendecomposition takes no more time
-# than the rational function.
+# than the rational approximation.
 _MAX_BLOCK_FRACTION = 1.0 / 20.0
 
 
@@ -193,18 +191,18 @@ class Resolvents:
         self.classes = classes
         self._K = inverse_diagonals
         n, p = inverse_diagonals.shape
-        # The array holds P_diagonals[d, t] = P[t, t + d].
+        # Row d of P_diagonals holds a diagonal of P, with P_diagonals[d, t] = P[t, t + d].
         P_diagonals = np.zeros((p, n))
         for d in range(p):
             for j in range(p - d):
                 P_diagonals[d, : n - d] += (
                     inverse_diagonals[: n - d, j] * inverse_diagonals[d:, j + d]
                 )
-        positions = np.arange(classes.count)
+        class_positions = np.arange(classes.count)
         # The classes of rounds are taken from both ends in turn: 0, b - 1, 1, b - 2, ..., where b
         # is the number of classes.
         folded_classes = np.where(
-            positions % 2 == 0, positions // 2, classes.count - 1 - positions // 2
+            class_positions % 2 == 0, class_positions // 2, classes.count - 1 - class_positions // 2
         )
         self._chunks = [
             folded_classes[first : first + chunk_size]
@@ -246,20 +244,20 @@ class Resolvents:
         """
         shifts, weights = inverse_root(*self._spectrum(H, A))
         H_by_class = list(itertools.chain.from_iterable(H))
-        U_by_class = [block @ block.T for block in H_by_class]
+        U_by_class = [class_block @ class_block.T for class_block in H_by_class]
         forward: list[np.ndarray] = []
         for i, chunk in enumerate(self._chunks):
             P_block = self._diagonal_blocks[i]
-            block = np.broadcast_to(P_block, (len(shifts), *P_block.shape)).copy()
-            start = 0
+            shifted_blocks = np.broadcast_to(P_block, (len(shifts), *P_block.shape)).copy()
+            class_start = 0
             for c in chunk:
-                class_slice = slice(start, start + len(U_by_class[c]))
-                block[:, class_slice, class_slice] += shifts[:, None, None] * U_by_class[c]
-                start = class_slice.stop
+                class_slice = slice(class_start, class_start + len(U_by_class[c]))
+                shifted_blocks[:, class_slice, class_slice] += shifts[:, None, None] * U_by_class[c]
+                class_start = class_slice.stop
             if i:
-                coupling = self._lower_blocks[i - 1]
-                block -= coupling @ forward[-1] @ coupling.T
-            forward.append(np.linalg.inv(block))
+                lower_block = self._lower_blocks[i - 1]
+                shifted_blocks -= lower_block @ forward[-1] @ lower_block.T
+            forward.append(np.linalg.inv(shifted_blocks))
         G_by_class: list[np.ndarray] = [np.empty(0)] * self.classes.count
         T = 0.0
         R = forward[-1]
@@ -268,14 +266,14 @@ class Resolvents:
                 transfer = self._lower_blocks[i] @ forward[i]
                 R = forward[i] + transfer.transpose(0, 2, 1) @ R @ transfer
             X = np.tensordot(weights, R, 1)
-            start = 0
+            class_start = 0
             for c in self._chunks[i]:
-                class_slice = slice(start, start + len(U_by_class[c]))
+                class_slice = slice(class_start, class_start + len(U_by_class[c]))
                 G_by_class[c] = X[class_slice, class_slice] @ H_by_class[c]
                 T += np.vdot(G_by_class[c], H_by_class[c])
-                start = class_slice.stop
-        ends = np.cumsum([group.classes for group in self.classes.groups])
-        G = [np.array(G_by_class[end - len(h) : end]) for h, end in zip(H, ends, strict=True)]
+                class_start = class_slice.stop
+        group_ends = np.cumsum([group.classes for group in self.classes.groups])
+        G = [np.array(G_by_class[end - len(h) : end]) for h, end in zip(H, group_ends, strict=True)]
         return T, G
 
     def _spectrum(self, H: Blocks, A: np.ndarray) -> tuple[float, float]:
@@ -299,8 +297,8 @@ class Resolvents:
             K_transposed_sums[: n - j] += K_magnitudes[j:, j] * inverse_sums[j:, 0]
         for j in range(p):
             P_sums[j:] += K_magnitudes[j:, j] * K_transposed_sums[: n - j]
-        row_sums = self.classes.apply(inverse_magnitudes, P_sums[self.classes.order, None])
-        return float(1.0 / gram_sums.max()), float(row_sums.max())
+        product_row_sums = self.classes.apply(inverse_magnitudes, P_sums[self.classes.order, None])
+        return float(1.0 / gram_sums.max()), float(product_row_sums.max())
 
 
 def inverse_root(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
@@ -315,15 +313,17 @@ def inverse_root(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
     # for it.
     from scipy import special
 
-    ratio = min(low / high, 0.5)
-    # Half of the shifts s are below sqrt(low high). They follow from elliptic functions, which are
-    # accurate for them even if their parameter is near 1. The other half follow by the reflection u
-    # -> K - u.
-    num_half = int(np.ceil(-np.log(_ACCURACY) * (3.0 - np.log(ratio)) / (4.0 * np.pi**2)))
-    K = special.ellipkm1(ratio)
-    u = (np.arange(num_half) + 0.5) * K / (2 * num_half)
-    sn, cn, dn, _ = special.ellipj(u, 1.0 - ratio)
+    range_ratio = min(low / high, 0.5)
+    # The shifts below sqrt(low high), which are half of all, follow from elliptic functions, which
+    # are accurate here even if their parameter is near 1. The reflection u -> K - u gives the
+    # larger shifts.
+    num_low_shifts = int(
+        np.ceil(-np.log(_ACCURACY) * (3.0 - np.log(range_ratio)) / (4.0 * np.pi**2))
+    )
+    K = special.ellipkm1(range_ratio)
+    u = (np.arange(num_low_shifts) + 0.5) * K / (2 * num_low_shifts)
+    sn, cn, dn, _ = special.ellipj(u, 1.0 - range_ratio)
     low_shifts = low * np.square(sn / cn)
-    slopes = np.concatenate([dn / np.square(cn), dn / np.square(sn) / np.sqrt(ratio)])
-    shifts = np.concatenate([low_shifts, low * (low / ratio) / low_shifts])
-    return shifts, K * np.sqrt(low) / (np.pi * num_half) * slopes
+    slopes = np.concatenate([dn / np.square(cn), dn / np.square(sn) / np.sqrt(range_ratio)])
+    shifts = np.concatenate([low_shifts, low * (low / range_ratio) / low_shifts])
+    return shifts, K * np.sqrt(low) / (np.pi * num_low_shifts) * slopes

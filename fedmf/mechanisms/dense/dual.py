@@ -52,9 +52,9 @@ _MIN_EIGENVALUE = 20 * np.finfo(float).eps
 
 
 class PairsDual:
-    """The lower bound T^2 / budget on the loss of all encoders as a smooth function of free
-    variables, and feasible gram matrices X = C^T C near its optimum. The module docstring defines
-    the notation.
+    """The lower bound T^2 / budget on the loss of every encoder C, as a smooth function of
+    unconstrained variables. It also gives feasible gram matrices X = C^T C near the optimum. The
+    module docstring defines the notation.
 
     U has a constant diagonal in each class. The variables are rows of any norm: H_c has them scaled
     to norm sqrt(v_c), v_c being the mean of their squared norms.
@@ -79,27 +79,29 @@ class PairsDual:
         self._eigen: tuple[np.ndarray, np.ndarray] | None = None
 
     def start(self) -> Blocks:
-        """Returns the variables at which the ascent starts. They are good if a nearly diagonal gram
-        matrix X is good.
+        """Returns the values of the variables at which the maximisation starts. They are good if a
+        nearly diagonal gram matrix X is good.
 
         The best diagonal X has X_ii proportional, in each class, to sqrt((A^T A)_ii). U(X) = X^-1
         A^T A X^-1 then has these correlations within classes.
         """
-        blocks = []
+        start_blocks = []
         for gram in self.classes.blocks(self.gram):
             inverse_norms = 1.0 / np.sqrt(np.einsum("cii->ci", gram))
             class_correlations = gram * inverse_norms[:, :, None] * inverse_norms[:, None, :]
             try:
-                blocks.append(np.linalg.cholesky(class_correlations))
+                start_blocks.append(np.linalg.cholesky(class_correlations))
             except np.linalg.LinAlgError:
                 # The columns of A are parallel up to rounding, so the factorization has failed. The
                 # ascent then starts from the identity in place of these correlations.
-                blocks.append(np.broadcast_to(np.eye(gram.shape[1]), gram.shape).copy())
+                start_blocks.append(np.broadcast_to(np.eye(gram.shape[1]), gram.shape).copy())
         root_v = self.classes.sums(np.sqrt(np.diagonal(self.gram)))
-        return self._scale_blocks(blocks, root_v)
+        return self._scale_blocks(start_blocks, root_v)
 
     def factorize(self, variables: Blocks) -> tuple[Blocks, float]:
-        """Returns the factor H of U = H H^T that the variables define, and the budget of U."""
+        """Returns the factor H of the dual matrix U = H H^T that the variables define, and the
+        budget of U.
+        """
         row_norms = [np.linalg.norm(block, axis=2) for block in variables]
         v = [np.square(norms).mean(axis=1) for norms in row_norms]
         H = [
@@ -115,16 +117,16 @@ class PairsDual:
         T_gradient = []
         budget_gradient = []
         for block, g in zip(variables, G, strict=True):
-            norms = np.linalg.norm(block, axis=2)
-            size = block.shape[1]
-            root_v = np.sqrt(np.square(norms).mean(axis=1))
-            unit_rows = block / norms[:, :, None]
+            row_norms = np.linalg.norm(block, axis=2)
+            class_size = block.shape[1]
+            root_v = np.sqrt(np.square(row_norms).mean(axis=1))
+            unit_rows = block / row_norms[:, :, None]
             parallel_parts = np.einsum("cij,cij->ci", g, unit_rows)
-            orthogonal = g - parallel_parts[:, :, None] * unit_rows
-            orthogonal = orthogonal * (root_v[:, None] / norms)[:, :, None]
-            v_derivative = parallel_parts.sum(axis=1) / (size * root_v)
-            T_gradient.append(orthogonal + v_derivative[:, None, None] * block)
-            budget_gradient.append(block * (2.0 / size))
+            orthogonal_parts = g - parallel_parts[:, :, None] * unit_rows
+            orthogonal_parts = orthogonal_parts * (root_v[:, None] / row_norms)[:, :, None]
+            v_derivative = parallel_parts.sum(axis=1) / (class_size * root_v)
+            T_gradient.append(orthogonal_parts + v_derivative[:, None, None] * block)
+            budget_gradient.append(block * (2.0 / class_size))
         return T_gradient, budget_gradient
 
     def alternate(self, variables: Blocks, G: Blocks) -> Blocks:
@@ -141,8 +143,8 @@ class PairsDual:
         """Returns a gram matrix X with its rows and columns scaled so that each class has trace 1.
         If X satisfies all other constraints, the result has sensitivity 1.
         """
-        scale = 1.0 / np.sqrt(self.classes.spread(self.classes.sums(np.diagonal(X))))
-        return X * scale[:, None] * scale
+        row_scales = 1.0 / np.sqrt(self.classes.spread(self.classes.sums(np.diagonal(X))))
+        return X * row_scales[:, None] * row_scales
 
     def _scale_blocks(self, unit_blocks: Blocks, root_v: np.ndarray) -> Blocks:
         """Returns the blocks with the rows of each class multiplied by the entry of `root_v` for
@@ -155,8 +157,9 @@ class PairsDual:
         ]
 
     def evaluate(self, variables: Blocks) -> tuple[float, Blocks, Blocks]:
-        """Returns -log of the bound, its gradient, and dT / dH. They are computed by `resolvents`,
-        or else by one n x n eigendecomposition.
+        """Returns the negative logarithm of the bound, its gradient with respect to the variables,
+        and the derivative dT / dH. They are computed by `resolvents`, or else by one n x n
+        eigendecomposition.
         """
         self.factor, self._budget = self.factorize(variables)
         if self.resolvents is None:
@@ -180,10 +183,10 @@ class PairsDual:
         """Returns X(U), the gram matrix that belongs to the dual matrix U of the last evaluation,
         in class order. It also sets `bound` to the value from the eigendecomposition.
         """
-        eigen = self._eigen
-        if eigen is None:
-            eigen = self._decompose()
-        roots, V = eigen
+        eigen_decomposition = self._eigen
+        if eigen_decomposition is None:
+            eigen_decomposition = self._decompose()
+        roots, V = eigen_decomposition
         self._eigen = None
         self.bound = roots.sum() ** 2 / self._budget
         inverse_factor = transpose_blocks(invert_blocks(self.factor))
@@ -199,7 +202,8 @@ class PairsDual:
         J^T X J with J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1, D^2 the diagonal of X_c, the closest to 1
         of those that make the class's columns of C D^-1 orthonormal; it is never indefinite.
         """
-        # If rounding has made a diagonal entry zero or negative, there is no candidate.
+        # If rounding has made a diagonal entry of X zero or negative, X gives no feasible
+        # candidate.
         if not np.diagonal(X).min() > 0.0:
             return
         class_blocks = self.classes.blocks(X)
@@ -220,8 +224,8 @@ class PairsDual:
         eigenvalues, V = np.linalg.eigh(self.classes.congruence(transposed_factor, self.gram))
         if eigenvalues[0] > _MIN_EIGENVALUE * eigenvalues[-1]:
             return np.sqrt(eigenvalues), V
-        # The eigenvalues of a badly scaled workload have lost too many digits. Singular values keep
-        # twice as many, but take longer.
+        # If the workload is badly scaled, the eigenvalues have lost too many digits. Singular
+        # values keep twice as many digits, but take longer.
         _, roots, Vt = np.linalg.svd(self.classes.apply(transposed_factor, self.A.T).T)
         return roots, Vt.T
 
@@ -248,12 +252,12 @@ def _orthonormalizer(block: np.ndarray) -> np.ndarray:
     """Returns J_c = D (D^-1 X_c D^-1)^(-1/2) D^-1 for each matrix X_c in `block`, where D^2 is the
     diagonal of X_c.
     """
-    norms = np.sqrt(np.einsum("cii->ci", block))
-    eigenvalues, V = np.linalg.eigh(block / norms[:, :, None] / norms[:, None, :])
+    root_diagonal = np.sqrt(np.einsum("cii->ci", block))
+    eigenvalues, V = np.linalg.eigh(block / root_diagonal[:, :, None] / root_diagonal[:, None, :])
     min_eigenvalue = np.finfo(float).eps * block.shape[1]
     scaled_V = V / np.sqrt(np.maximum(eigenvalues, min_eigenvalue))[:, None, :]
-    root = scaled_V @ V.transpose(0, 2, 1)
-    return norms[:, :, None] * root / norms[:, None, :]
+    inverse_root = scaled_V @ V.transpose(0, 2, 1)
+    return root_diagonal[:, :, None] * inverse_root / root_diagonal[:, None, :]
 
 
 class EqualNormsDual(PairsDual):
@@ -287,8 +291,8 @@ class EqualNormsDual(PairsDual):
         """Returns a gram matrix X with its rows and columns scaled so that every diagonal entry is
         1 / k.
         """
-        scale = 1.0 / np.sqrt(np.diagonal(X) * self.classes.largest)
-        return X * scale[:, None] * scale
+        row_scales = 1.0 / np.sqrt(np.diagonal(X) * self.classes.largest)
+        return X * row_scales[:, None] * row_scales
 
 
 def decoder(A: np.ndarray, C: np.ndarray) -> np.ndarray:

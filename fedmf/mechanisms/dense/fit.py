@@ -1,5 +1,5 @@
-"""The fit of the best encoder of all, under one participation or several, with a dual bound that
-certifies it.
+"""The fit of the best lower-triangular encoder for clients with one or several participations, with
+a dual bound that certifies it.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ def _check_encoder(name: str, value: Any) -> np.ndarray:
     it is not one.
     """
     matrix = checks.lower_triangular(name, value)
-    diagonal = np.diagonal(matrix)
-    if diagonal.min() <= 0.0:
-        t = int(np.argmin(diagonal))
+    main_diagonal = np.diagonal(matrix)
+    if main_diagonal.min() <= 0.0:
+        t = int(np.argmin(main_diagonal))
         raise ValueError(
-            f"{name}[{t}, {t}]={diagonal[t]} is not positive: give C a positive diagonal (flipping "
-            "the sign of a row of C changes neither its sensitivity nor its error)"
+            f"{name}[{t}, {t}]={main_diagonal[t]} is not positive: give C a positive diagonal "
+            "(flipping the sign of a row of C changes neither its sensitivity nor its error)"
         )
     return matrix
 
@@ -124,7 +124,8 @@ def fit_dense(
     dual = dual_class(workload, classes)
     ascent = Ascent(dual, A, stopping)
     ascent.run()
-    # The encoder of the ascent has sensitivity 1 up to rounding, which the division corrects.
+    # The encoder that the ascent computes has sensitivity 1 up to rounding, and the division
+    # removes the rounding error.
     if epochs.max_participations == 1:
         certified_participation = None
         C = ascent.encoder / np.linalg.norm(ascent.encoder, axis=0)
@@ -151,8 +152,8 @@ def fit_dense(
 
 
 def _epochs(participation: Participation) -> Participation:
-    """Returns the (k, b)-participation that the fit is for, in which a client takes part in all
-    rounds of its class or in a single round.
+    """Returns the participation for which the fit is optimal, in which a client takes part in all
+    rounds t, t + b, t + 2b and so on, or in a single round.
     """
     n = participation.rounds
     b = participation.min_sep

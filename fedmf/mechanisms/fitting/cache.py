@@ -26,7 +26,8 @@ MIN_SECONDS = 0.1
 
 
 def resolve_folder(choice: bool | str | os.PathLike[str]) -> pathlib.Path | None:
-    """Returns the folder in which `fedmf.fit(cache=choice)` stores fits, or None if it stores none.
+    """Returns the folder in which `fedmf.fit` stores its results if it is called with cache=choice,
+    or None if it stores none.
 
     True means $FEDMF_CACHE, or else fedmf in the user's cache folder; with an empty FEDMF_CACHE,
     and for False, nothing is stored.
@@ -71,8 +72,8 @@ def cached_path(
         ],
     }
     serialized_inputs = json.dumps(hashed_inputs, sort_keys=True, default=repr)
-    digest = hashlib.sha256(serialized_inputs.encode()).hexdigest()[:32]
-    return cache / f"{family}-{digest}.npz"
+    input_digest = hashlib.sha256(serialized_inputs.encode()).hexdigest()[:32]
+    return cache / f"{family}-{input_digest}.npz"
 
 
 def load_fit(path: pathlib.Path, *, family: str, rounds: int) -> Mechanism | None:

@@ -19,7 +19,8 @@ from fedmf.mechanisms.fitting.progress import Stopping, raise_if_interruptible
 # A descent has converged when this many steps together lower the loss by less than the tolerance.
 _WINDOW_STEPS = 10
 
-# A function that takes a point (v,), and returns its value and its gradient (v,).
+# The type of a function that takes a point, an array (v,), and returns its value and its gradient,
+# an array (v,).
 Function = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
@@ -65,7 +66,7 @@ class _Objective:
 
     @property
     def iterations(self) -> int:
-        """The number of steps so far."""
+        """The number of steps that the descent has taken so far."""
         return len(self.step_values) - 1
 
     def evaluate(self, point: np.ndarray) -> tuple[float, np.ndarray]:
@@ -89,8 +90,8 @@ class _Objective:
             self.stopping.progress(self.iterations, np.exp(self.best_value), None)
         if self.iterations < _WINDOW_STEPS:
             return
-        gain = self.step_values[-1 - _WINDOW_STEPS] - self.step_values[-1]
-        if gain < self.stopping.tolerance:
+        window_gain = self.step_values[-1 - _WINDOW_STEPS] - self.step_values[-1]
+        if window_gain < self.stopping.tolerance:
             raise _Finished
 
 
@@ -141,8 +142,8 @@ def descend(
                     "gtol": 0.0,
                 },
             )
-        # If the optimiser has ended before max_iterations, its line search has found no lower
-        # point, so it has converged.
+        # If scipy's optimiser ends before max_iterations, its line search has found no lower point.
+        # The descent has then converged.
         has_converged = objective.iterations < stopping.max_iterations
     except _Finished:
         pass
@@ -163,8 +164,8 @@ def descend(
 # Armijo's condition requires a step to achieve at least this fraction of the predicted decrease.
 _MIN_DECREASE = 1e-4
 _MIN_STEP = 1e-12
-# Number of stored corrections. For more variables than _MAX_VARIABLES, only half as many fit
-# comfortably in memory.
+# Number of corrections that L-BFGS stores. For more than _MAX_VARIABLES variables, only half of
+# them fit comfortably in memory.
 _MAX_CORRECTIONS = 20
 _MAX_VARIABLES = 1_500_000
 
@@ -194,10 +195,10 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
     >>> abs(value - 1.0) < 1e-12
     True
     """
-    x = start
-    value, gradient = function(x)
+    point = start
+    value, gradient = function(point)
     max_corrections = _MAX_CORRECTIONS
-    if x.size > _MAX_VARIABLES:
+    if point.size > _MAX_VARIABLES:
         max_corrections = _MAX_CORRECTIONS // 2
     corrections: collections.deque[_Correction] = collections.deque(maxlen=max_corrections)
     while True:
@@ -205,58 +206,60 @@ def minimise(function: Function, start: np.ndarray) -> Iterator[tuple[np.ndarray
         slope = -(direction @ gradient)
         if not slope < 0.0:
             return
-        length = 1.0
+        step_length = 1.0
         while True:
-            next_x = x - length * direction
-            next_value, next_gradient = function(next_x)
-            if next_value < value and next_value <= value + _MIN_DECREASE * length * slope:
+            next_point = point - step_length * direction
+            next_value, next_gradient = function(next_point)
+            if next_value < value and next_value <= value + _MIN_DECREASE * step_length * slope:
                 break
-            # The next length is the minimum of the parabola through the two values and the slope,
-            # but at least a tenth and at most half of the last length. After an infinite value or
-            # NaN it is a tenth.
-            excess = next_value - value - length * slope
-            length_factor = 0.1
-            if 0.0 < excess < np.inf:
-                length_factor = -length * slope / (2.0 * excess)
-            length *= min(max(length_factor, 0.1), 0.5)
-            if length < _MIN_STEP:
+            # The next step length is the minimum of the parabola through the two values and the
+            # slope, but at least a tenth and at most half of the last length. After a value that is
+            # not finite it is a tenth.
+            value_excess = next_value - value - step_length * slope
+            shortening_factor = 0.1
+            if 0.0 < value_excess < np.inf:
+                shortening_factor = -step_length * slope / (2.0 * value_excess)
+            step_length *= min(max(shortening_factor, 0.1), 0.5)
+            if step_length < _MIN_STEP:
                 break
-        if length < _MIN_STEP:
+        if step_length < _MIN_STEP:
             if not corrections:
                 return
-            # The direction of L-BFGS has led to no lower value. Without the stored corrections, the
-            # next direction is that of the gradient.
+            # The direction of L-BFGS has led to no lower value. The stored corrections are
+            # discarded, so the next direction is that of the gradient.
             corrections.clear()
             continue
-        s = next_x - x
-        y = next_gradient - gradient
-        curvature = s @ y
-        if curvature > 1e-14 * (np.linalg.norm(s) * np.linalg.norm(y)):
-            corrections.append(_Correction(s, y, curvature))
-        x = next_x
+        point_change = next_point - point
+        gradient_change = next_gradient - gradient
+        curvature = point_change @ gradient_change
+        if curvature > 1e-14 * (np.linalg.norm(point_change) * np.linalg.norm(gradient_change)):
+            corrections.append(_Correction(point_change, gradient_change, curvature))
+        point = next_point
         value = next_value
         gradient = next_gradient
-        yield x, value
+        yield point, value
 
 
 def _two_loops(gradient: np.ndarray, corrections: collections.deque[_Correction]) -> np.ndarray:
-    """Returns the approximate inverse Hessian of L-BFGS times the gradient. Without corrections, it
-    returns the gradient scaled to unit length (Nocedal and Wright, Alg. 7.4).
+    """Returns the product of L-BFGS's approximate inverse Hessian and the gradient. Without
+    corrections, it returns the gradient scaled to unit length (Nocedal and Wright, Alg. 7.4).
     """
-    axpy = scipy.linalg.blas.daxpy  # daxpy works in place, without temporary arrays.
-    q = gradient.copy()
+    add_scaled = scipy.linalg.blas.daxpy  # daxpy works in place, without temporary arrays.
+    product_vector = gradient.copy()
     if not corrections:
-        norm = np.linalg.norm(q)
-        if norm > 0.0:
-            return q / norm
-        return q
+        gradient_norm = np.linalg.norm(product_vector)
+        if gradient_norm > 0.0:
+            return product_vector / gradient_norm
+        return product_vector
     multipliers = []
     for s, y, curvature in reversed(corrections):
-        multiplier = s @ q / curvature
+        multiplier = s @ product_vector / curvature
         multipliers.append(multiplier)
-        q = axpy(y, q, a=-multiplier)
+        product_vector = add_scaled(y, product_vector, a=-multiplier)
     latest_correction = corrections[-1]
-    q *= latest_correction.curvature / (latest_correction.y @ latest_correction.y)
+    product_vector *= latest_correction.curvature / (latest_correction.y @ latest_correction.y)
     for (s, y, curvature), multiplier in zip(corrections, reversed(multipliers), strict=True):
-        q = axpy(s, q, a=multiplier - y @ q / curvature)
-    return q
+        product_vector = add_scaled(
+            s, product_vector, a=multiplier - y @ product_vector / curvature
+        )
+    return product_vector

@@ -33,16 +33,16 @@ def interruptible_fits() -> Iterator[None]:
     """Makes Ctrl-C raise KeyboardInterrupt out of the fits inside the block. It is for work that
     must not continue with an unfinished fit.
     """
-    token = _interruptible.set(True)
+    reset_token = _interruptible.set(True)
     try:
         yield
     finally:
-        _interruptible.reset(token)
+        _interruptible.reset(reset_token)
 
 
 def raise_if_interruptible() -> None:
-    """Raises the current KeyboardInterrupt again inside `interruptible_fits`. Elsewhere it does
-    nothing, and the fit returns the best mechanism so far.
+    """Raises the KeyboardInterrupt that is being handled again, if the caller runs inside
+    `interruptible_fits`. Elsewhere it does nothing, and the fit returns the best mechanism so far.
     """
     if _interruptible.get():
         raise
@@ -50,12 +50,12 @@ def raise_if_interruptible() -> None:
 
 def _check_progress(name: str, value: Any) -> Progress:
     """Returns `value` if it is a function of three arguments, and raises TypeError otherwise."""
-    hint = "pass a function of (iteration, loss, gap), or None"
-    return checks.function(name, value, num_arguments=3, hint=hint)
+    progress_hint = "pass a function of (iteration, loss, gap), or None"
+    return checks.function(name, value, num_arguments=3, hint=progress_hint)
 
 
 def _counted_from(steps: int, progress: Progress) -> Progress:
-    """Returns a function that calls `progress` with step numbers that are larger by `steps`."""
+    """Returns a function that adds `steps` to its step number and then calls `progress`."""
 
     def report(step: int, loss: float, gap: float | None) -> None:
         progress(steps + step, loss, gap)
@@ -104,17 +104,17 @@ class Stopping(fields.Checked):
         """
         stopped_short.set(True)
         stop_event = "stopped"
-        hint = f"raise max_iterations={self.max_iterations} or tolerance"
+        warning_hint = f"raise max_iterations={self.max_iterations} or tolerance"
         if interrupted:
             interrupted_fit.set(True)
             stop_event = "was interrupted"
-            hint = "the answer is the best so far, and another fit starts anew"
+            warning_hint = "the answer is the best so far, and another fit starts anew"
         stop_phrase = "before it converged to"
         if gap is not None:
             stop_phrase = f"at a gap of {gap:.2g}, above"
         warnings.warn(
             f"the {family} fit {stop_event} after {iterations} steps {stop_phrase} "
-            f"tolerance={self.tolerance:g}: {hint}",
+            f"tolerance={self.tolerance:g}: {warning_hint}",
             RuntimeWarning,
             stacklevel=_caller_stacklevel(),
         )

@@ -94,8 +94,10 @@ def fit_toeplitz(
         "bands", bands, low=1, high=n, hint="it counts coefficients, at most one a round"
     )
     if coefficients == "optimized_inverse":
-        start = power_series(polynomial, 0.5, bands)
-        r, descent = optimized_inverse(polynomial, participation, start, objective, stopping)
+        start_coefficients = power_series(polynomial, 0.5, bands)
+        r, descent = optimized_inverse(
+            polynomial, participation, start_coefficients, objective, stopping
+        )
         mechanism = ToeplitzMechanism(rounds=n, noising_window=r)
         return certified(mechanism, workload, participation, objective, descent, stopping)
     if coefficients == "optimized":
@@ -104,8 +106,8 @@ def fit_toeplitz(
         return certified(mechanism, workload, participation, objective, descent, stopping)
     closed_form = _CLOSED_FORMS[coefficients]
     column: Any = {closed_form.field: power_series(polynomial, closed_form.exponent, bands)}
-    reason = f"{closed_form.reason} a closed form, not optimised"
-    return ToeplitzMechanism(rounds=n, certificate_reason=reason, **column)
+    certificate_reason = f"{closed_form.reason} a closed form, not optimised"
+    return ToeplitzMechanism(rounds=n, certificate_reason=certificate_reason, **column)
 
 
 def _polynomial(workload: Workload, coefficients: str, nu: float | None) -> np.ndarray:
@@ -113,17 +115,17 @@ def _polynomial(workload: Workload, coefficients: str, nu: float | None) -> np.n
     - nu) x for coefficients "nu", otherwise 1 / a(x), where a(x) is the generating function of the
     workload.
     """
-    hint = "choose a damping in [0, 1)"
+    damping_hint = "choose a damping in [0, 1)"
     if nu is None:
         if coefficients == "nu":
-            raise ValueError(f'nu=None is missing, which coefficients="nu" needs: {hint}')
+            raise ValueError(f'nu=None is missing, which coefficients="nu" needs: {damping_hint}')
         return toeplitz_inverse(workload)
     if coefficients != "nu":
         raise ValueError(
             f'nu={nu!r} belongs to coefficients="nu", not to coefficients="{coefficients}": '
             "leave it out"
         )
-    damping = checks.positive("nu", nu, hint, below=1, allow_zero=True)
+    damping = checks.positive("nu", nu, damping_hint, below=1, allow_zero=True)
     return np.array([1.0, damping - 1.0])
 
 
@@ -164,24 +166,24 @@ def certified(
             interrupted=descent.interrupted,
         )
     n = workload.rounds
-    reason = ""
+    certificate_reason = ""
     if objective == "max":
-        reason = (
+        certificate_reason = (
             f"the {mechanism.family} fit minimised the largest error, certificates bound "
             "the total squared error"
         )
     elif participation.max_participations > 1:
-        reason = (
+        certificate_reason = (
             f"no lower bound for {mechanism.family} encoders under several participations is "
             "known: compare with family='dense'"
         )
     elif workload.coefficients is None or not (workload.coefficients == 1.0).all():
-        reason = (
+        certificate_reason = (
             "a lower bound at any number of rounds is known for prefix sums only: "
             "compare with family='dense'"
         )
-    if reason:
-        return dataclasses.replace(mechanism, certificate_reason=reason)
+    if certificate_reason:
+        return dataclasses.replace(mechanism, certificate_reason=certificate_reason)
     c = mechanism.toeplitz_coefficients()
     noising_column = mechanism.noising_coefficients()
     # The loss is computed as in `fedmf.loss`. The first column of the encoder C has the largest
@@ -222,23 +224,25 @@ def _optimized(
     (Enestroem-Kakeya), so that no step makes N unstable. Where the sensitivity of any c is known, a
     second stage continues from there over all c.
     """
-    problem = ToeplitzProblem(inverse, participation, bands, objective, decreasing=True)
+    toeplitz_problem = ToeplitzProblem(inverse, participation, bands, objective, decreasing=True)
     first_tolerance = stopping.tolerance
-    if not problem.overlapping:
+    if not toeplitz_problem.overlapping:
         first_tolerance = max(stopping.tolerance, _FIRST_TOLERANCE)
     first_descent = descend(
-        problem.log_loss,
-        problem.start(),
+        toeplitz_problem.log_loss,
+        toeplitz_problem.start(),
         stopping.after(0, tolerance=first_tolerance),
         [(0.0, None)] * bands,
     )
-    c = problem.coefficients(first_descent.point)[0]
+    c = toeplitz_problem.coefficients(first_descent.point)[0]
     is_last = first_descent.interrupted or first_descent.iterations >= stopping.max_iterations
-    if problem.overlapping or is_last or bands == 1:
+    if toeplitz_problem.overlapping or is_last or bands == 1:
         return c, first_descent
-    problem = ToeplitzProblem(inverse, participation, bands, objective, decreasing=False)
-    second_descent = descend(problem.log_loss, c[1:], stopping.after(first_descent.iterations))
-    c = problem.coefficients(second_descent.point)[0]
+    toeplitz_problem = ToeplitzProblem(inverse, participation, bands, objective, decreasing=False)
+    second_descent = descend(
+        toeplitz_problem.log_loss, c[1:], stopping.after(first_descent.iterations)
+    )
+    c = toeplitz_problem.coefficients(second_descent.point)[0]
     return c, first_descent.then(second_descent)
 
 

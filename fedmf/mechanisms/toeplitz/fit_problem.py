@@ -12,12 +12,12 @@ from fedmf.mechanisms.fitting.progress import Stopping
 from fedmf.mechanisms.toeplitz.mechanism import inverse_series
 from fedmf.participation.schema import Participation
 
-# The coefficients of the error response a(x) / c(x), the quotient of the workload's and the
-# encoder's generating functions, converge to a limit. Rounds are added to the computation until the
-# coefficients are within this relative distance of the limit.
+# The coefficients of a(x) / c(x), the quotient of the workload's and the encoder's generating
+# functions, converge. Rounds are added to the computation until they are within this relative
+# distance of the limit.
 _SETTLED = 1e-7
-# An error response that grows to this many times its largest value in the first rounds counts as
-# unstable.
+# The error response a(x) / c(x) counts as unstable if a coefficient exceeds the largest of the
+# first coefficients by this factor.
 _UNSTABLE = 1e12
 
 
@@ -31,20 +31,22 @@ def power_series(polynomial: np.ndarray, exponent: float, count: int) -> np.ndar
     >>> power_series(np.array([1.0, -1.0]), -0.5, 4)
     array([1.    , 0.5   , 0.375 , 0.3125])
     """
-    p = polynomial / polynomial[0]
-    if len(p) <= 2:
+    normalised_polynomial = polynomial / polynomial[0]
+    if len(normalised_polynomial) <= 2:
         lags = np.arange(1, count)
         linear_coefficient = 0.0
-        if len(p) == 2:
-            linear_coefficient = p[1]
+        if len(normalised_polynomial) == 2:
+            linear_coefficient = normalised_polynomial[1]
         coefficient_ratios = (exponent - (lags - 1)) / lags * linear_coefficient
         return np.concatenate([[1.0], np.cumprod(coefficient_ratios)])
-    f = [1.0]
-    p_terms = list(enumerate(p.tolist()))[1:]
+    series = [1.0]
+    p_terms = list(enumerate(normalised_polynomial.tolist()))[1:]
     for t in range(1, count):
-        products = [(exponent * j - (t - j)) * p_j * f[t - j] for j, p_j in p_terms if j <= t]
-        f.append(sum(products) / t)
-    return np.array(f)
+        weighted_terms = [
+            (exponent * j - (t - j)) * p_j * series[t - j] for j, p_j in p_terms if j <= t
+        ]
+        series.append(sum(weighted_terms) / t)
+    return np.array(series)
 
 
 class ToeplitzProblem:
@@ -69,9 +71,9 @@ class ToeplitzProblem:
         self.n = n
         self.b = participation.min_sep
         self.k = participation.max_participations
-        # The sensitivity is computed from the columns of the encoder C in which one client takes
-        # part. If these columns overlap, that is, have rows in common, it is known for decreasing
-        # coefficients c only.
+        # The sensitivity depends on the sum of the encoder's columns for the rounds of one client.
+        # If these columns have rows in common, the sensitivity is known for decreasing coefficients
+        # c only.
         self.overlapping = self.k > 1 and bands > self.b
         self.decreasing = decreasing
         # The squared error of round t is the sum of the squares of entries 0..t of the error
@@ -83,8 +85,8 @@ class ToeplitzProblem:
         self.horizon = min(n, 16 * (bands + len(inverse)))
 
     def start(self) -> np.ndarray:
-        """Returns the variables at which the descent starts. Their coefficients are those of the
-        square root of the workload.
+        """Returns the values of the variables at which the descent starts. Their coefficients are
+        those of the square root of the workload.
         """
         c = power_series(self.inverse, -0.5, self.bands)
         if self.decreasing:
@@ -93,7 +95,9 @@ class ToeplitzProblem:
         return c[1:]
 
     def coefficients(self, point: np.ndarray) -> tuple[np.ndarray, float]:
-        """Returns the coefficients c of the encoder divided by c_0, and c_0."""
+        """Returns the coefficients c of the encoder, divided by the first one, c_0, and then c_0
+        itself.
+        """
         if not self.decreasing:
             return np.concatenate([[1.0], point]), 1.0
         c = np.cumsum(point[::-1])[::-1]
@@ -113,10 +117,10 @@ class ToeplitzProblem:
             squared_sensitivity, sensitivity_gradient = self.squared_sensitivity(c)
             squared_error, error_gradient = self._squared_error(c)
             gradient = sensitivity_gradient / squared_sensitivity + error_gradient / squared_error
-            value = np.log(squared_sensitivity) + np.log(squared_error)
+            log_value = np.log(squared_sensitivity) + np.log(squared_error)
         if self.decreasing:
-            return value, np.cumsum(gradient) / scale
-        return value, gradient[1:]
+            return log_value, np.cumsum(gradient) / scale
+        return log_value, gradient[1:]
 
     def squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the squared sensitivity of the coefficients c, as `fedmf.sensitivity` computes
@@ -126,24 +130,24 @@ class ToeplitzProblem:
         b = self.b
         k = self.k
         if not self.overlapping:
-            # A client's columns of the encoder begin in rows 0, b, 2b, ..., where b is the
-            # separation, and end in row n - 1. Coefficient t occurs in those of the k columns that
-            # have more than t entries.
+            # The encoder's columns for one client begin in rows 0, b, 2b and so on, where b is the
+            # separation. Coefficient t occurs in each of the k columns that has more than t
+            # entries.
             num_columns = np.ones(self.bands)
             if k > 1:
                 num_columns = np.minimum(k, -(-(n - np.arange(self.bands)) // b))
             return num_columns @ (c * c), 2.0 * num_columns * c
-        length = min(n, (k - 1) * b + self.bands)
-        rows = np.zeros((-(-length // b), b))
+        num_entries = min(n, (k - 1) * b + self.bands)
+        rows = np.zeros((-(-num_entries // b), b))
         rows.ravel()[: self.bands] = c
 
         def sum_last_k(rows: np.ndarray) -> np.ndarray:
-            sums = np.cumsum(rows, axis=0)
-            sums[k:] -= sums[:-k].copy()
-            return sums
+            cumulative_rows = np.cumsum(rows, axis=0)
+            cumulative_rows[k:] -= cumulative_rows[:-k].copy()
+            return cumulative_rows
 
         column_sum = sum_last_k(rows)
-        column_sum.ravel()[length:] = 0.0
+        column_sum.ravel()[num_entries:] = 0.0
         gradient = sum_last_k(column_sum[::-1])[::-1].ravel()[: self.bands]
         return np.vdot(column_sum, column_sum), 2.0 * gradient
 
@@ -159,25 +163,30 @@ class ToeplitzProblem:
 
         denominator = np.convolve(self.inverse, c)
         while True:
-            T = self.horizon
-            e = inverse_series(denominator, T)
+            num_computed = self.horizon
+            e = inverse_series(denominator, num_computed)
             if not np.abs(e).max() <= _UNSTABLE * np.abs(e[: self.bands]).max():
                 # If c(x), the generating function of the encoder, has a zero inside the unit
                 # circle, the noise matrix grows without bound.
                 return np.inf, c
-            tail = e[-max(T // 4, 1) :]
+            last_quarter = e[-max(num_computed // 4, 1) :]
             settled_scale = max(np.abs(e[-1]), _SETTLED * np.abs(e).max())
-            has_settled = np.abs(tail - e[-1]).max() <= _SETTLED * settled_scale
-            if has_settled or self.n == T:
+            has_settled = np.abs(last_quarter - e[-1]).max() <= _SETTLED * settled_scale
+            if has_settled or self.n == num_computed:
                 break
-            self.horizon = min(2 * T, self.n)
-        round_weights = self.weights[:T].copy()
-        round_weights[-1] += self.weights[T:].sum()
+            self.horizon = min(2 * num_computed, self.n)
+        round_weights = self.weights[:num_computed].copy()
+        round_weights[-1] += self.weights[num_computed:].sum()
         weighted_e = round_weights * e
         # The gradient follows from the derivative of e(x) = a(x) / c(x), d e(x) = -(e(x) / c(x)) d
         # c(x).
-        response = scipy.signal.lfilter([1.0], c, e)
-        gradient = np.array([weighted_e[j:] @ response[: T - j] for j in range(min(self.bands, T))])
+        gradient_response = scipy.signal.lfilter([1.0], c, e)
+        gradient = np.array(
+            [
+                weighted_e[j:] @ gradient_response[: num_computed - j]
+                for j in range(min(self.bands, num_computed))
+            ]
+        )
         return weighted_e @ e, -2.0 * np.pad(gradient, (0, self.bands - len(gradient)))
 
 
@@ -193,8 +202,9 @@ def optimized_inverse(
     objective: str,
     stopping: Stopping,
 ) -> tuple[np.ndarray, Descent]:
-    """Returns the coefficients r of a banded noise matrix N, with r_0 = 1 and as many entries as
-    `start`, that have the smallest loss or largest error; and the descent that found them.
+    """Returns the coefficients of the best banded Toeplitz noise matrix, and the descent that found
+    them. The best one minimises the loss or the error of the worst round, as `objective` says. The
+    coefficients r have r_0 = 1 and as many entries as `start`.
 
     Args:
       inverse: the coefficients of 1 / a(x), a(x) being the workload.
@@ -203,12 +213,14 @@ def optimized_inverse(
       objective: "mean" or "max".
       stopping: the stopping rule of the whole fit.
     """
-    problem = InverseProblem(inverse, participation, objective)
-    descent = descend(problem.log_loss, start[1:] / start[0], stopping)
+    inverse_problem = InverseProblem(inverse, participation, objective)
+    descent = descend(inverse_problem.log_loss, start[1:] / start[0], stopping)
     for _ in range(_NUM_DESCENTS - 1):
         if descent.interrupted or descent.iterations >= stopping.max_iterations:
             break
-        next_descent = descend(problem.log_loss, descent.point, stopping.after(descent.iterations))
+        next_descent = descend(
+            inverse_problem.log_loss, descent.point, stopping.after(descent.iterations)
+        )
         descent = descent.then(next_descent)
     return np.concatenate([[1.0], descent.point]), descent
 
@@ -226,8 +238,8 @@ class InverseProblem:
         self.n = participation.rounds
         self.inverse = inverse
         self.repeats = participation.max_participations > 1
-        # This problem computes the sensitivity of an encoder with all bands. The weights of the
-        # rounds' errors are read from it, too.
+        # The problem of an encoder with all bands, whose sensitivity and error weights are used
+        # here too.
         self.encoder_problem = ToeplitzProblem(
             inverse, participation, self.n, objective, decreasing=True
         )
@@ -246,10 +258,10 @@ class InverseProblem:
             # r(x)^2.
             r_gradient = _divide_adjoint(r, _divide_adjoint(r, c_gradient))[: len(r)]
             gradient = error_gradient / squared_error - r_gradient / squared_sensitivity
-            value = np.log(squared_sensitivity) + np.log(squared_error)
-        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            log_value = np.log(squared_sensitivity) + np.log(squared_error)
+        if not (np.isfinite(log_value) and np.isfinite(gradient).all()):
             return np.inf, point
-        return value, gradient[1:]
+        return log_value, gradient[1:]
 
     def _squared_sensitivity(self, c: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns an upper bound on the squared sensitivity of the coefficients c, as
@@ -260,8 +272,8 @@ class InverseProblem:
         magnitudes = np.abs(c)
         envelope = np.maximum.accumulate(magnitudes[::-1])[::-1]
         squared, envelope_gradient = self.encoder_problem.squared_sensitivity(envelope)
-        # Entry t of the envelope is the largest |c_s| over all s >= t. Its gradient belongs to the
-        # first s from t on for which |c_s| equals the envelope.
+        # Entry t of the envelope is the largest |c_s| over all s >= t. The gradient is passed to
+        # the first such s at which the maximum is reached.
         peaks = np.flatnonzero(magnitudes == envelope)
         peak_of_entry = peaks[np.searchsorted(peaks, np.arange(self.n))]
         gradient = np.bincount(peak_of_entry, envelope_gradient, minlength=self.n) * np.sign(c)

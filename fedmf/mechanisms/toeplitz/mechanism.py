@@ -66,15 +66,16 @@ class ToeplitzMechanism(Mechanism):
                 "pass exactly one of them"
             )
         for field_name in ("coefficients", "noising_window"):
-            column = getattr(self, field_name)
-            if column is not None and len(column) > self.rounds:
+            coefficient_column = getattr(self, field_name)
+            if coefficient_column is not None and len(coefficient_column) > self.rounds:
                 raise ValueError(
-                    f"{field_name} has length {len(column)}: rounds={self.rounds} have at most "
-                    "as many, drop the others"
+                    f"{field_name} has length {len(coefficient_column)}: rounds={self.rounds} have "
+                    "at most as many, drop the others"
                 )
-            if column is not None and column[0] <= 0.0:
+            if coefficient_column is not None and coefficient_column[0] <= 0.0:
                 raise ValueError(
-                    f"{field_name}[0]={column[0]} is on the main diagonal: make it positive"
+                    f"{field_name}[0]={coefficient_column[0]} is on the main diagonal: "
+                    "make it positive"
                 )
 
     @property
@@ -109,13 +110,13 @@ class ToeplitzMechanism(Mechanism):
             return super().stream()
         n = self.rounds
         no_buffers = np.zeros((n, 0))
-        buffers = Buffers(
+        window_recipe = Buffers(
             window=_banded_rows(self.noising_window, n),
             read=no_buffers,
             write=no_buffers,
             decay=np.zeros(0),
         )
-        return NoiseStream(rounds=n, sources=n, buffers=buffers)
+        return NoiseStream(rounds=n, sources=n, buffers=window_recipe)
 
     def banded_rows(self) -> np.ndarray | None:
         """Returns the rows of the encoder C if it has fewer bands than rounds, or if there is a
@@ -173,18 +174,20 @@ def inverse_series(series: np.ndarray, n: int) -> np.ndarray:
     # Newton's iteration q <- q (2 - p q) doubles the number of correct coefficients each time. Its
     # products are computed by FFT, whose errors are absolute: about 1e-16 of the largest
     # coefficient.
-    inverse = np.array([1.0 / series[0]])
+    inverse_coefficients = np.array([1.0 / series[0]])
     num_correct = 1
     while num_correct < n:
         num_correct = min(2 * num_correct, n)
-        product = scipy.signal.fftconvolve(series[:num_correct], inverse)[:num_correct]
-        residual = np.zeros(num_correct)
-        residual[: len(product)] = -product
-        residual[0] += 1.0
-        next_inverse = scipy.signal.fftconvolve(residual, inverse)[:num_correct]
-        next_inverse[: len(inverse)] += inverse
-        inverse = next_inverse
-    return inverse
+        series_product = scipy.signal.fftconvolve(series[:num_correct], inverse_coefficients)[
+            :num_correct
+        ]
+        newton_residual = np.zeros(num_correct)
+        newton_residual[: len(series_product)] = -series_product
+        newton_residual[0] += 1.0
+        next_inverse = scipy.signal.fftconvolve(newton_residual, inverse_coefficients)[:num_correct]
+        next_inverse[: len(inverse_coefficients)] += inverse_coefficients
+        inverse_coefficients = next_inverse
+    return inverse_coefficients
 
 
 def _banded_rows(column: np.ndarray, n: int) -> np.ndarray:
